@@ -1,0 +1,70 @@
+# Every target sets up what it needs in .venv and says what it does.
+# On a fresh Debian machine python3 (3.10 or newer) and python3-venv are enough.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+FUZZ_SECONDS ?= 120
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format fuzz clean
+
+help: ## Show the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(VENV)/.core ## Analyse the bundled sample trace
+	@echo "==> torchtriage demo"
+	@$(BIN)/torchtriage demo
+
+test: lint ## Run the checks, then every test
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## Style, types and the import contract
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy --strict"
+	@$(BIN)/mypy
+	@echo "==> lint-imports"
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## Rewrite the code as ruff wants it
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+fuzz: $(VENV)/.fuzz ## Feed broken input to the reader for two minutes
+	@echo "==> fuzzing the trace reader for $(FUZZ_SECONDS) s"
+	@mkdir -p fuzz/corpus fuzz/crashes
+	@$(BIN)/python fuzz/fuzz_reader.py -max_total_time=$(FUZZ_SECONDS) \
+		-artifact_prefix=fuzz/crashes/ fuzz/corpus
+
+clean: ## Remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "torchtriage needs python3: apt-get install python3 python3-venv, or pass PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "torchtriage needs Python 3.10 or newer, found $$($(PYTHON) --version): pass PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot create virtual environments: apt-get install python3-venv" >&2; exit 2; }
+	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	@echo "==> installing torchtriage into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "==> installing torchtriage and its development tools into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.fuzz: pyproject.toml | $(BIN)/python
+	@echo "==> installing torchtriage and atheris into $(VENV)"
+	@$(PIP) install --editable '.[fuzz]'
+	@touch $@ $(VENV)/.core

@@ -1,0 +1,542 @@
+"""Hand-made results for the report tests: what an analysis says, without analysing anything.
+
+``problems()`` is a training run with five findings, one of them under hostile names;
+``healthy()`` has nothing to say, ``refused()`` cannot be judged, ``partial()`` lost events, a
+crashed pattern and half of its inputs; ``unmarked()`` has no steps and no GPU. The figures fit
+together: the classes of a step add up to its wall time, the steps to the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchtriage.finding import (
+    SCHEMA,
+    Cost,
+    Crash,
+    DeviceSummary,
+    Example,
+    Finding,
+    Fix,
+    Frame,
+    KernelSummary,
+    NotChecked,
+    Note,
+    OpSummary,
+    Place,
+    Result,
+    StepSummary,
+    Summary,
+    TimeClasses,
+    TimelineLane,
+    TraceFacts,
+)
+
+__all__ = ["HOSTILE", "all_results", "healthy", "partial", "problems", "refused", "unmarked"]
+
+MS = 1_000_000
+START_NS = 5_000_000_000
+STEP_MS = (141.6, 48.3, 48.1, 47.9, 48.2)
+OF_MS = 48.15  # median of the steady ones
+
+# HTML, terminal control, rich markup, line breaks, right-to-left override, a C1 control, a table
+# cell border, and a code fence
+HOSTILE = (
+    "<script>alert('x')</script>"
+    "\x1b[31mred\x1b]0;title\x07 [bold]not markup[/bold] [/]"
+    "\r\nnew\nline\ttab \u202egnitfel\u202c \u009b1m \x00 | `tick` ```fence``` \u2028 </style>"
+)
+
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+)
+ADAM = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+    "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous "
+    "namespace)::FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false> >()"
+)
+GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
+
+
+def _cost(low_ms: float, high_ms: float, naive_ms: float, **other: object) -> Cost:
+    fields: dict[str, object] = {
+        "per": "step",
+        "of_ms": OF_MS,
+        "basis": "modelled",
+        "method": "bubble",
+        "grade": "B",
+        **other,
+    }
+    of_ms = float(fields["of_ms"])  # type: ignore[arg-type]
+    return Cost(
+        low_ms=low_ms,
+        high_ms=high_ms,
+        share_low=round(low_ms / of_ms, 6),
+        share_high=round(high_ms / of_ms, 6),
+        naive_ms=naive_ms,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def _classes(wall_ns: int) -> TimeClasses:
+    """Split a wall time in fixed proportions; what rounding leaves is queued idle."""
+    compute = wall_ns * 58 // 100
+    comm = wall_ns * 6 // 100
+    copy = wall_ns * 5 // 100
+    late = wall_ns * 24 // 100
+    unknown = wall_ns // 100
+    queued = wall_ns - compute - comm - copy - late - unknown
+    return TimeClasses(wall_ns, compute, comm, copy, late, queued, unknown)
+
+
+def _steps() -> tuple[StepSummary, ...]:
+    steps = []
+    start = START_NS
+    for index, wall_ms in enumerate(STEP_MS):
+        wall = round(wall_ms * MS)
+        steps.append(
+            StepSummary(
+                index=index + 10,
+                name=f"ProfilerStep#{index + 10}",
+                start_ns=start,
+                end_ns=start + wall,
+                steady=index > 0,
+                classes=_classes(wall),
+            )
+        )
+        start += wall
+    return tuple(steps)
+
+
+def _timeline(steps: tuple[StepSummary, ...], hostile: bool) -> tuple[TimelineLane, ...]:
+    marks = tuple((step.start_ns, step.end_ns, "step", step.name) for step in steps)
+    device: list[tuple[int, int, str, str]] = []
+    host: list[tuple[int, int, str, str]] = []
+    loader: list[tuple[int, int, str, str]] = []
+    for step in steps:
+        wall = step.end_ns - step.start_ns
+
+        def at(ratio: float, step: StepSummary = step, wall: int = wall) -> int:
+            return step.start_ns + int(wall * ratio)
+
+        device += [
+            (at(0.06), at(0.11), "copy", "Memcpy HtoD (Pageable -> Device)"),
+            (at(0.12), at(0.45), "compute", GEMM),
+            (at(0.50), at(0.56), "comm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"),
+            (at(0.66), at(0.91), "compute", HOSTILE if hostile else ADD),
+        ]
+        host += [
+            (at(0.00), at(0.04), "op", "aten::to"),
+            (at(0.04), at(0.11), "wait", "cudaMemcpyAsync"),
+            (at(0.11), at(0.40), "op", HOSTILE if hostile else "aten::linear"),
+            (at(0.40), at(0.62), "wait", "cudaStreamSynchronize"),
+            (at(0.62), at(0.95), "python", "train.py(31): train_step"),
+        ]
+        loader.append((at(0.95), at(1.0), "loader", "enumerate(DataLoader)"))
+    return (
+        TimelineLane("steps", "steps", marks),
+        TimelineLane("GPU 0 · NVIDIA H100 80GB HBM3", "device", tuple(device)),
+        TimelineLane("thread 4242 (main)" + (HOSTILE if hostile else ""), "thread", tuple(host)),
+        TimelineLane("thread 4243", "thread", tuple(loader)),
+    )
+
+
+def _summary(hostile: bool = False) -> Summary:
+    steps = _steps()
+    window_ns = steps[-1].end_ns - START_NS
+    per_step = [step.classes for step in steps if step.classes]
+    device = TimeClasses(
+        window_ns,
+        sum(c.compute_ns for c in per_step),
+        sum(c.comm_only_ns for c in per_step),
+        sum(c.copy_only_ns for c in per_step),
+        sum(c.idle_host_late_ns for c in per_step),
+        sum(c.idle_queued_ns for c in per_step),
+        sum(c.idle_unknown_ns for c in per_step),
+    )
+    kernels = [
+        (GEMM, "gemm_f32f32 128x128x8", 960, 98_400_000, 310_000),
+        (ADD, "vectorized_elementwise_kernel<CUDAFunctor_add<float>>", 5200, 41_600_000, 21_000),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "AllReduce_Sum_f32_RING_LL",
+         40, 20_046_000, 990_000),
+        (ADAM, "multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>", 320, 12_100_000, 61_000),
+    ]  # fmt: skip
+    if hostile:
+        kernels.append((HOSTILE, HOSTILE, 20, 900_000, 45_000))
+    total = sum(kernel[3] for kernel in kernels)
+    return Summary(
+        window_start_ns=START_NS,
+        window_end_ns=START_NS + window_ns,
+        window_basis="5 profiler steps",
+        step_ms=OF_MS,
+        n_steady_steps=4,
+        steps=steps,
+        devices=(
+            DeviceSummary(
+                device="0",
+                name="NVIDIA H100 80GB HBM3",
+                classes=device,
+                n_kernels=13_420,
+                n_copies=210,
+                n_orphans=12,
+                n_streams=3,
+                comm_ns=21_300_000,
+            ),
+        ),
+        top_kernels=tuple(
+            KernelSummary(name, short, count, ns, ns / count, max_ns, round(ns / total, 6))
+            for name, short, count, ns, max_ns in kernels
+        ),
+        n_kernel_names=61,
+        top_ops=(
+            OpSummary("aten::linear", 960, 18_300_000, 52_000_000, 98_400_000),
+            OpSummary("aten::_local_scalar_dense", 10, 71_200_000, 71_300_000, 20_000),
+            OpSummary(
+                HOSTILE if hostile else "aten::add_", 5200, 31_000_000, 44_000_000, 41_600_000
+            ),
+        ),
+        timeline=_timeline(steps, hostile),
+    )
+
+
+def _facts(path: str = "runs/2024-11/worker0.1731500000.pt.trace.json.gz") -> TraceFacts:
+    return TraceFacts(
+        path=path,
+        size_bytes=18_734_112,
+        n_events=412_908,
+        n_rows=398_114,
+        tier="strict",
+        n_lost=0,
+        n_repaired=0,
+        loss=(),
+        vendor="cuda",
+        device_names=("NVIDIA H100 80GB HBM3",),
+        torch_flags=("record_shapes", "with_stack"),
+        rank=0,
+        world_size=8,
+        base_time_ns=1_731_000_000_000_000_000,
+        resolution_ns=1,
+        phases={"X": 398_114, "M": 66, "s": 7_364, "f": 7_364},
+        categories={"cpu_op": 201_340, "kernel": 13_420, "cuda_runtime": 29_870},
+    )
+
+
+def _span(step: int, low: float, high: float) -> tuple[int, int]:
+    """Return a part of the step-th step, as an interval."""
+    start = START_NS + round(sum(STEP_MS[:step]) * MS)
+    return start + round(low * STEP_MS[step] * MS), start + round(high * STEP_MS[step] * MS)
+
+
+def _spans(low: float, high: float) -> tuple[tuple[int, int], ...]:
+    return tuple(_span(step, low, high) for step in range(1, 5))
+
+
+SYNC = Finding(
+    code="SYN001",
+    name="host-sync-scalar",
+    family="sync",
+    title="The host waits for the GPU to read a scalar",
+    severity="high",
+    certainty="certain",
+    message="2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU then runs dry 11.9 ms",
+    place=Place(
+        steps=(11, 12, 13, 14),
+        intervals_ns=_spans(0.40, 0.62),
+        lane="thread 4242 (main)",
+        ops=("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize"),
+        frame=Frame("train.py", 31, "train_step"),
+        stack=(Frame("train.py", 74, "main"), Frame("train.py", 31, "train_step")),
+        module="",
+        examples=(
+            Example(20_411, "cudaStreamSynchronize", _span(2, 0.40, 0.62)[0], 10_582_000,
+                    "4242", "4242"),
+        ),
+    ),
+    cost=_cost(9.1, 11.9, 21.4, basis="measured", grade="A"),
+    evidence={
+        "n_reads_per_step": 2,
+        "wait_ms_per_step": 21.4,
+        "gpu_idle_ms_per_step": 11.9,
+        "event_ids": [20_411, 20_977, 31_002, 31_568],
+    },
+    fix=Fix(
+        text="Keep the loss on the GPU and read it every N steps.",
+        code="if step % 50 == 0:\n    log(loss.item())",
+        link="https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    ),
+    n_events=8,
+    also_explains=("CPY006",),
+)  # fmt: skip
+
+PAGEABLE = Finding(
+    code="CPY007",
+    name="h2d-pageable",
+    family="copy",
+    title="Input batches are copied from pageable memory",
+    severity="medium",
+    certainty="certain",
+    message="77.1 MB per step go to the GPU from pageable memory at 5.9 GB/s",
+    place=Place(
+        steps=(11, 12, 13, 14),
+        intervals_ns=_spans(0.06, 0.11),
+        lane="GPU 0 stream 7",
+        ops=("aten::to", "aten::_to_copy", "aten::copy_", "cudaMemcpyAsync"),
+        frame=Frame("/home/someone/projects/a-long-project-name/src/training/loops/train.py", 27,
+                    "train_step", exact=True),
+        module="",
+    ),
+    cost=_cost(2.0, 2.4, 2.4),
+    evidence={"copied_bytes_per_step": 77_070_336, "bandwidth_gb_per_s": 5.9, "n_copies": 8},
+    fix=Fix(
+        text="Pin the loader's memory and copy without blocking.",
+        code="DataLoader(..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
+    ),
+    n_events=8,
+)  # fmt: skip
+
+OPTIMIZER = Finding(
+    code="LCH016",
+    name="optimizer-per-tensor",
+    family="launch",
+    title="The optimizer launches kernels tensor by tensor",
+    severity="medium",
+    certainty="likely",
+    message="Adam.step launches 1,288 kernels of 6.1 µs for 161 parameters in each step",
+    place=Place(steps=(11, 12, 13, 14), intervals_ns=_spans(0.66, 0.91), lane="thread 4242 (main)",
+                ops=("Optimizer.step#Adam.step",), module="nn.Module: ResNet_0"),
+    cost=_cost(1.4, 6.3, 12.0, grade="B"),
+    evidence={"kernels_per_step": 1288, "mean_kernel_us": 6.1, "parameters": 161},
+    fix=Fix(text="Use the fused implementation.", code="Adam(params, fused=True)"),
+    n_events=5152,
+    also_explains=("LCH014", "LCH015"),
+)  # fmt: skip
+
+FP32 = Finding(
+    code="KRN022",
+    name="matmul-fp32",
+    family="kernel",
+    title="Matrix products run in full float32",
+    severity="low",
+    certainty="hint",
+    message="960 float32 GEMM kernels hold 24.6 ms of each step on a GPU with tensor cores",
+    place=Place(steps=(11, 12, 13, 14), intervals_ns=_spans(0.12, 0.45), lane="GPU 0 stream 7",
+                ops=("aten::linear", "aten::addmm")),
+    cost=_cost(0.0, 15.1, 24.6, basis="bounded", grade="C", method="tf32 peak ratio"),
+    evidence={"gemm_share": 0.512, "n_gemm": 960, "top_kernel": GEMM},
+    fix=Fix(text="Allow TF32, or train under autocast.",
+            code='torch.set_float32_matmul_precision("high")'),
+    n_events=960,
+)  # fmt: skip
+
+NASTY = Finding(
+    code="SYN003",
+    name="host-sync-explicit",
+    family="sync",
+    title="An explicit synchronize in every step",
+    severity="note",
+    certainty="hint",
+    message=f"1 call of torch.cuda.synchronize per step under {HOSTILE}",
+    place=Place(
+        steps=(11,),
+        intervals_ns=(_span(1, 0.91, 0.95),),
+        lane=HOSTILE,
+        ops=(HOSTILE, "cudaDeviceSynchronize"),
+        frame=Frame(f"src/{HOSTILE}.py", 3, HOSTILE),
+        module=HOSTILE,
+        examples=(Example(9, HOSTILE, _span(1, 0.91, 0.95)[0], 1_900_000, "4242", "4242"),),
+    ),
+    cost=None,
+    evidence={HOSTILE: HOSTILE, "n_calls": 1},
+    fix=Fix(text=f"Remove {HOSTILE}", code=f"# {HOSTILE}", link="javascript:alert(1)"),
+    n_events=1,
+)
+
+NOT_CHECKED = (
+    NotChecked("KRN023", "matmul-misaligned", ("shapes",), "profile(record_shapes=True)"),
+    NotChecked("KRN025", "attention-unfused", ("shapes",), "profile(record_shapes=True)"),
+    NotChecked("MEM027", "allocator-churn", ("memory records",), "profile(profile_memory=True)"),
+    NotChecked(
+        "MEM028", "empty-cache-in-loop", ("memory records",), "profile(profile_memory=True)"
+    ),
+)
+
+JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
+
+
+def problems() -> Result:
+    """Return a training run with five findings, worst first, the last under hostile names."""
+    return Result(
+        schema=SCHEMA,
+        version="0.1.0",
+        verdict=(
+            "12.3 to 27.8 ms of 48.2 ms per step can be won (26 to 58 %).",
+            "The GPU is idle 30 % of the window: 24 % because the host launches late.",
+            "Start with SYN001: the host waits for the GPU to read a scalar (train.py:31).",
+        ),
+        healthy=False,
+        refused=False,
+        trace=_facts(),
+        notes=(
+            Note("DQ007", "info", "The first step is 2.9 times the median and is not counted."),
+            Note(
+                "DQ010",
+                "warn",
+                "Python stacks and shapes make host time about 2.2 times longer than unprofiled.",
+                "Record a second trace without with_stack and record_shapes for the cost.",
+                {"inflation": 2.2},
+            ),
+        ),
+        summary=_summary(hostile=True),
+        findings=(SYNC, PAGEABLE, OPTIMIZER, FP32, NASTY),
+        not_checked=NOT_CHECKED[2:],
+        crashes=(),
+        joint_cost=JOINT,
+    )
+
+
+def healthy() -> Result:
+    """Return a run that was judged and in which nothing was found."""
+    return Result(
+        schema=SCHEMA,
+        version="0.1.0",
+        verdict=(
+            "Nothing to win was found.",
+            "The GPU is busy 98 % of the window; the median step takes 48.2 ms.",
+            "27 of 27 patterns were checked.",
+        ),
+        healthy=True,
+        refused=False,
+        trace=_facts("runs/good/worker0.pt.trace.json"),
+        notes=(),
+        summary=_summary(),
+        findings=(),
+        not_checked=(),
+        crashes=(),
+        joint_cost=None,
+    )
+
+
+def refused() -> Result:
+    """Return a recording without any GPU row that cannot be judged."""
+    return Result(
+        schema=SCHEMA,
+        version="0.1.0",
+        verdict=(
+            "No verdict: the recording holds kernel launches and no kernels.",
+            "3,412 launches were recorded, 0 GPU rows.",
+            "Record again with ProfilerActivity.CUDA.",
+        ),
+        healthy=False,
+        refused=True,
+        trace=_facts("cut.json"),
+        notes=(
+            Note(
+                "DQ001",
+                "refuse",
+                "3,412 kernel launches were recorded, but not one kernel.",
+                "profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
+                {"n_launches": 3412, "n_gpu_rows": 0},
+            ),
+        ),
+        summary=None,
+        findings=(),
+        not_checked=NOT_CHECKED,
+        crashes=(),
+        joint_cost=None,
+    )
+
+
+def partial() -> Result:
+    """Return a salvaged file: lost events, a crashed pattern, patterns without their inputs."""
+    return Result(
+        schema=SCHEMA,
+        version="0.1.0",
+        verdict=(
+            "Nothing was found in what could be read; this is not a clean bill.",
+            "1,204 of 414,112 events were lost: the file ends in the middle of an event.",
+            "4 patterns were not checked and 1 failed.",
+        ),
+        healthy=False,
+        refused=False,
+        trace=replace(
+            _facts("truncated.json.gz"),
+            tier="salvaged",
+            n_lost=1204,
+            n_repaired=3,
+            loss=(
+                "1,204 events after byte 18,700,112: the file ends inside a string",
+                "3 values repaired: inf",
+            ),
+            torch_flags=(),
+            rank=None,
+            world_size=None,
+        ),
+        notes=(
+            Note(
+                "DQ003",
+                "warn",
+                "9 % of the GPU rows have no launch in the file.",
+                "Use schedule(wait=1, warmup=1, active=3).",
+            ),
+        ),
+        summary=_summary(),
+        findings=(),
+        not_checked=NOT_CHECKED,
+        crashes=(Crash("HST021", f"IndexError: {HOSTILE}"),),
+        joint_cost=None,
+    )
+
+
+def unmarked() -> Result:
+    """Return a CPU-only window without steps, with one finding costed per window."""
+    start, end = START_NS, START_NS + 479_500_000
+    finding = Finding(
+        code="DAT018",
+        name="dataloader-main-process",
+        family="data",
+        title="Batches are loaded in the training process",
+        severity="high",
+        certainty="certain",
+        message="the main thread loads data for 120 ms of the window",
+        place=Place(intervals_ns=((start, start + 120 * MS),), lane="thread 1"),
+        cost=_cost(90.0, 120.0, 120.0, per="window", of_ms=479.5),
+        evidence={"loads": 12},
+        fix=Fix("Load in worker processes.", "DataLoader(..., num_workers=8)"),
+        n_events=12,
+    )
+    return Result(
+        schema=SCHEMA,
+        version="0.1.0",
+        verdict=(
+            "90.0 to 120 ms of 480 ms in the window can be won (19 to 25 %).",
+            "No GPU was recorded: only host work is judged.",
+            "Start with DAT018.",
+        ),
+        healthy=False,
+        refused=False,
+        trace=_facts("cpu.json"),
+        notes=(Note("DQ005", "info", "The recording has no steps; costs are per window."),),
+        summary=Summary(
+            window_start_ns=start,
+            window_end_ns=end,
+            window_basis="first to last event",
+            step_ms=None,
+            n_steady_steps=0,
+            steps=(),
+            devices=(),
+            top_kernels=(),
+            n_kernel_names=0,
+            top_ops=(OpSummary("aten::conv2d", 20, 2_000_000, 310_000_000, 0),),
+            timeline=(TimelineLane("thread 1", "thread", ((start, end, "op", "aten::conv2d"),)),),
+        ),
+        findings=(finding,),
+        not_checked=NOT_CHECKED[:2],
+        crashes=(),
+        joint_cost=finding.cost,
+    )
+
+
+def all_results() -> tuple[Result, ...]:
+    """Return every sample, in a fixed order."""
+    return (problems(), healthy(), refused(), partial(), unmarked())

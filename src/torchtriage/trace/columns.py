@@ -1,0 +1,290 @@
+"""The trace: arrays, string tables, and the structure computed from them when first asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.trace.schema import HOST_KINDS, WORK_KINDS, Kind
+
+if TYPE_CHECKING:
+    from torchtriage.trace.device import Device
+    from torchtriage.trace.links import Links
+    from torchtriage.trace.nesting import Tree
+    from torchtriage.trace.origin import Origin
+    from torchtriage.trace.steps import Steps, Window
+    from torchtriage.trace.waits import Waits
+
+__all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Lane(NamedTuple):
+    """A host thread (``pid``, ``tid``) or a device stream (``device``, ``stream``)."""
+
+    kind: str
+    pid: str
+    tid: str
+    device: int
+    stream: int
+
+
+class Detail(NamedTuple):
+    """The dictionary-coded arguments of a row, as raw JSON text (empty when not recorded)."""
+
+    dims: bytes = b""
+    types: bytes = b""
+    concrete: bytes = b""
+    strides: bytes = b""
+    grid: bytes = b""
+    block: bytes = b""
+    collective: bytes = b""
+    nelems: bytes = b""
+    dtype: bytes = b""
+
+
+class MemoryEvents(NamedTuple):
+    """Allocator records (``[memory]`` instants), one per array element, in file order."""
+
+    at_ns: Ints
+    size_bytes: Ints
+    """Negative for a free."""
+    addr: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+    device_type: Ints
+    """0 is the CPU, 1 CUDA, 6 HIP."""
+    device: Ints
+
+
+class ReadReport(msgspec.Struct, frozen=True):
+    """How the file was read and what it cost."""
+
+    path: str
+    size_bytes: int
+    text_bytes: int
+    tier: str
+    n_lost: int
+    n_repaired: int
+    loss: tuple[str, ...]
+    n_events: int = 0
+    phases: dict[str, int] = {}
+    n_no_dur: int = 0
+    n_negative_dur: int = 0
+    n_unpaired: int = 0
+    chunks: Any = None
+    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One recording as columns of equal length (``trace/schema.py`` says what each means)."""
+
+    start_ns: Ints
+    dur_ns: Ints
+    name: NDArray[np.int32]
+    cat: NDArray[np.int16]
+    kind: NDArray[np.uint8]
+    lane: NDArray[np.int32]
+    key: Ints
+    value: Ints
+    detail: NDArray[np.int32]
+    names: tuple[str, ...]
+    cats: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    details: tuple[Detail, ...]
+    memory: MemoryEvents
+    labels: dict[tuple[str, str, str], str]
+    """(what, pid, tid) -> text of process_name, thread_name and process_labels events."""
+    meta: dict[str, Any]
+    report: ReadReport
+    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.start_ns)
+
+    # -- columns and masks -----------------------------------------------------------------
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """int64[n], ns: start plus duration."""
+        return self.start_ns + self.dur_ns
+
+    def is_kind(self, *kinds: Kind) -> Mask:
+        """Return bool[n]: rows of any of these kinds."""
+        if len(kinds) == 1:
+            return self.kind == kinds[0]
+        table = np.zeros(256, dtype=bool)
+        table[list(kinds)] = True
+        return table[self.kind]
+
+    @cached_property
+    def works(self) -> Mask:
+        """bool[n]: kernels, copies and sets; the rows that keep a device busy."""
+        return self.is_kind(*WORK_KINDS)
+
+    @cached_property
+    def hosts(self) -> Mask:
+        """bool[n]: ops, annotations and runtime calls; the rows of the op tree."""
+        return self.is_kind(*HOST_KINDS)
+
+    def named(self, *names: str) -> Mask:
+        """Return bool[n]: rows with one of these exact names."""
+        wanted = set(names)
+        return self.where_name(wanted.__contains__)
+
+    def matching(self, pattern: str | re.Pattern[str]) -> Mask:
+        """Return bool[n]: rows whose name the regular expression finds a match in."""
+        search = re.compile(pattern).search
+        return self.where_name(lambda name: search(name) is not None)
+
+    def where_name(self, test: Callable[[str], bool]) -> Mask:
+        """Return bool[n]: rows whose name passes; each distinct name is tested once."""
+        table = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+        return table[self.name] if len(table) else np.zeros(len(self), dtype=bool)
+
+    def name_of(self, row: int) -> str:
+        """Return the name of one row."""
+        return self.names[self.name[row]]
+
+    # -- arguments -------------------------------------------------------------------------
+
+    def details_of(self, what: str, rows: Sequence[int] | Ints) -> list[Any]:
+        """Return one decoded detail per row, None where it was not recorded.
+
+        ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``,
+        ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``.
+        """
+        index = Detail._fields.index(what)
+        out = []
+        for code in self.detail[np.asarray(rows, np.int64)].tolist():
+            if code < 0:
+                out.append(None)
+                continue
+            known = self._decoded.get((what, code), self)
+            if known is self:
+                known = _decode(self.details[code][index])
+                self._decoded[(what, code)] = known
+            out.append(known)
+        return out
+
+    def where_detail(self, what: str, test: Callable[[Any], bool]) -> Mask:
+        """Return bool[n]: rows whose decoded detail passes; each distinct one is tested once.
+
+        A detail that was not recorded never passes.
+        """
+        index = Detail._fields.index(what)
+        table = np.zeros(len(self.details) + 1, dtype=bool)
+        for code, entry in enumerate(self.details):
+            if entry[index]:
+                value = _decode(entry[index])
+                table[code] = value is not None and bool(test(value))
+        return table[self.detail]  # -1 reads the last entry, which is False
+
+    def args(self, row: int) -> dict[str, Any]:
+        """Return all arguments of one row as written, read again from the file."""
+        from torchtriage.trace.arguments import read_args
+
+        return read_args(self, row)
+
+    @cached_property
+    def has_shapes(self) -> bool:
+        """Whether ops were recorded with their input shapes (``record_shapes=True``)."""
+        return any(entry.dims for entry in self.details)
+
+    @cached_property
+    def has_stacks(self) -> bool:
+        """Whether Python frames were recorded (``with_stack=True``)."""
+        return bool((self.kind == Kind.PYTHON).any())
+
+    # -- structure, each computed once -----------------------------------------------------
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The op tree: ops, annotations and runtime calls of every host thread."""
+        from torchtriage.trace.nesting import host_tree
+
+        return host_tree(self)
+
+    @cached_property
+    def frames(self) -> Tree:
+        """The Python tree: frames of every thread."""
+        from torchtriage.trace.nesting import frame_tree
+
+        return frame_tree(self)
+
+    @cached_property
+    def links(self) -> Links:
+        """Launch links: device rows to the runtime calls and ops that enqueued them."""
+        from torchtriage.trace.links import link
+
+        return link(self)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The steps of the loop, with wall boundaries, and which of them are steady."""
+        from torchtriage.trace.steps import find_steps
+
+        return find_steps(self)
+
+    @property
+    def window(self) -> Window:
+        """The part of the recording that is judged, and why that part."""
+        return self.steps.window
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every accelerator with its work, idle gaps and their classes; busiest first."""
+        from torchtriage.trace.device import find_devices
+
+        return find_devices(self)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Host calls that wait for the device, and the device idle time each one causes."""
+        from torchtriage.trace.waits import find_waits
+
+        return find_waits(self)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """Who recorded this: vendor, devices, versions, flags, rank."""
+        from torchtriage.trace.origin import find_origin
+
+        return find_origin(self)
+
+    @cached_property
+    def resolution_ns(self) -> int:
+        """1000 when every time is a whole microsecond (torch before 2024-04), else 1."""
+        timed = self.kind != Kind.INSTANT
+        start, dur = self.start_ns[timed], self.dur_ns[timed]
+        # a handful of rows can be whole by chance
+        if len(start) < 8:
+            return 1
+        whole = not (start % 1000).any() and not (dur % 1000).any()
+        return 1000 if whole else 1
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants of the columns and trees hold."""
+        from torchtriage.trace.invariants import check_trace
+
+        check_trace(self)
+
+
+def _decode(raw: bytes) -> Any:
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,55 @@
+"""Nanoseconds and bytes, and how people read them."""
+
+from __future__ import annotations
+
+__all__ = ["format_bytes", "format_ms", "format_ns", "format_share", "ms"]
+
+NS_PER_MS = 1_000_000
+
+
+def ms(value_ns: float) -> float:
+    """Return nanoseconds as milliseconds, rounded to the nanosecond."""
+    return round(value_ns / NS_PER_MS, 6)
+
+
+def format_ns(value_ns: float) -> str:
+    """Return a duration with a unit and three significant digits: ``12.3 ms``."""
+    magnitude = abs(value_ns)
+    for limit, divisor, unit in (
+        (1e3, 1.0, "ns"),
+        (1e6, 1e3, "µs"),
+        (1e9, 1e6, "ms"),
+        (float("inf"), 1e9, "s"),
+    ):
+        # 0.9995 rounds up to the next unit, so 999.7 µs reads "1.00 ms"
+        if magnitude < limit * 0.9995:
+            return f"{_three_digits(value_ns / divisor)} {unit}"
+    return f"{value_ns / 1e9:.0f} s"
+
+
+def format_ms(value_ms: float) -> str:
+    """Return milliseconds with a unit that fits: ``12.3 ms``, ``1.20 s``."""
+    return format_ns(value_ms * NS_PER_MS)
+
+
+def format_share(ratio: float) -> str:
+    """Return a ratio as a percentage: ``12 %``, ``0.4 %``."""
+    percent = ratio * 100
+    return f"{percent:.1f} %" if 0 < abs(percent) < 9.95 else f"{percent:.0f} %"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with a binary unit: ``1.50 GiB``."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} TiB"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

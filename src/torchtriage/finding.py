@@ -305,3 +305,5 @@ class Result:
     crashes: tuple[Crash, ...]
     joint_cost: Cost | None
     """What all findings together give back, each millisecond counted once."""
+    checked: tuple[str, ...] = ()
+    """Codes of the patterns that ran to their end with everything they need."""

@@ -7,10 +7,11 @@ here is what the documentation page is generated from.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["CATEGORY_KINDS", "COLUMNS", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
+__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
 
 
 class Kind(IntEnum):
@@ -70,6 +71,13 @@ CATEGORY_KINDS: dict[str, Kind] = {
     "collective_comm": Kind.DEVICE_OTHER,
     "cuda_profiler_range": Kind.DEVICE_OTHER,
 }
+
+
+ANNOTATION_NAME = re.compile(
+    r"ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.|nccl:|gloo:|mpi:|## |DataParallel\."
+    r"|DistributedDataParallel\."
+)
+"""Names that mark a stretch of work rather than an operator, whatever category holds them."""
 
 
 class Column(NamedTuple):

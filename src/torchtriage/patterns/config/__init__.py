@@ -1,0 +1,1 @@
+"""Modes and settings that are wrong by themselves."""

@@ -1,0 +1,1 @@
+"""Device time spent on slower kernels than necessary."""

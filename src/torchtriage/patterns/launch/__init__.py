@@ -1,0 +1,1 @@
+"""Hosts that cannot feed the device."""

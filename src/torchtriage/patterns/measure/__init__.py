@@ -1,0 +1,1 @@
+"""Whether the measurement itself can be trusted."""

@@ -1,0 +1,30 @@
+"""Which device work is communication, by behaviour and an open list, never by one name alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.trace.columns import Trace
+
+__all__ = ["COMMUNICATION", "communicates"]
+
+# NCCL and RCCL; vLLM's and SGLang's custom all-reduces (multimem_all_reduce, cross_device_reduce);
+# torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
+COMMUNICATION = (
+    r"(?i)nccl|rccl|multimem_|cross_device_reduce|one_shot_all|two_shot_all|symm_mem|nvshmem"
+    r"|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+)
+
+
+def communicates(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: kernels that move data between ranks."""
+    kernels = trace.kind == Kind.KERNEL
+    return kernels & (
+        trace.matching(COMMUNICATION) | trace.where_detail("collective", lambda name: bool(name))
+    )

@@ -1,0 +1,88 @@
+"""Python frames as the profiler names them: ``file.py(LINE): function``."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtriage.finding import Frame
+from torchtriage.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.trace.columns import Trace
+
+__all__ = ["is_user_frame", "module_path", "parse_frame", "user_stack"]
+
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
+_RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
+# libraries a user does not edit; paths are shortened by sys.path prefix, so also matched inside
+_LIBRARY = re.compile(
+    r"(^|/)(torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
+    r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
+    r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|importlib|asyncio|multiprocessing"
+    r"|concurrent|logging|json|unittest|concurrent|site-packages|dist-packages)/"
+    r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
+    r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"
+    r"|re|enum|types|warnings|collections|dataclasses|traceback|linecache|socket|selectors"
+    r"|subprocess|pickle|copyreg|operator|time|sre_\w+|_\w+)\.py$"
+)
+
+
+@lru_cache(maxsize=65536)
+def parse_frame(name: str) -> Frame | None:
+    """Return the frame a ``python_function`` name stands for; None for built-ins and modules."""
+    match = _FRAME.match(name)
+    if match is None:
+        return None
+    function = match["function"]
+    resume = _RESUME.match(function)
+    if resume is not None:
+        # dynamo names the continuation after the line the graph broke at
+        return Frame(match["file"], int(resume["line"]), resume["function"], exact=True)
+    return Frame(match["file"], int(match["line"]), function)
+
+
+@lru_cache(maxsize=65536)
+def is_user_frame(name: str) -> bool:
+    """Return whether a frame name is code of the user rather than of a library."""
+    frame = parse_frame(name)
+    return frame is not None and _LIBRARY.search(frame.file) is None
+
+
+def user_stack(trace: Trace, row: int, *, limit: int = 6) -> tuple[Frame, ...]:
+    """Return the Python frames around a host row, innermost user frame first.
+
+    Library frames are left out unless nothing else is there. Empty without ``with_stack``.
+    """
+    if not trace.has_stacks:
+        return ()
+    frames = trace.frames
+    if trace.kind[row] == Kind.PYTHON:
+        chain = [row, *frames.chain(row)]
+    else:
+        inner = int(
+            frames.at(trace.lane[[row]], trace.start_ns[np.array([row])])[0]
+        )
+        if inner < 0:
+            return ()
+        chain = [inner, *frames.chain(inner)]
+    names = [trace.name_of(one) for one in chain]
+    user = [name for name in names if is_user_frame(name)]
+    chosen = user or [name for name in names if parse_frame(name) is not None]
+    return tuple(frame for name in chosen[:limit] if (frame := parse_frame(name)) is not None)
+
+
+def module_path(trace: Trace, row: int) -> str:
+    """Return the ``nn.Module`` chain around a host row: ``ViT_0.Block_3.Linear_7``; else empty."""
+    if not trace.has_stacks:
+        return ""
+    frames = trace.frames
+    inner = int(frames.at(trace.lane[[row]], trace.start_ns[np.array([row])])[0])
+    if inner < 0:
+        return ""
+    names = [trace.name_of(one) for one in [inner, *frames.chain(inner)]]
+    modules = [name[len("nn.Module: ") :] for name in names if name.startswith("nn.Module: ")]
+    return ".".join(reversed(modules))

@@ -1,0 +1,270 @@
+"""Containment trees of host threads: ops with runtime calls, and Python frames.
+
+The two trees are kept apart because they cross: a ``record_function`` block opens in one Python
+frame and closes in another (pytorch#174555).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.trace.columns import Trace
+
+__all__ = ["Tree", "contain", "frame_tree", "host_tree"]
+
+Ints = NDArray[np.int64]
+Rows = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+# on equal intervals the outer one comes first
+_OUTER_FIRST = np.full(256, 3, np.uint8)
+_OUTER_FIRST[Kind.ANNOTATION] = 0
+_OUTER_FIRST[Kind.OP] = 1
+_OUTER_FIRST[Kind.RUNTIME] = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A forest over some rows of a trace.
+
+    ``members`` : int64[m], rows in the tree ordered by lane, then start, outer before inner.
+    ``parent`` : int32[n], the row of the innermost enclosing member on the same thread, -1 at a
+    root and for rows that are not members.
+    """
+
+    trace: Trace
+    members: Ints
+    parent: Rows
+
+    @cached_property
+    def child_ns(self) -> Ints:
+        """int64[n], ns: time of each row covered by its direct children."""
+        trace = self.trace
+        total = np.zeros(len(trace), np.int64)
+        rows = self.members
+        above = self.parent[rows]
+        rows, above = rows[above >= 0], above[above >= 0]
+        start, end = trace.start_ns[rows], trace.end_ns[rows]
+        # children are in start order; crossing ones are counted once, up to the last end so far
+        by_parent = np.argsort(above, kind="stable")
+        rows, above = rows[by_parent], above[by_parent]
+        start, end = start[by_parent], end[by_parent]
+        reach = _running_end(above, end)
+        begin = np.maximum(start, reach)
+        stop = np.minimum(end, trace.end_ns[above])
+        np.add.at(total, above, np.maximum(stop - begin, 0))
+        return total
+
+    @cached_property
+    def self_ns(self) -> Ints:
+        """int64[n], ns: own time of each member (duration minus what children cover), else 0."""
+        out = np.zeros(len(self.trace), np.int64)
+        rows = self.members
+        out[rows] = np.maximum(self.trace.dur_ns[rows] - self.child_ns[rows], 0)
+        return out
+
+    def under(self, mask: Mask) -> Mask:
+        """Return bool[n]: members with a proper ancestor in ``mask``."""
+        jump = np.where(self.parent >= 0, self.parent, len(self.parent)).astype(np.int64)
+        jump = np.append(jump, len(jump))  # the root points at itself
+        flag = np.append(mask, False)[jump]
+        while True:
+            wider = flag | flag[jump]
+            if np.array_equal(wider, flag) and np.array_equal(jump[jump], jump):
+                return flag[:-1]
+            flag, jump = wider, jump[jump]
+
+    def above(self, mask: Mask) -> Mask:
+        """Return bool[n]: members with a proper descendant in ``mask``."""
+        out = np.zeros(len(self.parent), dtype=bool)
+        rows = np.unique(self.parent[mask])
+        while True:
+            rows = rows[rows >= 0]
+            rows = rows[~out[rows]]
+            if not len(rows):
+                return out
+            out[rows] = True
+            rows = np.unique(self.parent[rows])
+
+    def nearest(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
+        """Return for each row its innermost proper ancestor in ``mask``, -1 without one."""
+        current = self.parent[rows].astype(np.int64)
+        while True:
+            climb = np.flatnonzero((current >= 0) & ~mask[current])
+            if not len(climb):
+                return current
+            current[climb] = self.parent[current[climb]]
+
+    def outermost(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
+        """Return for each row its outermost proper ancestor in ``mask``, -1 without one."""
+        found = np.full(len(rows), -1, np.int64)
+        current = self.parent[rows].astype(np.int64)
+        while True:
+            alive = np.flatnonzero(current >= 0)
+            if not len(alive):
+                return found
+            hit = alive[mask[current[alive]]]
+            found[hit] = current[hit]
+            current[alive] = self.parent[current[alive]]
+
+    def chain(self, row: int) -> list[int]:
+        """Return the proper ancestors of one row, innermost first."""
+        out = []
+        current = int(self.parent[row])
+        while current >= 0:
+            out.append(current)
+            current = int(self.parent[current])
+        return out
+
+    def at(self, lanes: NDArray[np.integer], times_ns: Ints) -> Ints:
+        """Return the innermost member open on each lane at each time, -1 where none is.
+
+        Parameters
+        ----------
+        lanes : int[k]
+            Lane codes.
+        times_ns : int64[k]
+            Times; a member is open on ``[start, end)``.
+        """
+        out = np.full(len(times_ns), -1, np.int64)
+        trace, members = self.trace, self.members
+        member_lane = trace.lane[members]
+        for lane in np.unique(lanes).tolist():
+            lo, hi = np.searchsorted(member_lane, [lane, lane + 1])
+            if lo == hi:
+                continue
+            rows = members[lo:hi]
+            pick = np.flatnonzero(lanes == lane)
+            index = np.searchsorted(trace.start_ns[rows], times_ns[pick], side="right") - 1
+            current = np.where(index >= 0, rows[np.maximum(index, 0)], -1)
+            while True:
+                over = np.flatnonzero(
+                    (current >= 0) & (trace.end_ns[current] <= times_ns[pick])
+                )
+                if not len(over):
+                    break
+                current[over] = self.parent[current[over]]
+            out[pick] = current
+        return out
+
+
+def host_tree(trace: Trace) -> Tree:
+    """Return the tree of ops, annotations and runtime calls."""
+    members = _ordered(trace, np.flatnonzero(trace.hosts))
+    return Tree(trace, members, _parents(trace, members))
+
+
+def frame_tree(trace: Trace) -> Tree:
+    """Return the tree of Python frames, by the ids the profiler wrote, else by containment."""
+    members = _ordered(trace, np.flatnonzero(trace.kind == Kind.PYTHON))
+    ids = trace.key[members]
+    known = ids[ids >= 0]
+    if len(known) < len(ids) or len(np.unique(known)) < len(known):
+        return Tree(trace, members, _parents(trace, members))
+    parent = np.full(len(trace), -1, np.int32)
+    if len(members):
+        order = np.argsort(ids, kind="stable")
+        wanted = trace.value[members]
+        index = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
+        hit = ids[order][index] == wanted
+        parent[members] = np.where(hit, members[order][index], -1)
+    return Tree(trace, members, parent)
+
+
+def _ordered(trace: Trace, rows: Ints) -> Ints:
+    """Return rows sorted by lane, start, longest first, outer kinds first, file order."""
+    start = trace.start_ns[rows]
+    # files are almost sorted: a stable sort on one key uses the runs, lexsort on five does not
+    rows = rows[np.argsort(start, kind="stable")]
+    rows = rows[np.argsort(trace.lane[rows].astype(np.int16), kind="stable")]
+    start, lane = trace.start_ns[rows], trace.lane[rows]
+    same = (start[1:] == start[:-1]) & (lane[1:] == lane[:-1])
+    if same.any():
+        tied = np.zeros(len(rows), dtype=bool)
+        tied[1:] |= same
+        tied[:-1] |= same
+        at = np.flatnonzero(tied)
+        group = np.cumsum(np.concatenate([[True], ~same]))[at]
+        sub = rows[at]
+        keys = (sub, _OUTER_FIRST[trace.kind[sub]], -trace.dur_ns[sub], group)
+        rows[at] = sub[np.lexsort(keys)]
+    return rows
+
+
+def _parents(trace: Trace, members: Ints) -> Rows:
+    parent = np.full(len(trace), -1, np.int32)
+    if len(members):
+        index = contain(
+            trace.lane[members],
+            trace.start_ns[members],
+            trace.end_ns[members],
+            # a child's rounded end may pass its parent's by one unit
+            tolerance_ns=trace.resolution_ns,
+        )
+        parent[members] = np.where(index >= 0, members[np.maximum(index, 0)], -1)
+    return parent
+
+
+def contain(
+    lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, tolerance_ns: int
+) -> Ints:
+    """Return the innermost container of each interval, as an index, -1 without one.
+
+    Parameters
+    ----------
+    lane : int[m]
+        Sorted.
+    start_ns : int64[m]
+        Sorted within each lane, outer before inner on ties.
+    end_ns : int64[m]
+    tolerance_ns : int
+        How far a child may end after its parent (clock resolution).
+
+    Notes
+    -----
+    Interval j contains i when it starts no later, ends no earlier (up to the tolerance) and i
+    starts before j ends. Candidates move up by pointer jumping: whatever lies between a rejected
+    candidate and that candidate's own container was rejected by the candidate, and thus also fails
+    for i. Exact for crossing intervals: a partial overlap is no container.
+    """
+    count = len(start_ns)
+    candidate = np.arange(-1, count - 1, dtype=np.int64)
+    first = np.ones(count, dtype=bool)
+    first[1:] = lane[1:] != lane[:-1]
+    candidate[first] = -1
+    active = np.flatnonzero(candidate >= 0)
+    while len(active):
+        above = candidate[active]
+        fails = (end_ns[above] + tolerance_ns < end_ns[active]) | (
+            start_ns[active] >= end_ns[above]
+        )
+        active = active[fails]
+        candidate[active] = candidate[above[fails]]
+        active = active[candidate[active] >= 0]
+    return candidate
+
+
+def _running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:
+    """Return the largest end seen before each element of its group (group sorted)."""
+    if not len(end_ns):
+        return end_ns
+    # groups are made disjoint on the number line, so one running maximum serves all
+    base = end_ns.min()
+    width = int(end_ns.max() - base) + 1
+    code = np.cumsum(np.concatenate([[0], (group[1:] != group[:-1]).astype(np.int64)]))
+    if (int(code[-1]) + 1) * width < 1 << 62:
+        shifted = np.maximum.accumulate(end_ns - base + code * width)
+        before = np.concatenate([[0], shifted[:-1]]) - code * width
+        return np.where(before > 0, before + base, base)
+    out = np.empty_like(end_ns)
+    for part in np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1):
+        out[part] = np.concatenate([[base], np.maximum.accumulate(end_ns[part])[:-1]])
+    return out

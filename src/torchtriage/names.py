@@ -24,7 +24,10 @@ _SCALARS = {
     "half_t": "half", "int": "int", "int8_t": "int8", "long": "long", "short": "short",
     "signed": "int", "unsigned": "uint", "uint8_t": "uint8",
 }  # fmt: skip
-_KEYWORDS = {"const", "decltype", "false", "lambda", "nullptr", "operator", "true", "type", "void", "volatile"}
+_KEYWORDS = {
+    "const", "decltype", "false", "lambda", "nullptr", "operator", "true", "type", "void",
+    "volatile",
+}  # fmt: skip
 
 # Template arguments that say how a kernel is launched, not what it computes.
 _WRAPPER = re.compile(

@@ -1,0 +1,134 @@
+"""The versioned JSON document, and back: everything else can be made from it again.
+
+The dataclasses of ``finding.py`` are the document. A reader of ``torchtriage/1`` must ignore
+fields it does not know: new ones may be added, none is renamed, removed or given another meaning
+without a new schema name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from torchtriage.errors import TraceFormatError
+from torchtriage.finding import SCHEMA, Result
+
+__all__ = ["Report", "decode", "encode", "plain", "schema"]
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of torchtriage over one or more traces."""
+
+    schema: str
+    version: str
+    results: tuple[Result, ...]
+
+
+def encode(results: Sequence[Result]) -> bytes:
+    """Return the document as UTF-8, one line, ending in a newline.
+
+    Keys come in the order of the dataclasses and of the results' own tables, so equal runs give
+    equal bytes. A number that is not finite becomes ``null`` inside ``evidence``.
+
+    Raises
+    ------
+    ValueError
+        A field other than evidence holds a number that is not finite, which JSON cannot say.
+    """
+    version = results[0].version if results else ""
+    return msgspec.json.encode(plain(Report(SCHEMA, version, tuple(results)))) + b"\n"
+
+
+def decode(data: bytes) -> list[Result]:
+    """Return the results of a document that ``encode`` made, by this version or another.
+
+    Raises
+    ------
+    TraceFormatError
+        ``data`` is no such document, or one of another schema.
+    """
+    try:
+        head = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceFormatError(f"expected a torchtriage result, found no JSON: {error}") from None
+    found = head.get("schema") if isinstance(head, dict) else None
+    if found != SCHEMA:
+        raise TraceFormatError(
+            f'expected a torchtriage result with schema "{SCHEMA}", found {_shown(found)}',
+            where="$.schema",
+            hint="write one with: torchtriage analyze TRACE --json",
+        )
+    try:
+        return list(msgspec.convert(head, Report).results)
+    except msgspec.ValidationError as error:
+        raise TraceFormatError(
+            f"the result file does not follow {SCHEMA}: {error}",
+            hint="write it again with: torchtriage analyze TRACE --json",
+        ) from None
+
+
+def _shown(found: object) -> str:
+    return "none" if found is None else repr(found)[:80]
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
+    generated = msgspec.json.schema(Report)
+    definitions = generated["$defs"]
+    definitions["Report"]["properties"]["schema"] = {"const": SCHEMA}
+    return {
+        "$schema": SCHEMA_ID,
+        "title": f"Result of torchtriage, {SCHEMA}",
+        "$ref": generated["$ref"],
+        "$defs": {name: definitions[name] for name in sorted(definitions)},
+    }
+
+
+def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:
+    """Return ``value`` as dicts, lists, text, finite numbers and None; UTF-8 can hold its text.
+
+    Dataclasses become dicts in field order, sets become sorted lists, numpy scalars and arrays
+    become what they hold. With ``strict`` off, numbers that are not finite become None.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        # a path may hold bytes that were no UTF-8 (surrogateescape)
+        return value.encode("utf-8", "backslashreplace").decode() if not value.isascii() else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        if strict:
+            raise ValueError(f"{where} is {value}, expected a finite number")
+        return None
+    if isinstance(value, dict):
+        return {
+            plain(str(key)): plain(item, f"{where}.{key}", strict=strict)
+            for key, item in value.items()
+        }
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item, where, strict=strict) for item in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{index}]", strict=strict) for index, item in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: plain(
+                getattr(value, field.name),
+                f"{where}.{field.name}",
+                strict=strict and field.name != "evidence",
+            )
+            for field in dataclasses.fields(value)
+        }
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), where, strict=strict)
+    return str(value)

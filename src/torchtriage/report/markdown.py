@@ -1,0 +1,171 @@
+"""A comment for a pull request: the verdict, one table, and the details folded away.
+
+GitHub's dialect. Names stand in code spans, prose is escaped, so no event name can open a tag,
+break out of a table, mention a person or reference an issue.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+from torchtriage.finding import Finding, Result
+from torchtriage.names import visible
+from torchtriage.report import words
+
+__all__ = ["render"]
+
+# What Markdown would read as markup inside a line.
+_MARKUP = re.compile(r"([\\`*_\[\]|~$])")
+# What would become a link, a mention or a reference once rendered: a zero-width space keeps it text.
+_REFERENCE = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
+_BLOCK_START = re.compile(r"^(\s*)([-+=#]|\d+(?=[.)]))")
+
+
+def render(results: Sequence[Result], *, top: int | None = None) -> str:
+    """Return GitHub Markdown; ``top`` limits the findings per trace, and says how many it left."""
+    blocks: list[str] = []
+    for result in results:
+        blocks += _result(result, top, many=len(results) > 1)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
+    first, *others = result.verdict
+    if many:
+        yield f"## {code(result.trace.path)}"
+    yield f"### {prose(first)}"
+    yield "  \n".join(prose(line) for line in others)
+    serious = [note for note in result.notes if note.level != "info"]
+    if serious or words.losses(result.trace):
+        yield "\n".join(_cautions(result))
+    shown = result.findings if top is None else result.findings[: max(top, 0)]
+    if shown:
+        yield "\n".join(_table(shown))
+    for rank, finding in enumerate(shown, start=1):
+        yield _details(
+            f"{rank}. <b>{_html(finding.code)}</b> {_html(finding.title)}", _finding(finding)
+        )
+    if hidden := len(result.findings) - len(shown):
+        yield f"{words.count(hidden, 'more finding')} not shown."
+    if together := words.joint(result):
+        yield f"**All together** {prose(together)}."
+    if not result.refused:
+        found = "" if result.findings else "**No finding.** "
+        yield f"{found}{words.checked(result)}."
+    if result.not_checked or result.crashes:
+        total = len(result.not_checked) + len(result.crashes)
+        yield _details(f"{words.count(total, 'pattern')} without an answer", _unanswered(result))
+    facts = [*words.recording(result), f"torchtriage {visible(result.version)}"]
+    yield f"<sub>{_html(', '.join(facts))}</sub>"
+
+
+def _cautions(result: Result) -> Iterable[str]:
+    for note in result.notes:
+        if note.level == "info":
+            continue
+        word = "Refused" if note.level == "refuse" else "Warning"
+        fix = f" Try: {code(note.fix)}" if note.fix else ""
+        yield f"> **{word}** {code(note.code)} {prose(note.message)}{fix}  "
+    for line in words.losses(result.trace):
+        yield f"> {prose(line)}  "
+
+
+def _table(findings: Iterable[Finding]) -> Iterable[str]:
+    yield "| severity | finding | where | saves | certainty |"
+    yield "|:--|:--|:--|:--|:--|"
+    for finding in findings:
+        frame = finding.place.frame
+        where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
+        cells = (
+            finding.severity,
+            f"{code(finding.code)} {prose(finding.title)}",
+            code(words.event_name(where), in_table=True) if where else "",
+            prose(words.saving(finding.cost)) if finding.cost else "not costed",
+            finding.certainty,
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _finding(finding: Finding) -> Iterable[str]:
+    place = finding.place
+    yield prose(finding.message)
+    lines = []
+    if finding.cost:
+        lines.append(
+            f"saves {prose(words.saving(finding.cost))}, {prose(words.basis(finding.cost))}"
+        )
+    if place.frame:
+        lines.append(f"in {code(words.frame(place.frame))}")
+    if place.module:
+        lines.append(f"module {code(words.event_name(place.module))}")
+    if place.ops:
+        lines.append("ops " + " > ".join(code(words.event_name(op)) for op in place.ops))
+    if when := words.steps(place, finding.n_events):
+        lines.append(prose(when))
+    if facts := words.evidence(finding):
+        lines.append(f"evidence: {prose(facts)}")
+    if finding.also_explains:
+        lines.append(f"also explains {', '.join(code(item) for item in finding.also_explains)}")
+    if lines:
+        yield "\n".join(f"- {line}" for line in lines)
+    link = finding.fix.link
+    more = f" [Read more](<{html.escape(visible(link))}>)" if _is_link(link) else ""
+    yield f"**Fix** {prose(finding.fix.text)}{more}"
+    if finding.fix.code:
+        yield code_block(finding.fix.code)
+
+
+def _unanswered(result: Result) -> Iterable[str]:
+    lines = [
+        f"- not checked, no {prose(group.what)}: {', '.join(code(name) for name in group.patterns)}"
+        + (f"; record with {code(group.how_to_record)}" if group.how_to_record else "")
+        for group in words.missing(result.not_checked)
+    ]
+    lines += [f"- failed: {code(crash.code)} {code(crash.error)}" for crash in result.crashes]
+    yield "\n".join(lines)
+
+
+def _details(summary: str, blocks: Iterable[str]) -> str:
+    body = "\n\n".join(blocks)
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
+
+
+def _is_link(link: str) -> bool:
+    return re.fullmatch(r"https?://[^\s<>\\]+", link) is not None
+
+
+def prose(text: str) -> str:
+    """Return ``text`` as Markdown that reads as written, on one line."""
+    escaped = _MARKUP.sub(r"\\\1", html.escape(visible(text), quote=False))
+    escaped = _REFERENCE.sub(lambda match: f"{match[1]}&#8203;", escaped)
+    return _BLOCK_START.sub(r"\1\\\2" if not escaped[:1].isdigit() else r"\1\2&#8203;", escaped)
+
+
+def code(text: str, *, in_table: bool = False) -> str:
+    """Return ``text`` as a code span; a longer fence holds backticks, tables get ``\\|``."""
+    shown = visible(text)
+    if in_table:
+        # GitHub unescapes this one inside code spans of tables
+        shown = shown.replace("|", "\\|")
+    fence = _fence(shown, 1)
+    pad = " " if "`" in (shown[:1], shown[-1:]) or not shown.strip() else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def code_block(text: str) -> str:
+    """Return ``text`` as a fenced block that nothing inside can close."""
+    body = "\n".join(visible(row) for row in text.replace("\r\n", "\n").split("\n"))
+    fence = _fence(body, 3)
+    return f"{fence}python\n{body}\n{fence}"
+
+
+def _fence(text: str, least: int) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    return "`" * max(longest + 1, least)
+
+
+def _html(text: str) -> str:
+    """Escape for HTML blocks, where neither Markdown nor references are to be read."""
+    return _REFERENCE.sub(lambda match: f"{match[1]}&#8203;", html.escape(visible(text)))

@@ -1,0 +1,178 @@
+"""SARIF 2.1.0, for code scanning: one rule per code, one result per finding.
+
+A finding with a frame points at its source line; one without points at the trace file, its ops and
+module are logical locations. The cost is in ``properties``. Fingerprints name the code and the
+place, never a time, so the same problem keeps its identity from run to run.
+
+Source: OASIS SARIF 2.1.0, sections 3.27 (result), 3.28 (location), 3.49 (reportingDescriptor).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from torchtriage.finding import Finding, Result, Severity
+from torchtriage.names import visible
+from torchtriage.report import words
+from torchtriage.report.json_report import plain
+
+__all__ = ["encode"]
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT = "torchtriage/v1"
+
+_LEVEL: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "note", "note": "note"}
+_NOTE_LEVEL = {"refuse": "error", "warn": "warning", "info": "note"}
+
+
+def encode(results: Sequence[Result]) -> bytes:
+    """Return one SARIF run over all traces as UTF-8; equal results give equal bytes."""
+    findings = [(result, finding) for result in results for finding in result.findings]
+    codes = sorted({finding.code for _, finding in findings})
+    seen: Counter[str] = Counter()
+    run = {
+        "tool": {
+            "driver": {
+                "name": "torchtriage",
+                "version": results[0].version if results else "",
+                "rules": [
+                    _rule(next(finding for _, finding in findings if finding.code == code))
+                    for code in codes
+                ],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": not any(result.refused for result in results),
+                "toolExecutionNotifications": [
+                    notification for result in results for notification in _notifications(result)
+                ],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": [
+            _result(result, finding, codes.index(finding.code), seen)
+            for result, finding in findings
+        ],
+    }
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return msgspec.json.encode(plain(log, strict=False)) + b"\n"
+
+
+def _rule(finding: Finding) -> dict[str, Any]:
+    rule: dict[str, Any] = {
+        "id": finding.code,
+        "name": finding.name,
+        "shortDescription": {"text": visible(finding.title)},
+        "help": {"text": visible(finding.fix.text)},
+        "properties": {"tags": ["performance", finding.family]},
+    }
+    if finding.fix.link.startswith(("https://", "http://")):
+        rule["helpUri"] = quote(finding.fix.link, safe=":/?#[]@!$&'()*+,;=%~")
+    return rule
+
+
+def _result(
+    result: Result, finding: Finding, rule_index: int, seen: Counter[str]
+) -> dict[str, Any]:
+    identity = _identity(finding)
+    # two findings of one code at one place stay two, in rank order
+    occurrence, seen[identity] = seen[identity], seen[identity] + 1
+    digest = hashlib.sha256(f"{identity}\0{occurrence}".encode("utf-8", "backslashreplace"))
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": rule_index,
+        "level": _LEVEL[finding.severity],
+        "message": {"text": _message(finding)},
+        "locations": [_location(result, finding)],
+        "partialFingerprints": {FINGERPRINT: digest.hexdigest()[:32]},
+        "properties": {
+            "severity": finding.severity,
+            "certainty": finding.certainty,
+            "cost": finding.cost,
+            "evidence": finding.evidence,
+            "steps": finding.place.steps,
+            "exactLine": finding.place.frame.exact if finding.place.frame else False,
+            "trace": visible(result.trace.path),
+        },
+    }
+
+
+def _message(finding: Finding) -> str:
+    parts = [f"{finding.title}: {finding.message}."]
+    if finding.cost:
+        parts.append(f"Saves {words.saving(finding.cost)}.")
+    parts.append(finding.fix.text)
+    if finding.place.frame and not finding.place.frame.exact:
+        parts.append("The line is where the function starts.")
+    return visible(" ".join(parts))
+
+
+def _location(result: Result, finding: Finding) -> dict[str, Any]:
+    frame = finding.place.frame
+    path = frame.file if frame else result.trace.path
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(path)}}
+    if frame and frame.line > 0:
+        physical["region"] = {"startLine": frame.line}
+    logical = [{"name": visible(op), "kind": "function"} for op in finding.place.ops]
+    if finding.place.module:
+        logical.append({"name": visible(finding.place.module), "kind": "module"})
+    if frame and frame.function:
+        logical.insert(0, {"name": visible(frame.function), "kind": "function"})
+    location: dict[str, Any] = {"physicalLocation": physical}
+    if logical:
+        location["logicalLocations"] = logical
+    return location
+
+
+def _uri(path: str) -> str:
+    """Return a URI reference: relative for relative paths, ``file://`` for absolute ones."""
+    slashed = path.replace("\\", "/")
+    encoded = quote(slashed, safe="/", errors="replace")
+    if re.match(r"[A-Za-z]:/", slashed):
+        return f"file:///{slashed[0]}:{quote(slashed[2:], safe='/', errors='replace')}"
+    return f"file://{encoded}" if slashed.startswith("/") else encoded
+
+
+def _identity(finding: Finding) -> str:
+    """What makes it the same problem in the next run: code and place; lines and times move."""
+    place = finding.place
+    frame = (place.frame.file, place.frame.function) if place.frame else ("", "")
+    return "\0".join((finding.code, *frame, place.module, *place.ops))
+
+
+def _notifications(result: Result) -> list[dict[str, Any]]:
+    """Notes, losses, unchecked and failed patterns: what keeps silence from looking clean."""
+    said = [
+        (note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip())
+        for note in result.notes
+    ]
+    said += [("read", "warning", line) for line in words.losses(result.trace)]
+    said += [
+        (
+            entry.code,
+            "note",
+            f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. "
+            f"{entry.how_to_record}".strip(),
+        )
+        for entry in result.not_checked
+    ]
+    said += [
+        (crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes
+    ]
+    path = visible(result.trace.path)
+    return [
+        {
+            "descriptor": {"id": code},
+            "level": level,
+            "message": {"text": visible(f"{path}: {text}")},
+        }
+        for code, level, text in said
+    ]

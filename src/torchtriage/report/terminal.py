@@ -1,0 +1,356 @@
+"""The report as text: the verdict in three lines, then what costs most, worst first.
+
+Lines are wrapped here and joined into one ``rich.text.Text``, so a pipe gets the same lines as a
+screen, without padding. Names go through ``names.visible`` and are appended, never parsed, so
+neither escape codes nor markup of a trace reach the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.text import Text
+
+from torchtriage.finding import Certainty, DeviceSummary, Finding, Note, Result, Severity
+from torchtriage.names import visible
+from torchtriage.report import words
+from torchtriage.units import format_ns, format_share
+
+__all__ = ["doctor", "render", "write"]
+
+WIDTH = 80
+MAX_WIDTH = 120
+"""Longer lines are hard to read, however wide the screen."""
+MIN_WIDTH = 40
+
+INDENT = 2
+LABEL = 10
+BAR = 40
+
+_SEVERITY: dict[Severity, str] = {
+    "high": "bold red",
+    "medium": "yellow",
+    "low": "cyan",
+    "note": "dim",
+}
+_CERTAINTY: dict[Certainty, str] = {"certain": "", "likely": "", "hint": "dim"}
+_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
+_LEVEL_WORD = {"refuse": "refused", "warn": "warning", "info": "note"}
+
+# Busy time by class: field, word, mark, colour. The marks differ without colour too.
+_BUSY = (
+    ("compute_ns", "compute", "█", "green"),
+    ("comm_only_ns", "communication", "▓", "blue"),
+    ("copy_only_ns", "copies", "▒", "magenta"),
+)
+_IDLE = (
+    ("idle_host_late_ns", "host late", "·", "red"),
+    ("idle_queued_ns", "queued", "·", "yellow"),
+    ("idle_unknown_ns", "cause unknown", "·", "bright_black"),
+)
+
+# Single characters that say the same where the output cannot hold them.
+_ASCII = str.maketrans({
+    "█": "#", "▓": "=", "▒": "-", "·": ".", "─": "-", "…": "~", "µ": "u",
+})  # fmt: skip
+
+
+def render(results: Sequence[Result], *, top: int | None = None, width: int | None = None) -> Text:
+    """Return the report of one or more traces.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        In the order to show them; with more than one, each starts with its path.
+    top : int, optional
+        Findings shown per trace; the number left out is said. None shows all.
+    width : int, optional
+        Columns, at most 120; 80 when not given.
+    """
+    page = _Page(width)
+    for index, result in enumerate(results):
+        if len(results) > 1:
+            page.blank(index > 0)
+            page.rule(visible(result.trace.path))
+        _result(page, result, top)
+    return page.text
+
+
+def doctor(result: Result, *, width: int | None = None) -> Text:
+    """Return what the recording can and cannot answer, and how to record it better."""
+    page = _Page(width)
+    level = _worst(result)
+    page.line((_TRUST[level], _LEVEL[level] if level != "info" else "bold green"))
+    page.blank()
+    _facts(page, result)
+    page.blank()
+    for label, line in words.contents(result):
+        page.labelled(label, (line, ""))
+    for note in _by_level(result.notes):
+        page.blank()
+        _note(page, note)
+    _unanswered(page, result)
+    return page.text
+
+
+def write(
+    results: Sequence[Result], console: Console, *, top: int | None = None, view: str = "report"
+) -> None:
+    """Print the report, or the doctor's view of each trace, in the console's width and colours.
+
+    An output that cannot hold ``█`` or ``µ`` gets ASCII in their place, one for one.
+    """
+    width = console.width if console.is_terminal else None
+    if view == "doctor":
+        pages = [doctor(result, width=width) for result in results]
+    else:
+        pages = [render(results, top=top, width=width)]
+    for page in pages:
+        console.print(_fitting(page, console.encoding), soft_wrap=True, highlight=False)
+
+
+def _fitting(text: Text, encoding: str) -> Text:
+    try:
+        text.plain.encode(encoding)
+    except UnicodeEncodeError:
+        # one character for one, or the styles would shift
+        plain = text.plain.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        return Text(plain, spans=text.spans, no_wrap=True, end=text.end)
+    return text
+
+
+class _Page:
+    """Lines of styled text, wrapped to a width as they come."""
+
+    def __init__(self, width: int | None) -> None:
+        self.width = min(max(width or WIDTH, MIN_WIDTH), MAX_WIDTH)
+        self.text = Text(no_wrap=True, overflow="ignore", end="")
+        # measures and wraps, never prints
+        self._console = Console(file=StringIO(), width=self.width, color_system=None)
+
+    def line(self, *parts: tuple[str, str], indent: int = 0, hang: int = 0) -> None:
+        """Add one paragraph; lines after its first are indented by ``hang`` more."""
+        rows = self._wrapped(_styled(parts), self.width - indent, self.width - indent - hang)
+        for index, row in enumerate(rows):
+            self.text.append(" " * (indent + hang * (index > 0)))
+            self.text.append_text(row)
+            self.text.append("\n")
+
+    def labelled(
+        self, label: str, *parts: tuple[str, str], indent: int = INDENT, style: str = "dim"
+    ) -> None:
+        """Add a paragraph with a word in the margin."""
+        room = self.width - indent - LABEL
+        for row in self._wrapped(_styled(parts), room, room):
+            self.text.append(" " * indent)
+            self.text.append(label.ljust(LABEL), style)
+            self.text.append_text(row)
+            self.text.append("\n")
+            label = ""
+
+    def _wrapped(self, whole: Text, first: int, rest: int) -> list[Text]:
+        rows = list(whole.wrap(self._console, first)) or [Text()]
+        if first != rest and len(rows) > 1:
+            tail = whole[len(rows[0].plain) :]
+            tail = tail[len(tail.plain) - len(tail.plain.lstrip(" ")) :]
+            rows = [rows[0], *tail.wrap(self._console, rest)]
+        for row in rows:
+            row.rstrip()
+        return rows
+
+    def code(self, code: str, *, indent: int = INDENT) -> None:
+        """Add source code line by line, its own indentation kept."""
+        for row in code.replace("\r\n", "\n").split("\n"):
+            body = row.lstrip(" ")
+            pad = " " * min(len(row) - len(body), (self.width - indent - LABEL) // 2)
+            room = self.width - indent - LABEL - len(pad)
+            for piece in self._wrapped(Text(visible(body)), room, room):
+                self.text.append(" " * (indent + LABEL) + pad)
+                self.text.append(piece.plain, "green")
+                self.text.append("\n")
+
+    def rule(self, title: str) -> None:
+        self.line((title, "bold"))
+        self.text.append("─" * self.width + "\n", "dim")
+
+    def blank(self, wanted: bool = True) -> None:
+        if wanted:
+            self.text.append("\n")
+
+
+def _styled(parts: Iterable[tuple[str, str]]) -> Text:
+    return Text.assemble(*((text, style) for text, style in parts))
+
+
+def _result(page: _Page, result: Result, top: int | None) -> None:
+    for index, sentence in enumerate(result.verdict):
+        page.line((visible(sentence), _verdict_style(result) if index == 0 else ""))
+    page.blank()
+    _facts(page, result)
+    serious = [note for note in _by_level(result.notes) if note.level != "info"]
+    for note in serious:
+        page.blank()
+        _note(page, note)
+
+    shown = result.findings if top is None else result.findings[: max(top, 0)]
+    for rank, finding in enumerate(shown, start=1):
+        page.blank()
+        _finding(page, finding, rank)
+    if hidden := len(result.findings) - len(shown):
+        page.blank()
+        page.line((f"{words.count(hidden, 'more finding')} not shown", "dim"))
+    if together := words.joint(result):
+        page.blank()
+        page.line(("All together ", "bold"), (together, ""))
+    if not result.refused:
+        page.blank()
+        found = "" if result.findings else "No finding. "
+        page.line((found, "bold"), (f"{words.checked(result)}.", ""))
+    _unanswered(page, result)
+
+
+def _verdict_style(result: Result) -> str:
+    if result.refused:
+        return "bold red"
+    return "bold green" if result.healthy else "bold"
+
+
+def _facts(page: _Page, result: Result) -> None:
+    file, *rest = words.recording(result)
+    page.line((file, "dim"), indent=INDENT)
+    for line in rest:
+        page.line((line, "dim"), indent=INDENT)
+    for index, line in enumerate(words.losses(result.trace)):
+        page.line((line, "yellow" if index == 0 else "dim"), indent=INDENT + 2 * (index > 0))
+    if result.summary is not None:
+        for device in result.summary.devices:
+            _device(page, device)
+
+
+def _device(page: _Page, device: DeviceSummary) -> None:
+    """Draw one device's window as a bar of its classes, with their shares below."""
+    wall_ns = device.classes.wall_ns
+    if wall_ns <= 0:
+        return
+
+    def share(field: str) -> float:
+        return int(getattr(device.classes, field)) / wall_ns
+
+    bar: list[tuple[str, str]] = []
+    used, reach = 0, 0.0
+    for field, _, mark, style in _BUSY + _IDLE:
+        reach += share(field)
+        cells = max(round(reach * BAR) - used, 0)
+        bar.append((mark * cells, style))
+        used += cells
+    page.blank()
+    page.labelled(f"GPU {visible(device.device)}", *bar, (f" {format_ns(wall_ns)} window", "dim"))
+    busy: list[tuple[str, str]] = []
+    for field, word, mark, style in _BUSY:
+        busy += [(f"{mark} ", style), (f"{word} {format_share(share(field))}  ", "")]
+    page.labelled("", *busy)
+    causes = ", ".join(f"{word} {format_share(share(field))}" for field, word, _, _ in _IDLE)
+    idle = sum(share(field) for field, *_ in _IDLE)
+    page.labelled("", ("· ", "red"), (f"idle {format_share(idle)}: {causes}", ""))
+
+
+def _note(page: _Page, note: Note) -> None:
+    page.labelled(
+        _LEVEL_WORD[note.level],
+        (f"{visible(note.code)} ", "bold"),
+        (visible(note.message), ""),
+        style=_LEVEL[note.level],
+    )
+    if note.fix:
+        page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+
+
+def _finding(page: _Page, finding: Finding, rank: int) -> None:
+    page.line(
+        (f"{rank}. ", "dim"),
+        (finding.severity.upper(), _SEVERITY[finding.severity]),
+        (f" {visible(finding.code)} ", "bold"),
+        (visible(finding.title), "bold"),
+        (f"  {finding.certainty}", _CERTAINTY[finding.certainty] or "italic"),
+        hang=3,
+    )
+    indent = 3
+    if finding.cost is not None:
+        page.labelled(
+            "saves",
+            (words.saving(finding.cost), "bold"),
+            (f"  {words.basis(finding.cost)}", "dim"),
+            indent=indent,
+        )
+    page.labelled("what", (visible(finding.message), ""), indent=indent)
+    label = "where"
+    for line in _where(finding):
+        page.labelled(label, (line, ""), indent=indent)
+        label = ""
+    if facts := words.evidence(finding):
+        page.labelled("evidence", (facts, ""), indent=indent)
+    page.labelled("fix", (visible(finding.fix.text), ""), indent=indent)
+    if finding.fix.code:
+        page.code(finding.fix.code, indent=indent)
+    if finding.fix.link.startswith("https://"):
+        page.labelled("", (visible(finding.fix.link), "dim underline"), indent=indent)
+    if finding.also_explains:
+        also = ", ".join(visible(code) for code in finding.also_explains)
+        page.labelled("also", (f"explains {also}", ""), indent=indent)
+
+
+def _where(finding: Finding) -> Iterable[str]:
+    place = finding.place
+    if place.frame is not None:
+        yield words.frame(place.frame)
+    if place.module:
+        yield words.event_name(place.module)
+    if place.ops:
+        yield " > ".join(words.event_name(op) for op in place.ops)
+    lane = words.event_name(place.lane)
+    if rest := ", ".join(part for part in (words.steps(place, finding.n_events), lane) if part):
+        yield rest
+
+
+def _unanswered(page: _Page, result: Result) -> None:
+    """Say what was not checked, grouped by what was missing, and which patterns failed."""
+    groups = words.missing(result.not_checked)
+    if groups:
+        page.blank()
+        page.line(("Not checked", "bold"), (", because the recording lacks the input", ""))
+    for group in groups:
+        page.line(
+            (f"{group.what}: ", ""), (", ".join(group.patterns), "dim"), indent=INDENT, hang=2
+        )
+        if group.how_to_record:
+            page.line(
+                ("record with ", "dim"), (group.how_to_record, "green"), indent=INDENT + 2, hang=2
+            )
+    if result.crashes:
+        page.blank()
+        page.line(("Failed", "bold red"), (", a defect of torchtriage; the others ran", ""))
+    for crash in result.crashes:
+        page.line(
+            (f"{visible(crash.code)} ", "bold"), (visible(crash.error), ""), indent=INDENT, hang=2
+        )
+
+
+_TRUST = {
+    "refuse": "This recording cannot be judged.",
+    "warn": "This recording can be judged, within limits.",
+    "info": "This recording can be judged.",
+}
+
+
+def _worst(result: Result) -> str:
+    levels = {note.level for note in result.notes}
+    if result.refused or "refuse" in levels:
+        return "refuse"
+    return "warn" if "warn" in levels or result.trace.n_lost else "info"
+
+
+def _by_level(notes: Sequence[Note]) -> list[Note]:
+    order = list(_LEVEL)
+    return sorted(notes, key=lambda note: order.index(note.level))

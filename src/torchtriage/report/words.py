@@ -1,0 +1,262 @@
+"""How the parts of a finding read, whichever page they are on.
+
+Every function returns text that is safe to put on one line (see ``names.visible``); escaping for
+HTML or Markdown is left to the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchtriage.finding import Cost, Finding, Frame, NotChecked, Place, Result, TraceFacts
+from torchtriage.names import WIDTH, elide, short_name, visible
+from torchtriage.units import format_bytes, format_ms, format_ns, format_share
+
+__all__ = [
+    "Missing",
+    "basis",
+    "checked",
+    "contents",
+    "count",
+    "event_name",
+    "evidence",
+    "frame",
+    "joint",
+    "losses",
+    "missing",
+    "recording",
+    "saving",
+    "saving_share",
+    "source_line",
+    "steps",
+]
+
+# How kernels begin that are no C++ signature.
+_SYMBOLS = ("_Z", "Cijk_", "sm")
+
+N_EVIDENCE = 6
+"""Facts shown beside a finding; the JSON has all."""
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 step``, ``1,204 steps``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def event_name(name: str) -> str:
+    """Return an op, call or kernel name that fits a line; only what is too long is shortened."""
+    name = visible(name)
+    if len(name) <= WIDTH:
+        return name
+    return short_name(name) if "::" in name or name.startswith(_SYMBOLS) else elide(name)
+
+
+def saving(cost: Cost) -> str:
+    """Return ``9.10-11.9 ms of 48.2 ms per step (19-25 %)``."""
+    per = "per step" if cost.per == "step" else "in the window"
+    amount = _range(format_ms(cost.low_ms), format_ms(cost.high_ms), cost.low_ms <= 0)
+    return f"{amount} of {format_ms(cost.of_ms)} {per} ({saving_share(cost)})"
+
+
+def saving_share(cost: Cost) -> str:
+    """Return ``19-25 %`` of the step or window, ``up to 31 %`` when nothing is promised."""
+    low, high = format_share(cost.share_low), format_share(cost.share_high)
+    return _range(low, high, cost.share_low <= 0)
+
+
+def _range(low: str, high: str, from_zero: bool) -> str:
+    if low == high:
+        return high
+    if from_zero:
+        return f"up to {high}"
+    low_number, _, low_unit = low.rpartition(" ")
+    return f"{low_number if low_unit == high.rpartition(' ')[2] else low}-{high}"
+
+
+def basis(cost: Cost) -> str:
+    """Return how sure the arithmetic is: ``measured, grade A``."""
+    return f"{cost.basis}, grade {cost.grade}"
+
+
+def joint(result: Result) -> str:
+    """Return what all findings give back together, empty when there is nothing to add up."""
+    if result.joint_cost is None or len(result.findings) < 2:
+        return ""
+    return f"{saving(result.joint_cost)}, each millisecond counted once"
+
+
+def source_line(place: Frame) -> str:
+    """Return ``train.py:31``; without a line when none is known."""
+    file = visible(place.file)
+    return f"{file}:{place.line}" if place.line > 0 else file
+
+
+def frame(place: Frame) -> str:
+    """Return ``train.py:31 in train_step``, and that the line is the function's when it is."""
+    words = source_line(place)
+    if place.function:
+        words += f" in {event_name(place.function)}"
+    return words if place.exact or place.line <= 0 else f"{words} (function starts at this line)"
+
+
+def steps(place: Place, n_events: int = 0) -> str:
+    """Return ``steps 11-14, 8 events``; empty when neither is known."""
+    parts = []
+    if place.steps:
+        runs = _runs(place.steps)
+        # a dozen runs are noise, their number and ends are not
+        ranges = ", ".join(runs) if len(runs) <= 4 else f"{runs[0]}, …, {runs[-1]}"
+        of = f" ({len(place.steps)})" if len(runs) > 4 else ""
+        parts.append(f"{'step' if len(place.steps) == 1 else 'steps'} {ranges}{of}")
+    if n_events > 0:
+        parts.append(count(n_events, "event"))
+    return ", ".join(parts)
+
+
+def _runs(numbers: Iterable[int]) -> list[str]:
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+
+
+# Ends of evidence keys: they carry the unit, as every name here does.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes": format_bytes,
+    "_gb_per_s": lambda value: f"{value:.3g} GB/s",
+    "_ms": format_ms,
+    "_ns": format_ns,
+    "_us": lambda value: format_ns(value * 1e3),
+}
+
+
+def evidence(finding: Finding) -> str:
+    """Return the evidence in few words: ``reads 2 per step, wait 21.4 ms per step``.
+
+    Lists of event ids and nested tables stay in the JSON.
+    """
+    facts = _facts(finding.evidence)
+    rest = len(facts) - N_EVIDENCE
+    return ", ".join(facts[:N_EVIDENCE]) + (f", {rest} more in the JSON" if rest > 0 else "")
+
+
+def _facts(values: Mapping[str, Any]) -> list[str]:
+    return [words for key, value in values.items() if (words := _fact(str(key), value))]
+
+
+def _fact(key: str, value: Any) -> str:
+    per = ""
+    for end in ("_per_step", "_per_window"):
+        if key.endswith(end):
+            key, per = key.removesuffix(end), " " + end[1:].replace("_", " ")
+    if isinstance(value, str):
+        return f"{_spoken(key)} {event_name(value)}{per}"
+    if isinstance(value, bool):
+        return f"{_spoken(key)} {'yes' if value else 'no'}"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return ""
+    if key.startswith("share_of_"):
+        return f"{format_share(value)} of {_spoken(key.removeprefix('share_of_'))}{per}"
+    if key.endswith(("_share", "_ratio")):
+        return f"{_spoken(key)} {format_share(value)}{per}"
+    for end, read in _UNITS.items():
+        if key.endswith(end):
+            return f"{_spoken(key.removesuffix(end))} {read(value)}{per}"
+    number = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{_spoken(key.removeprefix('n_'))} {number}{per}"
+
+
+def _spoken(key: str) -> str:
+    words = visible(key).replace("_", " ").split(" ")
+    return elide(" ".join({"gpu": "GPU", "cpu": "CPU"}.get(word, word) for word in words))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Patterns that could not be judged for the same reason."""
+
+    what: str
+    patterns: tuple[str, ...]
+    how_to_record: str
+
+
+def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
+    """Group what was not checked by what is missing, in the order of first mention."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        what = " and ".join(visible(need) for need in entry.missing) or "an input"
+        groups.setdefault((what, visible(entry.how_to_record)), []).append(
+            f"{visible(entry.code)} {visible(entry.name)}"
+        )
+    return tuple(Missing(what, tuple(names), how) for (what, how), names in groups.items())
+
+
+def checked(result: Result) -> str:
+    """Return how many patterns were checked, not checked and failed."""
+    parts = [f"{count(len(result.checked), 'pattern')} checked"]
+    if result.not_checked:
+        parts.append(f"{len(result.not_checked):,} not checked")
+    if result.crashes:
+        parts.append(f"{len(result.crashes):,} failed")
+    return ", ".join(parts)
+
+
+def losses(trace: TraceFacts) -> tuple[str, ...]:
+    """Return what reading the file lost or mended; empty for a file read as it stands."""
+    if not (trace.n_lost or trace.n_repaired or trace.loss):
+        return ()
+    parts = []
+    if trace.n_lost:
+        parts.append(f"{count(trace.n_lost, 'event')} lost")
+    if trace.n_repaired:
+        parts.append(f"{count(trace.n_repaired, 'value')} repaired")
+    head = f"{trace.tier}: {', '.join(parts)}" if parts else trace.tier
+    return (head, *(visible(line) for line in trace.loss))
+
+
+def recording(result: Result) -> tuple[str, ...]:
+    """Return what was read: the file and its size, then device, rank and steps where known."""
+    trace, summary = result.trace, result.summary
+    where = []
+    if trace.device_names:
+        where.append(_devices(trace.device_names))
+    if trace.rank is not None:
+        size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
+        where.append(f"rank {trace.rank}{size}")
+    if summary is not None and summary.n_steady_steps:
+        where.append(count(summary.n_steady_steps, "steady step"))
+    elif summary is not None:
+        window = format_ns(summary.window_end_ns - summary.window_start_ns)
+        where.append(f"a window of {window} without steps")
+    file = f"{format_bytes(trace.size_bytes)}, {count(trace.n_events, 'event')}"
+    return (visible(trace.path), file, *([", ".join(where)] if where else []))
+
+
+def contents(result: Result) -> tuple[tuple[str, str], ...]:
+    """Return what the recording holds as rows of label and text, for the doctor's view."""
+    trace, summary = result.trace, result.summary
+    flags = ", ".join(visible(flag) for flag in trace.torch_flags) or "no options"
+    held = sorted(trace.categories.items(), key=lambda item: (-item[1], item[0]))
+    rows = [
+        ("recorded", f"{visible(trace.vendor) or 'unknown device kind'}, {flags}"),
+        ("times", f"to {format_ns(trace.resolution_ns)}"),
+        ("holds", ", ".join(f"{visible(name)} {n:,}" for name, n in held) or "nothing"),
+    ]
+    if summary is not None:
+        window = format_ns(summary.window_end_ns - summary.window_start_ns)
+        rows.append(("window", f"{window}, {visible(summary.window_basis)}"))
+    return tuple(rows)
+
+
+def _devices(names: Sequence[str]) -> str:
+    kinds = dict.fromkeys(names)
+    return ", ".join(
+        visible(name) if (n := names.count(name)) == 1 else f"{n} x {visible(name)}"
+        for name in kinds
+    )

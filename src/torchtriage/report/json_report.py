@@ -8,6 +8,7 @@ without a new schema name.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,8 +82,11 @@ def _shown(found: object) -> str:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    generated = msgspec.json.schema(Report)
+    generated = plain(msgspec.json.schema(Report))
     definitions = generated["$defs"]
+    for definition in definitions.values():
+        # Python 3.13 and later strip a docstring's indentation, earlier ones keep it
+        definition["description"] = inspect.cleandoc(definition["description"])
     definitions["Report"]["properties"]["schema"] = {"const": SCHEMA}
     return {
         "$schema": SCHEMA_ID,

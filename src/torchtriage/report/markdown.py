@@ -18,9 +18,9 @@ __all__ = ["render"]
 
 # What Markdown would read as markup inside a line.
 _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
-# What would become a link, a mention or a reference once rendered: a zero-width space keeps it text.
+# What would become a link, a mention or a reference; a zero-width space keeps it text.
 _REFERENCE = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
-_BLOCK_START = re.compile(r"^(\s*)([-+=#]|\d+(?=[.)]))")
+_BLOCK_START = re.compile(r"^(\s*)([-+=#]|\d+(?=[.)](\s|$)))")
 
 
 def render(results: Sequence[Result], *, top: int | None = None) -> str:
@@ -66,7 +66,7 @@ def _cautions(result: Result) -> Iterable[str]:
         if note.level == "info":
             continue
         word = "Refused" if note.level == "refuse" else "Warning"
-        fix = f" Try: {code(note.fix)}" if note.fix else ""
+        fix = f" Try: {prose(note.fix)}" if note.fix else ""
         yield f"> **{word}** {code(note.code)} {prose(note.message)}{fix}  "
     for line in words.losses(result.trace):
         yield f"> {prose(line)}  "
@@ -80,7 +80,7 @@ def _table(findings: Iterable[Finding]) -> Iterable[str]:
         where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
         cells = (
             finding.severity,
-            f"{code(finding.code)} {prose(finding.title)}",
+            f"{code(finding.code, in_table=True)} {prose(finding.title)}",
             code(words.event_name(where), in_table=True) if where else "",
             prose(words.saving(finding.cost)) if finding.cost else "not costed",
             finding.certainty,
@@ -140,11 +140,12 @@ def prose(text: str) -> str:
     """Return ``text`` as Markdown that reads as written, on one line."""
     escaped = _MARKUP.sub(r"\\\1", html.escape(visible(text), quote=False))
     escaped = _REFERENCE.sub(lambda match: f"{match[1]}&#8203;", escaped)
-    return _BLOCK_START.sub(r"\1\\\2" if not escaped[:1].isdigit() else r"\1\2&#8203;", escaped)
+    # a backslash before a digit would be shown
+    return _BLOCK_START.sub(r"\1\2&#8203;" if escaped[:1].isdigit() else r"\1\\\2", escaped)
 
 
 def code(text: str, *, in_table: bool = False) -> str:
-    """Return ``text`` as a code span; a longer fence holds backticks, tables get ``\\|``."""
+    """Return ``text`` as a code span; a longer fence holds backticks, tables escape pipes."""
     shown = visible(text)
     if in_table:
         # GitHub unescapes this one inside code spans of tables

@@ -63,7 +63,7 @@ def encode(results: Sequence[Result]) -> bytes:
         ],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return msgspec.json.encode(plain(log, strict=False)) + b"\n"
+    return msgspec.json.encode(plain(log)) + b"\n"
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _result(
             "severity": finding.severity,
             "certainty": finding.certainty,
             "cost": finding.cost,
-            "evidence": finding.evidence,
+            "evidence": plain(finding.evidence, strict=False),
             "steps": finding.place.steps,
             "exactLine": finding.place.frame.exact if finding.place.frame else False,
             "trace": visible(result.trace.path),
@@ -142,14 +142,14 @@ def _uri(path: str) -> str:
 
 
 def _identity(finding: Finding) -> str:
-    """What makes it the same problem in the next run: code and place; lines and times move."""
+    """Return what stays the same in the next run: code and place; lines and times move."""
     place = finding.place
     frame = (place.frame.file, place.frame.function) if place.frame else ("", "")
     return "\0".join((finding.code, *frame, place.module, *place.ops))
 
 
 def _notifications(result: Result) -> list[dict[str, Any]]:
-    """Notes, losses, unchecked and failed patterns: what keeps silence from looking clean."""
+    """List notes, losses, unchecked and failed patterns: silence must not look clean."""
     said = [
         (note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip())
         for note in result.notes

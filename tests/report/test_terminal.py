@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from tests.report.sample_result import (
+    all_results,
+    healthy,
+    partial,
+    problems,
+    refused,
+    unmarked,
+)
+
+from torchtriage.report import terminal
+
+UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printed(results, *, colour=False, width=80, encoding="utf-8", **options):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, newline="")
+    console = Console(
+        file=file,
+        width=width,
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+    )
+    terminal.write(results, console, **options)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [40, 80, 97, 120])
+@pytest.mark.parametrize("result", all_results(), ids=lambda result: result.trace.path[:8])
+def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
+    for text in (
+        terminal.render([result], width=width).plain,
+        terminal.doctor(result, width=width).plain,
+    ):
+        for line in text.splitlines():
+            assert cell_len(line) <= width
+            assert line == line.rstrip()
+
+
+def test_a_pipe_gets_eighty_columns_without_escape_codes():
+    text = printed(all_results(), width=200)
+    assert "\x1b" not in text
+    assert max(cell_len(line) for line in text.splitlines()) == 80
+
+
+def test_hostile_names_reach_neither_the_terminal_nor_the_markup_parser():
+    text = printed([problems()])
+    assert not UNPRINTABLE.search(text)
+    joined = re.sub(r"\s+", " ", text)
+    assert r"\x1b[31mred" in joined
+    assert "[bold]not markup[/bold] [/]" in joined
+    assert r"\u202egnitfel" in joined
+
+
+def test_colours_are_the_only_escape_codes_of_a_screen():
+    text = printed([problems(), partial()], colour=True)
+    assert "\x1b[1;31mHIGH\x1b[0m" in text
+    assert not UNPRINTABLE.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
+
+
+def test_the_screen_shows_the_lines_the_pipe_shows():
+    coloured = printed([problems()], colour=True, width=80)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed([problems()])
+
+
+def test_an_output_without_unicode_gets_ascii():
+    text = printed(all_results(), encoding="ascii")
+    assert "##" in text
+    assert "6.10 us" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_first_three_lines_are_the_verdict():
+    for result in all_results():
+        lines = terminal.render([result]).plain.splitlines()
+        assert tuple(lines[:3]) == result.verdict
+
+
+def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
+    text = terminal.render([problems()]).plain
+    block = text[text.index("1. HIGH") : text.index("2. MEDIUM")]
+    assert block == (
+        "1. HIGH SYN001 The host waits for the GPU to read a scalar  certain\n"
+        "   saves     9.10-11.9 ms of 48.2 ms per step (19-25 %)  measured, grade A\n"
+        "   what      2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU\n"
+        "             then runs dry 11.9 ms\n"
+        "   where     train.py:31 in train_step (function starts at this line)\n"
+        "             aten::item > aten::_local_scalar_dense > cudaStreamSynchronize\n"
+        "             steps 11-14, 8 events, thread 4242 (main)\n"
+        "   evidence  reads 2 per step, wait 21.4 ms per step, GPU idle 11.9 ms per step\n"
+        "   fix       Keep the loss on the GPU and read it every N steps.\n"
+        "             if step % 50 == 0:\n"
+        "                 log(loss.item())\n"
+        "             https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html\n"
+        "   also      explains CPY006\n"
+        "\n"
+    )
+
+
+def test_an_exact_line_is_not_called_the_start_of_its_function():
+    text = terminal.render([problems()], width=120).plain
+    assert "loops/train.py:27 in train_step\n" in text
+
+
+def test_a_cost_without_a_lower_bound_promises_nothing():
+    assert "up to 15.1 ms of 48.2 ms per step (up to 31 %)" in terminal.render([problems()]).plain
+
+
+def test_a_cost_per_window_names_the_window():
+    assert "90.0-120 ms of 480 ms in the window (19-25 %)" in terminal.render([unmarked()]).plain
+
+
+def test_findings_keep_their_order_and_top_says_what_it_left():
+    text = terminal.render([problems()], top=2).plain
+    assert re.findall(r"^\d\. \w+ (\w+)", text, re.MULTILINE) == ["SYN001", "CPY007"]
+    assert "3 more findings not shown" in text
+    assert "not shown" not in terminal.render([problems()], top=5).plain
+    assert "5 more findings not shown" in terminal.render([problems()], top=0).plain
+
+
+def test_the_joint_saving_is_shown_once():
+    text = terminal.render([problems()]).plain
+    assert text.count("All together 12.3-27.8 ms of 48.2 ms per step (26-58 %)") == 1
+    assert "All together" not in terminal.render([unmarked()]).plain
+
+
+def test_warnings_come_before_findings_and_plain_notes_stay_with_the_doctor():
+    text = terminal.render([problems()]).plain
+    assert text.index("DQ010") < text.index("1. HIGH")
+    assert "DQ007" not in text
+    assert "DQ007" in terminal.doctor(problems()).plain
+
+
+def test_a_healthy_recording_says_what_was_checked():
+    text = terminal.render([healthy()]).plain
+    assert "No finding. 29 patterns checked." in text
+    assert "Not checked" not in text
+
+
+def test_what_was_not_checked_is_grouped_with_how_to_record():
+    text = terminal.render([partial()]).plain
+    assert "No finding. 24 patterns checked, 4 not checked, 1 failed." in text
+    assert (
+        "  shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n"
+        "    record with profile(record_shapes=True)\n"
+    ) in text
+    assert "HST021 IndexError" in text
+
+
+def test_losses_are_counted():
+    text = terminal.render([partial()]).plain
+    assert "salvaged: 1,204 events lost, 3 values repaired" in text
+    assert "the file ends inside a string" in text
+
+
+def test_a_refusal_claims_no_check_and_says_how_to_record():
+    text = terminal.render([refused()]).plain
+    assert "refused   DQ001" in text
+    assert "patterns checked" not in text
+    assert "No finding" not in text
+    assert "ProfilerActivity.CUDA])" in text
+
+
+def test_several_traces_are_told_apart_by_path():
+    text = terminal.render([healthy(), refused()]).plain
+    assert text.startswith("runs/good/worker0.pt.trace.json\n────")
+    assert "\ncut.json\n────" in text
+
+
+def test_the_device_bar_fills_its_width_and_its_shares_name_the_window():
+    lines = terminal.render([problems()]).plain.splitlines()
+    bar = next(line for line in lines if line.startswith("  GPU 0"))
+    assert len(re.findall("[█▓▒·]", bar)) == terminal.BAR
+    assert bar.endswith("334 ms window")
+    assert any("host late 24 %, queued 6.0 %, cause unknown 1.0 %" in line for line in lines)
+
+
+def test_a_device_without_time_draws_no_bar():
+    result = problems()
+    device = result.summary.devices[0]
+    empty = replace(
+        device, classes=replace(device.classes, **dict.fromkeys(vars(device.classes), 0))
+    )
+    result = replace(result, summary=replace(result.summary, devices=(empty,)))
+    assert "GPU 0 " not in terminal.render([result]).plain.split("1. HIGH")[0]
+
+
+@pytest.mark.parametrize(
+    ("result", "trust"),
+    [
+        (healthy(), "This recording can be judged."),
+        (partial(), "This recording can be judged, within limits."),
+        (refused(), "This recording cannot be judged."),
+    ],
+    ids=["healthy", "partial", "refused"],
+)
+def test_the_doctor_starts_with_how_far_to_trust(result, trust):
+    text = terminal.doctor(result).plain
+    assert text.splitlines()[0] == trust
+    assert "cpu_op 201,340" in text
+
+
+def test_the_doctor_view_is_written_for_each_trace():
+    text = printed([healthy(), refused()], view="doctor")
+    assert text.count("This recording can") == 2
+
+
+def test_wide_characters_count_their_cells():
+    result = problems()
+    finding = replace(result.findings[0], message="負荷が高い " * 30)
+    text = terminal.render([replace(result, findings=(finding,))], width=60).plain
+    assert max(cell_len(line) for line in text.splitlines()) <= 60

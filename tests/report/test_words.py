@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.report.sample_result import SYNC, problems
+
+from torchtriage.finding import Cost, Frame, NotChecked, Place
+from torchtriage.report import words
+
+
+def cost(low_ms, high_ms, of_ms=100.0):
+    return Cost(low_ms, high_ms, "step", of_ms, low_ms / of_ms, high_ms / of_ms, high_ms,
+                "measured", "bubble", "A")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "text"),
+    [
+        (10.0, 20.0, "10.0-20.0 ms of 100 ms per step (10-20 %)"),
+        (0.2, 20.0, "200 µs-20.0 ms of 100 ms per step (0.2-20 %)"),
+        (0.0, 20.0, "up to 20.0 ms of 100 ms per step (up to 20 %)"),
+        (20.0, 20.0, "20.0 ms of 100 ms per step (20 %)"),
+        (0.0, 0.0, "0.00 ns of 100 ms per step (0 %)"),
+    ],
+)
+def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
+    assert words.saving(cost(low_ms, high_ms)) == text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "text"),
+    [
+        ({"n_reads_per_step": 2}, "reads 2 per step"),
+        ({"wait_ms_per_step": 21.4}, "wait 21.4 ms per step"),
+        ({"gap_ns": 2_500}, "gap 2.50 µs"),
+        ({"mean_kernel_us": 6.1}, "mean kernel 6.10 µs"),
+        ({"copied_bytes": 2**20}, "copied 1.00 MiB"),
+        ({"share_of_kernel_time": 0.5}, "50 % of kernel time"),
+        ({"occupancy_ratio": 0.031}, "occupancy ratio 3.1 %"),
+        ({"pinned": False}, "pinned no"),
+        ({"op": "aten::mm"}, "op aten::mm"),
+        ({"event_ids": [1, 2], "table": {"a": 1}, "undefined": float("nan")}, ""),
+        ({f"n_{letter}": 1 for letter in "abcdefgh"},
+         "a 1, b 1, c 1, d 1, e 1, f 1, 2 more in the JSON"),
+    ],
+)  # fmt: skip
+def test_evidence_reads_its_unit_from_its_name(evidence, text):
+    assert words.evidence(replace(SYNC, evidence=evidence)) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "n_events", "text"),
+    [
+        ((), 0, ""),
+        ((7,), 1, "step 7, 1 event"),
+        ((3, 1, 2), 0, "steps 1-3"),
+        ((1, 2, 5), 2_000, "steps 1-2, 5, 2,000 events"),
+        (tuple(range(0, 20, 2)), 0, "steps 0, …, 18 (10)"),
+    ],
+)
+def test_steps_are_runs(steps, n_events, text):
+    assert words.steps(Place(steps=steps), n_events) == text
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (Frame("a.py", 3, "f"), "a.py:3 in f (function starts at this line)"),
+        (Frame("a.py", 3, "f", exact=True), "a.py:3 in f"),
+        (Frame("a.py", 0, "f"), "a.py in f"),
+        (Frame("a.py", 3, ""), "a.py:3 (function starts at this line)"),
+    ],
+)
+def test_a_line_says_what_it_is(frame, text):
+    assert words.frame(frame) == text
+
+
+def test_patterns_are_grouped_by_what_they_miss():
+    groups = words.missing(
+        [
+            NotChecked("AAA001", "a", ("shapes",), "record shapes"),
+            NotChecked("BBB002", "b", ("stacks", "shapes"), "record both"),
+            NotChecked("CCC003", "c", ("shapes",), "record shapes"),
+        ]
+    )
+    assert [(group.what, group.patterns) for group in groups] == [
+        ("shapes", ("AAA001 a", "CCC003 c")),
+        ("stacks and shapes", ("BBB002 b",)),
+    ]
+
+
+def test_a_long_kernel_is_shortened_and_a_short_op_is_not():
+    kernel = problems().summary.top_kernels[1].name
+    assert words.event_name(kernel) == "vectorized_elementwise_kernel<CUDAFunctor_add<float>>"
+    assert words.event_name("aten::_local_scalar_dense") == "aten::_local_scalar_dense"
+
+
+def test_equal_devices_are_counted():
+    result = problems()
+    trace = replace(result.trace, device_names=("H100", "H100", "A10"))
+    assert words.recording(replace(result, trace=trace))[2].startswith("2 x H100, A10, rank 0 of 8")

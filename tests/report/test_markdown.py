@@ -30,10 +30,11 @@ def test_hostile_names_open_no_tag():
 
 def test_every_row_of_the_table_has_its_five_cells():
     hostile = replace(SYNC, title=HOSTILE, place=replace(SYNC.place, frame=None, ops=(HOSTILE,)))
-    text = markdown.render([replace(problems(), findings=(SYNC, hostile))])
+    piped = replace(SYNC, place=replace(SYNC.place, frame=None, ops=("a|b`c",)))
+    text = markdown.render([replace(problems(), findings=(SYNC, hostile, piped))])
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 4
-    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6, 6, 6, 6]
+    assert len(rows) == 5
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6] * 5
 
 
 def test_details_close_as_often_as_they_open():

@@ -22,7 +22,7 @@ from typing import Any
 
 OP = {"cpu_op", "Operator"}
 ANNOTATION = {"user_annotation"}
-RUNTIME = {"cuda_runtime", "cuda_driver", "Runtime"}
+RUNTIME = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime"}
 KERNEL = {"kernel", "Kernel"}
 MEMCPY = {"gpu_memcpy", "Memcpy"}
 MEMSET = {"gpu_memset", "Memset"}
@@ -36,6 +36,7 @@ COMM = re.compile(
     re.IGNORECASE,
 )
 STEP = re.compile(r"ProfilerStep#(\d+)")
+LAUNCH_SLACK_NS = 50_000
 BACK_TO_BACK_NS = 2_000
 TOP = 5
 
@@ -132,13 +133,21 @@ def find_stop_sync(rows: list[Row]) -> Row | None:
 
 
 def step_boundaries(steps: list[Row], gpu: list[Row]) -> list[int]:
-    """Place the boundaries of the steps where their GPU work begins."""
+    """Place the boundaries of the steps where their GPU work begins.
+
+    Work without a launch that starts within the first step is the backlog from before the
+    recording: it counts as enqueued before that step. (If no work has a launch, its own start
+    says when it was enqueued.)
+    """
+    linked = any(row["launch"] for row in gpu)
     boundaries = []
     for host in [s["start"] for s in steps] + [steps[-1]["end"]]:
         boundary = host
         for row in gpu:
             launch = row["launch"]
             begun = launch["start"] if launch else row["start"]
+            if linked and launch is None and row["start"] < steps[0]["end"]:
+                begun = min(begun, steps[0]["start"] - 1)
             if begun < host:
                 boundary = max(boundary, row["end"])
         boundaries.append(boundary)
@@ -181,6 +190,7 @@ def split_idle(gpu: list[Row], window: Interval) -> dict[str, int]:
         "idle_tail_ns": 0,
     }
     previous_end = window[0]
+    before: Row | None = None
     seen = False
     for row in sorted(gpu, key=lambda r: (r["start"], r["index"])):
         if not seen:
@@ -193,12 +203,22 @@ def split_idle(gpu: list[Row], window: Interval) -> dict[str, int]:
                     kind = "idle_back_to_back_ns"
                 elif row["launch"] is None:
                     kind = "idle_unknown_ns"
+                elif before is row["launch"]:  # two kernels of one graph launch
+                    kind = "idle_queued_ns"
                 elif row["launch"]["end"] > previous_end:
                     kind = "idle_host_late_ns"
+                    returned = row["launch"]["end"]
+                    if row["start"] - returned > LAUNCH_SLACK_NS:
+                        # enqueued, yet not started for long: from there on it was queued
+                        late = min(returned, window[1]) - max(previous_end, window[0])
+                        idle["idle_host_late_ns"] += max(late, 0)
+                        inside -= max(late, 0)
+                        kind = "idle_queued_ns"
                 else:
                     kind = "idle_queued_ns"
                 idle[kind] += inside
         previous_end = max(previous_end, row["end"])
+        before = row["launch"]
     idle["idle_tail_ns"] = max(0, window[1] - max(previous_end, window[0]))
     return idle
 

@@ -273,8 +273,7 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
 def _whole(trace: Trace, basis: str) -> Window:
     """Return the span of everything that is work, without the profiler's own."""
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
-    ends = starts & ~trace.is_kind(Kind.PYTHON)
-    ends &= ~profiler_stop(trace)
+    ends = (trace.hosts | trace.works) & ~profiler_stop(trace)
     if not ends.any():
         ends = starts
     if not starts.any():

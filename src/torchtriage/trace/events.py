@@ -573,9 +573,9 @@ def _try(text: bytes) -> list[LooseEvent] | None:
 
 def decode_untyped(text: bytes) -> list[dict[str, Any]]:
     """Return the events of a chunk's text with everything they hold, damaged ones mended."""
-    for candidate in (text, mend(text)):
+    for repair in (bytes, mend):  # mending costs far more than decoding: only when needed
         try:
-            return [e for e in _decode_any(b"[" + candidate + b"]") if isinstance(e, dict)]
+            return [e for e in _decode_any(b"[" + repair(text) + b"]") if isinstance(e, dict)]
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             continue
     events, position = [], 0

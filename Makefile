@@ -66,5 +66,6 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and atheris into $(VENV)"
-	@$(PIP) install --editable '.[fuzz]'
+	@$(PIP) install --editable '.[fuzz]' || { \
+		echo "atheris, the fuzzer, could not be installed for $$($(BIN)/python --version): nothing was fuzzed" >&2; exit 1; }
 	@touch $@ $(VENV)/.core

@@ -8,8 +8,8 @@ on the CPU, from JPEG files. It runs, and it is slower than it has to be in four
 3. attention is written out by hand: matmul, softmax, matmul;
 4. the optimizer updates one parameter tensor at a time (``foreach=False``).
 
-``loss.item()`` in every step is here as well. On the CPU it costs nothing, and no report should
-claim otherwise.
+``loss.item()`` in every step is here as well. On the CPU it costs next to nothing, and no
+report should claim otherwise.
 
 Usage (needs torch, numpy and pillow; takes about ten seconds)::
 

@@ -25,8 +25,14 @@ class TraceBuilder:
         self.rocm = vendor == "rocm"
         if vendor != "cpu":
             self.meta["deviceProperties"] = [
-                {"id": 0, "name": device, "computeMajor": 9, "computeMinor": 0, "numSms": 132,
-                 "totalGlobalMem": 85_000_000_000}
+                {
+                    "id": 0,
+                    "name": device,
+                    "computeMajor": 9,
+                    "computeMinor": 0,
+                    "numSms": 132,
+                    "totalGlobalMem": 85_000_000_000,
+                }
             ]
         if self.rocm:
             self.meta["roctracer_version"] = "4.1"
@@ -34,10 +40,26 @@ class TraceBuilder:
         self._python_id = 0
         self._open_frames: list[tuple[float, float, int, int]] = []
 
-    def event(self, name: str, cat: str, start: float, dur: float, *, pid: Any = HOST,
-              tid: Any = MAIN, ph: str = "X", **args: Any) -> TraceBuilder:
-        one: dict[str, Any] = {"ph": ph, "cat": cat, "name": name, "pid": pid, "tid": tid,
-                               "ts": start}
+    def event(
+        self,
+        name: str,
+        cat: str,
+        start: float,
+        dur: float,
+        *,
+        pid: Any = HOST,
+        tid: Any = MAIN,
+        ph: str = "X",
+        **args: Any,
+    ) -> TraceBuilder:
+        one: dict[str, Any] = {
+            "ph": ph,
+            "cat": cat,
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": start,
+        }
         if ph == "X":
             one["dur"] = dur
         if args:
@@ -51,29 +73,90 @@ class TraceBuilder:
     def annotation(self, name: str, start: float, dur: float, *, tid: Any = MAIN) -> TraceBuilder:
         return self.event(name, "user_annotation", start, dur, tid=tid)
 
-    def op(self, name: str, start: float, dur: float, *, tid: Any = MAIN, dims: Any = None,
-           types: Any = None, concrete: Any = None, strides: Any = None, seq: int | None = None,
-           fwd: int | None = None) -> TraceBuilder:
-        args = {"Input Dims": dims, "Input type": types, "Concrete Inputs": concrete,
-                "Input Strides": strides, "Sequence number": seq, "Fwd thread id": fwd}
-        return self.event(name, "cpu_op", start, dur, tid=tid,
-                          **{key: value for key, value in args.items() if value is not None})
+    def op(
+        self,
+        name: str,
+        start: float,
+        dur: float,
+        *,
+        tid: Any = MAIN,
+        dims: Any = None,
+        types: Any = None,
+        concrete: Any = None,
+        strides: Any = None,
+        seq: int | None = None,
+        fwd: int | None = None,
+    ) -> TraceBuilder:
+        args = {
+            "Input Dims": dims,
+            "Input type": types,
+            "Concrete Inputs": concrete,
+            "Input Strides": strides,
+            "Sequence number": seq,
+            "Fwd thread id": fwd,
+        }
+        return self.event(
+            name,
+            "cpu_op",
+            start,
+            dur,
+            tid=tid,
+            **{key: value for key, value in args.items() if value is not None},
+        )
 
-    def call(self, name: str, start: float, dur: float, *, tid: Any = MAIN,
-             correlation: int | None = None, **args: Any) -> TraceBuilder:
+    def call(
+        self,
+        name: str,
+        start: float,
+        dur: float,
+        *,
+        tid: Any = MAIN,
+        correlation: int | None = None,
+        **args: Any,
+    ) -> TraceBuilder:
         if correlation is None:
             correlation = self._next()
-        return self.event(name, "cuda_runtime", start, dur, tid=tid, correlation=correlation,
-                          **args)
+        return self.event(
+            name, "cuda_runtime", start, dur, tid=tid, correlation=correlation, **args
+        )
 
-    def kernel(self, name: str, start: float, dur: float, *, correlation: int, stream: int = 7,
-               device: int = 0, **args: Any) -> TraceBuilder:
-        return self.event(name, "kernel", start, dur, pid=device, tid=stream, device=device,
-                          stream=stream, correlation=correlation, **args)
+    def kernel(
+        self,
+        name: str,
+        start: float,
+        dur: float,
+        *,
+        correlation: int,
+        stream: int = 7,
+        device: int = 0,
+        **args: Any,
+    ) -> TraceBuilder:
+        return self.event(
+            name,
+            "kernel",
+            start,
+            dur,
+            pid=device,
+            tid=stream,
+            device=device,
+            stream=stream,
+            correlation=correlation,
+            **args,
+        )
 
-    def launch(self, start: float, dur: float, kernel_start: float, kernel_dur: float,
-               name: str = "kernel", *, tid: Any = MAIN, stream: int = 7, call: str = "",
-               **args: Any) -> int:
+    def launch(
+        self,
+        start: float,
+        dur: float,
+        kernel_start: float,
+        kernel_dur: float,
+        name: str = "kernel",
+        *,
+        tid: Any = MAIN,
+        stream: int = 7,
+        call: str = "",
+        **args: Any,
+    ) -> int:
         """Add a launch call and its kernel."""
         correlation = self._next()
         default = "hipLaunchKernel" if self.rocm else "cudaLaunchKernel"
@@ -81,42 +164,85 @@ class TraceBuilder:
         self.kernel(name, kernel_start, kernel_dur, correlation=correlation, stream=stream, **args)
         return correlation
 
-    def copy(self, start: float, dur: float, copy_start: float, copy_dur: float, *,
-             kind: str = "HtoD (Pageable -> Device)", size: int = 4, tid: Any = MAIN,
-             stream: int = 7, call: str = "") -> int:
+    def copy(
+        self,
+        start: float,
+        dur: float,
+        copy_start: float,
+        copy_dur: float,
+        *,
+        kind: str = "HtoD (Pageable -> Device)",
+        size: int = 4,
+        tid: Any = MAIN,
+        stream: int = 7,
+        call: str = "",
+    ) -> int:
         """Add a copy call and its transfer."""
         correlation = self._next()
         default = "hipMemcpyWithStream" if self.rocm else "cudaMemcpyAsync"
         self.call(call or default, start, dur, tid=tid, correlation=correlation)
-        self.event(f"Memcpy {kind}", "gpu_memcpy", copy_start, copy_dur, pid=0, tid=stream,
-                   device=0, stream=stream, correlation=correlation, bytes=size)
+        self.event(
+            f"Memcpy {kind}",
+            "gpu_memcpy",
+            copy_start,
+            copy_dur,
+            pid=0,
+            tid=stream,
+            device=0,
+            stream=stream,
+            correlation=correlation,
+            bytes=size,
+        )
         return correlation
 
-    def sync(self, start: float, dur: float, name: str = "cudaStreamSynchronize", *,
-             tid: Any = MAIN) -> TraceBuilder:
+    def sync(
+        self, start: float, dur: float, name: str = "cudaStreamSynchronize", *, tid: Any = MAIN
+    ) -> TraceBuilder:
         return self.call(name, start, dur, tid=tid)
 
     def profiler_stop(self, start: float, dur: float) -> TraceBuilder:
         """Add the sync that the profiler itself ends with (every real GPU trace has it)."""
-        return self.sync(start, dur, "hipDeviceSynchronize" if self.rocm
-                         else "cudaDeviceSynchronize")
+        return self.sync(
+            start, dur, "hipDeviceSynchronize" if self.rocm else "cudaDeviceSynchronize"
+        )
 
     def frame(self, name: str, start: float, dur: float, *, tid: Any = MAIN) -> TraceBuilder:
         """Add a Python frame; its parent is the innermost open frame added before it."""
         self._python_id += 1
-        parents = [one for one in self._open_frames
-                   if one[0] <= start and start + dur <= one[1] and one[3] == tid]
+        parents = [
+            one
+            for one in self._open_frames
+            if one[0] <= start and start + dur <= one[1] and one[3] == tid
+        ]
         parent = parents[-1][2] if parents else None
         self._open_frames.append((start, start + dur, self._python_id, tid))
-        return self.event(name, "python_function", start, dur, tid=tid,
-                          **{"Python id": self._python_id, "Python parent id": parent})
+        return self.event(
+            name,
+            "python_function",
+            start,
+            dur,
+            tid=tid,
+            **{"Python id": self._python_id, "Python parent id": parent},
+        )
 
-    def memory(self, at: float, size: int, *, allocated: int, reserved: int,
-               device_type: int = 1) -> TraceBuilder:
-        return self.event("[memory]", "cpu_instant_event", at, 0, ph="i",
-                          **{"Bytes": size, "Addr": 1, "Total Allocated": allocated,
-                             "Total Reserved": reserved, "Device Type": device_type,
-                             "Device Id": 0})
+    def memory(
+        self, at: float, size: int, *, allocated: int, reserved: int, device_type: int = 1
+    ) -> TraceBuilder:
+        return self.event(
+            "[memory]",
+            "cpu_instant_event",
+            at,
+            0,
+            ph="i",
+            **{
+                "Bytes": size,
+                "Addr": 1,
+                "Total Allocated": allocated,
+                "Total Reserved": reserved,
+                "Device Type": device_type,
+                "Device Id": 0,
+            },
+        )
 
     def json(self) -> bytes:
         return json.dumps({**self.meta, "traceEvents": self.events}).encode()

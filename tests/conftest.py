@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(
-    os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data")
-)
+DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,1 +1,64 @@
-"""Reads PyTorch profiler traces and says what costs time, where, and what to change."""
+"""Reads PyTorch profiler traces and says what costs time, where, and what to change.
+
+>>> import torchtriage as tt
+>>> result = tt.analyze("trace.json.gz")
+>>> print(result)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.version import __version__
+
+if TYPE_CHECKING:
+    from torchtriage.api import Report, analyze, explain, load, overlay
+    from torchtriage.errors import TraceFormatError, TriageError, UsageError
+    from torchtriage.finding import Finding, Result
+    from torchtriage.trace import Trace
+
+__all__ = [
+    "Finding",
+    "Report",
+    "Result",
+    "Trace",
+    "TraceFormatError",
+    "TriageError",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "explain",
+    "load",
+    "overlay",
+]
+
+_HOMES = {
+    "Finding": "finding",
+    "Report": "api",
+    "Result": "finding",
+    "Trace": "trace",
+    "TraceFormatError": "errors",
+    "TriageError": "errors",
+    "UsageError": "errors",
+    "analyze": "api",
+    "explain": "api",
+    "load": "api",
+    "overlay": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a promised name when it is first used, so that ``import torchtriage`` is quick."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchtriage' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"torchtriage.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the promised names."""
+    return sorted(__all__)

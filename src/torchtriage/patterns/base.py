@@ -150,7 +150,9 @@ class Entry:
     def section(self, title: str) -> str:
         """Return one section of the page as running text, empty when it has none."""
         match = re.search(
-            rf"^{re.escape(title)}:(.*?)(?=^[A-Z][A-Za-z ]+:|\Z)", self.page, re.DOTALL | re.MULTILINE
+            rf"^{re.escape(title)}:(.*?)(?=^[A-Z][A-Za-z ]+:|\Z)",
+            self.page,
+            re.DOTALL | re.MULTILINE,
         )
         return " ".join(match.group(1).split()) if match else ""
 

@@ -207,6 +207,12 @@ class Trace:
         """Whether Python frames were recorded (``with_stack=True``)."""
         return bool((self.kind == Kind.PYTHON).any())
 
+    @cached_property
+    def is_host_only(self) -> bool:
+        """Whether only the CPU was at work: no device row, no runtime call, no device listed."""
+        device = self.is_kind(*WORK_KINDS, Kind.RUNTIME, Kind.DEVICE_OTHER)
+        return not device.any() and not self.meta.get("deviceProperties")
+
     # -- structure, each computed once -----------------------------------------------------
 
     @cached_property

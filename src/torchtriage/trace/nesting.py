@@ -146,9 +146,7 @@ class Tree:
             index = np.searchsorted(trace.start_ns[rows], times_ns[pick], side="right") - 1
             current = np.where(index >= 0, rows[np.maximum(index, 0)], -1)
             while True:
-                over = np.flatnonzero(
-                    (current >= 0) & (trace.end_ns[current] <= times_ns[pick])
-                )
+                over = np.flatnonzero((current >= 0) & (trace.end_ns[current] <= times_ns[pick]))
                 if not len(over):
                     break
                 current[over] = self.parent[current[over]]
@@ -214,9 +212,7 @@ def _parents(trace: Trace, members: Ints) -> Rows:
     return parent
 
 
-def contain(
-    lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, tolerance_ns: int
-) -> Ints:
+def contain(lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, tolerance_ns: int) -> Ints:
     """Return the innermost container of each interval, as an index, -1 without one.
 
     Parameters

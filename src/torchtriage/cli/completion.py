@@ -1,0 +1,20 @@
+"""``torchtriage completion``."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> None:
+    """Print a completion script: eval "$(torchtriage completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    from torchtriage.cli.main import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "torchtriage", "_TORCHTRIAGE_COMPLETE").source())

@@ -1,0 +1,31 @@
+"""``torchtriage doctor``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from torchtriage.cli.progress import reading
+
+__all__ = ["command"]
+
+
+@click.command("doctor")
+@click.argument("path", metavar="PATH")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+def command(path: str, quiet: bool) -> None:
+    """Say whether a trace can be trusted, what it cannot answer, and how to re-record it.
+
+    Exit code 2 when no verdict can be given on it.
+    """
+    from rich.console import Console
+
+    from torchtriage import api
+    from torchtriage.report import terminal
+
+    with reading(path, quiet=quiet) as progress:
+        result = api.analyze(path, progress=progress)
+    terminal.write([result], Console(), view="doctor")
+    if result.refused:
+        sys.exit(2)

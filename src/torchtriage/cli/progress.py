@@ -1,0 +1,46 @@
+"""A progress bar for anything that takes longer than a second; only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torchtriage.units import format_bytes
+
+__all__ = ["reading"]
+
+DELAY_S = 1.0
+
+
+@contextmanager
+def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback for bytes read that shows a line on stderr after a second."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from torchtriage.names import elide, visible
+
+    begun = time.monotonic()
+    shown = 0.0
+    label = elide(visible(name), 40)
+
+    def progress(read_bytes: int, _size_bytes: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - begun < DELAY_S or now - shown < 0.1:
+            return
+        shown = now
+        rate = read_bytes / (now - begun)
+        sys.stderr.write(
+            f"\r\x1b[Kreading {label}: {format_bytes(read_bytes)}, {format_bytes(rate)}/s"
+        )
+        sys.stderr.flush()
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,492 @@
+"""One trace, judged: run the patterns, share out the time, price and rank what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.diagnose.doctor import examine
+from torchtriage.diagnose.ownership import Share, share_out
+from torchtriage.diagnose.summary import summarise
+from torchtriage.finding import (
+    SCHEMA,
+    Certainty,
+    Cost,
+    Crash,
+    Example,
+    Finding,
+    NotChecked,
+    Note,
+    Place,
+    Result,
+    Severity,
+    Summary,
+    TraceFacts,
+)
+from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
+from torchtriage.patterns.base import NEEDS, missing_needs
+from torchtriage.trace import Kind, Trace
+from torchtriage.trace.frames import module_path, user_stack
+from torchtriage.units import format_ms, format_ns, format_share, ms
+
+__all__ = ["DEFAULT_MIN_SHARE", "diagnose"]
+
+DEFAULT_MIN_SHARE = 0.01
+"""Findings that cannot give back this share of a step are not worth a reader's time."""
+HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
+MAX_INTERVALS = 200
+
+Ints = NDArray[np.int64]
+
+
+def diagnose(
+    trace: Trace,
+    *,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    min_share: float = DEFAULT_MIN_SHARE,
+    progress: Callable[[str], None] | None = None,
+) -> Result:
+    """Judge a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    only, skip : collections of codes or names
+        Restrict the patterns; empty means all.
+    min_share : float
+        Leave out findings whose high end is below this share of a step (0-1).
+    progress : callable, optional
+        Called with the name of each pattern before it runs.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError
+        A code in ``only`` or ``skip`` does not exist.
+    """
+    from torchtriage.version import __version__
+
+    notes = examine(trace)
+    refused = any(note.level == "refuse" for note in notes)
+    findings: list[Finding] = []
+    shares: list[Share] = []
+    not_checked: list[NotChecked] = []
+    crashes: list[Crash] = []
+    checked: list[str] = []
+    if not refused:
+        claims: list[tuple[Pattern, Claim]] = []
+        for entry in _chosen(only, skip):
+            _run(trace, entry, notes, claims, not_checked, crashes, checked, progress)
+        shares = share_out(trace, _unsuppressed(claims))
+        entries = {entry.pattern.code: entry for entry in catalogue()}
+        for share in shares:
+            finding = _finding(trace, share, entries[share.pattern.code], notes, min_share)
+            if finding is not None:
+                findings.append(finding)
+        findings.sort(key=_rank)
+    summary = summarise(trace) if len(trace) else None
+    joint = _joint(trace, findings)
+    facts = _facts(trace)
+    return Result(
+        schema=SCHEMA,
+        version=__version__,
+        verdict=_verdict(trace, notes, findings, not_checked, joint, summary, checked),
+        healthy=not refused and not findings and not crashes and bool(checked),
+        refused=refused,
+        trace=facts,
+        notes=notes,
+        summary=summary,
+        findings=tuple(findings),
+        not_checked=tuple(not_checked),
+        crashes=tuple(crashes),
+        joint_cost=joint,
+        checked=tuple(checked),
+    )
+
+
+# -- patterns ----------------------------------------------------------------------------------
+
+
+def _chosen(only: Collection[str], skip: Collection[str]) -> list[Entry]:
+    wanted = {lookup(code).pattern.code for code in only}
+    unwanted = {lookup(code).pattern.code for code in skip}
+    return [
+        entry
+        for entry in catalogue()
+        if (not wanted or entry.pattern.code in wanted) and entry.pattern.code not in unwanted
+    ]
+
+
+def _run(
+    trace: Trace,
+    entry: Entry,
+    notes: tuple[Note, ...],
+    claims: list[tuple[Pattern, Claim]],
+    not_checked: list[NotChecked],
+    crashes: list[Crash],
+    checked: list[str],
+    progress: Callable[[str], None] | None,
+) -> None:
+    pattern = entry.pattern
+    missing = missing_needs(pattern, trace)
+    if missing:
+        not_checked.append(
+            NotChecked(
+                pattern.code,
+                pattern.name,
+                tuple(NEEDS[need][1] for need in missing),
+                "; ".join(NEEDS[need][2] for need in missing),
+            )
+        )
+        return
+    if progress is not None:
+        progress(pattern.name)
+    try:
+        found = list(entry.find(trace))
+    except Exception as error:  # one broken pattern must not take the others along
+        crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
+        return
+    incomplete = {note.code for note in notes} & {"missing-kernels", "cut-window"}
+    idle = [claim for claim in found if claim.time_class == "idle"]
+    if idle and incomplete:
+        # idle time in a recording without all its GPU rows proves nothing
+        not_checked.append(
+            NotChecked(
+                pattern.code,
+                pattern.name,
+                ("complete GPU rows",),
+                "record whole steps without filtering or slicing",
+            )
+        )
+        found = [claim for claim in found if claim.time_class != "idle"]
+    else:
+        checked.append(pattern.code)
+    claims += [(pattern, claim) for claim in found]
+
+
+def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Claim]]:
+    gone = {
+        code
+        for pattern, claim in claims
+        if claim.certainty == "certain"
+        for code in pattern.suppresses
+    }
+    return [item for item in claims if item[0].code not in gone]
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def _finding(
+    trace: Trace, share: Share, entry: Entry, notes: tuple[Note, ...], min_share: float
+) -> Finding | None:
+    claim, pattern = share.claim, share.pattern
+    cost = _cost(trace, share, notes)
+    if not claim.always and (cost is None or cost.share_high < min_share):
+        return None
+    certainty: Certainty = claim.certainty
+    if claim.time_class == "idle" and _many_orphans(notes):
+        certainty = "hint"
+    rows = claim.rows
+    return Finding(
+        code=pattern.code,
+        name=pattern.name,
+        family=pattern.family,
+        title=pattern.title,
+        severity=_severity(pattern, cost, certainty),
+        certainty=certainty,
+        message=claim.message,
+        place=_place(trace, share),
+        cost=cost,
+        evidence=claim.evidence,
+        fix=claim.fix or entry.fix,
+        n_events=len(rows),
+        also_explains=tuple(sorted(share.also_explains)),
+    )
+
+
+def _many_orphans(notes: tuple[Note, ...]) -> bool:
+    return any(note.code == "orphans" and note.level == "warn" for note in notes)
+
+
+def _cost(trace: Trace, share: Share, notes: tuple[Note, ...]) -> Cost | None:
+    claim = share.claim
+    if claim.time_class == "none" or not len(claim.spans):
+        return None
+    low, high, basis, method = share.low_ns, share.high_ns, claim.basis, claim.method
+    if claim.time_class == "idle" and _many_orphans(notes):
+        low, basis = 0.0, "bounded"
+        method = f"{method}; many launches are outside the recording".lstrip("; ")
+    return _priced(trace, low, high, share.naive_ns, basis, method)
+
+
+_GRADES: dict[str, Literal["A", "B", "C"]] = {"measured": "A", "modelled": "B", "bounded": "C"}
+
+
+def _priced(
+    trace: Trace,
+    low_ns: float,
+    high_ns: float,
+    naive_ns: float,
+    basis: Literal["measured", "modelled", "bounded"],
+    method: str,
+) -> Cost:
+    steps = trace.steps
+    n, wall = steps.n_steady, max(steps.wall_ns, 1)
+    # per step is an average over the judged steps, and never more than the step it is a share of
+    low, high = min(low_ns / n, wall), min(high_ns / n, wall)
+    return Cost(
+        low_ms=ms(low),
+        high_ms=ms(high),
+        per="step" if len(steps) else "window",
+        of_ms=ms(wall),
+        share_low=round(low / wall, 6),
+        share_high=round(high / wall, 6),
+        naive_ms=ms(naive_ns / n),
+        basis=basis,
+        method=method or "time owned by this finding, each millisecond counted once",
+        grade=_GRADES[basis],
+    )
+
+
+def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+    if cost is None or cost.high_ms == 0:
+        if pattern.family == "measure":
+            return "note"
+        return "medium" if certainty == "certain" else "low"
+    middle = (cost.share_low + cost.share_high) / 2
+    if middle >= HIGH_SHARE and certainty != "hint":
+        return "high"
+    return "medium" if middle >= MEDIUM_SHARE else "low"
+
+
+def _rank(finding: Finding) -> tuple[Any, ...]:
+    cost = finding.cost
+    timed = cost is not None and cost.high_ms > 0
+    return (
+        finding.severity == "note",
+        not timed,
+        -(cost.low_ms if cost else 0.0),
+        -(cost.high_ms if cost else 0.0),
+        finding.code,
+        finding.message,
+    )
+
+
+def _place(trace: Trace, share: Share) -> Place:
+    claim = share.claim
+    rows = claim.rows
+    anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
+    host = _host_row(trace, anchor)
+    ops: tuple[str, ...] = ()
+    stack: tuple[Any, ...] = ()
+    module = lane = ""
+    if host >= 0:
+        chain = [one for one in [host, *trace.tree.chain(host)] if trace.hosts[one]]
+        ops = tuple(
+            trace.name_of(one)
+            for one in reversed(chain[:8])
+            if not trace.name_of(one).startswith("ProfilerStep#")
+        )
+        stack = user_stack(trace, host)
+        module = module_path(trace, host)
+    if anchor >= 0:
+        where = trace.lanes[trace.lane[anchor]]
+        lane = f"{where.kind} {where.tid}" + (
+            f" of GPU {where.device}" if where.kind == "stream" else ""
+        )
+    owned = share.owned_ns
+    top = np.sort(np.argsort(-owned, kind="stable")[:MAX_INTERVALS])
+    top = top[owned[top] > 0]
+    works = trace.works[rows]
+    step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
+    judged = rows[trace.steps.in_steady(step_of)]
+    longest = judged[np.argsort(-trace.dur_ns[judged], kind="stable")[:3]]
+    return Place(
+        steps=tuple(np.unique(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
+        intervals_ns=tuple((int(a), int(b)) for a, b in share.pieces[top].tolist()),
+        lane=lane,
+        ops=ops,
+        frame=stack[0] if stack else None,
+        stack=stack,
+        module=module,
+        examples=tuple(_example(trace, row) for row in longest.tolist()),
+    )
+
+
+def _host_row(trace: Trace, row: int) -> int:
+    """Return the host row behind any row: itself, or the call that enqueued it."""
+    if row < 0 or trace.hosts[row] or trace.kind[row] == Kind.PYTHON:
+        return row
+    return int(trace.links.call[row])
+
+
+def _example(trace: Trace, row: int) -> Example:
+    lane = trace.lanes[trace.lane[row]]
+    return Example(
+        event=row,
+        name=trace.name_of(row),
+        start_ns=int(trace.start_ns[row]),
+        dur_ns=int(trace.dur_ns[row]),
+        pid=lane.pid,
+        tid=lane.tid,
+    )
+
+
+def _joint(trace: Trace, findings: list[Finding]) -> Cost | None:
+    costs = [finding.cost for finding in findings if finding.cost is not None]
+    costs = [cost for cost in costs if cost.high_ms > 0]
+    if not costs:
+        return None
+    n = trace.steps.n_steady
+    return _priced(
+        trace,
+        sum(cost.low_ms for cost in costs) * 1e6 * n,
+        sum(cost.high_ms for cost in costs) * 1e6 * n,
+        sum(cost.naive_ms for cost in costs) * 1e6 * n,
+        "bounded",
+        "sum over findings that share no millisecond",
+    )
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _verdict(
+    trace: Trace,
+    notes: tuple[Note, ...],
+    findings: list[Finding],
+    not_checked: list[NotChecked],
+    joint: Cost | None,
+    summary: Summary | None,
+    checked: list[str],
+) -> tuple[str, str, str]:
+    refusals = [note for note in notes if note.level == "refuse"]
+    if refusals:
+        first = refusals[0]
+        return (
+            f"No verdict: {first.message}.",
+            f"Record again: {first.fix}." if first.fix else "Record again.",
+            f"{trace.report.n_events} events were read.",
+        )
+    limits = [note for note in notes if note.level == "warn"]
+    trust = (
+        "Limited trust: " + "; ".join(note.message for note in limits[:2]) + "."
+        if limits
+        else f"{len(checked)} patterns checked"
+        + (f", {len(not_checked)} not checked" if not_checked else "")
+        + "; "
+        + ("see torchtriage doctor." if not_checked else "nothing was left out.")
+    )
+    return _where_time_goes(trace, summary), _costliest(findings, joint, checked), trust
+
+
+def _where_time_goes(trace: Trace, summary: Summary | None) -> str:
+    steps = trace.steps
+    if len(steps):
+        n = int(steps.steady.sum())
+        over = f"{n} steady step{'s' * (n > 1)} of {format_ns(steps.wall_ns)}"
+    else:
+        over = f"one window of {format_ns(trace.window.wall_ns)}"
+    if summary is None or not summary.devices:
+        return f"CPU only, {over}."
+    judged = steps.judged
+    total = [0] * 6
+    for one in trace.devices[0].classes(judged):
+        for i, value in enumerate(
+            (
+                one.compute_ns,
+                one.comm_only_ns,
+                one.copy_only_ns,
+                one.idle_host_late_ns,
+                one.idle_queued_ns,
+                one.idle_unknown_ns,
+            )
+        ):
+            total[i] += value
+    wall = max(sum(total), 1)
+    busy = sum(total[:3]) / wall
+    parts = [
+        f"{format_share(value / wall)} {label}"
+        for value, label in zip(
+            total[1:],
+            (
+                "only communicating",
+                "only copying",
+                "idle because the host is late",
+                "idle with work queued",
+                "idle for unknown reasons",
+            ),
+            strict=True,
+        )
+        if value / wall >= 0.02
+    ]
+    name = trace.devices[0].name or "GPU"
+    tail = f" ({', '.join(parts)})" if parts else ""
+    return f"{name} is busy {format_share(busy)} of {over}{tail}."
+
+
+def _costliest(findings: list[Finding], joint: Cost | None, checked: list[str]) -> str:
+    timed = [finding for finding in findings if finding.cost and finding.cost.high_ms > 0]
+    if timed and joint is not None:
+        first = timed[0]
+        cost = first.cost
+        assert cost is not None
+        others = len(findings) - 1
+        rest = (
+            f"; with {others} more finding{'s' * (others > 1)} up to {format_ms(joint.high_ms)}"
+            if others
+            else ""
+        )
+        return (
+            f"Costliest: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
+            f" {format_ms(cost.of_ms)} per {cost.per}{rest}."
+        )
+    if findings:
+        return (
+            f"No lost time found; {len(findings)} thing{'s' * (len(findings) > 1)} to know:"
+            f" {findings[0].title} ({findings[0].code})."
+        )
+    return f"Nothing found by the {len(checked)} patterns that could be checked."
+
+
+def _range(low_ms: float, high_ms: float) -> str:
+    if low_ms <= 0:
+        return f"up to {format_ms(high_ms)}"
+    low, high = format_ms(low_ms), format_ms(high_ms)
+    if low == high:
+        return low
+    if low.split(" ")[1] == high.split(" ")[1]:
+        return f"{low.split(' ')[0]}-{high}"
+    return f"{low}-{high}"
+
+
+def _facts(trace: Trace) -> TraceFacts:
+    origin, report = trace.origin, trace.report
+    counts = np.bincount(trace.cat, minlength=len(trace.cats)).tolist()
+    return TraceFacts(
+        path=report.path,
+        size_bytes=report.size_bytes,
+        n_events=report.n_events,
+        n_rows=len(trace),
+        tier=report.tier,  # type: ignore[arg-type]
+        n_lost=report.n_lost,
+        n_repaired=report.n_repaired,
+        loss=report.loss,
+        vendor=origin.vendor,
+        device_names=origin.device_names,
+        torch_flags=origin.flags,
+        rank=origin.rank,
+        world_size=origin.world_size,
+        base_time_ns=origin.base_time_ns,
+        resolution_ns=trace.resolution_ns,
+        phases=report.phases,
+        categories=dict(sorted(zip(trace.cats, counts, strict=True))),
+    )

@@ -1,0 +1,69 @@
+"""Findings as trace events: one process, one track per finding, above the recording's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from torchtriage.finding import Finding, Result
+from torchtriage.names import visible
+from torchtriage.report.words import saving
+
+__all__ = ["events"]
+
+PROCESS = 2_000_000_001
+"""Well above any real process id, so that the track never merges with one."""
+
+
+def events(result: Result) -> list[dict[str, Any]]:
+    """Return Chrome-trace events that show a result's findings on its own clock.
+
+    Times are microseconds with three decimals, as Kineto writes them.
+    """
+    out: list[dict[str, Any]] = [
+        _label("process_name", 0, "torchtriage findings"),
+        {"ph": "M", "name": "process_sort_index", "pid": PROCESS, "tid": 0,
+         "args": {"sort_index": -1_000_000}},
+    ]  # fmt: skip
+    for track, finding in enumerate(result.findings, start=1):
+        out.append(_label("thread_name", track, f"{finding.code} {finding.name}"))
+        out += [
+            {
+                "ph": "X",
+                "cat": "torchtriage",
+                "name": f"{finding.code} {finding.title}",
+                "pid": PROCESS,
+                "tid": track,
+                "ts": _us(start_ns),
+                "dur": _us(end_ns - start_ns),
+                "args": _args(finding),
+            }
+            for start_ns, end_ns in _intervals(finding)
+        ]
+    return out
+
+
+def _intervals(finding: Finding) -> list[tuple[int, int]]:
+    if finding.place.intervals_ns:
+        return list(finding.place.intervals_ns)
+    return [(one.start_ns, one.start_ns + max(one.dur_ns, 1)) for one in finding.place.examples]
+
+
+def _args(finding: Finding) -> dict[str, Any]:
+    args = {"message": visible(finding.message), "fix": visible(finding.fix.text)}
+    if finding.cost is not None:
+        args["saving"] = saving(finding.cost)
+    if finding.fix.code:
+        args["code"] = finding.fix.code
+    return args
+
+
+def _label(name: str, track: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": PROCESS, "tid": track, "args": {"name": text}}
+
+
+def _us(value_ns: int) -> msgspec.Raw:
+    # as text: a double cannot hold an epoch in microseconds with three decimals
+    sign, value = ("-", -value_ns) if value_ns < 0 else ("", value_ns)
+    return msgspec.Raw(f"{sign}{value // 1000}.{value % 1000:03d}".encode())

@@ -153,8 +153,8 @@ class Crash:
 class Note:
     """One fact about the recording's quality.
 
-    ``level`` is ``refuse`` when no verdict can be given, ``warn`` when numbers are limited, ``info``
-    otherwise. ``fix`` says how to record better.
+    ``level`` is ``refuse`` when no verdict can be given, ``warn`` when numbers are limited, else
+    ``info``. ``fix`` says how to record better.
     """
 
     code: str

@@ -114,9 +114,11 @@ def covered(values: Spans, cover: Spans) -> Ints:
     def until(times: Ints) -> Ints:
         index = np.searchsorted(cover[:, 0], times, side="right")
         inside = np.minimum(times, cover[index - 1, 1]) - cover[index - 1, 0]
-        return np.where(index > 0, total[index - 1] + inside, 0)
+        out: Ints = np.where(index > 0, total[index - 1] + inside, 0)
+        return out
 
-    return np.maximum(until(values[:, 1]) - until(values[:, 0]), 0)
+    out: Ints = np.maximum(until(values[:, 1]) - until(values[:, 0]), 0)
+    return out
 
 
 def owner(values: Spans, times: Ints) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 
 from torchtriage.cli.config import read_config
 from torchtriage.cli.progress import reading
-from torchtriage.errors import TraceFormatError, TriageError, UsageError
+from torchtriage.errors import TraceFormatError, UsageError
 from torchtriage.finding import Result
 
 __all__ = ["command"]
@@ -81,18 +82,19 @@ def command(paths: tuple[str, ...], **options: Any) -> None:
     if options["perfetto"] and (len(files) != 1 or files[0] == "-"):
         raise UsageError("--perfetto needs exactly one trace file")
     results: list[Result] = []
-    unusable: list[TriageError] = []
+    unusable: list[TraceFormatError] = []
     for file in files:
-        try:
-            with reading(str(file), quiet=options["quiet"]) as progress:
-                results.append(api.analyze(file, progress=progress, **keywords))
-        except TraceFormatError as error:
+        with reading(str(file), quiet=options["quiet"]) as progress:
+            outcome = _attempt(partial(api.analyze, file, progress=progress, **keywords))
+        if isinstance(outcome, Result):
+            results.append(outcome)
+        elif len(files) == 1:
+            raise outcome
+        else:
             # one bad file among many must not hide what the others say
-            if len(files) == 1:
-                raise
-            unusable.append(error)
-    for error in unusable:
-        click.echo(f"torchtriage: left out: {error}", err=True)
+            unusable.append(outcome)
+    for one in unusable:
+        click.echo(f"torchtriage: left out: {one}", err=True)
     if not results:
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace")
     _write(results, files, options, chosen["top"])
@@ -100,6 +102,13 @@ def command(paths: tuple[str, ...], **options: Any) -> None:
         sys.exit(1)
     if unusable or any(result.refused for result in results):
         sys.exit(2)
+
+
+def _attempt(analyze: Callable[[], Result]) -> Result | TraceFormatError:
+    try:
+        return analyze()
+    except TraceFormatError as error:
+        return error
 
 
 def _expand(paths: tuple[str, ...], api: Any) -> list[Any]:

@@ -25,6 +25,4 @@ def command(html: str | None) -> None:
     if html:
         Path(html).write_text(result.to_html(), encoding="utf-8")
         click.echo(f"wrote {html}", err=True)
-    click.echo(
-        "\nNow your own: torchtriage analyze TRACE   (record one: torchtriage doctor TRACE says how)"
-    )
+    click.echo("\nNow your own: torchtriage analyze TRACE")

@@ -113,8 +113,9 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
         yield Note(
             "missing-kernels",
             "refuse",
-            f"{int(launches.sum())} launches and copies, but no GPU row: the device side is missing",
-            "check that CUPTI/roctracer could start (no other profiler attached, counters allowed),"
+            f"{int(launches.sum())} launches and copies, but no GPU row: the device side is"
+            " missing",
+            "check that no other profiler was attached (CUPTI and roctracer serve one at a time),"
             " and that the file was not filtered",
         )
     elif calls.any() or names:
@@ -184,7 +185,7 @@ def _orphans(trace: Trace) -> Iterator[Note]:
         "warn" if share > MANY_ORPHANS else "info",
         f"{n} of {total} pieces of GPU work ({format_ns(time)}) have no launch in the recording:"
         " they were enqueued before it, and no code here is blamed for them",
-        "use schedule(wait=…, warmup=1 or more, …) so that the recording starts with an empty queue",
+        "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
         {"n_orphans": n, "n_work": total, "orphan_ns": time, "share": round(share, 4)},
     )
 
@@ -213,11 +214,8 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 
 def _steps(trace: Trace) -> Iterator[Note]:
-    marks = (
-        trace.window.basis.startswith(("1 Prof", "2 Prof")) or "ProfilerStep" in trace.window.basis
-    )
     n = len(trace.steps)
-    if not marks:
+    if "ProfilerStep" not in trace.window.basis:
         yield Note(
             "no-steps",
             "info",

@@ -151,11 +151,12 @@ class Trace:
     def where_name(self, test: Callable[[str], bool]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
         table = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
-        return table[self.name] if len(table) else np.zeros(len(self), dtype=bool)
+        out: Mask = table[self.name] if len(table) else np.zeros(len(self), dtype=bool)
+        return out
 
     def name_of(self, row: int) -> str:
         """Return the name of one row."""
-        return self.names[self.name[row]]
+        return self.names[int(self.name[row])]
 
     # -- arguments -------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class Trace:
         ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``.
         """
         index = Detail._fields.index(what)
-        out = []
+        out: list[Any] = []
         for code in self.detail[np.asarray(rows, np.int64)].tolist():
             if code < 0:
                 out.append(None)

@@ -25,6 +25,6 @@ COMMUNICATION = (
 def communicates(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: kernels that move data between ranks."""
     kernels = trace.kind == Kind.KERNEL
-    return kernels & (
-        trace.matching(COMMUNICATION) | trace.where_detail("collective", lambda name: bool(name))
-    )
+    named = trace.matching(COMMUNICATION)
+    out: NDArray[np.bool_] = kernels & (named | trace.where_detail("collective", bool))
+    return out

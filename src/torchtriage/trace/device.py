@@ -85,9 +85,7 @@ class Device:
     @cached_property
     def copy_only(self) -> Spans:
         """Exposed copies: neither computation nor communication beside them."""
-        return intervals.subtract(
-            intervals.subtract(self.copies, self.compute), self.communication
-        )
+        return intervals.subtract(intervals.subtract(self.copies, self.compute), self.communication)
 
     @cached_property
     def gaps(self) -> Gaps:
@@ -124,12 +122,47 @@ class Device:
     @cached_property
     def host_late(self) -> Spans:
         """Idle time because the host came late."""
-        return self.gaps.spans[self.gaps.blame == HOST_LATE]
+        spans: Spans = self.gaps.spans[self.gaps.blame == HOST_LATE]
+        return spans
+
+    @cached_property
+    def gap_lane(self) -> Ints:
+        """int64[gaps]: the host thread each gap waited for, the one that issued the next launch.
+
+        The main thread and the autograd engine's take turns, so all of them are the main thread;
+        -1 where the launch was not recorded.
+        """
+        trace = self.trace
+        call = trace.links.call[self.gaps.next_row]
+        lanes = np.where(call >= 0, trace.lane[call], -1).astype(np.int64)
+        return np.where(np.isin(lanes, self._crew), trace.steps.lane, lanes)
+
+    @cached_property
+    def host_work(self) -> Spans:
+        """Time of host-late gaps in which the thread they waited for was in ops or calls."""
+        trace, gaps = self.trace, self.gaps
+        late = gaps.blame == HOST_LATE
+        inside = trace.is_kind(Kind.OP, Kind.RUNTIME)
+        found = [intervals.EMPTY]
+        for lane in np.unique(self.gap_lane[late]).tolist():
+            threads = self._crew if lane == trace.steps.lane else [lane]
+            rows = np.flatnonzero(inside & np.isin(trace.lane, threads))
+            work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+            waiting = late & (self.gap_lane == lane)
+            found.append(intervals.intersect(gaps.spans[waiting], work))
+        return intervals.union(np.concatenate(found))
+
+    @cached_property
+    def _crew(self) -> Ints:
+        trace = self.trace
+        engine = trace.matching("^autograd::engine::") & (trace.kind == Kind.OP)
+        return np.append(np.unique(trace.lane[engine]), trace.steps.lane).astype(np.int64)
 
     @cached_property
     def queued(self) -> Spans:
         """Idle time although the next work was enqueued."""
-        return self.gaps.spans[self.gaps.blame == QUEUED]
+        spans: Spans = self.gaps.spans[self.gaps.blame == QUEUED]
+        return spans
 
     @cached_property
     def idle(self) -> Spans:
@@ -153,8 +186,7 @@ class Device:
         ]
         rest = wall - sum(parts)
         return [
-            TimeClasses(*map(int, row))
-            for row in np.stack([wall, *parts, rest], axis=1).tolist()
+            TimeClasses(*map(int, row)) for row in np.stack([wall, *parts, rest], axis=1).tolist()
         ]
 
     @cached_property
@@ -174,14 +206,13 @@ class Device:
         returned = np.where(call >= 0, trace.end_ns[call], trace.start_ns[self.rows])
         ends = np.maximum.accumulate(trace.end_ns[self.rows])
         out = np.ones(len(self.rows), dtype=bool)
-        out[:-1] = returned[1:] <= ends[:-1]
+        # the kernels of one graph launch need no host between them
+        out[:-1] = (returned[1:] <= ends[:-1]) | ((call[1:] == call[:-1]) & (call[1:] >= 0))
         return out
 
     def _union(self, mask: NDArray[np.bool_]) -> Spans:
         rows = self.rows[mask]
-        return intervals.union(
-            intervals.spans(self.trace.start_ns[rows], self.trace.end_ns[rows])
-        )
+        return intervals.union(intervals.spans(self.trace.start_ns[rows], self.trace.end_ns[rows]))
 
 
 def find_devices(trace: Trace) -> tuple[Device, ...]:
@@ -198,6 +229,8 @@ def find_devices(trace: Trace) -> tuple[Device, ...]:
         mine = rows[device == index]
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
         # ROCm numbers agents, not devices: fall back on the order of appearance
-        name = names[index] if 0 <= index < len(names) else names[order % len(names)] if names else ""
+        name = (
+            names[index] if 0 <= index < len(names) else names[order % len(names)] if names else ""
+        )
         found.append(Device(trace, index, name, mine, comm[mine]))
     return tuple(sorted(found, key=lambda one: -intervals.length(one.busy)))

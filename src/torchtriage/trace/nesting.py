@@ -96,7 +96,7 @@ class Tree:
 
     def nearest(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
         """Return for each row its innermost proper ancestor in ``mask``, -1 without one."""
-        current = self.parent[rows].astype(np.int64)
+        current: Ints = self.parent[rows].astype(np.int64)
         while True:
             climb = np.flatnonzero((current >= 0) & ~mask[current])
             if not len(climb):
@@ -260,7 +260,8 @@ def _running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:
     if (int(code[-1]) + 1) * width < 1 << 62:
         shifted = np.maximum.accumulate(end_ns - base + code * width)
         before = np.concatenate([[0], shifted[:-1]]) - code * width
-        return np.where(before > 0, before + base, base)
+        seen: Ints = np.where(before > 0, before + base, base)
+        return seen
     out = np.empty_like(end_ns)
     for part in np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1):
         out[part] = np.concatenate([[base], np.maximum.accumulate(end_ns[part])[:-1]])

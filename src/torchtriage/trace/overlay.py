@@ -65,8 +65,8 @@ def _write(reader: EventReader, stream: IO[bytes], extra: list[dict[str, Any]]) 
     stream.write(b'{"traceEvents": [\n')
     first = True
     for chunk in reader:
-        text = b",\n".join(map(encode, chunk.untyped())) if chunk.mended else chunk.text
-        if text.strip():
+        text = chunk.document[1:-1].strip()
+        if text:
             stream.write(text if first else b",\n" + text)
             first = False
     for event in extra:

@@ -69,7 +69,7 @@ def _device(trace: Trace, device: Device, whole: intervals.Spans) -> DeviceSumma
     rows = rows[inside]
     comm = intervals.clip(device.communication, int(whole[0, 0]), int(whole[0, 1]))
     return DeviceSummary(
-        device=f"GPU {device.index}",
+        device=str(device.index),
         name=device.name,
         classes=device.classes(whole)[0],
         n_kernels=int((trace.kind[rows] == Kind.KERNEL).sum()),

@@ -107,23 +107,22 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
         Reader(
             "torchtriage load",
             here("torchtriage"),
-            "import torchtriage as tt\n"
-            "from importlib.metadata import version\n"
-            "def load():\n"
-            "    trace = tt.load(path)\n"
+            "from torchtriage import __version__, load\n"
+            "def load_all():\n"
+            "    trace = load(path)\n"
             "    trace.tree, trace.frames, trace.links\n"  # each is made when first asked for
             "    return trace",
-            "load()",
+            "load_all()",
             "result.report.n_events",
-            "version('torchtriage')",
+            "__version__",
         ),
         Reader(
             "torchtriage analyze",
             here("torchtriage"),
-            "import torchtriage as tt\nfrom importlib.metadata import version",
-            "tt.analyze(path)",
+            "from torchtriage import __version__, analyze",
+            "analyze(path)",
             "0",
-            "version('torchtriage')",
+            "__version__",
         ),
         Reader(
             "HTA TraceAnalysis",

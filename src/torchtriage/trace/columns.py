@@ -212,7 +212,8 @@ class Trace:
     def is_host_only(self) -> bool:
         """Whether only the CPU was at work: no device row, no runtime call, no device listed."""
         device = self.is_kind(*WORK_KINDS, Kind.RUNTIME, Kind.DEVICE_OTHER)
-        return not device.any() and not self.meta.get("deviceProperties")
+        listed = self.meta.get("deviceProperties")
+        return self.origin.vendor == "cpu" and not device.any() and not listed
 
     # -- structure, each computed once -----------------------------------------------------
 

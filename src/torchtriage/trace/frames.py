@@ -7,14 +7,27 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from torchtriage import intervals
 from torchtriage.finding import Frame
+from torchtriage.intervals import Spans
 from torchtriage.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["is_user_frame", "module_path", "parse_frame", "user_stack"]
+__all__ = [
+    "hot_frame",
+    "is_user_frame",
+    "module_path",
+    "own_time_ns",
+    "parse_frame",
+    "top_frames",
+    "user_stack",
+]
+
+Ints = NDArray[np.int64]
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
@@ -63,9 +76,7 @@ def user_stack(trace: Trace, row: int, *, limit: int = 6) -> tuple[Frame, ...]:
     if trace.kind[row] == Kind.PYTHON:
         chain = [row, *frames.chain(row)]
     else:
-        inner = int(
-            frames.at(trace.lane[[row]], trace.start_ns[np.array([row])])[0]
-        )
+        inner = int(frames.at(trace.lane[[row]], trace.start_ns[np.array([row])])[0])
         if inner < 0:
             return ()
         chain = [inner, *frames.chain(inner)]
@@ -86,3 +97,52 @@ def module_path(trace: Trace, row: int) -> str:
     names = [trace.name_of(one) for one in [inner, *frames.chain(inner)]]
     modules = [name[len("nn.Module: ") :] for name in names if name.startswith("nn.Module: ")]
     return ".".join(reversed(modules))
+
+
+def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
+    """Return how long each frame of a thread was open, and running itself, inside some time.
+
+    Parameters
+    ----------
+    lane : int
+        The thread.
+    within : int64[k, 2]
+        Sorted and disjoint.
+
+    Returns
+    -------
+    total_ns, own_ns : int64[n]
+        With and without the frames it called; 0 for rows that are not frames of this thread.
+    """
+    total = np.zeros(len(trace), np.int64)
+    rows = trace.frames.members
+    rows = rows[trace.lane[rows] == lane]
+    total[rows] = intervals.covered(
+        intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), within
+    )
+    own = total.copy()
+    parent = trace.frames.parent[rows]
+    np.subtract.at(own, parent[parent >= 0], total[rows[parent >= 0]])
+    return total, np.maximum(own, 0)
+
+
+def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, int]]:
+    """Return the frame names with the most own time and that time in ns, longest first."""
+    rows = np.flatnonzero(own_ns)
+    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    best = np.argsort(-by_name, kind="stable")[:limit]
+    return [(trace.names[code], int(by_name[code])) for code in best.tolist() if by_name[code]]
+
+
+def hot_frame(trace: Trace, total_ns: Ints, span_ns: int) -> int:
+    """Return the deepest frame whose function was open for half of the time, -1 without one."""
+    rows = np.flatnonzero(total_ns)
+    rows = rows[trace.where_name(lambda name: parse_frame(name) is not None)[rows]]
+    if not len(rows):
+        return -1
+    by_name = np.bincount(trace.name[rows], weights=total_ns[rows])
+    rows = rows[2 * by_name[trace.name[rows]] >= span_ns]
+    # one instance stands for its function: the longest
+    rows = rows[np.argsort(-total_ns[rows], kind="stable")]
+    rows = rows[np.unique(trace.name[rows], return_index=True)[1]]
+    return max(rows.tolist(), key=lambda row: len(trace.frames.chain(row)), default=-1)

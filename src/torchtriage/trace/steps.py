@@ -19,7 +19,7 @@ from torchtriage.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["COMPILES", "Steps", "Window", "find_steps"]
+__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use"]
 
 Ints = NDArray[np.int64]
 
@@ -30,6 +30,13 @@ COMPILES = (
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
+_GPU_CALL = r"^(cuda|hip|cu[A-Z])"
+_WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
+FIRST_USE_NS = 10_000_000
+"""A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads
+modules it takes 10 ms - 30 s (measured)."""
+FIRST_USE_RATIO = 20.0
+"""... and this many medians of the ordinary calls of its name."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
 OUTLIER = 3.0
@@ -54,7 +61,8 @@ class Steps:
     """The steps, possibly none; arrays have one element per step.
 
     ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` :
-    where the host was. ``steady`` : not first, not compiling, not an outlier.
+    where the host was. ``steady`` : not first, not compiling, not an outlier. ``lane`` : the main
+    thread, which holds the steps (without steps: the one with the most op time; -1 without ops).
     """
 
     trace: Trace
@@ -65,6 +73,7 @@ class Steps:
     start_ns: Ints
     end_ns: Ints
     steady: NDArray[np.bool_]
+    lane: int
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -101,9 +110,7 @@ class Steps:
         if not len(self):
             inside = (times_ns >= self.window.start_ns) & (times_ns < self.window.end_ns)
             return np.where(inside, 0, -1)
-        return intervals.owner(
-            intervals.spans(self.host_start_ns, self.host_end_ns), times_ns
-        )
+        return intervals.owner(intervals.spans(self.host_start_ns, self.host_end_ns), times_ns)
 
     def per_step(self, step_of: Ints) -> Ints:
         """Return how many entries of ``step_of`` fall in each steady step (one window: one)."""
@@ -132,14 +139,43 @@ def find_steps(trace: Trace) -> Steps:
     for finder in (_by_profiler, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            names, start, end, basis = found
-            return _build(trace, names, start, end, basis, marked=finder is _by_profiler)
+            return _build(trace, found, marked=finder is _by_profiler)
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the whole recording is one window")
-    return Steps(trace, window, (), none, none, none, none, np.empty(0, bool))
+    return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
 
 
-Found = tuple[list[str], Ints, Ints, str] | None
+def first_use(trace: Trace) -> Ints:
+    """Return the host rows that compile, load modules or create contexts, in row order.
+
+    They happen once per process or shape, so a window that holds them measures no steady state.
+    """
+    marked = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(
+        Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD
+    )
+    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(_WAITS)
+    slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
+    for code in np.unique(trace.name[slow]).tolist():
+        same = slow[trace.name[slow] == code]
+        usual = trace.dur_ns[calls & (trace.name == code) & (trace.dur_ns < FIRST_USE_NS)]
+        bar = FIRST_USE_RATIO * float(np.median(usual)) if len(usual) else 0.0
+        marked[same[trace.dur_ns[same] >= bar]] = True
+    rows = np.flatnonzero(marked)
+    # a call over a busy device waits for it (hipFree without a caching allocator)
+    work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
+    busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
+    return rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
+
+
+class _Found(NamedTuple):
+    names: list[str]
+    start_ns: Ints
+    end_ns: Ints
+    basis: str
+    lane: int
+
+
+Found = _Found | None
 
 
 def _by_profiler(trace: Trace) -> Found:
@@ -150,23 +186,23 @@ def _by_profiler(trace: Trace) -> Found:
     if not len(rows):
         return None
     names = [trace.name_of(row) for row in rows.tolist()]
-    return (
+    return _Found(
         names,
         trace.start_ns[rows],
         trace.end_ns[rows],
         f"{len(rows)} ProfilerStep# mark{'s' if len(rows) > 1 else ''}",
+        int(trace.lane[rows[0]]),
     )
 
 
 def _by_annotation(trace: Trace) -> Found:
-    """A top-level annotation that repeats and covers most of its thread's time."""
+    """Take a top-level annotation that repeats and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     if len(rows) < 3:
         return None
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
     window = _whole(trace, "")
-    best: Found = None
     for code in np.unique(trace.name[rows]).tolist():
         same = _one_lane(trace, rows[trace.name[rows] == code])
         if len(same) < 3:
@@ -175,9 +211,9 @@ def _by_annotation(trace: Trace) -> Found:
         if (end - start).sum() < 0.5 * window.wall_ns:
             continue
         name = trace.names[code]
-        best = ([f"{name} {i}" for i in range(len(same))], start, end, f"annotation {name!r}")
-        break
-    return best
+        labels = [f"{name} {i}" for i in range(len(same))]
+        return _Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
+    return None
 
 
 def _by_optimizer(trace: Trace) -> Found:
@@ -192,12 +228,21 @@ def _by_optimizer(trace: Trace) -> Found:
     if len(rows) < 3:
         return None
     end = trace.end_ns[rows]
-    return (
+    return _Found(
         [f"step {i}" for i in range(len(rows) - 1)],
         end[:-1],
         end[1:],
         f"{len(rows)} calls of {trace.names[code]}",
+        int(trace.lane[rows[0]]),
     )
+
+
+def _busiest_lane(trace: Trace) -> int:
+    rows = np.flatnonzero(trace.kind == Kind.OP)
+    rows = rows[trace.tree.parent[rows] < 0]
+    if not len(rows):
+        return -1
+    return int(np.bincount(trace.lane[rows], weights=trace.dur_ns[rows]).argmax())
 
 
 def _one_lane(trace: Trace, rows: Ints) -> Ints:
@@ -212,9 +257,8 @@ def _one_lane(trace: Trace, rows: Ints) -> Ints:
     return rows[keep]
 
 
-def _build(
-    trace: Trace, names: list[str], start: Ints, end: Ints, basis: str, *, marked: bool
-) -> Steps:
+def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
+    names, start, end, basis, lane = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
     # work without a launch is the backlog from before the recording, never the first step's
@@ -249,6 +293,7 @@ def _build(
         wall_start,
         wall_end,
         _steady(trace, start, end, wall_end - wall_start),
+        lane,
     )
     return steps
 
@@ -257,10 +302,7 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
     steady = wall > 0
     if len(wall) >= 3:
         steady[0] = False
-    polluting = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(
-        Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD
-    )
-    rows = np.flatnonzero(polluting)
+    rows = first_use(trace)
     if len(rows):
         cover = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
         busy = intervals.covered(intervals.spans(start, end), cover)

@@ -1,0 +1,551 @@
+r"""One page that holds everything, asks no server for anything and can be mailed around.
+
+``render`` packs the results as JSON into a data block; the scripts and styles in ``templates/``
+draw them. Nothing from a trace is ever parsed as HTML: the script writes text nodes only, the
+data block cannot be closed from inside (``<`` is written ``\u003c``), and the page's own policy
+lets exactly one script and one style sheet run, named by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from torchtriage import intervals
+from torchtriage.finding import (
+    Cost,
+    Finding,
+    Frame,
+    Result,
+    Summary,
+    TimeClasses,
+    TimelineLane,
+)
+from torchtriage.names import short_name, visible
+from torchtriage.report.words import event_name
+from torchtriage.units import format_ms, format_share
+
+__all__ = ["MAX_PAGE_BYTES", "render"]
+
+MAX_PAGE_BYTES = 3_000_000
+
+SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
+
+
+@dataclass(frozen=True)
+class _Detail:
+    """How much of each result the page carries; everything cut is said on the page."""
+
+    lanes: int
+    spans: int
+    intervals: int
+    steps: int
+    rows: int
+    findings: int
+    facts: int
+    name_chars: int
+    text_chars: int
+
+
+# Tried in turn until the page fits: the first serves any one trace, the others many ranks.
+_DETAILS = (
+    _Detail(24, 1500, 200, 1000, 200, 200, 40, 160, 2000),
+    _Detail(16, 700, 100, 500, 100, 100, 30, 120, 1000),
+    _Detail(12, 300, 50, 200, 50, 60, 20, 80, 500),
+    _Detail(8, 120, 20, 100, 25, 30, 12, 60, 300),
+    _Detail(6, 50, 8, 60, 12, 15, 8, 40, 200),
+    _Detail(0, 0, 3, 30, 6, 8, 4, 40, 160),
+)
+
+
+def render(results: Sequence[Result]) -> str:
+    """Return one self-contained HTML page showing ``results``, the first one opened.
+
+    The page stays under ``MAX_PAGE_BYTES``: with many or very large results it carries less
+    detail per result, and says what it left out.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        One per trace; several are offered in a selector.
+
+    Raises
+    ------
+    ValueError
+        If ``results`` is empty.
+    """
+    if not results:
+        raise ValueError("expected at least one result to render, found none")
+    for detail in _DETAILS:
+        last = detail is _DETAILS[-1]
+        if not last and len(results) > 1 and _expected_bytes(results, detail) > MAX_PAGE_BYTES:
+            continue
+        page = _page(results, detail)
+        if last or len(page.encode()) <= MAX_PAGE_BYTES:
+            break
+    return page
+
+
+def _expected_bytes(results: Sequence[Result], detail: _Detail) -> float:
+    """Return the data's size judged by the fullest result: packing all of them takes long."""
+
+    def weight(result: Result) -> int:
+        lanes = result.summary.timeline if result.summary else ()
+        return 100 + sum(len(lane.spans) for lane in lanes) + 200 * len(result.findings)
+
+    fullest = max(results, key=weight)
+    packer = _Packer(detail)
+    one = len(json.dumps(packer.result(fullest), separators=(",", ":")))
+    # ranks of one run share their names
+    return one * sum(map(weight, results)) / weight(fullest) + len(json.dumps(packer.names))
+
+
+# -- the document ------------------------------------------------------------------------------
+
+
+@cache
+def _template(name: str) -> str:
+    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
+
+
+def _page(results: Sequence[Result], detail: _Detail) -> str:
+    packer = _Packer(detail)
+    data = {
+        "classes": SPAN_CLASSES,
+        "results": [packer.result(result) for result in results],
+        "names": packer.names,
+        "cut": list(packer.cut),
+    }
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    script, style = _template("page.js"), _template("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "policy": policy,
+        "title": html.escape(_title(results)),
+        "version": html.escape(_text(results[0].version, 40)),
+        "style": style,
+        "summary": _plain_summary(results, detail),
+        "data": text.replace("<", "\\u003c"),
+        "script": script,
+    }
+    # one pass, so that a name holding "{{script}}" stays a name
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _template("page.html"))
+
+
+def _hash(source: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _title(results: Sequence[Result]) -> str:
+    name = _text(_file_name(results[0].trace.path), 80)
+    others = f" and {len(results) - 1} more" if len(results) > 1 else ""
+    return f"{name}{others} · torchtriage"
+
+
+def _file_name(path: str) -> str:
+    """Return the last part of a path: pages get shared, folders of a machine should not."""
+    return PurePosixPath(path.replace("\\", "/")).name or path
+
+
+def _plain_summary(results: Sequence[Result], detail: _Detail) -> str:
+    """Return the findings as plain HTML, for a reader without scripts."""
+    lines = ["<h1>torchtriage</h1>"]
+
+    def put(tag: str, text: str, limit: int = 400) -> None:
+        lines.append(f"<{tag}>{html.escape(_text(text, limit))}</{tag}>")
+
+    for result in results:
+        put("h2", _file_name(result.trace.path))
+        for line in result.verdict:
+            put("p", line)
+        for note in result.notes[: detail.findings]:
+            put("p", f"{note.level}: {note.message} {note.fix}")
+        for finding in result.findings[: detail.findings]:
+            put("h3", f"{finding.code} {finding.title}")
+            put("p", finding.message)
+            if finding.cost:
+                put("p", _saving(finding.cost))
+            if finding.fix.text:
+                put("p", f"Fix: {finding.fix.text}")
+        if result.not_checked:
+            codes = ", ".join(item.code for item in result.not_checked)
+            put("p", f"Not checked, for want of data: {codes}", 1000)
+        if result.crashes:
+            codes = ", ".join(item.code for item in result.crashes)
+            put("p", f"Not checked, the pattern failed: {codes}", 1000)
+    return "\n".join(lines)
+
+
+def _saving(cost: Cost) -> str:
+    return (
+        f"Saves {format_ms(cost.low_ms)} to {format_ms(cost.high_ms)} of "
+        f"{format_ms(cost.of_ms)} per {cost.per} "
+        f"({format_share(cost.share_low)} to {format_share(cost.share_high)}), {cost.basis}."
+    )
+
+
+# -- the data ----------------------------------------------------------------------------------
+
+
+def _text(value: object, limit: int, *, lines: bool = False) -> str:
+    """Return a name fit to print: nothing invisible, one line unless ``lines``, not too long."""
+    # cut before and after cleaning: neither a 10 MB name nor its escapes reach the page
+    text = _clip(str(value), limit)
+    clean = "\n".join(map(visible, text.splitlines())) if lines else visible(text)
+    return _clip(clean, limit)
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class _Packer:
+    """Results as compact JSON values, names stored once, cuts remembered."""
+
+    def __init__(self, detail: _Detail) -> None:
+        self.detail = detail
+        self.names: list[str] = [""]
+        self.cut: dict[str, None] = {}
+        self._name_index: dict[str, int] = {"": 0}
+
+    def name(self, value: str, *, kernel: bool) -> int:
+        """Return the index of a span's name in the page's own table, kernels by short name."""
+        index = self._name_index.get(value)
+        if index is None:
+            index = self._name_index[value] = len(self.names)
+            shown = short_name(value) if kernel else value
+            self.names.append(_text(shown, self.detail.name_chars))
+        return index
+
+    def text(self, value: object) -> str:
+        return _text(value, self.detail.text_chars)
+
+    def take(self, values: Sequence[Any], limit: int, what: str) -> Sequence[Any]:
+        """Return the first ``limit`` values, and remember it when that is not all of them."""
+        if len(values) > limit:
+            kept = f"the first {limit:,} of {len(values):,}" if limit else "none of the"
+            self.cut[f"{kept} {what}"] = None
+        return values[:limit]
+
+    def result(self, result: Result) -> dict[str, Any]:
+        summary = result.summary
+        origin_ns = summary.window_start_ns if summary else 0
+        facts = result.trace
+        return {
+            "verdict": [self.text(line) for line in result.verdict],
+            "healthy": result.healthy,
+            "refused": result.refused,
+            "joint": _cost(result.joint_cost),
+            "trace": {
+                "file": _text(_file_name(facts.path), 200),
+                "sizeBytes": facts.size_bytes,
+                "nEvents": facts.n_events,
+                "nRows": facts.n_rows,
+                "tier": facts.tier,
+                "nLost": facts.n_lost,
+                "nRepaired": facts.n_repaired,
+                "loss": [self.text(line) for line in self.take(facts.loss, 50, "loss lines")],
+                "vendor": _text(facts.vendor, 40),
+                "devices": [_text(name, 80) for name in facts.device_names[:64]],
+                "flags": [_text(flag, 60) for flag in facts.torch_flags[:32]],
+                "rank": facts.rank,
+                "worldSize": facts.world_size,
+                "resolutionNs": facts.resolution_ns,
+                "phases": _counts(facts.phases),
+                "categories": _counts(facts.categories),
+            },
+            "notes": [
+                {
+                    "code": _text(note.code, 40),
+                    "level": note.level,
+                    "message": self.text(note.message),
+                    "fix": self.text(note.fix),
+                    "evidence": self.evidence(note.evidence),
+                }
+                for note in self.take(result.notes, 100, "notes")
+            ],
+            "summary": self.summary(summary) if summary else None,
+            "idle": _idle_by_cause(result),
+            "findings": [
+                self.finding(finding, origin_ns)
+                for finding in self.take(result.findings, self.detail.findings, "findings")
+            ],
+            "nFindings": len(result.findings),
+            "notChecked": [
+                {
+                    "code": _text(item.code, 40),
+                    "name": _text(item.name, 80),
+                    "missing": [_text(need, 120) for need in item.missing[:20]],
+                    "how": _text(item.how_to_record, 500, lines=True),
+                }
+                for item in self.take(result.not_checked, 300, "unchecked patterns")
+            ],
+            "checked": [_text(code, 40) for code in result.checked[:300]],
+            "crashes": [
+                {"code": _text(item.code, 40), "error": self.text(item.error)}
+                for item in self.take(result.crashes, 300, "failed patterns")
+            ],
+        }
+
+    def summary(self, summary: Summary) -> dict[str, Any]:
+        detail, origin_ns = self.detail, summary.window_start_ns
+        return {
+            "wallNs": summary.window_end_ns - origin_ns,
+            "basis": self.text(summary.window_basis),
+            "stepMs": summary.step_ms,
+            "nSteady": summary.n_steady_steps,
+            "nSteps": len(summary.steps),
+            "steps": [
+                [
+                    step.index,
+                    _text(step.name, detail.name_chars),
+                    step.start_ns - origin_ns,
+                    step.end_ns - origin_ns,
+                    step.steady,
+                    _classes(step.classes),
+                ]
+                for step in self.take(summary.steps, detail.steps, "steps")
+            ],
+            "devices": [
+                {
+                    "device": _text(device.device, 40),
+                    "name": _text(device.name, 80),
+                    "classes": _classes(device.classes),
+                    "nKernels": device.n_kernels,
+                    "nCopies": device.n_copies,
+                    "nOrphans": device.n_orphans,
+                    "nStreams": device.n_streams,
+                    "commNs": device.comm_ns,
+                }
+                for device in self.take(summary.devices, 32, "devices")
+            ],
+            "kernels": [
+                [
+                    self.text(kernel.name),
+                    _text(kernel.short_name, 160),
+                    kernel.count,
+                    kernel.total_ns,
+                    _finite(kernel.mean_ns),
+                    kernel.max_ns,
+                    _finite(kernel.share_of_kernel_time),
+                ]
+                for kernel in summary.top_kernels[: detail.rows]
+            ],
+            "nKernelNames": summary.n_kernel_names,
+            "ops": [
+                [self.text(op.name), op.count, op.self_ns, op.total_ns, op.device_ns]
+                for op in summary.top_ops[: detail.rows]
+            ],
+            "lanes": [
+                self.lane(lane, origin_ns)
+                for lane in self.take(summary.timeline, detail.lanes, "timeline lanes")
+            ],
+        }
+
+    def lane(self, lane: TimelineLane, origin_ns: int) -> dict[str, Any]:
+        """Return a lane as flat rows of gap from the last start, duration, class and name."""
+        spans: Iterable[tuple[int, int, str, str]] = lane.spans
+        limit = self.detail.spans
+        if len(lane.spans) > limit:
+            self.cut[f"the {limit:,} longest spans of a timeline lane"] = None
+            shortest = sorted(
+                range(len(lane.spans)), key=lambda i: lane.spans[i][0] - lane.spans[i][1]
+            )
+            spans = [lane.spans[i] for i in sorted(shortest[:limit])]
+        kernel = lane.kind == "device"
+        flat: list[int] = []
+        last_ns = origin_ns
+        for start_ns, end_ns, kind, name in spans:
+            code = self.name(name, kernel=kernel)
+            flat += (start_ns - last_ns, end_ns - start_ns, _class_index(kind), code)
+            last_ns = start_ns
+        return {"label": _text(lane.label, 120), "kind": lane.kind, "spans": flat}
+
+    def finding(self, finding: Finding, origin_ns: int) -> dict[str, Any]:
+        place, detail = finding.place, self.detail
+        marks = place.intervals_ns
+        if len(marks) > detail.intervals:
+            self.cut[f"the {detail.intervals:,} longest intervals of a finding"] = None
+            marks = tuple(sorted(marks, key=lambda mark: mark[0] - mark[1])[: detail.intervals])
+        return {
+            "code": _text(finding.code, 40),
+            "name": _text(finding.name, 80),
+            "family": _text(finding.family, 40),
+            "title": _text(finding.title, 300),
+            "severity": finding.severity,
+            "certainty": finding.certainty,
+            "message": self.text(finding.message),
+            "cost": _cost(finding.cost),
+            "evidence": self.evidence(finding.evidence),
+            "nEvents": finding.n_events,
+            "alsoExplains": [_text(code, 40) for code in finding.also_explains[:40]],
+            "fix": {
+                "text": self.text(finding.fix.text),
+                "code": _text(finding.fix.code, 4 * detail.text_chars, lines=True),
+                "link": _web_link(finding.fix.link),
+            },
+            "place": {
+                "steps": list(place.steps[:200]),
+                "nSteps": len(place.steps),
+                "marks": [
+                    value
+                    for start_ns, end_ns in sorted(marks)
+                    for value in (start_ns - origin_ns, end_ns - start_ns)
+                ],
+                "lane": _text(place.lane, 120),
+                "ops": [_text(op, 200) for op in place.ops[: detail.facts]],
+                "frame": _frame(place.frame) if place.frame else None,
+                "stack": [_frame(frame) for frame in place.stack[: detail.facts]],
+                "module": _text(place.module, 200),
+                "examples": [
+                    {
+                        "event": example.event,
+                        "short": _text(event_name(example.name[:4096]), 120),
+                        "name": _text(example.name, 4 * detail.name_chars),
+                        "startNs": example.start_ns - origin_ns,
+                        "durNs": example.dur_ns,
+                        # as the trace itself writes it, to search for in a viewer
+                        "ts": f"{example.start_ns // 1000}.{example.start_ns % 1000:03d}",
+                        "pid": _text(example.pid, 60),
+                        "tid": _text(example.tid, 60),
+                    }
+                    for example in place.examples[: detail.facts]
+                ],
+            },
+        }
+
+    def evidence(self, evidence: Mapping[str, Any]) -> list[list[Any]]:
+        """Return evidence as pairs; a list becomes its first values and its length."""
+        pairs = self.take(list(evidence.items()), self.detail.facts, "facts of a finding")
+        return [[_text(key, 80), _value(value)] for key, value in pairs]
+
+
+def _class_index(kind: str) -> int:
+    return SPAN_CLASSES.index(kind) if kind in SPAN_CLASSES else SPAN_CLASSES.index("op")
+
+
+def _classes(classes: TimeClasses | None) -> list[int] | None:
+    if classes is None:
+        return None
+    return [
+        classes.wall_ns,
+        classes.compute_ns,
+        classes.comm_only_ns,
+        classes.copy_only_ns,
+        classes.idle_host_late_ns,
+        classes.idle_queued_ns,
+        classes.idle_unknown_ns,
+    ]
+
+
+def _cost(cost: Cost | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    return {
+        "lowMs": _finite(cost.low_ms),
+        "highMs": _finite(cost.high_ms),
+        "per": cost.per,
+        "ofMs": _finite(cost.of_ms),
+        "shareLow": _finite(cost.share_low),
+        "shareHigh": _finite(cost.share_high),
+        "naiveMs": _finite(cost.naive_ms),
+        "basis": cost.basis,
+        "method": _text(cost.method, 300),
+        "grade": cost.grade,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    return {
+        "file": _text(frame.file, 400),
+        "line": frame.line,
+        "function": _text(frame.function, 200),
+        "exact": frame.exact,
+    }
+
+
+def _counts(counts: Mapping[str, int]) -> list[list[Any]]:
+    rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:40]
+    return [[_text(name, 60), count] for name, count in rows]
+
+
+def _value(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        pairs = [[_text(k, 60), _flat(v)] for k, v in list(value.items())[:12]]
+        return {"pairs": pairs, "n": len(value)}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else list(value)
+        return {"first": [_flat(item) for item in items[:12]], "n": len(items)}
+    return _text(value, 300)
+
+
+def _flat(value: Any) -> Any:
+    plain = _value(value)
+    return _text(json.dumps(value, default=str), 200) if isinstance(plain, dict) else plain
+
+
+def _web_link(link: str) -> str:
+    return _text(link, 500) if re.match(r"https?://[^\s]+$", link) else ""
+
+
+def _idle_by_cause(result: Result) -> dict[str, Any] | None:
+    """Return how much of the first device's idle time lies inside the findings' intervals.
+
+    Each moment goes to the first finding in rank order that marks it. A lower bound: a finding
+    carries its costliest intervals only (``cut`` says whether any does), and lanes are merged to
+    what a screen shows. None when a stream is not among the lanes: idle there is not known.
+    """
+    summary = result.summary
+    if summary is None or not summary.devices:
+        return None
+    device = summary.devices[0]
+    classes = device.classes
+    idle_ns = classes.idle_host_late_ns + classes.idle_queued_ns + classes.idle_unknown_ns
+    lanes = [
+        lane
+        for lane in summary.timeline
+        if lane.kind == "device" and lane.label.startswith(f"GPU {device.device} ")
+    ]
+    if not lanes or len(lanes) < device.n_streams:
+        return None
+    window = np.array([[summary.window_start_ns, summary.window_end_ns]], dtype=np.int64)
+    busy = np.array([span[:2] for lane in lanes for span in lane.spans], dtype=np.int64)
+    free = intervals.subtract(window, intervals.union(busy.reshape(-1, 2)))
+    rest_ns = idle_ns
+    causes: list[list[int]] = []
+    for index, finding in enumerate(result.findings):
+        marks = np.array(finding.place.intervals_ns, dtype=np.int64).reshape(-1, 2)
+        marks = intervals.union(marks)
+        own_ns = min(intervals.length(intervals.intersect(free, marks)), rest_ns)
+        free = intervals.subtract(free, marks)
+        if own_ns > 0:
+            rest_ns -= own_ns
+            causes.append([index, own_ns])
+    cut = any(len(finding.place.intervals_ns) >= 200 for finding in result.findings)
+    return {"idleNs": idle_ns, "causes": causes, "restNs": rest_ns, "cut": cut}

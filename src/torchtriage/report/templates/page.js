@@ -1,0 +1,880 @@
+"use strict";
+// Draws the page from its data block. Names from traces only ever become text nodes or
+// attribute values of our own elements; there is no innerHTML here. Times are ns since the
+// window's start.
+(() => {
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const PARTS = [
+  ["compute", "Compute", "kernels other than communication, and memsets"],
+  ["comm", "Communication only", "communication kernels with no compute beside them"],
+  ["copy", "Copy only", "memory copies with neither beside them"],
+  ["late", "Idle, host late", "the next kernel was launched after the device had run dry"],
+  ["queued", "Idle, queued", "the next kernel was launched in time and waited for something else"],
+  ["unknown", "Idle, unknown", "no launch is recorded for the next kernel, or nothing follows"],
+];
+const SPAN_WORDS = {
+  compute: "kernels", comm: "communication", copy: "copies", op: "operators",
+  wait: "waits for the device", python: "Python", loader: "data loading", step: "steps",
+};
+const NB = "\u00a0"; // a number stays with its unit
+const say = (text) => { document.getElementById("said").textContent = text; };
+
+// -- numbers as people read them ----------------------------------------------------------------
+
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => (n === null || n === undefined ? "–" : grouped.format(n));
+const many = (n, one, more) => `${count(n)} ${n === 1 ? one : more || `${one}s`}`;
+function digits(x) {
+  const size = Math.abs(x);
+  return size >= 99.95 ? x.toFixed(0) : size >= 9.995 ? x.toFixed(1) : x.toFixed(2);
+}
+function ns(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size === 0) return `0${NB}ns`;
+  for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
+    if (size < limit * 0.9995) {
+      return `${divisor === 1 && Number.isInteger(value) ? value : digits(value / divisor)}${NB}${unit}`;
+    }
+  }
+  return `${digits(value / 1e9)}${NB}s`;
+}
+const ms = (value) => (value === null ? "–" : ns(value * 1e6));
+function share(ratio) {
+  if (ratio === null || !Number.isFinite(ratio)) return "–";
+  const percent = ratio * 100;
+  return `${percent > 0 && percent < 9.95 ? percent.toFixed(1) : percent.toFixed(0)}${NB}%`;
+}
+function bytes(value) {
+  let size = value;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (Math.abs(size) < 1024) return `${unit === "B" ? size : digits(size)}${NB}${unit}`;
+    size /= 1024;
+  }
+  return `${digits(size)}${NB}TiB`;
+}
+/** A span of numbers with one unit where both share it: "9.10–11.9 ms". */
+function between(low, high, show) {
+  const [a, b] = [show(low), show(high)];
+  if (a === b) return a;
+  const [left, unit] = a.split(NB);
+  return low === 0 || b.endsWith(NB + unit) ? `${left}–${b}` : `${a} – ${b}`;
+}
+
+// -- elements -----------------------------------------------------------------------------------
+
+function h(tag, props, ...kids) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(props || {})) {
+    if (key === "on") for (const [type, act] of Object.entries(value)) node.addEventListener(type, act);
+    else if (key === "style") for (const [name, text] of Object.entries(value)) node.style.setProperty(name, text);
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...kids.flat(3).filter((kid) => kid !== null && kid !== undefined && kid !== false && kid !== ""));
+  return node;
+}
+const section = (id, title, sub, ...kids) =>
+  h("section", { id, "aria-labelledby": `${id}-title` },
+    h("h2", { id: `${id}-title` }, title), sub && h("p", { class: "sub" }, sub), kids);
+const pairs = (rows) => h("dl", { class: "pairs" }, rows.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
+/** Short text, the whole of it on demand. */
+const foldable = (short, full) => short === full ? h("code", {}, short)
+  : h("details", { class: "fold" }, h("summary", { title: full }, h("code", {}, short)), h("code", {}, full));
+
+// -- colours of the theme, for the canvas -------------------------------------------------------
+
+let palette = null;
+function colours() {
+  if (palette) return palette;
+  const probe = h("span", { hidden: true });
+  document.body.append(probe);
+  const pick = (name) => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+  palette = { ink: pick("--ink"), soft: pick("--soft"), line: pick("--line"), sunk: pick("--sunk"),
+    card: pick("--card"), mark: pick("--mark"), wash: pick("--mark-wash"), onFill: pick("--on-fill"),
+    font: getComputedStyle(document.body).fontFamily };
+  for (const kind of DATA.classes) palette[kind] = pick(`--fill-${kind}`);
+  probe.remove();
+  return palette;
+}
+
+// -- pictures of a stretch of time --------------------------------------------------------------
+
+const AXIS = 20, LABEL = 15, BAR = 19, GAP = 7, MARK = 21;
+
+/** Unpacked lanes: parallel arrays of start, end, class and name. */
+function unpack(packed) {
+  const n = packed.spans.length / 4;
+  const lane = { label: packed.label, kind: packed.kind, n, start: new Float64Array(n),
+    end: new Float64Array(n), kindOf: new Uint8Array(n), name: new Uint32Array(n) };
+  let at = 0;
+  for (let i = 0; i < n; i++) {
+    at += packed.spans[4 * i];
+    lane.start[i] = at;
+    lane.end[i] = at + packed.spans[4 * i + 1];
+    lane.kindOf[i] = packed.spans[4 * i + 2];
+    lane.name[i] = packed.spans[4 * i + 3];
+  }
+  return lane;
+}
+function marksOf(finding) {
+  const flat = finding.place.marks, list = [];
+  for (let i = 0; i < flat.length; i += 2) list.push([flat[i], flat[i] + flat[i + 1]]);
+  return list;
+}
+/** Rows of a picture with their heights: lanes first, then one row of marks per finding. */
+function layout(lanes, findings, axis) {
+  const rows = [];
+  let y = axis ? AXIS : 2;
+  for (const lane of lanes) {
+    rows.push({ lane, y: y + LABEL, h: BAR });
+    y += LABEL + BAR + GAP;
+  }
+  if (findings.length && axis) y += 4;
+  for (const finding of findings) {
+    rows.push({ finding, y, h: MARK });
+    y += MARK + 4;
+  }
+  return { rows, height: y + 2 };
+}
+function ticks(t0, t1, width) {
+  const raw = (t1 - t0) / Math.max(2, width / 110);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].find((factor) => power * factor >= raw);
+  const list = [];
+  for (let t = Math.ceil(t0 / step) * step; t <= t1; t += step) list.push(t);
+  return [list, step];
+}
+function tickText(t, step) {
+  const [divisor, unit] = step >= 1e9 ? [1e9, "s"] : step >= 1e6 ? [1e6, "ms"] : step >= 1e3 ? [1e3, "µs"] : [1, "ns"];
+  return `${grouped.format(Math.round(t / divisor))} ${unit}`;
+}
+/** Cut a text to a width in pixels. */
+function fit(ctx, text, width) {
+  if (width < 14) return "";
+  if (ctx.measureText(text).width <= width) return text;
+  let keep = Math.floor(text.length * width / ctx.measureText(text).width);
+  while (keep > 1 && ctx.measureText(`${text.slice(0, keep)}…`).width > width) keep--;
+  return keep > 1 ? `${text.slice(0, keep)}…` : "";
+}
+function paint(canvas, plan, t0, t1, { axis, marks, focus }) {
+  const c = colours(), width = canvas.clientWidth, scale = window.devicePixelRatio || 1;
+  if (!width) return;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(plan.height * scale);
+  canvas.style.height = `${plan.height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.scale(scale, scale);
+  ctx.fillStyle = c.card;
+  ctx.fillRect(0, 0, width, plan.height);
+  const x = (t) => (t - t0) / (t1 - t0) * width;
+  const lastLane = plan.rows.filter((row) => row.lane).at(-1);
+  const floor = lastLane ? lastLane.y + BAR : plan.height;
+  if (axis) {
+    const [list, step] = ticks(t0, t1, width);
+    ctx.font = `11px ${c.font}`;
+    for (const t of list) {
+      ctx.fillStyle = c.line;
+      ctx.fillRect(Math.round(x(t)), AXIS - 5, 1, plan.height);
+      ctx.fillStyle = c.soft;
+      const text = tickText(t, step);
+      if (x(t) + 4 + ctx.measureText(text).width < width) ctx.fillText(text, x(t) + 4, 12);
+    }
+  }
+  for (const [from, to] of marks) {
+    if (to < t0 || from > t1) continue;
+    ctx.fillStyle = c.wash;
+    ctx.fillRect(x(from), axis ? AXIS : 0, Math.max(1.5, x(to) - x(from)), floor - (axis ? AXIS : 0) + 3);
+  }
+  for (const row of plan.rows) {
+    if (row.lane) paintLane(ctx, c, row, x, t0, t1, width);
+    else paintMarks(ctx, c, row, x, t0, t1, width, focus);
+  }
+  for (const [from, to] of marks) {
+    if (to < t0 || from > t1) continue;
+    ctx.fillStyle = c.mark;
+    ctx.fillRect(x(from), floor + 3, Math.max(2, x(to) - x(from)), 3);
+  }
+}
+function paintLane(ctx, c, { lane, y, h: height }, x, t0, t1, width) {
+  ctx.font = `11px ${c.font}`;
+  ctx.fillStyle = c.soft;
+  ctx.fillText(fit(ctx, lane.label, width - 10), 5, y - 4);
+  ctx.fillStyle = c.sunk;
+  ctx.fillRect(0, y, width, height);
+  for (let i = 0; i < lane.n; i++) {
+    if (lane.end[i] < t0 || lane.start[i] > t1) continue;
+    const left = Math.max(-2, x(lane.start[i])), wide = Math.min(width + 2, x(lane.end[i])) - left;
+    const kind = DATA.classes[lane.kindOf[i]];
+    ctx.fillStyle = c[kind];
+    // a hairline keeps neighbours apart once there is room for it
+    ctx.fillRect(left, y, Math.max(0.6, wide > 4 ? wide - 0.7 : wide), height);
+    if (wide > 26 && lane.name[i]) {
+      ctx.fillStyle = c.onFill;
+      const from = Math.max(left, 0);
+      ctx.fillText(fit(ctx, DATA.names[lane.name[i]], left + wide - from - 8), from + 4, y + 13);
+    }
+  }
+}
+function paintMarks(ctx, c, { finding, y }, x, t0, t1, width, focus) {
+  const on = focus === finding;
+  ctx.globalAlpha = focus && !on ? 0.45 : 1;
+  ctx.fillStyle = c.line;
+  ctx.fillRect(0, y + 16, width, 1);
+  ctx.fillStyle = c.mark;
+  for (const [from, to] of finding.list) {
+    if (to < t0 || from > t1) continue;
+    const left = Math.max(-2, x(from));
+    ctx.fillRect(left, y + 13, Math.max(2, Math.min(width + 2, x(to)) - left), 7);
+  }
+  ctx.globalAlpha = 1;
+  ctx.font = `${on ? 600 : 400} 11px ${c.font}`;
+  ctx.fillStyle = on ? c.mark : c.soft;
+  ctx.fillText(fit(ctx, `${finding.code} ${finding.name}`, width - 10), 5, y + 9);
+}
+
+// -- the timeline -------------------------------------------------------------------------------
+
+const MOST_ROWS = 6;
+
+function timeline(model) {
+  const { wall, lanes, findings } = model;
+  const canvas = h("canvas", { id: "time", tabindex: "0", role: "application",
+    "aria-roledescription": "timeline", "aria-describedby": "time-keys",
+    "aria-label": `Timeline of ${ns(wall)}: ${lanes.map((lane) => lane.label).join(", ")}` });
+  const tip = h("div", { class: "tip", hidden: true });
+  const shown = h("span", { class: "tag", "aria-hidden": "true" });
+  const marked = findings.filter((finding) => finding.list.length);
+  let t0 = 0, t1 = wall, focus = null, at = -1, all = marked.length <= MOST_ROWS, plan, queued = false;
+
+  const rows = () => {
+    const list = all ? marked : marked.slice(0, MOST_ROWS);
+    return focus && !list.includes(focus) && focus.list.length ? [...list, focus] : list;
+  };
+  function draw() {
+    if (queued) return;
+    queued = true;
+    requestAnimationFrame(() => { queued = false; now(); });
+  }
+  function now() {
+    plan = layout(lanes, rows(), true);
+    paint(canvas, plan, t0, t1, { axis: true, marks: focus ? focus.list : [], focus });
+    shown.textContent = `${ns(t1 - t0)} of ${ns(wall)} shown`;
+  }
+  function view(from, to) {
+    const least = Math.min(wall, 200), span = Math.min(wall, Math.max(least, to - from));
+    t0 = Math.max(0, Math.min(wall - span, from + (to - from - span) / 2));
+    t1 = t0 + span;
+    tip.hidden = true;
+    draw();
+  }
+  const zoom = (factor, where = (t0 + t1) / 2) =>
+    view(where - (where - t0) * factor, where + (t1 - where) * factor);
+  const pan = (part) => { const by = (t1 - t0) * part; view(t0 + by, t1 + by); };
+  const timeAt = (px) => t0 + px / canvas.clientWidth * (t1 - t0);
+
+  function hit(px, py) {
+    const row = plan.rows.find((each) => py >= each.y - (each.lane ? LABEL : 2) && py <= each.y + each.h + 2);
+    if (!row) return null;
+    const t = timeAt(px), slack = (t1 - t0) / canvas.clientWidth * 3;
+    if (row.finding) {
+      const mark = row.finding.list.find(([from, to]) => t >= from - slack && t <= to + slack);
+      return { row, finding: row.finding, mark };
+    }
+    let best = -1, least = Infinity;
+    for (let i = 0; i < row.lane.n; i++) {
+      if (row.lane.start[i] - slack > t || row.lane.end[i] + slack < t) continue;
+      const size = row.lane.end[i] - row.lane.start[i];
+      if (size <= least) { least = size; best = i; }
+    }
+    return { row, span: best };
+  }
+  function describe(found) {
+    if (!found) return "";
+    if (found.finding) {
+      const { code, title } = found.finding;
+      return found.mark ? `${code} ${title}: ${ns(found.mark[1] - found.mark[0])} at ${ns(found.mark[0])}` : `${code} ${title}`;
+    }
+    const lane = found.row.lane, i = found.span;
+    if (i < 0) return lane.kind === "device" ? `${lane.label}: idle here` : "";
+    const name = DATA.names[lane.name[i]] || SPAN_WORDS[DATA.classes[lane.kindOf[i]]];
+    return `${name} · ${ns(lane.end[i] - lane.start[i])} at ${ns(lane.start[i])} · ${SPAN_WORDS[DATA.classes[lane.kindOf[i]]]}`;
+  }
+  function point(px, py, loud) {
+    const found = hit(px, py), text = describe(found);
+    tip.hidden = !text;
+    if (text) {
+      tip.textContent = text;
+      const left = Math.min(px + 12, canvas.clientWidth - tip.offsetWidth - 6);
+      const below = py + 18 + tip.offsetHeight < canvas.clientHeight;
+      tip.style.left = `${Math.max(4, left)}px`;
+      tip.style.top = `${below ? py + 18 : Math.max(2, py - tip.offsetHeight - 8)}px`;
+      if (loud) say(text);
+    }
+    return found;
+  }
+  function select(finding, zoomed = true) {
+    focus = finding;
+    at = -1;
+    if (finding && zoomed) visit(0);
+    else draw();
+  }
+  /** Zoom to the n-th of a finding's intervals, longest first for the first visit. */
+  function visit(n) {
+    if (!focus) focus = marked[0] || null;
+    if (!focus) return;
+    const list = focus.list;
+    at = (n + list.length) % list.length;
+    const [from, to] = list[at], around = Math.max((to - from) * 2.5, 2000);
+    view(from - around, to + around);
+    say(`${focus.code}, interval ${at + 1} of ${list.length}: ${ns(to - from)} at ${ns(from)}`);
+  }
+
+  // pointers: drag pans, two fingers zoom, a tap tells
+  const held = new Map();
+  let moved = 0, pinch = 0;
+  const place = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  canvas.addEventListener("pointerdown", (event) => {
+    held.set(event.pointerId, place(event));
+    moved = 0;
+    canvas.setPointerCapture(event.pointerId);
+    if (held.size === 2) pinch = spread();
+  });
+  const spread = () => { const [a, b] = [...held.values()]; return Math.max(8, Math.abs(a[0] - b[0])); };
+  canvas.addEventListener("pointermove", (event) => {
+    const spot = place(event), before = held.get(event.pointerId);
+    if (!before) { if (event.pointerType === "mouse") point(...spot); return; }
+    held.set(event.pointerId, spot);
+    if (held.size === 2) {
+      const [a, b] = [...held.values()], next = spread();
+      zoom(pinch / next, timeAt((a[0] + b[0]) / 2));
+      pinch = next;
+      moved = 99;
+    } else {
+      moved += Math.abs(spot[0] - before[0]);
+      if (moved > 3) {
+        canvas.classList.add("held");
+        pan((before[0] - spot[0]) / canvas.clientWidth);
+      }
+    }
+  });
+  const release = (event) => {
+    const spot = held.get(event.pointerId);
+    held.delete(event.pointerId);
+    canvas.classList.remove("held");
+    if (!spot || moved > 3 || event.type === "pointercancel") return;
+    const found = point(...spot, true);
+    if (found && found.finding) { select(found.finding, false); openCard(found.finding); }
+  };
+  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+  canvas.addEventListener("dblclick", (event) => zoom(0.4, timeAt(place(event)[0])));
+  canvas.addEventListener("wheel", (event) => {
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
+    if (event.ctrlKey || event.metaKey) zoom(Math.exp(event.deltaY * 0.004), timeAt(place(event)[0]));
+    else if (sideways) pan((event.deltaX || event.deltaY) / canvas.clientWidth);
+    else return; // an ordinary wheel scrolls the page
+    event.preventDefault();
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const acts = {
+      ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), a: () => pan(-0.15), d: () => pan(0.15),
+      "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), ArrowUp: () => zoom(0.6),
+      "-": () => zoom(1.6), s: () => zoom(1.6), ArrowDown: () => zoom(1.6),
+      0: () => view(0, wall), Home: () => view(0, wall), n: () => visit(at + 1), p: () => visit(at - 1),
+      Escape: () => { select(null); view(0, wall); },
+    };
+    const act = acts[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+    if (!["n", "p"].includes(event.key)) say(`${ns(t1 - t0)} shown, from ${ns(Math.max(0, t0))}`);
+  });
+
+  const button = (text, label, act) => h("button", { type: "button", "aria-label": label, title: label, on: { click: act } }, text);
+  const used = [...new Set(lanes.flatMap((lane) => [...new Set(lane.kindOf)]))].sort().map((kind) => DATA.classes[kind]);
+  const node = section("timeline", "The window in time",
+    `${ns(wall)}: ${model.summary.basis}. Spans closer than a screen can show are merged; empty device lane is idle time.`,
+    h("div", { class: "tools" },
+      button("−", "Zoom out", () => zoom(1.6)), button("+", "Zoom in", () => zoom(0.6)),
+      button("←", "Earlier", () => pan(-0.3)), button("→", "Later", () => pan(0.3)),
+      button("Whole window", "Show the whole window", () => { select(null); view(0, wall); }),
+      marked.length ? button("Next marked", "Next interval of the selected finding", () => visit(at + 1)) : null,
+      shown),
+    h("div", { class: "frame" }, canvas, tip),
+    h("ul", { class: "legend", "aria-label": "Colours of the timeline" },
+      used.map((kind) => h("li", {}, h("i", { class: kind }), SPAN_WORDS[kind])),
+      marked.length ? h("li", {}, h("i", { class: "own" }), "intervals of a finding") : null),
+    marked.length > MOST_ROWS ? h("p", { class: "more" },
+      h("button", { type: "button", "aria-expanded": "false", on: { click: (event) => {
+        all = !all;
+        event.target.textContent = all ? "Mark the first findings only" : `Mark all ${marked.length} findings`;
+        event.target.setAttribute("aria-expanded", String(all));
+        draw();
+      } } }, `Mark all ${marked.length} findings`)) : null,
+    h("p", { class: "keys", id: "time-keys" }, "Drag or ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"),
+      " to move, pinch, ", h("kbd", {}, "Ctrl"), "+wheel or ", h("kbd", {}, "+"), " ", h("kbd", {}, "−"),
+      " to zoom, ", h("kbd", {}, "n"), " ", h("kbd", {}, "p"), " for the next or previous marked interval, ",
+      h("kbd", {}, "0"), " for the whole window. Click a row of marks to open its finding."));
+  return { node, draw: now, select, view, show: () => { canvas.focus({ preventScroll: true }); node.scrollIntoView(); } };
+}
+
+// -- findings -----------------------------------------------------------------------------------
+
+function saving(cost) {
+  if (!cost) return h("div", { class: "gain" }, "No time saving claimed");
+  const wide = (part) => `${Math.max(0, Math.min(1, part || 0)) * 100}%`;
+  const text = `${between(cost.lowMs, cost.highMs, ms)} of ${ms(cost.ofMs)} per ${cost.per}`;
+  return h("div", { class: "gain" },
+    h("div", { class: "range", role: "img", "aria-label": `Saving ${text}` },
+      h("i", { class: "may", style: { width: wide(cost.shareHigh) } }),
+      h("i", { class: "sure", style: { width: wide(cost.shareLow) } })),
+    text, " ", h("span", { class: "whole" }, `(${between(cost.shareLow, cost.shareHigh, share)})`));
+}
+function evidenceText(key, value) {
+  if (value && typeof value === "object") {
+    // the values of a list or table carry the unit of its key
+    const shown = value.pairs ? value.pairs.map(([name, item]) => `${name} ${evidenceText(key, item)}`)
+      : value.first.map((item) => evidenceText(key, item));
+    const rest = value.n - shown.length;
+    return `${shown.join(", ")}${rest > 0 ? `, and ${count(rest)} more` : ""}`;
+  }
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return value === null ? "not known" : String(value);
+  if (/_ns(_|$)/.test(key)) return ns(value);
+  if (/_us(_|$)/.test(key)) return ns(value * 1e3);
+  if (/_ms(_|$)/.test(key)) return ms(value);
+  if (/_gb_per_s$/.test(key)) return `${Number(value.toPrecision(3))}${NB}GB/s`;
+  if (/bytes/.test(key)) return bytes(value);
+  if (/(_share|_ratio|^share)/.test(key) && Math.abs(value) <= 1) return share(value);
+  // ids are addresses, not amounts
+  if (/(^|_)(ids?|event|events|line|pid|tid)$/.test(key)) return String(value);
+  return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4)));
+}
+const evidenceName = (key) => key.replace(/^n_/, "").replace(/_gb_per_s$/, "").replace(/_(ns|us|ms|bytes)(?=_|$)/, "").replaceAll("_", " ");
+/** The steps of a place by the number in their names, runs joined: "550–554". */
+function stepList(place, model) {
+  const names = new Map(model.steps.map(([index, name]) => [index, name.replace(/^ProfilerStep#/, "")]));
+  const runs = [];
+  for (const step of place.steps) {
+    const run = runs.at(-1);
+    if (run && step === run[1] + 1) run[1] = step;
+    else runs.push([step, step]);
+  }
+  const word = (step) => names.get(step) || String(step);
+  const text = runs.slice(0, 8).map(([a, b]) => (a === b ? word(a) : `${word(a)}–${word(b)}`)).join(", ");
+  return runs.length > 8 || place.steps.length < place.nSteps ? `${text} … (${many(place.nSteps, "step")})` : text;
+}
+const frameText = (frame) => `${frame.file}:${frame.line}${frame.function ? ` in ${frame.function}` : ""}`;
+
+/** A stack, innermost first; a deep one folds its outer part. */
+function frames(stack) {
+  const list = (some) => h("ol", { class: "chain stacked" }, some.map((frame) => h("li", {}, h("code", {}, frameText(frame)))));
+  if (stack.length <= 6) return list(stack);
+  return [list(stack.slice(0, 5)), h("details", { class: "how" }, h("summary", {}, `${stack.length - 5} outer frames`), list(stack.slice(5)))];
+}
+
+function copyable(code) {
+  const pre = h("pre", {}, h("code", {}, code));
+  const button = h("button", { type: "button", "aria-label": "Copy the code" }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(code);
+    } catch {
+      getSelection().selectAllChildren(pre); // clipboard refused: leave it selected for Ctrl+C
+      button.textContent = "Selected";
+      return;
+    }
+    button.textContent = "Copied";
+    say("Code copied");
+    setTimeout(() => { button.textContent = "Copy"; }, 1600);
+  });
+  return h("div", { class: "code" }, pre, button);
+}
+
+/** The stretch a finding's picture shows: the step around its longest interval, or its surroundings. */
+function stretch(finding, model) {
+  const [from, to] = finding.list.reduce((best, mark) => mark[1] - mark[0] > best[1] - best[0] ? mark : best);
+  const step = model.steps.find(([, , start, end]) => from >= start && from < end);
+  if (step && (step[3] - step[2]) <= 60 * (to - from)) return [step[2], step[3], step[1]];
+  const around = Math.max((to - from) * 4, 5000);
+  return [Math.max(0, from - around), Math.min(model.wall, to + around), ""];
+}
+function picture(finding, model) {
+  const [t0, t1, step] = stretch(finding, model);
+  // "stream 7 of GPU 0" is drawn as "GPU 0 stream 7", "thread 12" as "thread 12 (python)"
+  const label = finding.place.lane.replace(/^(stream .+) of (GPU .+)$/, "$2 $1");
+  const own = label && model.lanes.find((lane) => lane.label === label || lane.label.startsWith(`${label} `));
+  const device = model.lanes.find((lane) => lane.kind === "device");
+  const host = model.lanes.find((lane) => lane.kind === "thread");
+  const lanes = [...new Set([device, own || host, own && own !== device ? null : host])].filter(Boolean);
+  const inside = finding.list.filter(([from, to]) => to > t0 && from < t1);
+  const sum = inside.reduce((total, [from, to]) => total + Math.min(to, t1) - Math.max(from, t0), 0);
+  const text = `${step || "Around the longest interval"}: ${many(inside.length, "interval")}, ${ns(sum)} of the ${ns(t1 - t0)} shown`;
+  const canvas = h("canvas", { role: "img", "aria-label": `${finding.code}: ${text}` });
+  finding.draw = () => paint(canvas, layout(lanes, [], false), t0, t1, { axis: false, marks: inside, focus: null });
+  return h("figure", { class: "wide" }, h("div", { class: "frame" }, canvas), h("figcaption", {}, text, ". ",
+    h("button", { type: "button", on: { click: () => { model.time.select(finding); model.time.show(); } } }, "Show on the timeline")));
+}
+
+function card(finding, model) {
+  const { place, cost, fix } = finding;
+  const node = h("details", { class: "finding", id: finding.id },
+    h("summary", {},
+      h("div", {},
+        h("h3", {}, finding.title),
+        h("p", { class: "meta" }, h("span", { class: `sev ${finding.severity}` }, finding.severity), " ",
+          h("span", { class: "mono" }, finding.code), ` ${finding.name} · ${finding.certainty}`)),
+      saving(cost)));
+  const where = [];
+  if (place.frame) {
+    where.push(["Line", h("code", {}, frameText(place.frame), place.frame.exact ? "" : " (first line of the function)")]);
+  }
+  if (place.module) where.push(["Module", h("code", {}, place.module)]);
+  if (place.lane) where.push(["Lane", h("span", {}, place.lane)]);
+  if (place.nSteps) {
+    where.push(["Steps", stepList(place, model)]);
+  }
+  if (finding.nEvents) where.push(["Events", count(finding.nEvents)]);
+  const facts = [];
+  if (cost) {
+    facts.push(["Basis", `${cost.basis}, grade ${cost.grade}`], ["Method", cost.method], ["Plain sum of durations", ms(cost.naiveMs)]);
+  }
+  for (const [key, value] of finding.evidence) facts.push([evidenceName(key), evidenceText(key, value)]);
+  node.append(h("div", { class: "inside" },
+    h("p", { class: "message wide" }, finding.message),
+    finding.list.length && model.lanes.length ? picture(finding, model) : null,
+    h("div", {},
+      h("h4", {}, "Fix"), h("p", {}, fix.text), fix.code ? copyable(fix.code) : null,
+      fix.link ? h("p", { class: "how" }, h("a", { href: fix.link, rel: "noopener noreferrer", target: "_blank" }, fix.link)) : null,
+      finding.alsoExplains.length ? [h("h4", {}, "Also explains"), h("p", {}, finding.alsoExplains.join(", "))] : null,
+      h("h4", {}, "Evidence"), pairs(facts)),
+    h("div", {},
+      h("h4", {}, "Where"), pairs(where),
+      place.ops.length ? [h("h4", {}, "Chain of calls"), h("ol", { class: "chain" }, place.ops.map((op) => h("li", {}, h("code", {}, op))))] : null,
+      place.stack.length ? [h("h4", {}, "Python stack, innermost first"), frames(place.stack)] : null,
+      place.examples.length ? [h("h4", {}, "Examples, to look up in a viewer"), place.examples.map((each) =>
+        h("p", {}, foldable(each.short, each.name), h("span", { class: "how" },
+          ` · ${ns(each.durNs)} at ${ns(each.startNs)} · ts ${each.ts} µs, pid ${each.pid}, tid ${each.tid}, event ${each.event}`)))] : null)));
+  node.addEventListener("toggle", () => { if (node.open && finding.draw) finding.draw(); });
+  finding.card = node;
+  return node;
+}
+function openCard(finding) {
+  finding.card.open = true;
+  finding.card.querySelector("summary").focus({ preventScroll: true });
+  finding.card.scrollIntoView({ block: "nearest" });
+}
+function findingsSection(result, model) {
+  if (!model.findings.length) return null;
+  const extra = result.nFindings - model.findings.length;
+  const joint = result.joint;
+  const cards = model.findings.map((finding) => card(finding, model));
+  cards[0].open = true;
+  const toggle = h("button", { type: "button", on: { click: () => {
+    const open = !cards.every((each) => each.open);
+    for (const each of cards) each.open = open;
+    toggle.textContent = open ? "Close all" : "Open all";
+  } } }, "Open all");
+  return section("findings", "What to fix, worst first",
+    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} per ${joint.per} (${between(joint.shareLow, joint.shareHigh, share)}), each millisecond counted once; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
+      : "Savings have one denominator each, written beside them.",
+    cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,
+    cards,
+    extra > 0 ? h("p", { class: "more" }, `${many(extra, "more finding")} in the JSON report.`) : null);
+}
+
+// -- where the time goes ------------------------------------------------------------------------
+
+const split = (classes) => PARTS.map(([kind, label, what], i) => ({ kind, label, what, ns: classes[i + 1], part: classes[0] ? classes[i + 1] / classes[0] : 0 }));
+
+function accountSection(model) {
+  const devices = model.summary.devices;
+  if (!devices.length) {
+    return section("account", "Where the time goes", null,
+      h("p", {}, `No accelerator was recorded, so there is no busy or idle time to split. The window is ${ns(model.wall)}: ${model.summary.basis}.`));
+  }
+  return section("account", "Where the time goes",
+    `Shares of the window, ${ns(model.wall)} (${model.summary.basis}). Per device, over the union of its streams.`,
+    devices.map((device) => {
+      const parts = split(device.classes);
+      const idle = parts.slice(3).reduce((sum, part) => sum + part.ns, 0);
+      return h("div", { class: "device" },
+        h("p", {}, h("b", {}, `Device ${device.device}`), device.name ? ` ${device.name}` : "",
+          ` · busy ${share(1 - idle / device.classes[0])}, idle ${share(idle / device.classes[0])} · ${many(device.nKernels, "kernel")}, ${many(device.nCopies, "copy", "copies")}, ${many(device.nStreams, "stream")}`,
+          device.commNs ? ` · communication ${ns(device.commNs)}, exposed or not` : "",
+          device.nOrphans ? ` · ${many(device.nOrphans, "row")} without a recorded launch` : ""),
+        h("div", { class: "stack", role: "img", "aria-label": parts.map((part) => `${part.label} ${share(part.part)}`).join(", ") },
+          parts.map((part) => h("i", { class: part.kind, title: `${part.label}: ${ns(part.ns)}, ${share(part.part)}`, style: { width: `${part.part * 100}%` } }))),
+        h("ul", { class: "legend" }, parts.map((part) =>
+          h("li", { title: part.what }, h("i", { class: part.kind }), part.label, " ", h("b", {}, share(part.part)), " ", h("span", { class: "tag" }, ns(part.ns))))));
+    }));
+}
+
+function stepsSection(model) {
+  const steps = model.steps;
+  if (!steps.length) {
+    return section("steps", "Step by step", null, h("p", {}, "The recording marks no steps, so shares are of the window. Mark them with profiler.step() to see each one."));
+  }
+  const walls = steps.map((step) => step[3] - step[2]);
+  const steady = model.summary.stepMs ? model.summary.stepMs * 1e6 : null;
+  // an outlier is cut, not allowed to flatten all others
+  const top = steady ? Math.min(Math.max(...walls), 4 * steady) : Math.max(...walls);
+  const text = h("p", { class: "say", id: "step-say" });
+  let now = -1;
+  const bars = steps.map(([, , start, end, isSteady, classes], i) => {
+    const wall = walls[i], high = Math.min(1, wall / top);
+    const kids = classes ? split(classes).filter((part) => part.ns > 0).map((part) =>
+      h("i", { class: part.kind, style: { height: `${part.part * 100}%` } })) : h("i", { class: "unknown", style: { height: "100%" } });
+    return h("div", { class: `${isSteady ? "" : "odd"} ${wall > top * 1.001 ? "cut" : ""}`, style: { height: `${high * 100}%` },
+      on: { mouseenter: () => tell(i), click: () => { tell(i); model.time.view(start, end); } } }, kids);
+  });
+  function tell(i) {
+    if (now >= 0) bars[now].classList.remove("now");
+    now = i;
+    bars[i].classList.add("now");
+    const [, name, , , isSteady, classes] = steps[i];
+    const parts = classes ? split(classes).filter((part) => part.ns > 0).map((part) => `${part.label.toLowerCase()} ${share(part.part)}`).join(", ") : "not split: no device work recorded";
+    text.textContent = `${name}: ${ns(walls[i])}${isSteady ? "" : ", not counted as steady"} · ${parts}`;
+  }
+  const chart = h("div", { class: `steps ${steps.length > 60 ? "many" : ""}`, tabindex: "0", role: "application",
+    "aria-label": `${many(steps.length, "step")} as stacked bars, use the arrow keys`, "aria-describedby": "step-say",
+    on: { keydown: (event) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (move) { event.preventDefault(); tell(Math.max(0, Math.min(steps.length - 1, now + move))); say(text.textContent); }
+      if (event.key === "Enter" && now >= 0) { model.time.view(steps[now][2], steps[now][3]); model.time.show(); }
+    } } },
+    bars, steady && steady < top ? h("div", { class: "median", style: { bottom: `${steady / top * 100}%` } }) : null);
+  const slowest = walls.indexOf(Math.max(...walls));
+  tell(slowest);
+  const shown = steps.length < model.summary.nSteps ? `${count(steps.length)} of ${count(model.summary.nSteps)} steps, the first. ` : "";
+  const head = ["Step", "Wall", ...PARTS.map(([, label]) => label)];
+  return section("steps", "Step by step",
+    `${shown}Each bar is the wall time of one step, split by class; shares are of that step. Full height ${ns(top)}${steady ? `; dashed: the median of ${many(model.summary.nSteady, "steady step")}, ${ms(model.summary.stepMs)}` : ""}. Pale: not steady. Dotted top: taller than drawn.`,
+    chart, text,
+    h("ul", { class: "legend" }, PARTS.map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
+    h("details", { class: "more" }, h("summary", {}, "The same as a table"),
+      scroller("Steps", h("table", {},
+        h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, steps.map(([, name, , , isSteady, classes], i) => h("tr", {},
+          h("td", {}, name, isSteady ? "" : " (not steady)"), h("td", {}, ns(walls[i])),
+          PARTS.map((part, k) => h("td", {}, classes ? `${ns(classes[k + 1])}, ${share(classes[0] ? classes[k + 1] / classes[0] : 0)}` : "–")))))), true)));
+}
+
+function idleSection(result, model) {
+  const idle = result.idle;
+  if (!idle || !idle.idleNs || !model.findings.length) return null;
+  const device = model.summary.devices[0];
+  const row = (label, kind, value) => h("div", { class: "cause" }, h("span", {}, label),
+    h("span", { class: "track" }, h("i", { class: kind, style: { width: `${value / idle.idleNs * 100}%` } })),
+    h("span", {}, `${ns(value)}, ${share(value / idle.idleNs)}`));
+  return section("idle", "Device idle time by cause",
+    `Shares of the idle time of device ${device.device}, ${ns(idle.idleNs)} (${share(idle.idleNs / device.classes[0])} of the window).`,
+    h("div", { class: "causes" },
+      idle.causes.map(([index, value]) => {
+        const finding = result.findings[index];
+        const label = finding ? h("a", { href: `#${finding.id}`, on: { click: (event) => { event.preventDefault(); openCard(finding); } } }, `${finding.code} ${finding.name}`) : "a finding not shown here";
+        return row(label, "own", value);
+      }),
+      row(idle.cut ? "Unexplained, or not marked" : "Unexplained", "rest", idle.restNs)),
+    h("p", { class: "more" }, "Idle time inside the intervals a finding marks, each moment given to the first finding that marks it.",
+      idle.cut ? " At least this much: a finding marks its 200 costliest intervals only, so part of the rest may be its own." : ""));
+}
+
+// -- tables -------------------------------------------------------------------------------------
+
+const scroller = (label, table, tall) => h("div", { class: `scroll${tall ? " tall" : ""}`, tabindex: "0", role: "region", "aria-label": label }, table);
+
+/** A table sorted by clicking its head; columns are [label, cell, sort key]. */
+function sortable(label, columns, rows, first) {
+  const body = h("tbody", {});
+  const heads = columns.map(([name], i) => h("th", { scope: "col" },
+    h("button", { type: "button", on: { click: () => sort(i) } }, name)));
+  let at = -1, down = true;
+  function sort(i) {
+    down = at === i ? !down : i > 0;
+    at = i;
+    const key = columns[i][2];
+    const sorted = [...rows].sort((a, b) => (typeof key(a) === "string" ? key(a).localeCompare(key(b)) : key(a) - key(b)) * (down ? -1 : 1));
+    heads.forEach((head, k) => k === i ? head.setAttribute("aria-sort", down ? "descending" : "ascending") : head.removeAttribute("aria-sort"));
+    body.replaceChildren(...sorted.map((row) => h("tr", {}, columns.map(([, cell]) => h("td", {}, cell(row))))));
+  }
+  sort(first);
+  return scroller(label, h("table", {}, h("caption", { class: "unseen" }, label), h("thead", {}, h("tr", {}, heads)), body), rows.length > 18);
+}
+const spark = (part) => [share(part), h("span", { class: "spark", "aria-hidden": "true" }, h("i", { style: { width: `${Math.min(1, part || 0) * 100}%` } }))];
+
+function kernelsSection(model) {
+  const { kernels, nKernelNames } = model.summary;
+  if (!kernels.length) return null;
+  return section("kernels", "Top kernels",
+    `${count(kernels.length)} of ${many(nKernelNames, "kernel name")}. Shares are of the summed time of all kernels in the window; counts, means and maxima are exact.`,
+    sortable("Top kernels", [
+      ["Kernel", (k) => foldable(k[1], k[0]), (k) => k[1]],
+      ["Count", (k) => count(k[2]), (k) => k[2]],
+      ["Total", (k) => ns(k[3]), (k) => k[3]],
+      ["Share", (k) => spark(k[6]), (k) => k[6]],
+      ["Mean", (k) => ns(k[4]), (k) => k[4]],
+      ["Max", (k) => ns(k[5]), (k) => k[5]],
+    ], kernels, 2));
+}
+function opsSection(model) {
+  const ops = model.summary.ops;
+  if (!ops.length) return null;
+  return section("ops", "Top operators",
+    `${many(ops.length, "operator name")}, host time in the window. Self: without the operators it calls; device: of the kernels it launched.`,
+    sortable("Top operators", [
+      ["Operator", (op) => foldable(op[0].length > 90 ? `${op[0].slice(0, 88)}…` : op[0], op[0]), (op) => op[0]],
+      ["Count", (op) => count(op[1]), (op) => op[1]],
+      ["Self", (op) => ns(op[2]), (op) => op[2]],
+      ["Total", (op) => ns(op[3]), (op) => op[3]],
+      ["Device", (op) => ns(op[4]), (op) => op[4]],
+    ], ops, 2));
+}
+
+// -- what was not judged, and what was read -----------------------------------------------------
+
+function uncheckedSection(result) {
+  if (!result.notChecked.length && !result.crashes.length) return null;
+  const groups = new Map();
+  for (const item of result.notChecked) groups.set(item.how, [...(groups.get(item.how) || []), item]);
+  return section("unchecked", "Not checked",
+    `Nothing is said about these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} could be checked.` : ""}`,
+    [...groups].map(([how, items]) => h("div", {},
+      h("h3", {}, `Needs ${[...new Set(items.flatMap((item) => item.missing))].join(", ") || "other data"}`),
+      h("p", {}, items.map((item, i) => [i ? ", " : "", h("span", { class: "mono" }, item.code), ` ${item.name}`])),
+      how ? h("p", { class: "how" }, "Record with ", h("code", {}, how)) : null)),
+    result.crashes.length ? [h("h3", {}, "Failed while checking"), h("p", { class: "sub" }, "A fault of torchtriage, not of the recording; the other patterns still ran."),
+      h("ul", { class: "notes" }, result.crashes.map((crash) => h("li", { class: "warn" }, h("p", {}, h("span", { class: "mono" }, crash.code), " ", crash.error))))] : null);
+}
+function notesSection(result) {
+  if (!result.notes.length) return null;
+  const rank = { refuse: 0, warn: 1, info: 2 }, words = { refuse: "no verdict", warn: "limits the numbers", info: "to know" };
+  const notes = [...result.notes].sort((a, b) => rank[a.level] - rank[b.level]);
+  return section("recording", "The recording", "What it can and cannot answer.",
+    h("ul", { class: "notes" }, notes.map((note) => h("li", { class: note.level },
+      h("p", {}, note.message), note.fix ? h("p", { class: "how" }, note.fix) : null,
+      h("p", { class: "tag" }, h("span", { class: "mono" }, note.code), ` · ${words[note.level]}`,
+        note.evidence.map(([key, value]) => ` · ${evidenceName(key)} ${evidenceText(key, value)}`))))));
+}
+function readSection(result) {
+  const t = result.trace;
+  return section("read", "What was read", null,
+    h("div", { class: "two" },
+      h("div", {}, pairs([["File", t.file], ["Size", bytes(t.sizeBytes)], ["Events", count(t.nEvents)], ["Complete events kept", count(t.nRows)],
+        ["Read as", { strict: "valid JSON", repaired: "JSON after repairs", salvaged: "what a broken file still held" }[t.tier]],
+        ["Lost", many(t.nLost, "event")], ["Repaired", many(t.nRepaired, "value")], ["Clock resolution", ns(t.resolutionNs)]]),
+        t.loss.map((line) => h("p", { class: "how" }, line))),
+      h("div", {}, h("h3", {}, "Events by category"), pairs(t.categories.map(([name, n]) => [h("code", {}, name), count(n)])))));
+}
+
+// -- the page -----------------------------------------------------------------------------------
+
+function headline(result) {
+  const t = result.trace, s = result.summary, n = result.nFindings;
+  const limited = result.notChecked.length + result.crashes.length;
+  const state = result.refused ? h("b", {}, "No verdict") : n ? h("b", {}, many(n, "finding"))
+    : result.healthy ? h("b", { class: "good" }, "Nothing found") : h("b", {}, "Nothing found, not everything judged");
+  const rank = t.rank === null ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
+  const facts = [
+    ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return k > 1 ? `${k} × ${name}` : name; }).join(", ") : "none recorded"],
+    ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "no steps marked"],
+    ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
+    ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
+    ["Lost", t.nLost || t.nRepaired ? `${many(t.nLost, "event")} lost, ${many(t.nRepaired, "value")} repaired` : "nothing"],
+  ];
+  return h("div", { class: "head" },
+    h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),
+    h("h1", {}, result.verdict[0]), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, line)),
+    !result.refused && !n ? h("div", { class: limited ? "unsure" : "clean" },
+      h("p", {}, limited ? `No pattern that could be checked spoke up. ${many(limited, "pattern")} could not be checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
+        : "Every pattern could be checked on this recording, and none spoke up."),
+      result.checked.length ? h("p", {}, `${many(result.checked.length, "pattern")} checked: `, h("span", { class: "mono" }, result.checked.join(", "))) : null,
+      limited ? h("p", {}, "Not checked: ", h("span", { class: "mono" }, [...result.notChecked, ...result.crashes].map((item) => item.code).join(", ")), ". ", h("a", { href: "#unchecked" }, "How to record so that they can be")) : null) : null,
+    h("dl", { class: "facts" }, facts.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
+}
+
+let model = null;
+function show(result) {
+  const summary = result.summary;
+  result.findings.forEach((finding, i) => {
+    finding.list = marksOf(finding);
+    finding.id = `f${i + 1}-${finding.code.replace(/[^\w-]/g, "")}`;
+  });
+  model = { result, findings: result.findings, summary, steps: summary ? summary.steps : [], wall: summary ? Math.max(1, summary.wallNs) : 0,
+    lanes: summary ? summary.lanes.map(unpack) : [], time: { view() {}, show() {}, select() {}, draw() {} } };
+  const drawn = model.lanes.length > 0 && model.wall > 1;
+  if (drawn) model.time = timeline(model);
+  const notes = notesSection(result), findings = findingsSection(result, model);
+  const parts = [headline(result)];
+  if (result.refused) parts.push(notes, uncheckedSection(result), findings);
+  else parts.push(findings);
+  if (summary) parts.push(accountSection(model), drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
+  if (!result.refused) parts.push(notes, uncheckedSection(result));
+  parts.push(readSection(result));
+  document.getElementById("main").replaceChildren(...parts.filter(Boolean));
+  redraw();
+  const target = result.findings.find((finding) => `#${finding.id}` === location.hash);
+  if (target) openCard(target);
+}
+function redraw() {
+  palette = null;
+  if (!model) return;
+  model.time.draw();
+  for (const finding of model.findings) if (finding.draw && finding.card.open) finding.draw();
+}
+
+const root = document.documentElement, theme = document.getElementById("theme");
+const system = matchMedia("(prefers-color-scheme: dark)");
+const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
+function settle() {
+  theme.textContent = dark() ? "Light" : "Dark";
+  theme.setAttribute("aria-label", `Switch to ${dark() ? "light" : "dark"} colours`);
+  theme.setAttribute("aria-pressed", String(dark()));
+  redraw();
+}
+theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; settle(); });
+system.addEventListener("change", settle);
+let width = innerWidth;
+addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
+
+// paper is light, and shows every finding
+let before = null;
+addEventListener("beforeprint", () => {
+  before = { theme: root.dataset.theme, open: model.findings.filter((finding) => finding.card.open) };
+  root.dataset.theme = "light";
+  for (const finding of model.findings) finding.card.open = true;
+  redraw();
+});
+addEventListener("afterprint", () => {
+  if (before.theme) root.dataset.theme = before.theme; else delete root.dataset.theme;
+  for (const finding of model.findings) finding.card.open = before.open.includes(finding);
+  redraw();
+});
+
+// inside a notebook's frame a bare "#place" would lead to the notebook, so move there ourselves
+document.addEventListener("click", (event) => {
+  const link = event.target.closest && event.target.closest("a[href^='#']");
+  const target = link && document.getElementById(link.getAttribute("href").slice(1));
+  if (!target || event.defaultPrevented) return;
+  event.preventDefault();
+  target.scrollIntoView();
+  target.setAttribute("tabindex", "-1");
+  target.focus({ preventScroll: true });
+});
+
+document.getElementById("bar").hidden = false;
+const which = document.getElementById("which"), foot = document.getElementById("foot");
+DATA.results.forEach((result, i) => {
+  const rank = result.trace.rank === null ? "" : `rank ${result.trace.rank} · `;
+  which.append(h("option", { value: i }, `${rank}${result.trace.file}${result.refused ? " · no verdict" : ` · ${many(result.nFindings, "finding")}`}`));
+});
+document.getElementById("picker").hidden = DATA.results.length < 2;
+which.addEventListener("change", () => { show(DATA.results[Number(which.value)]); say("Trace changed"); });
+foot.hidden = false;
+foot.append(h("p", {}, "Made by torchtriage. This page holds everything it shows and asks no server. Times and names are those of the recording."),
+  DATA.cut.length ? h("p", {}, `To stay small it carries ${DATA.cut.join("; ")}. The JSON report has all of it.`) : "");
+settle();
+show(DATA.results[0]);
+})();

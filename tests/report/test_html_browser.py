@@ -1,0 +1,496 @@
+"""The page in a real browser: quiet, closed to the network, usable by mouse, keys and thumb."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from tests.report.maximal_result import maximal
+from tests.report.sample_result import all_results, healthy, partial, problems, refused
+
+from torchtriage.report.html_page import render
+from torchtriage.units import format_ns
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+DESKTOP, PHONE = (1280, 900), (360, 740)
+WINDOW = "334 ms shown"
+
+
+class Site:
+    """A server of one page that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.page = ""
+        self.asked: list[str] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.asked.append(self.path)
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(site.page.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        # threads: a browser opens spare connections, and one alone would wait for them
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    site = Site()
+    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
+    thread.start()
+    yield site
+    site.server.shutdown()
+    site.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[webdriver.Chrome]:
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not driver:
+        pytest.fail("chromium is missing: apt-get install chromium chromium-driver")
+    options = Options()
+    options.binary_location = browser
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    yield chrome
+    chrome.quit()
+
+
+class Page:
+    """The rendered page in the browser, with what a reader does to it."""
+
+    def __init__(self, chrome: webdriver.Chrome, site: Site) -> None:
+        self.chrome, self.site = chrome, site
+
+    def open(self, results: Any, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Page:
+        self.site.page, self.site.asked = render(results), []
+        self.resize(size)
+        wanted = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce",  # scrolling is done when it returns
+        }
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for log in ("browser", "performance"):
+            self.chrome.get_log(log)
+        self.chrome.get(self.site.url)
+        return self
+
+    def resize(self, size: tuple[int, int]) -> None:
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def js(self, code: str, *args: Any) -> Any:
+        return self.chrome.execute_script(code, *args)
+
+    def frame(self) -> None:
+        """Wait until what was asked for has been drawn."""
+        self.chrome.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+        )
+
+    def find(self, selector: str) -> Any:
+        return self.chrome.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        element = self.find(selector)
+        self.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+        element.click()
+        self.frame()
+
+    def text(self, selector: str = "body") -> str:
+        return " ".join(str(self.find(selector).get_property("innerText")).split())
+
+    def shown(self) -> str:
+        return self.text("#timeline .tools .tag")
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.chrome.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        messages = [
+            json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")
+        ]
+        return [
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+        ]
+
+    def overflow(self) -> int:
+        return int(self.js("return document.documentElement.scrollWidth - innerWidth"))
+
+    def height(self) -> int:
+        return int(self.js("return document.documentElement.scrollHeight"))
+
+    def colours_of(self, selector: str) -> int:
+        """Return how many different colours a canvas holds: a blank one holds one or two."""
+        return int(
+            self.js(
+                """
+                const canvas = document.querySelector(arguments[0]);
+                const box = [0, 0, canvas.width, canvas.height];
+                const bytes = canvas.getContext("2d").getImageData(...box).data;
+                return new Set(new Uint32Array(bytes.buffer)).size;
+                """,
+                selector,
+            )
+        )
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(
+            base64.b64decode(
+                self.chrome.execute_cdp_cmd(
+                    "Page.captureScreenshot", {"captureBeyondViewport": True}
+                )["data"]
+            )
+        )
+
+
+@pytest.fixture
+def page(chrome: webdriver.Chrome, site: Site) -> Page:
+    return Page(chrome, site)
+
+
+@pytest.mark.parametrize(
+    "size", [DESKTOP, PHONE, (320, 568)], ids=["desktop", "phone", "small-phone"]
+)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_result_is_drawn_without_a_complaint(
+    page: Page, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    page.open(all_results(), size, dark=dark)
+    for number, result in enumerate(all_results()):
+        page.js(
+            """
+            const which = document.getElementById("which");
+            which.value = arguments[0];
+            which.dispatchEvent(new Event("change"));
+            for (const card of document.querySelectorAll(".finding")) card.open = true;
+            """,
+            str(number),
+        )
+        page.frame()
+        assert page.text("h1") == result.verdict[0]
+        assert page.overflow() <= 0
+        assert 800 < page.height() < 25_000
+        cards = page.chrome.find_elements(By.CSS_SELECTOR, "details.finding")
+        assert len(cards) == len(result.findings)
+        page.screenshot(tmp_path / f"{number}.png")
+    assert page.complaints() == []
+    background = page.js("return getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(21, 23, 26)" if dark else "rgb(251, 250, 247)")
+
+
+def test_no_request_leaves_even_when_a_script_tries(page: Page) -> None:
+    page.open([problems()])
+    page.frame()
+    assert page.site.asked == ["/"]
+    assert [url for url in page.requests() if not url.startswith("data:")] == [page.site.url]
+    assert page.complaints() == []
+    # what an injected script would try is stopped by the page's own policy
+    page.js(
+        """
+        window.stopped = [];
+        document.addEventListener("securitypolicyviolation",
+          (event) => window.stopped.push(event.effectiveDirective));
+        fetch("/beacon").catch(() => {});
+        new Image().src = "/pixel";
+        const script = document.createElement("script");
+        script.textContent = "window.__pwned = 1";
+        document.body.append(script);
+        const holder = document.createElement("div");
+        document.body.append(holder);
+        holder.innerHTML = "<img src=x onerror='window.__pwned = 1'>";
+        """
+    )
+    page.frame()
+    assert page.site.asked == ["/"]
+    assert {"connect-src", "img-src", "script-src-elem"} <= set(page.js("return window.stopped"))
+    assert page.js("return window.__pwned") is None
+    page.complaints()
+
+
+def test_hostile_names_are_shown_and_do_nothing(page: Page) -> None:
+    page.open([problems()])
+    page.js("window.alert = () => { window.__pwned = 1 }")
+    page.click("#findings .tools button")
+    assert "<script>alert('x')</script>" in page.text("#findings")
+    assert "\\u202egnitfel" in page.text("#findings")
+    assert page.js("return window.__pwned") is None
+    assert page.js("return document.querySelectorAll('script').length") == 2
+    links = page.js("return [...document.links].map((link) => link.protocol)")
+    assert "javascript:" not in links
+
+
+def test_pictures_are_drawn(page: Page) -> None:
+    page.open([problems()])
+    page.frame()
+    assert page.colours_of("#time") > 12
+    assert page.colours_of("details.finding[open] canvas") > 8
+
+
+def test_keys_move_zoom_and_visit_the_marks(page: Page) -> None:
+    page.open([problems()])
+    page.frame()
+    whole = page.shown()
+    assert whole == f"334 ms of {WINDOW}"
+    canvas = page.find("#time")
+    for keys, same in (("+", False), (Keys.ARROW_RIGHT, False), ("0", True), ("n", False)):
+        canvas.send_keys(keys)
+        page.frame()
+        assert (page.shown() == whole) is same
+    assert "SYN001, interval 1 of 4: 10.6 ms at" in page.text("#said")
+    canvas.send_keys("n")
+    assert "interval 2 of 4" in page.text("#said")
+    canvas.send_keys(Keys.ESCAPE)
+    page.frame()
+    assert page.shown() == whole
+
+
+def test_mouse_tells_drags_zooms_and_opens_a_finding(page: Page) -> None:
+    page.open([problems()])
+    page.frame()
+    canvas = page.find("#time")
+    page.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+    page.frame()
+    wide, high = canvas.size["width"], canvas.size["height"]
+
+    def at(x: float, y: float) -> ActionChains:
+        return ActionChains(page.chrome, 0).move_to_element_with_offset(
+            canvas, int(x * wide - wide / 2), int(y - high / 2)
+        )
+
+    at(0.1, 82).perform()  # the device's bar, inside the first GEMM
+    assert "sm80_xmma_gemm" in page.text(".tip")
+    assert "46.7 ms at 17.0 ms" in page.text(".tip")
+    wheel = {"type": "mouseWheel", "modifiers": 2, "deltaX": 0, "deltaY": -300}
+    box = page.js("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y]", canvas)
+    spot = {"x": box[0] + wide / 2, "y": box[1] + 60}
+    page.chrome.execute_cdp_cmd("Input.dispatchMouseEvent", {**wheel, **spot})
+    page.frame()
+    assert page.shown() != f"334 ms of {WINDOW}"
+    page.click("#timeline .tools button:nth-of-type(5)")
+    assert page.shown() == f"334 ms of {WINDOW}"
+    # the second row of marks: its card opens and the view stays
+    assert not page.js("return document.querySelectorAll('.finding')[1].open")
+    at(0.435, 230).click().perform()
+    page.frame()
+    assert page.js("return document.querySelectorAll('.finding')[1].open")
+
+
+def test_two_fingers_zoom_and_one_pans(page: Page) -> None:
+    page.open([problems()], PHONE)
+    canvas = page.find("#time")
+    page.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+    page.frame()
+    left, top = page.js("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y]", canvas)
+
+    def touch(kind: str, *spots: float) -> None:
+        points = [{"x": left + x, "y": top + 60, "id": i} for i, x in enumerate(spots)]
+        event = {"type": kind, "touchPoints": points}
+        page.chrome.execute_cdp_cmd("Input.dispatchTouchEvent", event)
+
+    touch("touchStart", 140)
+    touch("touchStart", 140, 180)
+    for spread in (40, 80, 120):
+        touch("touchMove", 160 - spread, 160 + spread)
+    touch("touchEnd")
+    page.frame()
+    zoomed = page.shown()
+    assert zoomed != f"334 ms of {WINDOW}"
+    assert page.js("return visualViewport.scale") == 1
+    page.js("window.scrollBefore = scrollX")
+    touch("touchStart", 200)
+    for x in (180, 150, 100):
+        touch("touchMove", x)
+    touch("touchEnd")
+    page.frame()
+    assert page.shown() == zoomed
+    assert page.complaints() == []
+
+
+def test_a_finding_leads_to_its_intervals(page: Page) -> None:
+    first, last = problems().findings[0].place.intervals_ns[0]
+    page.open([problems()])
+    page.click("details.finding[open] figure button")
+    assert page.js("return document.activeElement.id") == "time"
+    # the interval, and two and a half of it on either side
+    assert page.shown() == f"{format_ns(6 * (last - first))} of {WINDOW}"
+    assert page.js("return document.activeElement.getBoundingClientRect().top < innerHeight")
+
+
+def test_tables_sort_by_their_heads_and_unfold_names(page: Page) -> None:
+    page.open([problems()])
+    assert "5 of 61 kernel names" in page.text("#kernels")
+
+    def column(index: int) -> list[str]:
+        return [
+            str(cell.get_property("innerText")).strip()
+            for cell in page.chrome.find_elements(
+                By.CSS_SELECTOR, f"#kernels tbody td:nth-child({index})"
+            )
+        ]
+
+    assert column(2) == ["960", "5,200", "40", "320", "20"]
+    page.click("#kernels th:nth-child(2) button")
+    assert column(2) == ["5,200", "960", "320", "40", "20"]
+    page.click("#kernels th:nth-child(2) button")
+    assert column(2) == ["20", "40", "320", "960", "5,200"]
+    assert page.find("#kernels th:nth-child(2)").get_attribute("aria-sort") == "ascending"
+    page.click("#kernels th:nth-child(3) button")
+    page.click("#kernels tbody tr:nth-child(2) summary")
+    assert "void at::native::vectorized_elementwise_kernel<4" in page.text("#kernels tbody")
+
+
+def test_steps_tell_their_classes(page: Page) -> None:
+    summary = problems().summary
+    assert summary is not None
+    cold, warm = (format_ns(step.end_ns - step.start_ns) for step in summary.steps[:2])
+    page.open([problems()])
+    steps = page.find(".steps")
+    assert f"ProfilerStep#10: {cold}, not counted as steady" in page.text("#step-say")
+    steps.send_keys(Keys.ARROW_RIGHT)
+    assert f"ProfilerStep#11: {warm} · compute 58 %" in page.text("#step-say")
+    steps.send_keys(Keys.ENTER)
+    page.frame()
+    assert page.shown() == f"{warm} of {WINDOW}"
+
+
+def test_theme_button_overrules_the_system(page: Page) -> None:
+    page.open([problems()])
+    before = page.js("return getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.js("return getComputedStyle(document.body).backgroundColor") != before
+    assert page.text("#theme") == "Light"
+    page.click("#theme")
+    assert page.js("return getComputedStyle(document.body).backgroundColor") == before
+
+
+def test_code_is_copied(page: Page) -> None:
+    page.open([problems()])
+    page.chrome.execute_cdp_cmd(
+        "Browser.grantPermissions",
+        {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+    )
+    page.click("details.finding[open] .code button")
+    copied = page.chrome.execute_async_script(
+        "const done = arguments[0]; navigator.clipboard.readText().then(done, (e) => done(`${e}`))"
+    )
+    assert copied == "if step % 50 == 0:\n    log(loss.item())"
+    assert page.text(".code button") == "Copied"
+
+
+def test_what_was_judged_is_said_before_anything_else(page: Page) -> None:
+    page.open([refused()])
+    assert page.text(".head").startswith("No verdict")
+    assert page.js("return document.querySelectorAll('main > section')[0].id") == "recording"
+    page.open([healthy()])
+    assert "Nothing found" in page.text(".head")
+    assert "Every pattern could be checked" in page.text(".head")
+    page.open([partial()])
+    assert "not everything judged" in page.text(".head")
+    assert "5 patterns could not be checked (1 of them failed)" in page.text(".head")
+    assert "1,204 events lost" in page.text(".head")
+    assert "profile(record_shapes=True)" in page.text("#unchecked")
+
+
+def test_every_control_has_a_name_and_headings_do_not_skip(page: Page) -> None:
+    page.open(all_results())
+    page.click("#findings .tools button")
+    nameless = page.js(
+        """
+        return [...document.querySelectorAll("button, select, canvas, a, [tabindex='0'], summary")]
+          .filter((node) => !(node.getAttribute("aria-label") || node.labels?.length
+            || node.innerText.trim() || node.closest("details:not([open])")))
+          .map((node) => node.outerHTML.slice(0, 80));
+        """
+    )
+    assert nameless == []
+    headings = page.js("return [...document.querySelectorAll('h1,h2,h3,h4')].map((n) => n.tagName)")
+    levels = [int(name[1]) for name in headings]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    ids = page.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_paper_shows_every_finding_on_white(page: Page) -> None:
+    page.open([problems()], dark=True)
+    page.js("dispatchEvent(new Event('beforeprint'))")
+    page.frame()
+    assert page.js("return [...document.querySelectorAll('.finding')].every((card) => card.open)")
+    assert page.js("return document.documentElement.dataset.theme") == "light"
+    page.js("dispatchEvent(new Event('afterprint'))")
+    assert page.js("return document.documentElement.dataset.theme") is None
+    assert page.js("return document.querySelectorAll('.finding[open]').length") == 1
+    pdf = page.chrome.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
+    assert len(base64.b64decode(pdf)) > 20_000
+
+
+def test_page_without_scripts_still_names_the_findings(page: Page) -> None:
+    page.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        page.open([problems()])
+        assert "SYN001 The host waits for the GPU to read a scalar" in page.find(".plain").text
+        assert "SYN003 An explicit synchronize in every step" in page.find(".plain").text
+    finally:
+        page.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_the_largest_result_opens_quickly_and_pans_smoothly(page: Page) -> None:
+    page.open([maximal()])
+    page.frame()
+    ready_ms = page.js(
+        """
+        const timing = performance.getEntriesByType("navigation")[0];
+        return timing.loadEventEnd - timing.responseEnd;
+        """
+    )
+    assert ready_ms < 3000
+    assert page.height() < 25_000
+    frame_ms = page.chrome.execute_async_script(
+        """
+        const done = arguments[0], canvas = document.getElementById("time");
+        const started = performance.now();
+        let left = 20;
+        (function go() {
+          if (!left--) return done((performance.now() - started) / 20);
+          const key = left % 2 ? "+" : "ArrowRight";
+          canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
+          requestAnimationFrame(go);
+        })();
+        """
+    )
+    assert frame_ms < 200  # about 20 ms without a GPU; the margin is for busy machines
+    page.resize(PHONE)
+    page.frame()
+    assert page.overflow() <= 0
+    assert page.complaints() == []

@@ -9,6 +9,7 @@ device the time it stays idle because the host could not run ahead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,22 +18,28 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.intervals import Spans
 from torchtriage.trace.schema import Kind
+from torchtriage.trace.steps import profiler_stop
 
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["SYNC_CALL", "Waits", "find_waits"]
+__all__ = ["BLIND_NS", "SYNC_CALL", "Waits", "bubbles", "find_waits"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 SYNC_CALL = r"^(cuda|hip|cu|mtia|xpu)?(Device|Stream|Event|Ctx)Synchronize(_\w+)?$"
-_BLOCKING_COPY = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
+_STREAM_SYNC = r"^(cuda|hip|cu)?StreamSynchronize(_\w+)?$"
+_BLOCKING_COPY = (
+    r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
+)
 _ASYNC_COPY = r"^(cuda|hip)Memcpy(2D)?Async"
+_NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
 FOLLOW_NS = 50_000
-"""A sync this soon after a copy on the same thread belongs to the copy (catalogue 1.5)."""
-LAUNCH_LATENCY_NS = {"cuda": 10_000, "rocm": 20_000}
-"""Nominal time from a launch on an idle device to its start; not the wait's fault."""
+"""A stream sync this soon after a copy, inside the same op, belongs to it (catalogue 1.5)."""
+BLIND_NS = 1_000_000
+"""A longer wait over a device that shows less than half of it busy waits for something that was
+not recorded: 463 ms with 0 % busy in a sliced file, 95-100 % in complete ones (catalogue 1.5)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +49,7 @@ class Waits:
     ``row`` : the call (the copy, when a sync follows it). ``sync_row`` : the call that held the
     wait. ``start_ns``/``end_ns`` : from the call to the return of its sync. ``copy`` : the device
     copy it enqueued, -1 for a pure sync. ``op`` : innermost op around it, -1 outside ops.
-    ``bubble`` : int64[k, 2], the device idle time the wait caused (empty spans where none): what
-    the host lost in the call, as far as the device then stood idle waiting for the next launch.
+    ``blind`` : waits for work that was not recorded, so nobody can say what they cost.
     ``profiler`` : the profiler's own stop.
     """
 
@@ -54,73 +60,220 @@ class Waits:
     end_ns: Ints
     copy: Ints
     op: Ints
-    bubble: Spans
+    blind: Mask
     profiler: Mask
 
     def __len__(self) -> int:
         """Return the number of waits."""
         return len(self.row)
 
-    @property
+    @cached_property
+    def wait_ns(self) -> Ints:
+        """int64[k], ns: how long the host stood in each call."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def copy_bytes(self) -> Ints:
+        """int64[k], bytes: size of the copy; -1 without a copy or where it was not recorded."""
+        return np.where(self.copy >= 0, self.trace.value[self.copy], -1)
+
+    @cached_property
+    def to_host(self) -> Mask:
+        """bool[k]: readbacks. ROCm calls the copy of a scalar to the host DtoD (measured)."""
+        return self._copies("DtoH") | (
+            self._copies("DtoD") & self.trace.matching(_BLOCKING_COPY)[self.row]
+        )
+
+    @cached_property
+    def to_device(self) -> Mask:
+        """bool[k]: uploads."""
+        return self._copies("HtoD")
+
+    @cached_property
+    def bubble(self) -> Spans:
+        """int64[k, 2]: where each wait starves the device (empty spans where it does not).
+
+        What is idle and host-late inside is lost to the wait; see :func:`bubbles`.
+        """
+        return self.bubbles(self.start_ns, self.end_ns)
+
+    @cached_property
     def bubble_ns(self) -> Ints:
-        """int64[k], ns: length of each bubble."""
-        return self.bubble[:, 1] - self.bubble[:, 0]
+        """int64[k], ns: device idle time each wait caused."""
+        return intervals.covered(self.bubble, _late(self.trace))
+
+    def bubbles(self, start_ns: Ints, end_ns: Ints) -> Spans:
+        """Return int64[k, 2], the bubbles if the host were spared ``start_ns`` to ``end_ns``.
+
+        Parameters
+        ----------
+        start_ns, end_ns : int64[k]
+            One stretch of host time around each wait, such as the whole op that holds it.
+        """
+        spans = bubbles(self.trace, start_ns, end_ns, ignore=self.copy[self.to_host])
+        spans[self.blind | self.profiler, 0] = spans[self.blind | self.profiler, 1]
+        return spans
+
+    def idle(self, pick: Mask | Ints) -> Spans:
+        """Return the device idle time that the picked waits caused together."""
+        return self._idle(self.bubble[pick])
+
+    def lost(self, start_ns: Ints, end_ns: Ints) -> Spans:
+        """Return the device idle time that stretches of host time cause together.
+
+        Parameters
+        ----------
+        start_ns, end_ns : int64[m]
+            Any stretches, such as operators; see :func:`bubbles`.
+        """
+        return self._idle(bubbles(self.trace, start_ns, end_ns))
+
+    def stake(
+        self, pick: Mask | Ints, start_ns: Ints, end_ns: Ints
+    ) -> tuple[Spans, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the idle time at stake if the picked waits go, and with them the host code around.
+
+        Parameters
+        ----------
+        pick : bool[k] or int64[m]
+            Waits.
+        start_ns, end_ns : int64[k]
+            The host code that goes with each wait, as in :meth:`bubbles`; must contain it.
+
+        Returns
+        -------
+        spans : int64[s, 2]
+            Disjoint idle time of the device.
+        gain_low, gain_high : float64[s]
+            Shares of it to win: surely what the call itself lost, as if no profiler had slowed the
+            host; at most all of it.
+        """
+        sure = self.idle(pick)
+        more = intervals.subtract(self._idle(self.bubbles(start_ns, end_ns)[pick]), sure)
+        spans = np.concatenate([sure, more])
+        low = np.zeros(len(spans))
+        low[: len(sure)] = 1 / self.trace.origin.inflation
+        return spans, low, np.ones(len(spans))
 
     def under(self, mask: Mask) -> Mask:
         """Return bool[k]: waits inside a host row of ``mask``."""
-        return self.trace.tree.under(mask)[self.row]
+        return self.trace.tree.nearest(self.row, mask) >= 0
+
+    def _idle(self, spans: Spans) -> Spans:
+        return intervals.intersect(intervals.union(spans), _late(self.trace))
+
+    def _copies(self, what: str) -> Mask:
+        hit = self.trace.where_name(lambda name: name.startswith(f"Memcpy {what}"))
+        return (self.copy >= 0) & hit[self.copy]
 
 
 def find_waits(trace: Trace) -> Waits:
-    """Find waiting calls and their bubbles."""
+    """Find the calls that wait."""
     runtime = trace.kind == Kind.RUNTIME
     syncs = runtime & trace.matching(SYNC_CALL)
     copies = runtime & trace.matching(f"{_BLOCKING_COPY}|{_ASYNC_COPY}")
     rows = np.flatnonzero(syncs | copies)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     rows = rows[np.argsort(trace.lane[rows], kind="stable")]
-    copy_of = _copy_of(trace)
-    copy = copy_of[rows]
+    copy = _copy_of(trace)[rows]
     is_sync = syncs[rows]
-    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    start, until = trace.start_ns[rows], trace.end_ns[rows].copy()
 
-    # a copy takes over the sync that directly follows it on its thread
+    # a copy takes over the sync that directly follows it; one in another op is somebody else's
     follows = np.zeros(len(rows), dtype=bool)
-    if len(rows) > 1:
-        follows[:-1] = (
-            ~is_sync[:-1]
-            & is_sync[1:]
-            & (trace.lane[rows[1:]] == trace.lane[rows[:-1]])
-            & (start[1:] - end[:-1] < FOLLOW_NS)
-        )
-    sync_row = rows.copy()
-    until = end.copy()
+    parent = trace.tree.parent[rows]
+    follows[:-1] = (
+        ~is_sync[:-1]
+        & trace.matching(_STREAM_SYNC)[rows[1:]]
+        & (trace.lane[rows[1:]] == trace.lane[rows[:-1]])
+        & (parent[1:] == parent[:-1])
+        & (start[1:] - until[:-1] < FOLLOW_NS)
+    )
     taken = np.flatnonzero(follows)
+    sync_row = rows.copy()
     sync_row[taken] = rows[taken + 1]
-    until[taken] = end[taken + 1]
+    until[taken] = trace.end_ns[rows[taken + 1]]
     swallowed = np.zeros(len(rows), dtype=bool)
     swallowed[taken + 1] = True
 
-    # an asynchronous copy without a sync waits only if it returned after its transfer ended
-    copy_end = np.where(copy >= 0, trace.end_ns[copy], np.iinfo(np.int64).max)
-    named_blocking = trace.matching(_BLOCKING_COPY)[rows]
-    blocking = is_sync | follows | named_blocking | (until >= copy_end)
-    keep = blocking & ~swallowed
+    # an asynchronous copy without a sync waited only if it returned after its transfer ended
+    returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
+    returned_late &= ~trace.matching(_NEVER_BLOCKS)[copy]
+    waits = is_sync | follows | trace.matching(_BLOCKING_COPY)[rows] | returned_late
+    keep = np.flatnonzero(waits & ~swallowed)
+    keep = keep[np.argsort(start[keep], kind="stable")]
     rows, sync_row, copy = rows[keep], sync_row[keep], copy[keep]
     start, until = start[keep], until[keep]
-
-    order = np.argsort(start, kind="stable")
-    rows, sync_row, copy = rows[order], sync_row[order], copy[order]
-    start, until = start[order], until[order]
-    from torchtriage.trace.steps import profiler_stop
-
-    profiler = profiler_stop(trace)[sync_row]
-    bubble = _bubbles(trace, start, until)
-    bubble[profiler, 1] = bubble[profiler, 0]
-    op = trace.tree.nearest(rows, trace.kind == Kind.OP)
     return Waits(
-        trace, rows.astype(np.int64), sync_row, start, until, copy, op, bubble, profiler
+        trace,
+        row=rows,
+        sync_row=sync_row,
+        start_ns=start,
+        end_ns=until,
+        copy=copy,
+        op=trace.tree.nearest(rows, trace.kind == Kind.OP),
+        blind=_blind(trace, start, until, copy),
+        profiler=profiler_stop(trace)[sync_row],
     )
+
+
+def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None = None) -> Spans:
+    """Return the spans in which host time starves the main device.
+
+    Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have
+    been launched that much earlier. So at most that much is won, out of the time the device stood
+    idle for the host between ``start_ns`` and the first work launched after ``end_ns``: a queue
+    that was deep gives the whole gap, an empty one no more than the time spent.
+
+    Parameters
+    ----------
+    start_ns, end_ns : int64[k]
+        Stretches of host time.
+    ignore : int64[m], optional
+        Device rows that are no work to run ahead to, such as readbacks that go as well.
+
+    Returns
+    -------
+    int64[k, 2]
+        Spans that begin with the stretch and end once the time won is used up, at the latest with
+        the start of that first work. The host-late idle time inside is the bubble; spans without
+        any are empty.
+    """
+    spans = np.stack([end_ns, end_ns], axis=1)
+    late = _late(trace)
+    if not len(late) or not len(spans):
+        return spans
+    rows = trace.devices[0].rows
+    launched = trace.links.call[rows] >= 0
+    if ignore is not None:
+        launched &= ~np.isin(rows, ignore)
+    rows = rows[launched]
+    order = np.argsort(trace.links.launch_ns[rows], kind="stable")
+    launch_ns = trace.links.launch_ns[rows][order]
+    first_start = np.minimum.accumulate(trace.start_ns[rows][order][::-1])[::-1]
+    index = np.searchsorted(launch_ns, end_ns, side="left")
+    found = index < len(rows)
+    stop = np.append(first_start, 0)[index]
+
+    total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
+    before = _idle_until(late, total, start_ns)
+    lost = np.minimum(_idle_until(late, total, stop) - before, end_ns - start_ns)
+    # of that time, the first `lost` ns: where the host stood itself, if the device rested there
+    gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
+    until = late[gap, 0] + before + lost - total[gap]
+    hit = found & (lost > 0)
+    spans[hit] = np.stack([start_ns, until], axis=1)[hit]
+    return spans
+
+
+def _idle_until(late: Spans, total: Ints, times_ns: Ints) -> Ints:
+    index = np.searchsorted(late[:, 0], times_ns, side="right")
+    inside = np.minimum(times_ns, late[index - 1, 1]) - late[index - 1, 0]
+    return np.where(index > 0, total[index - 1] + inside, 0)
+
+
+def _late(trace: Trace) -> Spans:
+    return trace.devices[0].host_late if trace.devices else intervals.EMPTY
 
 
 def _copy_of(trace: Trace) -> Ints:
@@ -131,37 +284,10 @@ def _copy_of(trace: Trace) -> Ints:
     return out
 
 
-def _bubbles(trace: Trace, start: Ints, until: Ints) -> Spans:
-    """Return the device idle time each wait caused.
-
-    Without the wait the host would have gone on ``until - start`` earlier, and so would the next
-    launch: the idle time before that launch's work, at most by as much, is the bubble. It counts
-    on the busiest device and only where the host was late.
-    """
-    bubble = np.stack([until, until], axis=1)
-    if not trace.devices or not len(start):
-        return bubble
-    device = trace.devices[0]
-    work = device.rows[trace.links.call[device.rows] >= 0]
-    if not len(work):
-        return bubble
-    launched = trace.links.launch_ns[work]
-    order = np.argsort(launched, kind="stable")
-    launched, work = launched[order], work[order]
-    # first start among everything enqueued after the wait returned
-    first = np.minimum.accumulate(trace.start_ns[work][::-1])[::-1]
-    index = np.searchsorted(launched, until, side="left")
-    found = index < len(work)
-    next_start = np.where(found, first[np.minimum(index, len(work) - 1)], until)
-    busy = device.busy
-    before = np.searchsorted(busy[:, 0], next_start, side="left") - 1
-    dry = np.where(before >= 0, busy[np.maximum(before, 0), 1], trace.window.start_ns)
-    latency = LAUNCH_LATENCY_NS.get(trace.origin.vendor, 10_000)
-    # the wait itself cannot have cost more than it lasted, nor before it began
-    lo = np.maximum.reduce([dry, start, next_start - (until - start)])
-    hi = np.maximum(next_start - latency, lo)
-    bubble = np.stack([np.where(found, lo, until), np.where(found, hi, until)], axis=1)
-    # only host-late idle: a queued gap would have been there anyway
-    late = intervals.covered(bubble, device.host_late)
-    bubble[late < (bubble[:, 1] - bubble[:, 0]) // 2] = 0
-    return bubble
+def _blind(trace: Trace, start: Ints, until: Ints, copy: Ints) -> Mask:
+    if not trace.devices:
+        return np.ones(len(start), dtype=bool)
+    # an upload from pageable memory is staged by the host: the device rests meanwhile
+    upload = (copy >= 0) & trace.matching(r"HtoD")[copy]
+    busy = intervals.covered(np.stack([start, until], axis=1), trace.devices[0].busy)
+    return ~upload & (until - start > BLIND_NS) & (2 * busy < until - start)

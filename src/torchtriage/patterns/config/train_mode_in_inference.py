@@ -1,0 +1,124 @@
+"""Dropout or batch norm runs in train mode although nothing is trained.
+
+Looks like: a recording (or validation steps) without backward nodes and optimizer, in which
+    ``aten::batch_norm`` computes batch statistics although running ones exist, or dropout with p
+    > 0 really drops (``aten::native_dropout``, or ``aten::dropout`` with train "True").
+Slow because: dropout draws random numbers and batch norm reads its input twice; above all, the
+    outputs are wrong: noisy, and dependent on what else is in the batch.
+Cost: not counted: a matter of correctness first.
+Fix: call ``model.eval()`` before the loop, and ``model.train()`` after it.
+Leave it when: the noise is wanted (Monte-Carlo dropout), statistics are being recalibrated, or a
+    teacher network follows the batch on purpose.
+Source: PyTorch documentation, ``torch.nn.Module.eval``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns.config._phases import inference_phase
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="CFG042",
+    name="train-mode-in-inference",
+    family="config",
+    title="Dropout or batch norm in train mode during inference",
+    order=600,
+    needs=frozenset({"ops"}),
+)
+FIX = Fix(
+    text="Switch the model to evaluation mode before the loop.",
+    code="model.eval()\nwith torch.inference_mode():\n    outputs = model(inputs)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.eval",
+)
+
+_DROPOUTS = (
+    "aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::alpha_dropout",
+    "aten::feature_alpha_dropout",
+)  # fmt: skip
+_TRAINING_KERNEL = r"bn_fw_tr_|batch_norm_collect_statistics|BatchNormFwdTrain"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over all modules in train mode."""
+    phase = inference_phase(trace)
+    if phase is None:
+        return
+    ops = phase.rows & (trace.kind == Kind.OP)
+    norms = np.flatnonzero(ops & _norms(trace))
+    drops = np.flatnonzero(ops & _drops(trace))
+    rows = np.union1d(norms, drops)
+    if not len(rows):
+        return
+    parts = [
+        f"{len(some)} {what}"
+        for some, what in ((norms, "batch norms"), (drops, "dropouts"))
+        if len(some)
+    ]
+    yield Claim(
+        message=(
+            f"{' and '.join(parts)} run in train mode although"
+            f" {'nothing is trained' if phase.whole else f'{phase.n_steps} steps train nothing'}"
+        ),
+        certainty="certain" if phase.whole else "likely",
+        rows=rows,
+        anchor=int(rows[0]),
+        method="configuration visible in the recording",
+        evidence={
+            "n_batch_norm": len(norms),
+            "n_dropout": len(drops),
+            "n_steps": phase.n_steps,
+            "seen_by": "inputs" if trace.has_shapes else "operators and kernels that only train",
+        },
+        always=True,
+    )
+
+
+def _norms(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: outermost batch norms that use batch statistics though running ones exist."""
+    norm = trace.named("aten::batch_norm")
+    if trace.has_shapes:
+        norm &= trace.where_detail("concrete", lambda inputs: _is_true(inputs, 5))
+        # without running statistics a batch norm has no other choice (track_running_stats=False)
+        norm &= trace.where_detail("dims", lambda dims: len(dims) > 4 and bool(dims[3]))
+    else:
+        trains = np.flatnonzero(trace.matching(_TRAINING_KERNEL) & (trace.links.op >= 0))
+        op = trace.links.op[trains].astype(np.int64)
+        above = trace.tree.nearest(op, norm)
+        used = np.where(norm[op], op, above)
+        norm = np.zeros(len(trace), dtype=bool)
+        norm[used[used >= 0]] = True
+    return norm & ~trace.tree.under(trace.named("aten::instance_norm"))
+
+
+def _drops(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: outermost dropouts that drop."""
+    dropout, native = trace.named(*_DROPOUTS), trace.named("aten::native_dropout")
+    if trace.has_shapes:
+        known = trace.where_detail("concrete", lambda inputs: len(inputs) > 2 and inputs[2] != "")
+        on = trace.where_detail(
+            "concrete", lambda inputs: _is_true(inputs, 2) and _is_positive(inputs, 1)
+        )
+        active = (dropout & on) | (native & (on | ~known))
+    else:
+        # in evaluation mode dropout returns its input and calls nothing
+        active = native | (dropout & trace.tree.above(native | trace.named("aten::bernoulli_")))
+    return active & ~trace.tree.under(active)
+
+
+def _is_true(inputs: Any, index: int) -> bool:
+    return isinstance(inputs, list) and len(inputs) > index and inputs[index] == "True"
+
+
+def _is_positive(inputs: Any, index: int) -> bool:
+    try:
+        return float(inputs[index]) > 0
+    except (IndexError, TypeError, ValueError):
+        return False

@@ -63,6 +63,16 @@ def test_idle_time_behind_a_dependency_is_not_the_waits() -> None:
     assert idle_us(built)[0] == pytest.approx(1014 - 1002)
 
 
+def test_idle_time_before_work_launched_earlier_is_not_the_waits() -> None:
+    trace = TraceBuilder()
+    trace.launch(0, 5, 10, 10)
+    trace.launch(90, 5, 140, 60)
+    trace.sync(100, 102, "cudaEventSynchronize")
+    built = after(trace, 210, 216).build()
+    # 100-140 is the launch's own latency; 200-216 lies behind the sync
+    assert idle_us(built) == [16, 0]
+
+
 def test_the_profilers_own_stop_costs_nothing() -> None:
     trace = deep()
     trace.profiler_stop(20, 980)

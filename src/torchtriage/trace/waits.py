@@ -222,7 +222,7 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
 
     Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have
     been launched that much earlier. So at most that much is won, out of the time the device stood
-    idle for the host between ``start_ns`` and the first work launched after ``end_ns``: a queue
+    idle for the host between the last work launched before and the first launched after: a queue
     that was deep gives the whole gap, an empty one no more than the time spent.
 
     Parameters
@@ -235,9 +235,9 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     Returns
     -------
     int64[k, 2]
-        Spans that begin with the stretch and end once the time won is used up, at the latest with
-        the start of that first work. The host-late idle time inside is the bubble; spans without
-        any are empty.
+        Spans that begin inside or after the stretch and end once the time won is used up, at the
+        latest with the start of that first work. The host-late idle time inside is the bubble;
+        spans without any are empty.
     """
     spans = np.stack([end_ns, end_ns], axis=1)
     late = _late(trace)
@@ -250,19 +250,25 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     rows = rows[launched]
     order = np.argsort(trace.links.launch_ns[rows], kind="stable")
     launch_ns = trace.links.launch_ns[rows][order]
-    first_start = np.minimum.accumulate(trace.start_ns[rows][order][::-1])[::-1]
+    started = trace.start_ns[rows][order]
+    first_start = np.minimum.accumulate(started[::-1])[::-1]
+    last_start = np.maximum.accumulate(started)
     index = np.searchsorted(launch_ns, end_ns, side="left")
     found = index < len(rows)
     stop = np.append(first_start, 0)[index]
 
     total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
-    before = _idle_until(late, total, start_ns)
+    # idle time before work that was enqueued already is not lost to what came after
+    earlier = np.searchsorted(launch_ns, start_ns, side="left") - 1
+    begin = np.where(earlier >= 0, np.append(last_start, 0)[earlier], start_ns)
+    begin = np.maximum(begin, start_ns)
+    before = _idle_until(late, total, begin)
     lost = np.minimum(_idle_until(late, total, stop) - before, end_ns - start_ns)
     # of that time, the first `lost` ns: where the host stood itself, if the device rested there
     gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
     until = late[gap, 0] + before + lost - total[gap]
     hit = found & (lost > 0)
-    spans[hit] = np.stack([start_ns, until], axis=1)[hit]
+    spans[hit] = np.stack([begin, until], axis=1)[hit]
     return spans
 
 

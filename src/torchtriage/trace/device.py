@@ -94,7 +94,7 @@ class Device:
         busy = intervals.clip(self.busy, window.start_ns, np.iinfo(np.int64).max >> 1)
         edges = np.concatenate([[window.start_ns], busy[:, 1]])[: len(busy)]
         spans = np.stack([edges, busy[:, 0]], axis=1)
-        spans = spans[spans[:, 1] > spans[:, 0]]
+        spans = spans[(spans[:, 1] > spans[:, 0]) & (spans[:, 0] < window.end_ns)]
         starts = trace.start_ns[self.rows]
         position = np.searchsorted(starts, spans[:, 1], side="left")
         next_row = self.rows[np.minimum(position, len(self.rows) - 1)]
@@ -117,7 +117,10 @@ class Device:
             blame = np.concatenate([blame, np.full(len(tail), QUEUED)])
             order = np.argsort(spans[:, 0], kind="stable")
             spans, next_row, blame = spans[order], next_row[order], blame[order]
-        return Gaps(spans, next_row, blame.astype(np.uint8))
+        # work after the window ends a gap that began inside it
+        spans = np.minimum(spans, window.end_ns)
+        inside = spans[:, 1] > spans[:, 0]
+        return Gaps(spans[inside], next_row[inside], blame[inside].astype(np.uint8))
 
     @cached_property
     def host_late(self) -> Spans:

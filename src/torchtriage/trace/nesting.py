@@ -250,19 +250,20 @@ def contain(lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, toleranc
 
 
 def _running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:
-    """Return the largest end seen before each element of its group (group sorted)."""
+    """Return the largest end before each element in its group; int64's least for the first."""
     if not len(end_ns):
         return end_ns
+    none = np.iinfo(np.int64).min
     # groups are made disjoint on the number line, so one running maximum serves all
-    base = end_ns.min()
+    base = end_ns.min() - 1
     width = int(end_ns.max() - base) + 1
     code = np.cumsum(np.concatenate([[0], (group[1:] != group[:-1]).astype(np.int64)]))
     if (int(code[-1]) + 1) * width < 1 << 62:
         shifted = np.maximum.accumulate(end_ns - base + code * width)
         before = np.concatenate([[0], shifted[:-1]]) - code * width
-        seen: Ints = np.where(before > 0, before + base, base)
+        seen: Ints = np.where(before > 0, before + base, none)
         return seen
     out = np.empty_like(end_ns)
     for part in np.split(np.arange(len(group)), np.flatnonzero(np.diff(group)) + 1):
-        out[part] = np.concatenate([[base], np.maximum.accumulate(end_ns[part])[:-1]])
+        out[part] = np.concatenate([[none], np.maximum.accumulate(end_ns[part])[:-1]])
     return out

@@ -37,6 +37,8 @@ FIRST_USE_NS = 10_000_000
 modules it takes 10 ms - 30 s (measured)."""
 FIRST_USE_RATIO = 20.0
 """... and this many medians of the ordinary calls of its name."""
+FIRST_USES = 8
+"""More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
 OUTLIER = 3.0
@@ -159,12 +161,14 @@ def first_use(trace: Trace) -> Ints:
         same = slow[trace.name[slow] == code]
         usual = trace.dur_ns[calls & (trace.name == code) & (trace.dur_ns < FIRST_USE_NS)]
         bar = FIRST_USE_RATIO * float(np.median(usual)) if len(usual) else 0.0
-        marked[same[trace.dur_ns[same] >= bar]] = True
+        if len(same) <= FIRST_USES:
+            marked[same[trace.dur_ns[same] >= bar]] = True
     rows = np.flatnonzero(marked)
-    # a call over a busy device waits for it (hipFree without a caching allocator)
+    # a call over a busy device waits for it
     work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
     busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
-    return rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
+    idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
+    return idle
 
 
 class _Found(NamedTuple):

@@ -1,0 +1,153 @@
+"""KRN025: product, softmax, product; not every softmax is attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.patterns.kernel.attention_unfused import find
+
+HALF = ["c10::Half", "c10::Half"]
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+class Line(TraceBuilder):
+    """Ops one after the other on the host, their kernels one after the other far behind."""
+
+    def __init__(self, **kw):
+        super().__init__(**{"device": H100, **kw})
+        self.at, self.free = 0.0, 10_000.0
+
+    def run(self, op, dims, dur, *, types=HALF, kernel="kernel"):
+        self.op(op, self.at, 8, dims=dims, types=types)
+        self.launch(self.at + 2, 3, self.free, dur, name=kernel)
+        self.at += 10
+        self.free += dur
+        return self
+
+
+def attention(line, *, length=1024, keys=None, head=64, heads=16, between=True, types=HALF,
+              softmax="aten::_softmax"):
+    keys = length if keys is None else keys
+    scores = [heads, length, keys]
+    line.run("aten::bmm", [[heads, length, head], [heads, head, keys]], 100, types=types)
+    if between:
+        line.run("aten::div", [scores, []], 200, types=types)
+    line.run(softmax, [scores, [], []], 300, types=types)
+    return line.run("aten::bmm", [scores, [heads, keys, head]], 100, types=types)
+
+
+def test_quiet_on_fused_attention():
+    line = Line().run("aten::_flash_attention_forward", [[1, 1024, 16, 64]] * 3, 500)
+    assert not list(find(line.build()))
+
+
+def test_quiet_on_the_softmax_of_a_classifier():
+    line = Line().run("aten::addmm", [[1000], [256, 512], [512, 1000]], 100)
+    line.run("aten::_softmax", [[256, 1000], [], []], 300)
+    line.run("aten::addmm", [[10], [256, 512], [512, 10]], 100)
+    assert not list(find(line.build()))
+
+
+def test_quiet_when_the_scores_are_not_used_by_a_product():
+    line = Line().run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 100)
+    line.run("aten::_softmax", [[16, 1024, 1024], [], []], 300)
+    line.run("aten::bmm", [[16, 512, 512], [16, 512, 64]], 100)
+    assert not list(find(line.build()))
+
+
+@pytest.mark.parametrize("kw", [{"length": 127}, {"length": 1, "keys": 4096}, {"head": 257}])
+def test_quiet_on_shapes_that_gain_nothing(kw):
+    assert not list(find(attention(Line(), **kw).build()))
+
+
+def test_quiet_below_5_percent():
+    line = attention(Line()).run("aten::relu", [[1]], 20_000)
+    assert not list(find(line.build()))
+
+
+def test_chain_kernels_without_the_neighbours():
+    line = Line().run("aten::addmm", [[64], [1024, 64], [64, 64]], 50)
+    line.run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 100)
+    line.run("aten::_softmax", [[16, 1024, 1024], [], []], 300)
+    # the projection of the values runs inside the chain, but is none of its work
+    line.run("aten::addmm", [[64], [1024, 64], [64, 64]], 70)
+    line.run("aten::bmm", [[16, 1024, 1024], [16, 1024, 64]], 100)
+    line.run("aten::gelu", [[1024, 64]], 40)
+    (claim,) = find(line.build())
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [100_000, 300_000, 100_000]
+
+
+def test_cost_against_a_fused_kernel():
+    (claim,) = find(attention(Line()).build())
+    flop = 4 * 16 * 1024 * 1024 * 64
+    fast, slow = flop / (0.6 * 989_000), flop / (0.4 * 989_000)
+    assert claim.certainty == "likely"
+    assert claim.time_class == "compute"
+    assert np.allclose(claim.gain_high, 1 - fast / 700_000)
+    assert np.allclose(claim.gain_low, min(500 / 700, 1 - slow / 700_000))
+    assert claim.evidence["query_length"] == 1024
+    assert claim.evidence["head_dim"] == 64
+    assert claim.evidence["softmax_ms_per_step"] == pytest.approx(0.3)
+    assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)
+    assert claim.evidence["chains_per_step"] == 1
+
+
+def test_narrow_heads_promise_no_more_than_64():
+    (claim,) = find(attention(Line(), head=16).build())
+    flop = 4 * 16 * 1024 * 1024 * 64
+    assert np.allclose(claim.gain_high, 1 - flop / (0.6 * 989_000) / 700_000)
+
+
+def test_cost_on_an_unknown_device_is_what_stands_beside_the_products():
+    (claim,) = find(attention(Line(device="Unheard of")).build())
+    assert np.allclose(claim.gain_high, 500 / 700)
+    assert np.allclose(claim.gain_low, 500 / 700 / 2)
+
+
+def test_fp32_is_a_hint_without_a_promise():
+    (claim,) = find(attention(Line(), types=["float", "float"]).build())
+    assert claim.certainty == "hint"
+    assert np.all(np.asarray(claim.gain_low) == 0)
+
+
+def test_backward_chain():
+    line = Line()
+    scores, side = [16, 1024, 1024], [16, 1024, 64]
+    line.run("aten::bmm", [[16, 1024, 1024], side], 100)  # values: scores^T @ gradient
+    line.run("aten::bmm", [side, [16, 64, 1024]], 100)  # gradient of the scores
+    line.run("aten::_softmax_backward_data", [scores, scores, [], []], 300)
+    line.run("aten::bmm", [[16, 64, 1024], scores], 100)
+    line.run("aten::bmm", [scores, side], 100)
+    (claim,) = find(line.build())
+    assert len(claim.rows) == 5
+    flop = 2 * 1.25 * 4 * 16 * 1024 * 1024 * 64
+    assert np.allclose(claim.gain_high, 1 - flop / (0.6 * 989_000) / 700_000)
+
+
+def test_an_op_written_inside_itself_counts_once():
+    line = Line()
+    line.op("aten::bmm", 0, 9, dims=[[16, 1024, 64], [16, 64, 1024]], types=HALF)
+    (claim,) = find(attention(line).build())
+    assert np.allclose(claim.gain_low, 500 / 700, atol=0.03)
+
+
+def test_the_math_fallback_names_its_own_fix():
+    line = attention(Line(), between=False)
+    line.op("aten::_scaled_dot_product_attention_math", 0, 100)
+    (claim,) = find(line.build())
+    assert claim.evidence["math_fallback"] is True
+    assert "sdpa_kernel" in claim.fix.code
+
+
+def test_grouped_steps_count_per_step():
+    line = Line()
+    for index in range(4):
+        line.at, line.free = 10_000.0 * index, 10_000.0 * index + 200
+        start = line.at
+        attention(line)
+        line.step(index, start - 5 if index else 0, 9_900)
+    (claim,) = find(line.build())
+    assert claim.evidence["chains_per_step"] == 1
+    assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)

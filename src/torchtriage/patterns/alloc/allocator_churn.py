@@ -1,0 +1,133 @@
+"""Memory is taken from and given back to the device in steady steps.
+
+Looks like: ``cudaMalloc``, ``cudaFree``, ``cudaHostAlloc``, their HIP twins, or
+    ``cuMemMap``/``Unmap`` in at least 30 % of the steady steps or for at least 1 % of their time.
+    Several frees between two mallocs inside one op are a *retry*: the allocator was out of memory
+    and emptied its cache.
+Slow because: each call costs the host 0.1-10 ms, and a free first waits for the device to finish.
+Cost: bounded by the device idle time before each launch that such calls delayed; the low end
+    divides it by how much longer host work takes under this profiler.
+Fix: let segments grow and shrink in place, bucket or pad the shapes that vary, lower the batch a
+    little; do not switch the caching allocator off.
+Leave it when: it happens in the first steps only, or while graphs are captured.
+Source: PyTorch documentation, "CUDA semantics", memory management and ``PYTORCH_ALLOC_CONF``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.finding import Fix
+from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+from torchtriage.units import ms
+
+PATTERN = Pattern(
+    code="MEM027",
+    name="allocator-churn",
+    family="alloc",
+    title="The caching allocator goes to the device in steady steps",
+    order=320,
+    needs=frozenset({"device", "runtime", "steps"}),
+)
+FIX = Fix(
+    text="Let segments grow in place, and keep shapes from varying without bounds.",
+    code="PYTORCH_ALLOC_CONF=expandable_segments:True python train.py"
+    "   # before torch 2.9: PYTORCH_CUDA_ALLOC_CONF",
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+)
+_FIX_OFF = Fix(
+    text="The caching allocator looks switched off: unset the variable that does it.",
+    code="unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING",
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+)
+
+MIN_STEPS = 0.3
+"""Share of steady steps with such a call (catalogue 27)."""
+MIN_TIME = 0.01
+"""Share of the steady steps' time inside such calls, when fewer steps have them."""
+UNCACHED = 50
+"""Mallocs and frees per step that no cache would let through: one step measured 292 and 272."""
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over all allocator calls of the steady steps."""
+    steps = trace.steps
+    if steps.n_steady < 2:
+        return  # first use and churn look alike in a single step
+    mallocs, frees = allocator_calls(trace)
+    emptied = trace.matching(r"empty_?cache") & (trace.kind == Kind.PYTHON)
+    rows = np.flatnonzero(mallocs | frees)
+    rows = outside_capture(trace, rows)
+    rows = rows[steps.in_steady(steps.of_host(rows))]
+    if emptied.any() and len(rows):
+        inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])
+        under = np.append((trace.frames.under(emptied) | emptied), False)[inner]
+        rows = rows[~under]
+    if not len(rows):
+        return
+    step_of = steps.of_host(rows)
+    host_ns = int(trace.dur_ns[rows].sum())
+    often = steps.share_of_steps(step_of) >= MIN_STEPS
+    costly = host_ns >= MIN_TIME * steps.wall_ns * steps.n_steady and len(np.unique(step_of)) > 1
+    if not (often or costly):
+        return
+    n_mallocs = steps.median_count(step_of[mallocs[rows]])
+    n_frees = steps.median_count(step_of[frees[rows]])
+    uncached = min(n_mallocs, n_frees) >= UNCACHED
+    # without a cache every large op mallocs and frees: that is no retry
+    n_retries = 0 if uncached else _n_retries(trace, rows, mallocs, frees)
+    spans, share = idle_behind(trace, rows)
+    evidence = {
+        "mallocs_per_step": n_mallocs,
+        "frees_per_step": n_frees,
+        "share_of_steps": round(steps.share_of_steps(step_of), 3),
+        "host_ms_per_step": ms(host_ns / steps.n_steady),
+        "retries_per_step": round(n_retries / steps.n_steady, 2),
+        "caching_allocator_off": uncached,
+    }
+    on_device = trace.memory.device_type != 0
+    if on_device.any():
+        evidence["peak_allocated_mib"] = int(trace.memory.allocated_bytes[on_device].max()) >> 20
+        evidence["peak_reserved_mib"] = int(trace.memory.reserved_bytes[on_device].max()) >> 20
+    if trace.origin.memory_bytes:
+        evidence["device_memory_mib"] = trace.origin.memory_bytes >> 20
+    yield Claim(
+        message=(
+            f"{n_mallocs:g} allocations and {n_frees:g} frees per step go to the device and take"
+            f" {ms(host_ns / steps.n_steady):.3g} ms of the host"
+        ),
+        certainty="likely",
+        rows=rows,
+        spans=spans,
+        gain_low=share / trace.origin.inflation,
+        gain_high=share,
+        anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
+        time_class="idle",
+        basis="bounded",
+        method="device idle before launches that allocator calls delayed, by at most their time",
+        evidence=evidence,
+        fix=_FIX_OFF if uncached else FIX,
+        edits=(Edit("drop", rows),),
+    )
+
+
+def _n_retries(
+    trace: Trace,
+    rows: NDArray[np.int64],
+    mallocs: NDArray[np.bool_],
+    frees: NDArray[np.bool_],
+) -> int:
+    """Return how many ops hold two mallocs with at least two frees between."""
+    op = trace.tree.nearest(rows, trace.kind == Kind.OP)
+    rows, op = rows[op >= 0], op[op >= 0]
+    if not len(rows):
+        return 0
+    _, inverse = np.unique(op, return_inverse=True)
+    n_mallocs = np.bincount(inverse, weights=mallocs[rows])
+    n_frees = np.bincount(inverse, weights=frees[rows])
+    return int(((n_mallocs >= 2) & (n_frees >= 2)).sum())

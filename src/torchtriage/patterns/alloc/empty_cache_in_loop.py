@@ -1,0 +1,142 @@
+"""``empty_cache()`` runs inside the loop and hands the cache back to the device each time.
+
+Looks like: a frame ``torch/cuda/memory.py: empty_cache`` in at least a tenth of the steady steps,
+    at least twice. Without Python stacks: one burst of two or more frees outside every op in at
+    least half of the steady steps, and mallocs in as many.
+Slow because: every free waits for the device, and the next step asks the device for the same
+    memory again.
+Cost: bounded by the device idle time before each launch that those frees and mallocs delayed; the
+    low end divides it by how much longer host work takes under this profiler.
+Fix: delete the call. If memory runs out without it, find the peak that needs it.
+Leave it when: it runs once between phases (training and evaluation), or in an out-of-memory
+    handler.
+Source: PyTorch documentation, ``torch.cuda.memory.empty_cache``: "does not increase the amount of
+    GPU memory available for PyTorch".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.finding import Fix
+from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+from torchtriage.units import ms
+
+PATTERN = Pattern(
+    code="MEM028",
+    name="empty-cache-in-loop",
+    family="alloc",
+    title="The allocator's cache is emptied inside the loop",
+    order=321,
+    needs=frozenset({"device", "runtime", "steps"}),
+)
+FIX = Fix(
+    text="Delete the call from the loop; keep it between phases, where memory changes hands.",
+    code="# torch.cuda.empty_cache()      <- remove from the loop",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
+)
+
+_FRAME = r"^(.*/)?torch/(cuda|accelerator|xpu)/memory\.py\(\d+\): empty_cache$"
+_BUILTIN = r"^<built-in (function|method) _(cuda|accelerator|xpu)_?empty_?[cC]ache"
+MIN_STEPS = 0.1
+"""Share of the steady steps: one call in ten steps (catalogue 28)."""
+MIN_STEPS_BURST = 0.5
+"""Without a frame the burst has to be regular to be believed."""
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over the calls, what they free and what is allocated again."""
+    steps = trace.steps
+    if steps.n_steady < 2:
+        return
+    mallocs, frees = allocator_calls(trace)
+    calls = _frames(trace) if trace.has_stacks else _bursts(trace, mallocs, frees)
+    step_of = steps.of_host(calls)
+    calls, step_of = calls[steps.in_steady(step_of)], step_of[steps.in_steady(step_of)]
+    least = MIN_STEPS if trace.has_stacks else MIN_STEPS_BURST
+    if len(calls) < 2 or steps.share_of_steps(step_of) < least:
+        return
+    if trace.has_stacks:
+        emptied = np.zeros(len(trace), dtype=bool)
+        emptied[calls] = True
+        freed = np.flatnonzero(frees)
+        inner = trace.frames.at(trace.lane[freed], trace.start_ns[freed])
+        freed = freed[np.append(trace.frames.under(emptied) | emptied, False)[inner]]
+    else:
+        freed = calls
+    again = np.flatnonzero(mallocs)
+    again = again[steps.in_steady(steps.of_host(again))]
+    host = np.union1d(freed, again)
+    spans, share = idle_behind(trace, host)
+    host_ns = int(trace.dur_ns[host].sum())
+    per_step = len(calls) / steps.n_steady
+    n_freed = int(steps.in_steady(steps.of_host(freed)).sum())
+    what = "empty_cache() runs" if trace.has_stacks else "The device's cache is handed back"
+    often = per_step if trace.has_stacks else steps.share_of_steps(step_of)
+    yield Claim(
+        message=(
+            f"{what} {often:.3g} times per step, {n_freed / steps.n_steady:.3g} frees and"
+            f" {len(again) / steps.n_steady:.3g} allocations that follow take"
+            f" {ms(host_ns / steps.n_steady):.3g} ms of the host"
+        ),
+        certainty="certain" if trace.has_stacks else "likely",
+        rows=np.union1d(calls, host),
+        spans=spans,
+        gain_low=share / trace.origin.inflation,
+        gain_high=share,
+        anchor=int(calls[0]),
+        time_class="idle",
+        basis="bounded",
+        method="device idle before the launches that these calls delayed, by at most their time",
+        evidence={
+            "calls_per_step": round(often, 2),
+            "share_of_steps": round(steps.share_of_steps(step_of), 3),
+            "frees_per_step": round(n_freed / steps.n_steady, 2),
+            "mallocs_per_step": round(len(again) / steps.n_steady, 2),
+            "host_ms_per_step": ms(host_ns / steps.n_steady),
+            "seen_by": "python frame" if trace.has_stacks else "burst of frees outside ops",
+        },
+        edits=(Edit("drop", host),),
+    )
+
+
+def _frames(trace: Trace) -> NDArray[np.int64]:
+    """Return one row per call: the Python function, or the built-in where it has none above."""
+    python = trace.kind == Kind.PYTHON
+    frame = python & trace.matching(_FRAME)
+    builtin = python & trace.matching(_BUILTIN)
+    return outside_capture(trace, np.flatnonzero(frame | (builtin & ~trace.frames.under(frame))))
+
+
+def _bursts(
+    trace: Trace,
+    mallocs: NDArray[np.bool_],
+    frees: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return the frees that come in one burst per step, outside ops, before new mallocs."""
+    steps = trace.steps
+    none = np.empty(0, np.int64)
+    freed = outside_capture(trace, np.flatnonzero(frees))
+    freed = freed[steps.of_host(freed) >= 0]
+    if not len(freed):
+        return none
+    again = steps.of_host(np.flatnonzero(mallocs))
+    if steps.share_of_steps(again) < MIN_STEPS_BURST:
+        return none
+    outside = trace.tree.nearest(freed, trace.kind == Kind.OP) < 0
+    # frees that tensors cause one by one have launches between them
+    launched = np.sort(trace.start_ns[trace.links.launches])
+    burst = np.searchsorted(launched, trace.start_ns[freed])
+    step_of = steps.of_host(freed)
+    keep = np.zeros(len(freed), dtype=bool)
+    for step in np.unique(step_of).tolist():
+        mine = step_of == step
+        keep[mine] = (
+            mine.sum() >= 2 and outside[mine].all() and len(np.unique(burst[mine])) == 1
+        )
+    return freed[keep]

@@ -1,0 +1,117 @@
+"""COM035: communication without computation beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.patterns.comm.comm_exposed import find
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def job(*, world=8, exposed=200.0, hidden=0.0, comm=NCCL, stream=20, training=True, late=False,
+        size=1 << 20, steps=5, durs=None, vendor="cuda"):
+    """Add steps of 1 ms: 500 us of computation, then a collective, then 100 us of computation."""
+    builder = TraceBuilder(vendor=vendor,
+                           distributedInfo={"rank": 0, "world_size": world, "backend": "nccl"})
+    extra = {} if size is None else {
+        "Collective name": "allreduce", "In msg nelems": size, "dtype": "Float"}
+    for index in range(steps):
+        at = 1000.0 * index
+        dur = (exposed + hidden) if durs is None else durs[index]
+        builder.step(index, at, 990)
+        if training:
+            builder.op("AddmmBackward0", at + 1, 5)
+        builder.launch(at + 10, 5, at + 50, 500)
+        end = at + 550 - hidden + dur
+        builder.launch(at + 20, 5, at + 550 - hidden, dur, name=comm, stream=stream, **extra)
+        # late: the host launches the next computation only after the collective has ended
+        builder.launch(end + 5 if late else at + 30, 5, end + 20, 100)
+    return builder
+
+
+def test_quiet_below_a_tenth():
+    assert not list(find(job(exposed=80).build()))
+
+
+def test_quiet_when_hidden():
+    assert not list(find(job(exposed=0, hidden=400).build()))
+
+
+def test_quiet_at_world_size_1():
+    assert not list(find(job(world=1).build()))
+
+
+def test_quiet_on_other_kernels():
+    assert not list(find(job(comm="void elementwise_kernel<float>", size=None).build()))
+
+
+def test_quiet_without_any_computation():
+    builder = TraceBuilder()
+    builder.launch(0, 5, 10, 200, name=NCCL)
+    builder.launch(20, 5, 250, 200, name=NCCL)
+    assert not list(find(builder.build()))
+
+
+def test_high_is_all_that_is_exposed():
+    trace = job().build()
+    (claim,) = find(trace)
+    assert claim.time_class == "comm"
+    assert claim.certainty == "likely"
+    assert claim.gain_high == 1.0
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [200_000] * 5
+    assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.2)
+    assert claim.evidence["collectives_per_step"] == 1
+    assert claim.evidence["longest_exposed_ms"] == {"allreduce": pytest.approx(0.8)}
+    assert "cannot tell apart" in claim.evidence["waiting_for_other_ranks"]
+
+
+def test_only_the_exposed_part_is_claimed():
+    (claim,) = find(job(exposed=150, hidden=250).build())
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [150_000] * 5
+
+
+def test_low_is_what_the_fastest_equal_message_took():
+    (claim,) = find(job(durs=[200, 300, 400, 300, 200]).build())
+    assert np.allclose(claim.gain_low, [1, 2 / 3, 1 / 2, 2 / 3, 1])
+
+
+def test_low_is_nothing_without_sizes():
+    (claim,) = find(job(size=None).build())
+    assert not np.any(claim.gain_low)
+
+
+def test_low_is_nothing_where_the_host_was_late_anyway():
+    (claim,) = find(job(late=True).build())
+    assert not np.any(claim.gain_low)
+
+
+def test_inference_is_a_hint_without_a_promise():
+    (claim,) = find(job(training=False).build())
+    assert claim.certainty == "hint"
+    assert not np.any(claim.gain_low)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>",
+        "ncclDevKernel_Generic(ncclDevKernelArgs)",
+    ],
+)
+def test_custom_kernels_on_the_compute_stream_count(name):
+    assert list(find(job(comm=name, size=None, stream=7, training=False).build()))
+
+
+def test_overlapping_collectives_are_counted_once():
+    builder = job()
+    for index in range(5):
+        builder.launch(1000 * index + 25, 3, 1000 * index + 600, 250, name=NCCL, stream=21)
+    (claim,) = find(builder.build())
+    starts, ends = claim.spans[:, 0], claim.spans[:, 1]
+    assert (starts[1:] >= ends[:-1]).all()
+    # 550-850 of each step, less the computation at 770-870
+    assert (ends - starts).sum() == 5 * 220_000

@@ -1,0 +1,62 @@
+"""GPU scalars are read on the host inside a step.
+
+Looks like: ``aten::_local_scalar_dense`` (under ``aten::item``, ``aten::is_nonzero``,
+    ``aten::equal``, ``aten::_linalg_check_errors`` or ``aten::one_hot``) that encloses a call
+    which waits for the device: ``cudaMemcpyAsync`` with its stream sync, or
+    ``hipMemcpyWithStream``; in at least half of the steps, or three times in a recording without
+    steps. The operator alone proves nothing: on a CPU tensor it is free (945 of 945 in one
+    training trace).
+Slow because: each read drains the queue. The host stops running ahead, and the device stands idle
+    until the next launch arrives.
+Cost: device idle time before the next work launched after each read, at most as much as the host
+    spent in it; low counts the waiting call only, divided by the profiler's inflation, high the
+    whole operator. A read that GPU work hides costs nothing and is not reported.
+Fix: keep the value on the device; add up ``loss.detach()`` and read it every N steps; use
+    ``torch.where`` instead of ``if``.
+Leave it when: the next step depends on the value (a line search, a stopping rule, a sampled token).
+    The one read per step with which a gradient scaler decides is never counted.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.patterns._reads import claim_reads, scalar_reads
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.trace import Trace
+
+PATTERN = Pattern(
+    code="SYN001",
+    name="host-sync-scalar",
+    family="sync",
+    title="GPU scalars read on the host inside a step",
+    order=335,
+    needs=frozenset({"device", "runtime", "ops"}),
+)
+
+FIX = Fix(
+    text="Keep the value on the device and read it every N steps.",
+    code="""total += loss.detach()          # instead of: total += loss.item()
+if step % 50 == 0:
+    log(total.item() / 50)
+    total.zero_()""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#avoid-unnecessary-cpu-gpu-synchronization",
+)
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for all scalar readbacks that starve the device."""
+    index, holder = scalar_reads(trace)
+    claim = claim_reads(
+        trace,
+        index,
+        holder,
+        message="GPU scalars are read on the host {times} per {per} ({ops}): the host waits"
+        " {wait} ms and the GPU idles {idle} ms for it",
+        method="host-late idle time up to the next launched work, capped by the time in the read",
+    )
+    if claim is not None:
+        yield claim

@@ -1,0 +1,128 @@
+"""Constants are built on the host and copied to the GPU in every step.
+
+Looks like: ``aten::lift_fresh`` (``torch.tensor(list)``) or a CPU factory (``aten::zeros``,
+    ``ones``, ``full``, ``arange``, ``eye`` and the like, without device work of its own), followed
+    within 5 operators at the same place by a copy below 1 MiB from host to device; or such a copy
+    right before ``lift_fresh`` (``torch.tensor(list, device=...)``, which builds on the host too);
+    or a module that copies the same number of pageable bytes in every step. In at least half of
+    the steps, or three times in a recording without steps.
+Slow because: each copy from ordinary memory makes the host wait for the stream, and building and
+    copying the value again costs more launches than using it.
+Cost: device idle time before the next work launched after each copy, at most as much as the host
+    spent in it; low counts the waiting call only, divided by the profiler's inflation, high the
+    whole ``aten::to``. Copies that GPU work hides cost nothing.
+Fix: build it on the device, or once: a registered buffer, or a cache per shape.
+Leave it when: it is the input of the step, or a server's pinned, non-blocking metadata.
+Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.finding import Fix
+from torchtriage.patterns._reads import TRANSFER_OPS, claim_reads
+from torchtriage.patterns._recurrence import frame_around, recurs
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="SYN005",
+    name="host-const-h2d",
+    family="sync",
+    title="Constants built on the host and copied each step",
+    order=332,
+    needs=frozenset({"device", "runtime", "ops"}),
+)
+
+FIX = Fix(
+    text="Create the tensor once and keep it on the device, or let the device fill it.",
+    code="""self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]), persistent=False)
+mask = torch.zeros(n, device=x.device)      # not torch.zeros(n).to(x.device)""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#create-tensors-directly-on-the-target-device",
+)
+
+MAX_BYTES = 1 << 20
+"""A larger copy is an input, or CPY007's (catalogue 5)."""
+REACH = 5
+"""Operators between the factory and its copy; ``lift_fresh`` and ``detach_`` are two."""
+_FACTORIES = (
+    r"^aten::(lift_fresh|zeros|ones|full|arange|eye|linspace|logspace|scalar_tensor|tril_indices"
+    r"|triu_indices|hann_window|zeros_like|ones_like|full_like)$"
+)
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for all small uploads of values made on the host."""
+    waits = trace.waits
+    transfers = trace.named(*TRANSFER_OPS)
+    small = waits.to_device & (waits.copy_bytes < MAX_BYTES)
+    index = np.flatnonzero(small & waits.under(transfers))
+    holder = trace.tree.outermost(waits.row[index], transfers)
+    constant = _after_factory(trace, holder) | _same_in_module(trace, index)
+    claim = claim_reads(
+        trace,
+        index[constant],
+        holder[constant],
+        message="constants built on the host are copied to the GPU {times} per {per}: the host"
+        " waits {wait} ms and the GPU idles {idle} ms for it",
+        method="host-late idle time up to the next launched work, capped by the time in the copy",
+    )
+    if claim is not None:
+        sizes = waits.copy_bytes[index[constant]]
+        claim.evidence["bytes_median"] = int(np.median(sizes))
+        yield claim
+
+
+def _after_factory(trace: Trace, holder: Ints) -> Mask:
+    """Return which operators have a CPU factory among the few siblings right before them."""
+    factories = trace.matching(_FACTORIES) & (trace.kind == Kind.OP)
+    hit = np.zeros(len(holder), dtype=bool)
+    if not len(holder) or not factories.any():
+        return hit
+    parent = trace.tree.parent
+    near = np.zeros(len(trace) + 1, dtype=bool)  # the last stands for "no parent"
+    near[parent[holder]] = True
+    ops = trace.tree.members
+    ops = ops[trace.is_kind(Kind.OP, Kind.ANNOTATION)[ops] & near[parent[ops]]]
+    ops = ops[np.lexsort((trace.start_ns[ops], parent[ops], trace.lane[ops]))]
+    position = np.zeros(len(trace), np.int64)
+    position[ops] = np.arange(len(ops))
+    on_host = factories & ~trace.tree.above(trace.links.launches)
+    # an annotation ends the place; old profilers also make a tensor to open one
+    here = np.ones(len(holder), dtype=bool)
+    for back in range(1, REACH + 1):
+        before = ops[np.maximum(position[holder] - back, 0)]
+        same = (parent[before] == parent[holder]) & (trace.lane[before] == trace.lane[holder])
+        here &= same & (trace.kind[before] == Kind.OP)
+        hit |= here & (before != holder) & on_host[before]
+    # torch.tensor(list, device=...) copies first
+    after = ops[np.minimum(position[holder] + 1, len(ops) - 1)]
+    hit |= (parent[after] == parent[holder]) & trace.named("aten::lift_fresh")[after]
+    return hit
+
+
+def _same_in_module(trace: Trace, index: Ints) -> Mask:
+    """Return which pageable uploads a module makes with the same size in most steps."""
+    hit = np.zeros(len(index), dtype=bool)
+    if not trace.has_stacks or trace.steps.n_steady < 2 or not len(index):
+        return hit
+    waits = trace.waits
+    module = frame_around(
+        trace, waits.row[index], trace.where_name(lambda name: name.startswith("nn.Module: "))
+    )
+    pinned = trace.matching("Pinned")[waits.copy[index]]
+    inside = np.flatnonzero((module >= 0) & ~pinned)
+    keys = np.stack([trace.name[module[inside]], waits.copy_bytes[index[inside]]], axis=1)
+    kinds, which = np.unique(keys, axis=0, return_inverse=True)
+    for one in range(len(kinds)):
+        same = inside[which.ravel() == one]
+        hit[same] = recurs(trace, waits.row[index[same]])
+    return hit

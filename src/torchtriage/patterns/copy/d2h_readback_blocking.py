@@ -1,0 +1,87 @@
+"""Whole tensors are copied to the host synchronously inside a step.
+
+Looks like: copies of more than 16 bytes from device to host under ``aten::to`` or ``aten::copy_``
+    (``.cpu()``, ``.numpy()``, ``.tolist()``) whose call takes at least 20 us longer than the
+    transfer; in at least half of the steps, or three times in a recording without steps.
+Slow because: the copy waits for everything enqueued before it, and the host waits for the copy;
+    then the device waits for the host.
+Cost: device idle time before the next work launched after each copy, at most as much as the host
+    spent in it (low: the waiting call only, divided by the profiler's inflation), and at the high
+    end the exposed transfer time that pinned memory would save.
+Fix: copy into pinned memory without blocking and read it one step later; reduce on the device first
+    (argmax, top-k).
+Leave it when: it is the answer of a request and nothing waits behind it, or a checkpoint.
+Source: PyTorch tutorial on ``pin_memory()`` and ``non_blocking``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._reads import bulk_reads, claim_reads
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns.copy._link import beyond_pinned, exposed
+from torchtriage.trace import Trace
+
+PATTERN = Pattern(
+    code="CPY006",
+    name="d2h-readback-blocking",
+    family="copy",
+    title="Results copied to the host synchronously",
+    order=331,
+    needs=frozenset({"device", "runtime", "ops"}),
+)
+
+FIX = Fix(
+    text="Copy into pinned memory without blocking, and read it a step later.",
+    code="""host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)   # once
+host.copy_(out, non_blocking=True)
+done = torch.cuda.Event(); done.record()
+# one step later
+done.synchronize(); consume(host.numpy())""",
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for all blocking readbacks that starve the device."""
+    index, holder = bulk_reads(trace)
+    claim = claim_reads(
+        trace,
+        index,
+        holder,
+        message="whole tensors are copied to the host {times} per {per}: the host waits {wait} ms"
+        " and the GPU idles {idle} ms for it",
+        method="host-late idle time up to the next launched work, capped by the time in the copy;"
+        " exposed transfer time beyond pinned speed",
+    )
+    if claim is None:
+        return
+    copies = trace.waits.copy[index]
+    pageable = copies[trace.matching("Pageable")[copies]]
+    transfer = exposed(trace, pageable)
+    saved = beyond_pinned(trace, pageable)
+    low = np.broadcast_to(claim.gain_low, len(claim.spans))
+    high = np.broadcast_to(claim.gain_high, len(claim.spans))
+    steps = trace.steps
+    steady = copies[steps.in_steady(steps.of_work(copies))]
+    moved = int(trace.value[steady].sum()) / steps.n_steady
+    transfer_ns = int(trace.dur_ns[steady].sum()) / steps.n_steady
+    yield dataclasses.replace(
+        claim,
+        spans=np.concatenate([claim.spans, transfer]),
+        gain_low=np.concatenate([low, np.zeros(len(transfer))]),
+        gain_high=np.concatenate([high, np.full(len(transfer), saved)]),
+        time_class="copy",
+        evidence={
+            **claim.evidence,
+            "mbytes": round(moved / 1e6, 4),
+            "transfer_ms": round(transfer_ns / 1e6, 4),
+            "exposed_transfer_ms_in_all": round(intervals.length(transfer) / 1e6, 4),
+        },
+    )

@@ -1,0 +1,121 @@
+"""Many small copies, each with its own launch.
+
+Looks like: 50 or more copies below 64 KiB per step, or 20 or more that make up a fifth of all GPU
+    work, uploads and copies on the device alike. Not counted: readbacks of single values, copies
+    inside DDP's reducer or a collective, and copies replayed by a graph.
+Slow because: a copy below 64 KiB takes 1-3 us on the GPU and 5-10 us to launch whatever its size;
+    the host cannot keep up.
+Cost: device idle time inside and behind the copying operators, at most as much as the host spent in
+    them; low is divided by the profiler's inflation.
+Fix: pack them: stack on the host and copy once, keep the pieces in one buffer, keep indices on the
+    device.
+Leave it when: the device is busy meanwhile, or they write the slots of a cache by design.
+Source: CUDA C++ best practices guide, "Data Transfer Between Host and Device" (batch small ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._reads import TRANSFER_OPS
+from torchtriage.patterns._recurrence import call_sites, per, recurs
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="CPY010",
+    name="many-tiny-copies",
+    family="copy",
+    title="Many small copies",
+    order=360,
+    needs=frozenset({"device", "runtime", "ops"}),
+)
+
+FIX = Fix(
+    text="Copy once what belongs together.",
+    code="""batch = torch.stack(pieces).to(device, non_blocking=True)   # not one .to() per piece
+torch._foreach_copy_(targets, sources)                       # or one call for many tensors""",
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
+
+MAX_BYTES = 64 * 1024
+"""Copies below cost the same whatever their size: 1-3 us, and 5-10 us on the host (measured)."""
+MANY = 50
+SOME = 20
+SHARE = 0.2
+"""... of all GPU work in the step, from ``SOME`` copies on (catalogue 10)."""
+_NOT_OURS = (
+    r"reducer::|DistributedDataParallel|_broadcast_coalesced|^c10d::|^nccl:|all_?reduce"
+    r"|all_?gather|reduce_?scatter|all_?to_?all|all2all|symm_mem|reshape_and_cache|kv_cache"
+)
+
+Ints = NDArray[np.int64]
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for all small copies that hold the host up."""
+    steps, waits = trace.steps, trace.waits
+    copies = _small(trace)
+    step_of = steps.of_work(copies)
+    count = steps.median_count(step_of)
+    calls = trace.links.call[copies].astype(np.int64)
+    if not len(copies) or not recurs(trace, calls):
+        return
+    share = count / max(steps.median_count(steps.of_work(trace.devices[0].rows)), 1.0)
+    if count < MANY and not (count >= SOME and share >= SHARE):
+        return
+    outer = trace.tree.outermost(calls, trace.named(*TRANSFER_OPS))
+    holder = np.where(outer >= 0, outer, calls)
+    lost = waits.lost(trace.start_ns[holder], trace.end_ns[holder])
+    if not len(lost):
+        return
+    ops, n_ops = np.unique(trace.name[holder], return_counts=True)
+    sizes = trace.value[copies]
+    unit = per(trace)
+    steady = steps.in_steady(step_of)
+    host_ms = int(trace.dur_ns[np.unique(holder[steady])].sum()) / steps.n_steady / 1e6
+    yield Claim(
+        message=f"{count:g} copies below 64 KiB per {unit}, {share:.0%} of all GPU work: the host"
+        f" spends {host_ms:.3g} ms on them",
+        certainty="likely" if count >= MANY else "hint",
+        rows=copies,
+        spans=lost,
+        gain_low=1 / trace.origin.inflation,
+        time_class="idle",
+        basis="bounded",
+        method="host-late idle time up to the next launched work, capped by the copying operators",
+        evidence={
+            "per": unit,
+            "copies": count,
+            "share_of_gpu_rows": round(share, 4),
+            "host_ms": round(host_ms, 4),
+            "gpu_idle_ms_in_all": round(intervals.length(lost) / 1e6, 4),
+            "bytes_median": int(np.median(sizes)),
+            "bytes_max": int(sizes.max()),
+            "ops": [
+                trace.names[code] for code in ops[np.argsort(-n_ops, kind="stable")][:5].tolist()
+            ],
+            "call_sites": call_sites(trace, calls),
+        },
+        anchor=int(calls[0]),
+        edits=(Edit("drop", calls),),
+    )
+
+
+def _small(trace: Trace) -> Ints:
+    waits, links = trace.waits, trace.links
+    rows: Ints = trace.devices[0].rows
+    rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (links.call[rows] >= 0)]
+    size = trace.value[rows]
+    calls = links.call[rows]
+    small = (size >= 0) & (size < MAX_BYTES) & (links.n_enqueued[calls] == 1)
+    small &= ~np.isin(rows, waits.copy[waits.to_host])
+    other = trace.matching(_NOT_OURS)
+    small &= ~(trace.tree.under(other & trace.hosts)[calls])
+    rows = rows[small]
+    return rows

@@ -6,6 +6,9 @@ The order is the catalogue's (3.2): the outermost cause decides. Every function 
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,7 +39,7 @@ SHAPE_OPS = (
     "aten::repeat_interleave",
 )
 TRANSFER_OPS = ("aten::to", "aten::_to_copy", "aten::copy_")
-_LOGS = (
+_LOGS = re.compile(
     r"^<built-in function print>|(^|/)logging/__init__\.py\(|torch/_tensor_str\.py\("
     r"|torch/_tensor\.py\(\d+\): (__format__|__repr__)|tensorboard/(writer|summary)\.py\("
     r"|tensorboardX/|(^|/)wandb/|(^|/)mlflow/|tqdm/std\.py\(\d+\): set_postfix"
@@ -79,12 +82,17 @@ MIN_BURST = 6
 """Operators in one print of a tensor; the smallest ``str(tensor)`` has more (measured)."""
 
 
+@lru_cache(maxsize=65536)
+def _logs(frame: str) -> bool:
+    return _LOGS.search(frame) is not None
+
+
 def log_reads(trace: Trace) -> tuple[Ints, Ints]:
     """Return readbacks made to print or log; the holder is the outermost logging frame."""
     waits = trace.waits
     reads = np.flatnonzero((waits.to_host | _scalars(trace)) & ~waits.profiler)
     if trace.has_stacks:
-        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS), outermost=True)
+        holder = frame_around(trace, waits.row[reads], trace.where_name(_logs), outermost=True)
     else:
         holder = _printing(trace, waits.row[reads])
     found = holder >= 0

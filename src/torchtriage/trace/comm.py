@@ -18,13 +18,18 @@ __all__ = ["COMMUNICATION", "communicates"]
 # torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
 COMMUNICATION = (
     r"(?i)nccl|rccl|multimem_|cross_device_reduce|one_shot_all|two_shot_all|symm_mem|nvshmem"
-    r"|deep_?ep|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|deep_?ep(?![a-z])|(?<!sm)(?<!block)(?<!block_)(?<!warp)(?<!warp_)all_?reduce"
+    r"|(?<!sm)all_?gather|reduce_?scatter|all_?to_?all"
 )
+
+# Inductor names a kernel after the graph nodes around it, collectives included; it computes all
+# the same
+_GENERATED = r"^triton_(poi|red|per|tem|unk|for|mm)_"
 
 
 def communicates(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: kernels that move data between ranks."""
     kernels = trace.kind == Kind.KERNEL
-    named = trace.matching(COMMUNICATION)
+    named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
     out: NDArray[np.bool_] = kernels & (named | trace.where_detail("collective", bool))
     return out

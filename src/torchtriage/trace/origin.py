@@ -53,7 +53,7 @@ def find_origin(trace: Trace) -> Origin:
         if present and flag not in flags:
             flags.append(flag)
     major, minor = _int(first.get("computeMajor")), _int(first.get("computeMinor"))
-    vendor = _vendor(trace, meta)
+    vendor = _vendor(trace, meta, names)
     return Origin(
         vendor=vendor,
         device_names=names if vendor != "cpu" else (),
@@ -63,19 +63,19 @@ def find_origin(trace: Trace) -> Origin:
         flags=tuple(flags),
         rank=_int(distributed.get("rank")),
         world_size=_int(distributed.get("world_size")),
-        backend=str(distributed.get("backend", "")),
+        backend=str(distributed.get("backend") or ""),
         base_time_ns=_int(meta.get("baseTimeNanoseconds")),
         inflation=INFLATION[shapes, stacks],
     )
 
 
-def _vendor(trace: Trace, meta: dict[str, Any]) -> str:
+def _vendor(trace: Trace, meta: dict[str, Any], device_names: tuple[str, ...]) -> str:
     if "roctracer_version" in meta or any(key.startswith("hip_") for key in meta):
         return "rocm"
     runtime = {trace.names[code] for code in set(trace.name[trace.kind == Kind.RUNTIME].tolist())}
     if any(name.startswith("hip") for name in runtime):
         return "rocm"
-    if any(re.match(r"cuda|cu[A-Z]", name) for name in runtime) or trace.works.any():
+    if any(re.match(r"cuda|cu[A-Z]", name) for name in runtime):
         return "cuda"
     cats = " ".join(trace.cats).lower()
     for vendor, sign in (("mtia", "mtia"), ("xpu", "xpu_"), ("hpu", "hpu"), ("npu", "enqueue")):
@@ -83,6 +83,9 @@ def _vendor(trace: Trace, meta: dict[str, Any]) -> str:
             return vendor
     if "privateuse1" in cats or (trace.kind == Kind.DEVICE_OTHER).any():
         return "other"
+    if trace.works.any():
+        # device rows alone, without calls: ROCm names its devices after the maker, mostly
+        return "rocm" if any(name.startswith("AMD ") for name in device_names) else "cuda"
     return "cpu"
 
 

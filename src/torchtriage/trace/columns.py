@@ -107,6 +107,8 @@ class Trace:
     """(what, pid, tid) -> text of process_name, thread_name and process_labels events."""
     meta: dict[str, Any]
     report: ReadReport
+    source: Any = field(default=None, repr=False)
+    """Path or stream from which arguments are read again."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -157,6 +159,13 @@ class Trace:
     def name_of(self, row: int) -> str:
         """Return the name of one row."""
         return self.names[int(self.name[row])]
+
+    def lane_label(self, lane: int) -> str:
+        """Return what people call a lane: ``GPU 0 stream 7``, or the thread's own name."""
+        one = self.lanes[lane]
+        if one.kind == "stream":
+            return f"GPU {one.pid} stream {one.tid}"
+        return self.labels.get(("thread_name", one.pid, one.tid)) or f"thread {one.tid}"
 
     # -- arguments -------------------------------------------------------------------------
 

@@ -1,58 +1,92 @@
 """Raw JSON bytes to typed events, in bounded chunks, in three tiers.
 
-*strict*: a chunk is cut at the last ``},{`` and decoded as an array. A chunk that decodes proves
-its own end: the text before it was a complete list of events (left-to-right grammar from a proven
-start), so this is exact for any valid JSON, whatever strings and nesting hold.
-*repair*: literals JSON does not have (``NaN``, ``inf``, ``N/A``), raw control characters, stray
-backslashes and bytes that are not UTF-8 are mended, then the chunk is decoded again.
-*salvage*: what is still broken is decoded event by event; an event that cannot be read is lost,
-counted and shown, and costs only itself.
+*strict*: a chunk is cut at a ``}, {`` and decoded as an array. A chunk that decodes proves its
+own end: the text before it was a complete list of events (left-to-right grammar from a proven
+start), so this is exact for any valid JSON, whatever its strings and nesting hold.
+*repaired*: literals JSON does not have (``NaN``, ``inf``, ``N/A``), raw control characters, stray
+backslashes, quotes in names and bytes that are not UTF-8 are mended.
+*salvaged*: an event that cannot be read is lost, counted and shown, and costs only itself.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from io import BytesIO
+from itertools import islice
+from types import GenericAlias
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from torchtriage.errors import TraceFormatError
-from torchtriage.trace.source import Source
+from torchtriage.trace.salvage import (
+    BROKEN,
+    closes_list,
+    error_position,
+    is_cut_short,
+    mend,
+    walk,
+)
 from torchtriage.units import format_bytes
 
-__all__ = ["NO_ARGS", "Args", "Chunk", "Event", "EventReader", "LooseEvent", "Loss", "decode_untyped"]
+__all__ = [
+    "NO_ARGS",
+    "PHASES",
+    "Args",
+    "Begin",
+    "Chunk",
+    "Complete",
+    "End",
+    "Event",
+    "EventReader",
+    "Instant",
+    "Label",
+    "Loss",
+    "Row",
+    "TextBlock",
+    "TextSource",
+    "UnfinishedBlock",
+]
 
 CHUNK_BYTES = 256 << 10
 """Fits the L2 cache: whole-file decoding is 2-3x slower (measured, docs/performance.md)."""
-BLOCK_BYTES = 1 << 20
 MAX_EVENT_BYTES = 64 << 20
 """No real event comes near this; beyond it the text has lost its event boundaries."""
 MAX_HEADER_BYTES = 64 << 20
+
+_NO_TEXT = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, gc=False):
     """The arguments that become columns; the rest stays in the file, by byte range."""
 
+    python_id: int = msgspec.field(default=-1, name="Python id")
+    python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
     correlation: int = -1
+    sequence: int = msgspec.field(default=-1, name="Sequence number")
+    fwd_thread: int = msgspec.field(default=-1, name="Fwd thread id")
+    concrete: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Concrete Inputs")
+    types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Strides")
+    dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
     stream: int | str | None = None
     device: int | str | None = None
     # ROCm writes sizes as text
     size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
-    sequence: int = msgspec.field(default=-1, name="Sequence number")
-    fwd_thread: int = msgspec.field(default=-1, name="Fwd thread id")
-    python_id: int = msgspec.field(default=-1, name="Python id")
-    python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
-    concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Concrete Inputs")
-    strides: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Strides")
-    grid: msgspec.Raw = msgspec.Raw(b"")
-    block: msgspec.Raw = msgspec.Raw(b"")
-    collective: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Collective name")
-    nelems: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="In msg nelems")
-    dtype: msgspec.Raw = msgspec.Raw(b"")
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
+    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
+    dtype: msgspec.Raw = _NO_TEXT
+
+
+class InstantArgs(Args, gc=False):
+    """Those of an instant, which may be an allocator record."""
+
     memory_bytes: int = msgspec.field(default=0, name="Bytes")
     addr: int = msgspec.field(default=0, name="Addr")
     allocated: int = msgspec.field(default=-1, name="Total Allocated")
@@ -61,43 +95,116 @@ class Args(msgspec.Struct, gc=False):
     device_id: int = msgspec.field(default=-1, name="Device Id")
 
 
-NO_ARGS = Args()
+class LabelArgs(msgspec.Struct, gc=False):
+    """Those of a metadata event."""
+
+    name: Any = None
+    labels: Any = None
 
 
-class Event(msgspec.Struct, gc=False):
-    """One trace event; ``ts`` and ``dur`` in microseconds."""
+NO_ARGS = InstantArgs()
 
-    ph: str = ""
-    name: str = ""
+
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag=""):
+    """Any event: the phase (``ph``) chooses the class, so that arrows cost next to nothing."""
+
+
+class Row(Event, gc=False, tag=""):
+    """An event that becomes a row; ``ts`` and ``dur`` in microseconds."""
+
     cat: str = ""
+    name: str = ""
     pid: int | str = ""
     tid: int | str = ""
-    ts: float = 0.0
-    dur: float = -1.0
+    # whole numbers stay integers: old versions write epoch microseconds, beyond a double's reach
+    ts: int | float = 0
+    dur: int | float = -1
     args: Args | None = None
 
 
+class Complete(Row, gc=False, tag="X"):
+    """A call with its duration."""
+
+
+class Begin(Row, gc=False, tag="B"):
+    """The start of a call whose end is an event of its own."""
+
+
+class Instant(Row, gc=False, tag="i"):
+    """A moment, or a record of the allocator."""
+
+    args: InstantArgs | None = None
+
+
+class OldInstant(Instant, gc=False, tag="I"):
+    """The same under its older name."""
+
+
+class End(Event, gc=False, tag="E"):
+    """The end of the innermost open call of its thread."""
+
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: int | float = 0
+
+
+class Label(Event, gc=False, tag="M"):
+    """What a process or thread is called."""
+
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    args: LabelArgs | None = None
+
+
+PHASES: dict[str, type[Event]] = {
+    "X": Complete,
+    "B": Begin,
+    "i": Instant,
+    "I": OldInstant,
+    "E": End,
+    "M": Label,
+}
+# arrows, counters, asynchronous and object events are counted and otherwise skipped unread
+for _phase in "stfCbneSTpFPNODVvRc(),":
+    _skipped: Any = msgspec.defstruct("Skipped", [], bases=(Event,), tag=_phase, gc=False)
+    PHASES[_phase] = _skipped
+
+
 class LooseEvent(msgspec.Struct, gc=False):
-    """The same with nothing assumed about types: old, foreign and hand-edited files."""
+    """An event with nothing assumed about types: old, foreign and hand-edited files."""
 
     ph: Any = ""
-    name: Any = ""
     cat: Any = ""
+    name: Any = ""
     pid: Any = ""
     tid: Any = ""
-    ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"")
+    ts: msgspec.Raw = _NO_TEXT
+    dur: msgspec.Raw = _NO_TEXT
     args: Any = None
 
 
-class _Times(msgspec.Struct, gc=False):
-    ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"")
+class Times(NamedTuple):
+    """``ts`` and ``dur`` as written."""
+
+    ts: bytes
+    dur: bytes
 
 
-_decode_times = msgspec.json.Decoder(list[_Times]).decode
-_decode_fast = msgspec.json.Decoder(list[Event]).decode
+class _RawTimes(msgspec.Struct, gc=False):
+    ts: msgspec.Raw = _NO_TEXT
+    dur: msgspec.Raw = _NO_TEXT
+
+
+class _Shape(msgspec.Struct, gc=False):
+    """Nothing of an event: only its brackets and quotes are checked."""
+
+
+_decode_times = msgspec.json.Decoder(list[_RawTimes]).decode
+_EventList: Any = GenericAlias(list, (functools.reduce(operator.or_, PHASES.values()),))
+_decode_fast: Callable[[bytes], list[Event]] = msgspec.json.Decoder(_EventList).decode
 _decode_loose = msgspec.json.Decoder(list[LooseEvent]).decode
+_decode_shape = msgspec.json.Decoder(list[_Shape]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -128,70 +235,143 @@ class Loss:
         else:
             self.more += 1
 
+    def add(self, other: Loss) -> None:
+        """Take over what another part of the same file cost."""
+        self.n_lost += other.n_lost
+        self.n_repaired += other.n_repaired
+        for message in other.messages:
+            self.say(message)
+        self.more += other.more
+
 
 @dataclass
 class Chunk:
     """A run of decoded events and where its text stands in the uncompressed stream."""
 
     offset: int
-    text: bytes
-    events: list[Event] | list[LooseEvent]
-    loose: bool
-    mended: bool = False
+    size: int
+    events: list[Event]
+    document: bytes
+    """The events as a JSON array, damaged ones mended."""
+
+    def text_times(self) -> list[Times]:
+        """Return the times of every event as written, for clocks that a double cannot hold."""
+        return [Times(bytes(row.ts), bytes(row.dur)) for row in _decode_times(self.document)]
 
     def untyped(self) -> list[dict[str, Any]]:
-        """Return every event with all its arguments, in the order of ``events``."""
-        return decode_untyped(self.text)
+        """Return the events with everything they hold, in the order of ``events``."""
+        try:
+            found: list[dict[str, Any]] = _decode_any(self.document)
+        except BROKEN:
+            # what the columns do not need was skipped, and skipping is lenient
+            found = _decode_any(mend(self.document))
+        return found
 
-    def text_times(self) -> list[tuple[bytes, bytes]]:
-        """Return ``(ts, dur)`` of every event as written, for clocks a double cannot hold."""
-        if self.loose:
-            return [(bytes(event.ts), bytes(event.dur)) for event in self.events]  # type: ignore[arg-type]
-        return [(bytes(row.ts), bytes(row.dur)) for row in _decode_times(b"[" + self.text + b"]")]
+
+class UnfinishedBlock(Exception):  # noqa: N818 - not an error: the block is cut inside an event
+    """A block of text ends inside an event: what looked like a boundary was none."""
+
+
+class TextSource(Protocol):
+    """What a reader needs of its input."""
+
+    name: str
+    truncated: str
+    """Why the text ends early, empty while it does not."""
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes; empty at the end."""
+
+
+class TextBlock(BytesIO):
+    """Text in memory as a source."""
+
+    name = ""
+    truncated = ""
 
 
 class EventReader:
-    """Iterate over a source's events as chunks; then ``meta`` holds the other top-level keys."""
+    """Iterate over a source's events as chunks; then ``meta`` holds the other top-level keys.
 
-    def __init__(self, source: Source) -> None:
+    A chunk ends at the first event boundary at or after a multiple of ``chunk_bytes`` in the
+    text, so where it ends does not depend on where reading began. With ``offset`` the source starts
+    there, between two events; as a block it also ends between two.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        offset: int = 0,
+        is_block: bool = False,
+    ) -> None:
+        self.chunk_bytes = chunk_bytes
         self.meta: dict[str, Any] = {}
         self.loss = Loss()
+        self.ended = False
         self._source = source
         self._buffer = b""
         self._pos = 0
-        self._base = 0  # stream offset of self._buffer[0]
+        self._is_block = is_block
+        self._base = offset  # of self._buffer[0] in the text
         self._eof = False
         self._is_list = False
 
+    @property
+    def offset(self) -> int:
+        """Position in the text: everything before it has been handed out."""
+        return self._base + self._pos
+
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks in file order."""
+        self.open()
+        yield from self.chunks()
+        self.close()
+
+    def open(self) -> None:
+        """Move to the first event; refuse text that is no trace."""
         self._find_events()
-        ended = False
-        while not ended:
-            self._fill(CHUNK_BYTES)
-            if self._at_array_end():
-                ended = True
-                break
-            if self._pos >= len(self._buffer) and self._eof:
-                break
-            chunk, ended = self._next_chunk()
-            if chunk is not None:
-                yield chunk
-            elif not ended:
-                break
-        if ended:
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks from here on, up to the end of the list or of the text."""
+        while not self.ended:
+            boundary = self._boundary(self.chunk_bytes)
+            if self._at_end():
+                return
+            yield self._next_chunk(boundary)
+
+    def close(self) -> None:
+        """Read the keys behind the events."""
+        if self.ended:
             self._read_tail()
         else:
             cut = self._source.truncated or "the text ends before the list of events does"
-            self.loss.say(f"{cut}, after {format_bytes(self._base + self._pos)} of text")
+            self.loss.say(f"{cut}, after {format_bytes(self.offset)} of text")
+
+    def take_block(self, n_bytes: int) -> bytes:
+        """Move past about ``n_bytes`` of text up to a likely event boundary, and return it."""
+        stop = self._find_cut(self._boundary(n_bytes)) - self._base
+        block = self._buffer[self._pos : stop]
+        self._pos = stop
+        return block
+
+    def give_back(self, text: bytes) -> None:
+        """Move back to read again ``text``, which ended where the reader stands."""
+        self._buffer = text + self._buffer[self._pos :]
+        self._base = self.offset - len(text)
+        self._pos = 0
 
     # -- text ------------------------------------------------------------------------------
 
-    def _more(self) -> bool:
-        """Append one block; False at the end of the stream."""
+    def _boundary(self, step: int) -> int:
+        return (self.offset // step + 1) * step
+
+    def _more(self, n_bytes: int = 0) -> bool:
+        """Append text; False at the end of the stream."""
         if self._eof:
             return False
-        block = self._source.read(BLOCK_BYTES)
+        block = self._source.read(max(n_bytes, self.chunk_bytes))
         if not block:
             self._eof = True
             return False
@@ -200,212 +380,110 @@ class EventReader:
         self._pos = 0
         return True
 
-    def _fill(self, wanted: int) -> None:
-        while len(self._buffer) - self._pos < wanted and self._more():
-            pass
+    def _at_end(self) -> bool:
+        """Skip white space and commas; True when no event follows (and perhaps the ``]``)."""
+        while True:
+            match = _GAP.match(self._buffer, self._pos)
+            self._pos = match.end() if match else self._pos
+            rest = len(self._buffer) - self._pos
+            if rest and (self._buffer[self._pos] != _CLOSE or rest > 64 or self._eof):
+                break
+            if not self._more():
+                if not rest:
+                    return True
+                break
+        if self._buffer[self._pos] == _CLOSE and closes_list(self._buffer, self._pos):
+            self._pos += 1
+            self.ended = True
+        return self.ended
+
+    def _find_cut(self, boundary: int) -> int:
+        """Return the text offset after the first ``}`` from ``boundary`` on that ``, {`` follows.
+
+        The end of what can be read when the text ends first, or when no event is that long.
+        """
+        while True:
+            match = _SEPARATOR.search(self._buffer, max(boundary - self._base, self._pos))
+            if match:
+                return self._base + match.start() + 1
+            end = self._base + len(self._buffer)
+            too_long = end - max(boundary, self.offset) > MAX_EVENT_BYTES
+            if too_long or not self._more(max(boundary, 2 * end - self.offset) - end):
+                return self._base + len(self._buffer)
+
+    # -- before and behind the events ------------------------------------------------------
 
     def _find_events(self) -> None:
         """Move to the first event, keeping the keys before it as metadata."""
-        self._fill(1)
-        text = self._buffer.lstrip()
-        if text.startswith(b"["):
+        while not (start := self._buffer.lstrip()) and self._more():
+            self._pos = len(self._buffer) - len(self._buffer.lstrip())
+        self._pos = len(self._buffer) - len(start)
+        if start.startswith(b"["):
             self._is_list = True
-            self._pos = self._buffer.index(b"[") + 1
+            self._pos += 1
             return
-        if not text.startswith(b"{"):
+        if not start.startswith(b"{"):
             raise TraceFormatError(
-                "expected JSON, found text that starts with "
-                f"{text[:20].decode('utf-8', 'replace')!r}",
+                "expected a profiler trace (JSON), found "
+                + (f"text that starts with {_shown(start[:24])}" if start else "only white space"),
                 where=self._source.name,
-                hint="pass the file written by prof.export_chrome_trace(...)",
+                hint=_EXPORT,
             )
-        scan = _KeyScan()
+        searched = 0
         while True:
-            found = scan.advance(self._buffer)
-            if found is not None:
-                key_start, self._pos = found
-                head = self._buffer[:key_start].rstrip().rstrip(b",") + b"}"
-                self._take_meta(head)
-                return
-            self._refuse_other_json(scan.keys)
-            if len(self._buffer) > MAX_HEADER_BYTES or not self._more():
+            for match in _EVENTS_KEY.finditer(self._buffer, searched):
+                # what stands before the key is a complete object once closed: that proves that
+                # the key is one of the top level, and not text in a string
+                if self._take_meta(self._buffer[self._pos : match.start()].rstrip(b", \t\r\n")):
+                    self._pos = match.end()
+                    return
+            self._refuse_other_json()
+            searched = max(len(self._buffer) - 64, 0)
+            if len(self._buffer) > MAX_HEADER_BYTES or not self._more(len(self._buffer)):
                 break
-        if self._eof and not scan.keys:
-            raise TraceFormatError(
-                "expected a profiler trace, found JSON that cannot be read",
-                where=self._source.name,
-                hint="the file may be cut short or not be JSON at all",
-            )
+        first = _EVENTS_KEY.search(self._buffer)
+        if first:
+            self.loss.say("the metadata before the events cannot be read")
+            self._pos = first.end()
+            return
+        keys = _top_keys(self._buffer)
         raise TraceFormatError(
             "expected the key traceEvents, found "
-            + (", ".join(sorted(scan.keys)[:6]) or "no key at all"),
+            + (f"only {', '.join(keys[:6])}" if keys else "JSON without it"),
             where=self._source.name,
-            hint="pass the file written by prof.export_chrome_trace(...)",
+            hint=_EXPORT,
         )
 
-    def _refuse_other_json(self, keys: list[str]) -> None:
+    def _refuse_other_json(self) -> None:
         """Name the JSON files that people mistake for traces."""
-        names = set(keys)
-        if "nodes" in names:
-            what, hint = (
-                "a PyTorch execution trace (ExecutionTraceObserver)",
-                "pass the Kineto trace written by prof.export_chrome_trace(...) instead",
-            )
-        elif {"cells", "nbformat"} <= names:
-            what, hint = "a Jupyter notebook", "pass a trace file"
-        elif "segments" in names and "device_traces" in names:
-            what, hint = "a memory snapshot", "analyze reads profiler traces"
-        elif "schema" in names and "results" in names:
-            what, hint = (
-                "a torchtriage report",
-                "render it again with: torchtriage show FILE",
-            )
+        keys = set(_top_keys(self._buffer))
+        if "nodes" in keys:
+            what = "a PyTorch execution trace (ExecutionTraceObserver)"
+        elif "cells" in keys:
+            what = "a Jupyter notebook"
+        elif "segments" in keys:
+            what = "a memory snapshot"
+        elif b'"torchtriage/' in self._buffer[:256]:
+            what = "a torchtriage report"
         else:
             return
         raise TraceFormatError(
-            f"expected a profiler trace, found {what}", where=self._source.name, hint=hint
+            f"expected a profiler trace, found {what}", where=self._source.name, hint=_EXPORT
         )
 
-    def _at_array_end(self) -> bool:
-        """Skip white space and commas; True when the next byte closes the list of events."""
-        while True:
-            match = _GAP.match(self._buffer, self._pos)
-            assert match is not None
-            self._pos = match.end()
-            if self._pos < len(self._buffer):
-                if self._buffer[self._pos : self._pos + 1] == b"]":
-                    self._pos += 1
-                    return True
-                return False
-            if not self._more():
-                return False
-
-    # -- events ----------------------------------------------------------------------------
-
-    def _next_chunk(self) -> tuple[Chunk | None, bool]:
-        """Decode the next run of events; the flag says that the list ended behind it."""
-        while True:
-            start = self._pos
-            stop = min(start + CHUNK_BYTES, len(self._buffer))
-            whole = self._eof and stop == len(self._buffer)
-            window = self._buffer[start:stop]
-            if not whole:
-                cut = _last_separator(window)
-                if cut > 0:
-                    chunk = self._decode(window[:cut])
-                    if chunk is not None:
-                        self._pos = start + cut
-                        return chunk, False
-            return self._hard_chunk(start)
-
-    def _decode(self, text: bytes) -> Chunk | None:
-        """Decode complete events strictly, typed if possible, else untyped."""
-        document = b"[" + text + b"]"
-        offset = self._base + self._pos
-        try:
-            return Chunk(offset, text, _decode_fast(document), loose=False)
-        except msgspec.ValidationError:
-            pass
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return None
-        try:
-            return Chunk(offset, text, _decode_loose(document), loose=True)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return None
-
-    def _hard_chunk(self, start: int) -> tuple[Chunk | None, bool]:
-        """Everything the fast path does not settle: ends, nesting, damage, truncation."""
-        # 1. the list may end here; the first candidate that decodes is the end, by proof
-        self._fill(CHUNK_BYTES + BLOCK_BYTES)
-        start = self._pos
-        text = self._buffer[start : start + 2 * CHUNK_BYTES]
-        last = self._eof and start + len(text) == len(self._buffer)
-        for match in _likely_ends(text, self._is_list):
-            chunk = self._decode(text[: match + 1])
-            if chunk is not None:
-                self._pos = start + match + 1
-                self._at_array_end()
-                return chunk, True
-        # 2. a separator inside an event's arguments fooled the cut: try earlier ones
-        separators = [match.start() + 1 for match in _SEPARATOR.finditer(text)]
-        for cut in separators[-1:-24:-1]:
-            chunk = self._decode(text[:cut])
-            if chunk is not None:
-                self._pos = start + cut
-                return chunk, False
-        if not separators and not last and len(self._buffer) - start < MAX_EVENT_BYTES:
-            # 3. one event larger than the buffer
-            if not self._more():
-                return self._salvage(self._buffer[self._pos :], at_end=True)
-            wider = self._buffer[self._pos :]
-            while not _SEPARATOR.search(wider) and len(wider) < MAX_EVENT_BYTES and self._more():
-                wider = self._buffer[self._pos :]
-            cut = _last_separator(wider)
-            chunk = self._decode(wider[:cut]) if cut > 0 else None
-            if chunk is not None:
-                self._pos += cut
-                return chunk, False
-            text, last = wider, self._eof
-            separators = [match.start() + 1 for match in _SEPARATOR.finditer(text)]
-        # 4. damaged text
-        if not last and separators:
-            text = text[: separators[-1]]
-        return self._salvage(text, at_end=last)
-
-    def _salvage(self, text: bytes, *, at_end: bool) -> tuple[Chunk | None, bool]:
-        """Mend or rescue events one by one; returns what survived of ``text``."""
-        offset = self._base + self._pos
-        ended = False
-        if not at_end:
-            mended = mend(text)
-            events = _try(mended)
-            if events is not None:
-                self._pos += len(text)
-                self.loss.n_repaired += _n_mended(text, events)
-                return Chunk(offset, text, events, loose=True, mended=True), False
-        kept: list[LooseEvent] = []
-        position = 0
-        while position < len(text):
-            piece_end = _next_start(text, position)
-            piece = text[position:piece_end]
-            body = piece.rstrip(b" \t\r\n,")
-            is_last = piece_end >= len(text)
-            event, repaired, used = _rescue(body, may_end=True)
-            if event is not None:
-                kept.append(event)
-                self.loss.n_repaired += repaired
-                closes = body[used:].lstrip()
-                if closes.startswith(b"]"):
-                    position += body.index(b"]", used)
-                    self._pos += position
-                    ended = self._at_array_end()
-                    return Chunk(offset, text[:position], kept, loose=True, mended=True), ended
-            elif body.strip(b" \t\r\n,]}"):
-                self.loss.n_lost += 1
-                where = format_bytes(offset + position)
-                if is_last and at_end:
-                    self.loss.say(f"the last event is cut short ({where} into the text)")
-                else:
-                    shown = body[:60].decode("utf-8", "replace")
-                    self.loss.say(f"an unreadable event at byte {offset + position}: {shown!r}")
-            position = piece_end
-        self._pos += len(text)
-        if not kept and not at_end:
-            return Chunk(offset, text, [], loose=True, mended=True), False
-        return (Chunk(offset, text, kept, loose=True, mended=True) if kept else None), ended
-
-    # -- metadata --------------------------------------------------------------------------
-
-    def _take_meta(self, text: bytes) -> None:
-        for candidate in (text, mend(text)):
+    def _take_meta(self, text: bytes) -> bool:
+        """Keep the keys of an object that only lacks its closing brace; False if it is not one."""
+        for mending in (bytes, mend):
             try:
-                found = _decode_any(candidate)
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                found = _decode_any(mending(text) + b"}")
+            except BROKEN:
                 continue
             if isinstance(found, dict):
+                found.pop("traceEvents", None)
                 self.meta.update(found)
-            return
-        self.loss.say("the metadata before the events cannot be read")
+                self.loss.n_repaired += mending is mend
+                return True
+        return False
 
     def _read_tail(self) -> None:
         if self._is_list:
@@ -413,208 +491,193 @@ class EventReader:
         while len(self._buffer) - self._pos < MAX_HEADER_BYTES and self._more():
             pass
         tail = self._buffer[self._pos :].strip()
-        if tail in (b"}", b""):
-            if not tail:
-                self.loss.say("the text ends right after the events")
-            return
-        body = b"{" + tail.lstrip(b", \t\r\n")
-        if body == b"{}":
-            return
-        self._take_meta(body if body.endswith(b"}") else body.rstrip(b", \t\r\n") + b"}")
+        if not tail:
+            self.loss.say("the text ends right after the events")
+        elif not self._take_meta(b"{" + tail.lstrip(b", \t\r\n").removesuffix(b"}")):
+            self.loss.say("the metadata behind the events cannot be read")
+
+    # -- events ----------------------------------------------------------------------------
+
+    def _next_chunk(self, boundary: int) -> Chunk:
+        """Decode the next run of events, up to the boundary or the end of the list."""
+        cut = first_cut = self._find_cut(boundary)
+        n_tries = 0
+        while True:
+            stop = cut - self._base
+            document = b"".join((b"[", memoryview(self._buffer)[self._pos : stop], b"]"))
+            try:
+                return self._decode(document)
+            except BROKEN as error:
+                end = self._list_end(document, error)
+                if end:
+                    chunk = self._decode(document[:end])
+                    self._pos += 1
+                    self.ended = True
+                    return chunk
+                size = cut - self.offset
+                if not is_cut_short(error) or size > MAX_EVENT_BYTES or _is_complete(document):
+                    break
+            # that was a boundary in an event's arguments or in a string: try the next ones
+            n_tries += 1
+            cut = self._find_cut(cut + (0 if n_tries < 8 else size))
+            if cut == self.offset + size:
+                if self._is_block:
+                    raise UnfinishedBlock
+                break
+        return self._salvage(first_cut)
+
+    def _decode(self, document: bytes) -> Chunk:
+        """Decode complete events and move behind them: typed if possible, else loosely."""
+        offset, size = self.offset, len(document) - 2
+        try:
+            chunk = Chunk(offset, size, _decode_fast(document), document)
+        except msgspec.ValidationError:
+            loose = _decode_loose(document)
+            chunk = Chunk(offset, size, [_tight(event) for event in loose], document)
+        self._pos += size
+        return chunk
+
+    def _list_end(self, document: bytes, error: BaseException) -> int:
+        """Return where the list of events ends within the document, 0 if it does not."""
+        end = len(document[: max(error_position(error), 0)].rstrip())
+        if document[end - 1 : end] != b"]" or not closes_list(self._buffer, self._pos + end - 2):
+            return 0
+        return end
+
+    def _salvage(self, cut: int) -> Chunk:
+        """Rescue what can be read of a damaged text, event by event."""
+        offset, stop = self.offset, cut - self._base
+        text = self._buffer[self._pos : stop]
+        is_tail = self._eof and stop == len(self._buffer) and not self._is_block
+        kept: list[bytes] = []
+        n_used = len(text)
+        for piece in walk(text):
+            self.loss.n_repaired += piece.repaired
+            if piece.n_lost:
+                self.loss.n_lost += piece.n_lost
+                at = offset + piece.offset
+                if is_tail and piece.end == len(text):
+                    self.loss.say(f"the last event is cut short ({format_bytes(at)} into the text)")
+                else:
+                    shown = _shown(text[piece.offset : piece.offset + 60])
+                    self.loss.say(f"an unreadable event at byte {at}: {shown}")
+            if piece.text:
+                kept.append(piece.text)
+            if piece.closes:
+                n_used = piece.end
+                self.ended = True
+        self._pos += n_used
+        document = b"[" + b",\n".join(kept) + b"]"
+        return Chunk(offset, n_used, [_tight(event) for event in _decode_loose(document)], document)
 
 
 # -- text helpers ------------------------------------------------------------------------------
 
+_EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
+_CLOSE = ord("]")
 _GAP = re.compile(rb"[\s,]*")
 _SEPARATOR = re.compile(rb"\}\s*,\s*\{")
-_ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}\s*$|,\s*\"))")
-_LIST_END = re.compile(rb"\}\s*\](?=\s*$)")
-_EVENT_START = re.compile(rb"\{\s*\"(?:ph|name|cat|pid|tid|ts|args|id|bp|s)\"\s*:")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}\[\]]|[^"{}\[\]]+', re.DOTALL)
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 
 
-def _last_separator(text: bytes) -> int:
-    """Return the index after the last ``}`` that a comma and a ``{`` follow, else 0."""
-    stop = len(text)
-    while True:
-        brace = text.rfind(b"{", 0, stop)
-        if brace <= 0:
-            return 0
-        before = text[max(brace - 64, 0) : brace].rstrip()
-        if before.endswith(b","):
-            before = before[:-1].rstrip()
-            if before.endswith(b"}"):
-                return max(brace - 64, 0) + len(before)
-        stop = brace
+def _is_complete(document: bytes) -> bool:
+    """Return whether every bracket and quote is closed, whatever stands between them."""
+    try:
+        _decode_shape(document)
+    except BROKEN:
+        return False
+    return True
 
 
-def _likely_ends(text: bytes, is_list: bool) -> list[int]:
-    """Return positions of ``}`` that may close the last event, likeliest first."""
-    pattern = _LIST_END if is_list else _ARRAY_END
-    found = [match.start() for match in pattern.finditer(text)]
-    return found[-1:-9:-1] + found[:8]
+def _shown(text: bytes) -> str:
+    return repr(text.decode("utf-8", "replace"))
 
 
-def _next_start(text: bytes, position: int) -> int:
-    """Return where the next event begins after the one at ``position``."""
-    search = position + 1
-    while True:
-        match = _EVENT_START.search(text, search)
-        if match is None:
-            return len(text)
-        before = text[max(match.start() - 64, 0) : match.start()].rstrip()
-        if before.endswith((b",", b"}")):
-            return match.start()
-        search = match.end()
-
-
-class _KeyScan:
-    """Find the key ``traceEvents`` at depth one without decoding what stands before it."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self._position = 0
-        self._depth = 0
-        self._last: tuple[int, bytes] | None = None
-
-    def advance(self, text: bytes) -> tuple[int, int] | None:
-        """Return (start of the key, position after ``[``) once both are in ``text``."""
-        while self._position < len(text):
-            match = _TOKEN.match(text, self._position)
-            if match is None:
-                return None
-            token = match.group()
-            if match.end() == len(text) and token[:1] not in b"{}[]":
-                return None  # a string or number may go on in the next block
-            if token[:1] == b'"':
-                self._last = (match.start(), token) if self._depth == 1 else None
-            elif token in (b"{", b"["):
-                last = self._last
-                if self._depth == 1 and last and last[1] == b'"traceEvents"' and token == b"[":
-                    return last[0], match.end()
-                self._depth += 1
-                self._last = None
-            elif token in (b"}", b"]"):
-                self._depth -= 1
-            elif self._depth == 1 and self._last and token.lstrip().startswith(b":"):
-                self.keys.append(self._last[1].strip(b'"').decode("utf-8", "replace"))
-                if token.strip() != b":":
-                    self._last = None
-            self._position = match.end()
-        return None
-
-
-_LITERAL = re.compile(
-    rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|nan|[Ii]nf(?:inity)?)\b|\bN/A\b|\bundefined\b', re.DOTALL
-)
-_CONTROL = re.compile(rb"[\x00-\x1f]")
-_STRAY_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-
-
-def mend(text: bytes) -> bytes:
-    """Return JSON text with the damage real profilers write mended.
-
-    Sources: ``inf`` bandwidth (kineto#105), ``N/A`` (kineto#133), raw control bytes
-    (pytorch#136180), Windows backslashes (pytorch#98432), bytes that are not UTF-8.
-    """
-
-    def fix(match: re.Match[bytes]) -> bytes:
+def _top_keys(text: bytes) -> list[str]:
+    """Return the top-level keys within the first few thousand tokens of an object's text."""
+    keys: list[str] = []
+    depth = 0
+    for match in islice(_TOKEN.finditer(text), 20_000):
         token = match.group()
-        if not token.startswith(b'"'):
-            return b"null"
-        if _CONTROL.search(token):
-            token = _CONTROL.sub(lambda control: b"\\u%04x" % control.group()[0], token)
-        if b"\\" in token:
-            token = _escape_strays(token)
-        return token
-
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        text = text.decode("utf-8", "replace").encode()
-    return _LITERAL.sub(fix, text)
+        if token in (b"{", b"["):
+            depth += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1 and text[match.end() : match.end() + 8].lstrip().startswith(b":"):
+            keys.append(token[1:-1].decode("utf-8", "replace"))
+    return keys
 
 
-def _escape_strays(token: bytes) -> bytes:
-    out, index = bytearray(), 0
-    while index < len(token):
-        if token[index : index + 1] != b"\\":
-            out += token[index : index + 1]
-            index += 1
-        elif _STRAY_BACKSLASH.match(token, index):
-            out += b"\\\\"
-            index += 1
-        else:
-            out += token[index : index + 2]
-            index += 2
-    return bytes(out)
+# -- loose events ------------------------------------------------------------------------------
+
+_ARG_FIELDS = {
+    item.encode_name: (item.name, isinstance(item.default, msgspec.Raw))
+    for item in msgspec.structs.fields(InstantArgs)
+}
 
 
-# an unescaped quote inside a name (pytorch#146900): the name ends where the next key begins
-_NAME = re.compile(
-    rb'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)', re.DOTALL
-)
+def _tight(loose: LooseEvent) -> Event:
+    """Return a typed event from one whose fields may have any type."""
+    kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
+    pid, tid = _identifier(loose.pid), _identifier(loose.tid)
+    if kind is Label:
+        given = loose.args if isinstance(loose.args, dict) else {}
+        return Label(
+            text_of(loose.name), pid, tid, LabelArgs(given.get("name"), given.get("labels"))
+        )
+    if kind is End:
+        return End(pid, tid, _number(loose.ts, 0))
+    if not issubclass(kind, Row):
+        return kind()
+    args = InstantArgs()
+    if isinstance(loose.args, dict):
+        for key, value in loose.args.items():
+            name, is_raw = _ARG_FIELDS.get(key, ("", False))
+            if is_raw:
+                setattr(args, name, msgspec.Raw(msgspec.json.encode(value)))
+            elif name in ("stream", "device"):
+                setattr(args, name, _identifier(value))
+            elif name:
+                setattr(args, name, whole(value))
+    return kind(
+        cat=text_of(loose.cat),
+        name=text_of(loose.name),
+        pid=pid,
+        tid=tid,
+        ts=_number(loose.ts, 0),
+        dur=_number(loose.dur, -1),
+        args=args,
+    )
 
 
-def _quote_name(text: bytes) -> bytes:
-    def fix(match: re.Match[bytes]) -> bytes:
-        inner = match.group(2).replace(b'\\"', b'"').replace(b"\\", b"\\\\").replace(b'"', b'\\"')
-        return match.group(1) + inner + match.group(3)
-
-    return _NAME.sub(fix, text, count=1)
-
-
-def _try(text: bytes) -> list[LooseEvent] | None:
-    try:
-        return _decode_loose(b"[" + text + b"]")
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-
-
-def decode_untyped(text: bytes) -> list[dict[str, Any]]:
-    """Return the events of a chunk's text with everything they hold, damaged ones mended."""
-    for repair in (bytes, mend):  # mending costs far more than decoding: only when needed
+def whole(value: Any) -> int:
+    """Return a whole number that fits 64 bits, from a number or its text; -1 otherwise."""
+    if isinstance(value, str):
         try:
-            return [e for e in _decode_any(b"[" + repair(text) + b"]") if isinstance(e, dict)]
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            continue
-    events, position = [], 0
-    while position < len(text):
-        end = _next_start(text, position)
-        piece = text[position:end].rstrip(b" \t\r\n,")
-        for candidate in (piece, mend(piece), mend(_quote_name(piece))):
-            try:
-                found = _decode_any(candidate)
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                continue
-            if isinstance(found, dict):
-                events.append(found)
-            break
-        position = end
-    return events
+            value = int(value)
+        except ValueError:
+            return -1
+    if isinstance(value, int | float) and -_LARGEST <= value < _LARGEST:
+        return int(value)
+    return -1
 
 
-def _n_mended(text: bytes, events: list[LooseEvent]) -> int:
-    """Count the damaged events of a chunk that decodes once mended (at least one)."""
-    n, position = 0, 0
-    while position < len(text):
-        end = _next_start(text, position)
-        n += _try(text[position:end].rstrip(b" \t\r\n,")) is None
-        position = end
-    return max(n, 1)
+_LARGEST = 1 << 63
 
 
-def _rescue(text: bytes, *, may_end: bool) -> tuple[LooseEvent | None, int, int]:
-    """Return one event of a damaged text, how many repairs it took (0, 1), and bytes used."""
-    mended = mend(text)
-    for repaired, candidate in ((0, text), (1, mended), (1, mend(_quote_name(text)))):
-        events = _try(candidate)
-        if events is not None and len(events) == 1:
-            return events[0], repaired, len(text)
-    if may_end:
-        # the last event is followed by the end of the list and the other keys
-        for stop in re.finditer(rb"\}(?=\s*\])", text):
-            event, repaired, _ = _rescue(text[: stop.end()], may_end=False)
-            if event is not None:
-                return event, repaired, stop.end()
-    return None, 0, 0
+def text_of(value: Any) -> str:
+    """Return what a label says, whatever its type; empty for none."""
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _identifier(value: Any) -> int | str:
+    return value if isinstance(value, int) else text_of(value)
+
+
+def _number(text: msgspec.Raw, missing: int) -> int | float:
+    digits = bytes(text).strip(b'"')
+    try:
+        return int(digits) if digits.isdigit() else float(digits)
+    except ValueError:
+        return missing

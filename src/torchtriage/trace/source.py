@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 import sys
@@ -10,93 +11,277 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import Any, BinaryIO, Protocol, Union, cast
+
+from isal import isal_zlib
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.units import format_bytes
 
-__all__ = ["DEFAULT_MAX_BYTES", "Source", "open_source"]
+__all__ = ["DEFAULT_MAX_BYTES", "Input", "Source", "open_source", "reopenable"]
 
 DEFAULT_MAX_BYTES = 64 << 30
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
+BOMB_BYTES, BOMB_RATIO = 1 << 30, 200
+"""Unless told otherwise, also refuse what expands beyond both: traces compress 8 to 30 times."""
 
-_SNIFF_BYTES = 4096
+_SNIFF_BYTES = 64 << 10
+_INFLATE_BYTES = 64 << 10
+"""A damaged stream loses what one call to the inflater would have returned: keep it small."""
+_TYPICAL_RATIO = 12
 
-# magic bytes of files people pass by mistake: (offset, magic, what it is, what to do)
+_EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
+_NSYS = (
+    "Nsight Systems files are not read; record with torch.profiler and"
+    " prof.export_chrome_trace('trace.json.gz')"
+)
+# magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", "nsys"),
+    (0, b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", _NSYS),
+    (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
+    (0, b"NVIDIA Tegra", "an Nsight Systems report", _NSYS),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (0, b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     (0, b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
+    (0, b"\x04\x22\x4d\x18", "lz4-compressed data", "decompress it first: lz4 -d FILE"),
     (257, b"ustar", "a tar archive", "unpack it and pass the .json or .json.gz inside"),
-    (0, b"\x89HDF", "an HDF5 file", "trace"),
-    (0, b"PAR1", "a Parquet file", "trace"),
-    (0, b"\x7fELF", "an executable", "trace"),
-    (0, b"\x89PNG", "a PNG picture", "trace"),
-    (0, b"%PDF", "a PDF document", "trace"),
-    (0, b"<!DOCTYPE", "an HTML page", "trace"),
-    (0, b"<html", "an HTML page", "trace"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-zip archive", "unpack it and pass the .json inside"),
+    (0, b"Rar!", "a RAR archive", "unpack it and pass the .json inside"),
+    (0, b"\x89HDF", "an HDF5 file", _EXPORT),
+    (0, b"PAR1", "a Parquet file", _EXPORT),
+    (0, b"ARROW1", "an Arrow file", _EXPORT),
+    (0, b"\x93NUMPY", "a NumPy array", _EXPORT),
+    (0, b"\x7fELF", "an executable", _EXPORT),
+    (0, b"MZ", "an executable", _EXPORT),
+    (0, b"\x89PNG", "a picture", _EXPORT),
+    (0, b"\xff\xd8\xff", "a picture", _EXPORT),
+    (0, b"%PDF", "a PDF document", _EXPORT),
+    (0, b"<!doctype", "an HTML page", _EXPORT),
+    (0, b"<html", "an HTML page", _EXPORT),
+    (0, b"<?xml", "an XML document", _EXPORT),
     (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
 )
-_HINTS = {
-    "trace": "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler",
-    "nsys": "Nsight Systems files are not read; record with torch.profiler and"
-    " prof.export_chrome_trace('trace.json.gz')",
-}
+_InflateError: Any = isal_zlib.error
+_UNICODE_MARKS = (
+    (b"\xff\xfe\0\0", "utf-32-le"),
+    (b"\0\0\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+    (b"\xef\xbb\xbf", ""),
+)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Source:
-    """An opened input: ``name`` for messages, ``size_bytes`` on disk, ``read`` for raw JSON bytes.
+    """An opened input: ``name`` for messages, ``size_bytes`` on disk, ``read`` for JSON text.
 
     Counts what it hands out and refuses to go past ``max_bytes``. A compressed stream that ends
-    early sets ``truncated`` and ends, so that every complete event before the cut survives.
+    early or is damaged sets ``truncated`` and ends, so that every event before it survives.
     """
 
-    def __init__(self, stream: IO[bytes], name: str, size_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, stream: _Readable, name: str, size_bytes: int, max_bytes: int, *, packed: bool
+    ) -> None:
         self.name = name
         self.size_bytes = size_bytes
+        self.likely_text_bytes = size_bytes * _TYPICAL_RATIO if packed else size_bytes
         self.n_read = 0
         self.truncated = ""
         self._stream = stream
         self._max_bytes = max_bytes
+        if packed and max_bytes == DEFAULT_MAX_BYTES:
+            self._max_bytes = min(max_bytes, max(BOMB_BYTES, size_bytes * BOMB_RATIO))
+        self._ahead = self._take(_SNIFF_BYTES)
+        if not self._ahead and self.truncated:
+            raise TraceFormatError(
+                f"expected a profiler trace, found nothing that can be read: {self.truncated}",
+                where=name,
+                hint="copy the file again; it was cut or damaged on its way",
+            )
+        _refuse_foreign(self._ahead, name)
+        self._recode: codecs.IncrementalDecoder | None = None
+        self._text_start = 0
+        self._seekable: Any = None if packed else stream
+        for mark, encoding in _UNICODE_MARKS:
+            if self._ahead.startswith(mark):
+                self._text_start = len(mark)
+                self._ahead = self._ahead[len(mark) :]
+                if encoding:
+                    self._recode = codecs.getincrementaldecoder(encoding)("replace")
+                break
 
     def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes of UTF-8 JSON text; empty at the end."""
-        try:
-            block = self._stream.read(size)
-        except EOFError:
-            self.truncated = "the compressed stream ends early"
-            return b""
-        except OSError as error:
-            if isinstance(error, IsADirectoryError | PermissionError):
-                raise
-            self.truncated = f"the compressed stream is damaged ({error})"
-            return b""
-        except Exception as error:  # isal and zlib raise their own error types on damage
-            self.truncated = f"the compressed stream is damaged ({error})"
-            return b""
+        """Return up to ``size`` bytes of UTF-8 text, seldom fewer; empty at the end."""
+        block, self._ahead = self._ahead or self._take(size), b""
         self.n_read += len(block)
         if self.n_read > self._max_bytes:
             raise TraceFormatError(
-                f"expands beyond the limit of {format_bytes(self._max_bytes)}",
+                f"expected a trace of at most {format_bytes(self._max_bytes)}, found one that"
+                f" expands beyond it (from {format_bytes(self.size_bytes)})",
                 where=self.name,
                 hint="raise the limit with --max-bytes if you trust this file",
             )
-        return block
+        if self._recode is None:
+            return block
+        return self._recode.decode(block, final=not block).encode("utf-8", "replace")
+
+    def skip(self, n_bytes: int) -> int:
+        """Move past up to ``n_bytes`` of text without reading it; return how many it were."""
+        if self._seekable is None or self._recode is not None:
+            return 0
+        self._seekable.seek(self._text_start + n_bytes)
+        self._ahead = b""
+        return n_bytes
+
+    def _take(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except (IsADirectoryError, PermissionError):
+            raise
+        except EOFError:
+            self.truncated = "the compressed stream ends early"
+        except (OSError, ValueError, _InflateError, zipfile.BadZipFile) as error:
+            self.truncated = f"the compressed stream is damaged ({error})"
+        return b""
+
+
+class _Inflater:
+    """A gzip stream of any number of members that gives all it holds before it complains.
+
+    Inflates without the library's own trailer check: that would keep the last text to itself.
+    """
+
+    def __init__(self, stream: _Readable) -> None:
+        self._stream = stream
+        self._packed = b""
+        self._member: Any = None
+        self._checksum = 0
+        self._trouble: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        """Return up to about ``size`` bytes; raise only when there is nothing left to give."""
+        out = bytearray()
+        while len(out) < size and self._trouble is None:
+            try:
+                if not self._inflate(out):
+                    break
+            except (EOFError, OSError, _InflateError) as error:
+                self._trouble = error
+        if not out and self._trouble is not None:
+            raise self._trouble
+        return bytes(out)
+
+    def _inflate(self, out: bytearray) -> bool:
+        """Append the next piece of text, perhaps empty; False at the end of the stream."""
+        if self._member is None:
+            if not self._start_member():
+                return False
+        elif not self._packed:
+            self._packed = self._stream.read(_INFLATE_BYTES)
+        is_over = not self._packed
+        block = self._member.decompress(self._packed, _INFLATE_BYTES)
+        if is_over and not block:
+            raise EOFError
+        self._checksum = isal_zlib.crc32(block, self._checksum)
+        out += block
+        if self._member.eof:
+            self._packed = self._member.unused_data
+            self._member = None
+            trailer = self._need(8)[:8]
+            self._packed = self._packed[8:]
+            if int.from_bytes(trailer[:4], "little") != self._checksum:
+                raise OSError("its checksum is wrong")
+        else:
+            self._packed = self._member.unconsumed_tail
+        return True
+
+    def _start_member(self) -> bool:
+        # members may be padded with zeros; whatever else follows one is not ours
+        head = self._need(1).lstrip(b"\0")
+        if not head.startswith(b"\x1f"):
+            return False
+        self._packed = head
+        flags = self._need(10)[3]
+        position = 10
+        if flags & 4:  # extra field
+            position += 2 + int.from_bytes(self._need(position + 2)[position:], "little")
+        for _ in range((flags >> 3 & 1) + (flags >> 4 & 1)):  # file name, comment
+            while (end := self._packed.find(b"\0", position)) < 0:
+                self._need(len(self._packed) + 1)
+            position = end + 1
+        position += flags & 2  # checksum of the header
+        self._need(position + 1)
+        self._packed = self._packed[position:]
+        self._member = isal_zlib.decompressobj(wbits=-15)
+        self._checksum = 0
+        return True
+
+    def _need(self, size: int) -> bytes:
+        """Return what is buffered, at least ``size`` bytes unless the stream ends before."""
+        while len(self._packed) < size:
+            more = self._stream.read(_INFLATE_BYTES)
+            if not more:
+                if size > 1:
+                    raise EOFError
+                break
+            self._packed += more
+        return self._packed
+
+
+Input = Union[str, "os.PathLike[str]", BinaryIO]
+
+
+def reopenable(path: Input) -> tuple[Input, str]:
+    """Return what can be opened again and again, and its name for messages.
+
+    A path is made absolute. Standard input (``-``) and streams that cannot seek are copied:
+    beyond 16 MiB to a temporary file that is gone when closed.
+    """
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        if name != "-":
+            return os.path.abspath(name), name  # noqa: PTH100 - resolve() fails on loops
+        return _spooled(sys.stdin.buffer), "<stdin>"
+    return _spooled(path), "<stream>"
+
+
+def _spooled(stream: BinaryIO) -> BinaryIO:
+    if stream.seekable():
+        return stream
+    spool = tempfile.SpooledTemporaryFile(max_size=16 << 20)  # noqa: SIM115 - outlives us
+    while block := stream.read(1 << 20):
+        spool.write(block)
+    return cast(BinaryIO, spool)
 
 
 @contextmanager
 def open_source(
-    path: str | os.PathLike[str] | BinaryIO, *, max_bytes: int = DEFAULT_MAX_BYTES
+    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = ""
 ) -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
+
+    Parameters
+    ----------
+    path : path, ``-`` or binary stream
+        Plain, gzip or zip. A stream stays open.
+    max_bytes : int
+        Refuse inputs that expand beyond this many bytes.
+    name : str, optional
+        What to call the input in messages.
 
     Raises
     ------
     TraceFormatError
         The path cannot be read, or the content is recognisably something else.
     """
-    with _open_raw(path) as (raw, name, size_bytes):
+    opened, shown = reopenable(path)
+    name = _shown(name or shown)
+    with _open_raw(opened, name) as raw:
+        size_bytes = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
         head = raw.read(_SNIFF_BYTES)
         raw.seek(0)
         _refuse_foreign(head, name)
@@ -107,27 +292,21 @@ def open_source(
                 hint="export inside on_trace_ready, or before the profiler's schedule ends",
             )
         if head[:2] == b"\x1f\x8b":
-            from isal import igzip
-
-            with igzip.IGzipFile(fileobj=raw) as stream:
-                yield _text_source(stream, name, size_bytes, max_bytes)
-        elif head[:4] == b"PK\x03\x04":
+            yield Source(_Inflater(raw), name, size_bytes, max_bytes, packed=True)
+        elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
             with _zip_member(raw, name) as stream:
-                yield _text_source(stream, name, size_bytes, max_bytes)
+                yield Source(stream, name, size_bytes, max_bytes, packed=True)
         else:
-            yield _text_source(raw, name, size_bytes, max_bytes)
+            yield Source(raw, name, size_bytes, max_bytes, packed=False)
 
 
 @contextmanager
-def _open_raw(
-    path: str | os.PathLike[str] | BinaryIO,
-) -> Iterator[tuple[IO[bytes], str, int]]:
-    """Yield a seekable binary stream, its name for messages, and its size."""
+def _open_raw(path: Input, name: str) -> Iterator[BinaryIO]:
+    """Yield a seekable binary stream; one of ours is closed afterwards."""
     if not isinstance(path, str | os.PathLike):
-        yield _seekable(path, "<stream>")
-        return
-    if str(path) == "-":
-        yield _seekable(sys.stdin.buffer, "<stdin>")
+        if path.closed:
+            raise TraceFormatError("expected an open stream, found a closed one", where=name)
+        yield path
         return
     file = Path(path)
     try:
@@ -135,130 +314,86 @@ def _open_raw(
         if stat.S_ISDIR(mode):
             raise TraceFormatError(
                 "expected a trace file, found a folder",
-                where=str(file),
-                hint="pass the files in it; torchtriage analyze FOLDER finds them by itself",
+                where=name,
+                hint="pass the .json or .json.gz files in it",
             )
         if not stat.S_ISREG(mode):
+            kind = next((what for test, what in _SPECIAL if test(mode)), "something else")
             raise TraceFormatError(
-                "expected a trace file, found a socket, pipe or device",
-                where=str(file),
+                f"expected a trace file, found {kind}",
+                where=name,
                 hint="pipe data in with: … | torchtriage analyze -",
             )
-        with file.open("rb") as stream:
-            yield stream, str(file), file.stat().st_size
+        stream = file.open("rb")
     except OSError as error:
-        # FileNotFoundError, PermissionError, symlink loops, names too long, NUL bytes
+        # no such file, permissions, symlink loops, names too long
         raise TraceFormatError(
-            f"cannot be read: {error.strerror or error}", where=str(file)
+            f"expected a readable file, found: {error.strerror or error}",
+            where=name,
+            hint="check the path and its permissions",
         ) from error
-    except ValueError as error:
-        raise TraceFormatError(f"cannot be read: {error}", where=repr(str(file))) from error
+    except ValueError as error:  # a NUL byte
+        raise TraceFormatError(
+            f"expected a path, found one with an {error}", where=name, hint="check the path"
+        ) from error
+    with stream:
+        yield stream
 
 
-def _seekable(stream: IO[bytes], name: str) -> tuple[IO[bytes], str, int]:
-    """Return the stream with a size, spooled to a temporary file when it cannot seek."""
-    if not stream.seekable():
-        # bounded memory: beyond 16 MiB a pipe goes to disk, since arguments are read lazily
-        spool = tempfile.SpooledTemporaryFile(max_size=16 << 20)  # noqa: SIM115 - outlives us
-        while block := stream.read(1 << 20):
-            spool.write(block)
-        size = spool.tell()
-        spool.seek(0)
-        return spool, name, size
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    return stream, name, size
+_SPECIAL = (
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+def _shown(name: str) -> str:
+    """Return a path for a message: no control characters, and not pages of it."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= 400 else f"{text[:200]}…{text[-100:]}"
 
 
 @contextmanager
-def _zip_member(raw: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
     try:
         with zipfile.ZipFile(raw) as archive:
             names = archive.namelist()
-            traces = [item for item in names if item.endswith((".json", ".json.gz"))]
             if any(item.endswith(("data.pkl", "/version")) for item in names):
                 raise TraceFormatError(
                     "expected a profiler trace, found a torch.save checkpoint",
                     where=name,
-                    hint=_HINTS["trace"],
+                    hint=_EXPORT,
                 )
+            traces = [item for item in names if item.endswith((".json", ".json.gz"))]
             if len(traces) != 1:
+                found = ", ".join(_shown(item) for item in (traces or names)[:3])
                 raise TraceFormatError(
-                    f"expected one .json trace in the zip, found {len(traces)}",
+                    f"expected one .json trace in the zip, found {len(traces)}"
+                    + (f" ({found}…)" if found else ""),
                     where=name,
-                    hint="unpack it and pass the folder",
+                    hint="unpack it and pass the trace you mean",
                 )
             with archive.open(traces[0]) as member:
-                if traces[0].endswith(".gz"):
-                    from isal import igzip
-
-                    with igzip.IGzipFile(fileobj=member) as stream:
-                        yield stream
-                else:
-                    yield member
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+                yield _Inflater(member) if traces[0].endswith(".gz") else member
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise TraceFormatError(
-            f"the zip archive cannot be read: {error}", where=name, hint="unpack it by hand"
+            f"expected a zip archive with a trace, found one that cannot be read: {error}",
+            where=name,
+            hint="unpack it by hand and pass the .json inside",
         ) from error
 
 
-def _text_source(stream: IO[bytes], name: str, size_bytes: int, max_bytes: int) -> Source:
-    """Wrap the stream, dropping a UTF-8 mark and turning UTF-16/32 into UTF-8."""
-    source = Source(stream, name, size_bytes, max_bytes)
-    head = source.read(_SNIFF_BYTES)
-    if not head and source.truncated:
-        raise TraceFormatError(f"nothing could be read: {source.truncated}", where=name)
-    _refuse_foreign(head, name)
-    for mark, encoding in (
-        (b"\xff\xfe\0\0", "utf-32-le"),
-        (b"\0\0\xfe\xff", "utf-32-be"),
-        (b"\xff\xfe", "utf-16-le"),
-        (b"\xfe\xff", "utf-16-be"),
-        (b"\xef\xbb\xbf", "utf-8"),
-    ):
-        if head.startswith(mark):
-            return _Recoded(source, head[len(mark) :], encoding)
-    return _Recoded(source, head, "")
-
-
-class _Recoded(Source):
-    """A source whose first bytes were already looked at, in any Unicode encoding."""
-
-    def __init__(self, inner: Source, head: bytes, encoding: str) -> None:
-        import codecs
-
-        super().__init__(inner._stream, inner.name, inner.size_bytes, inner._max_bytes)
-        self.n_read = inner.n_read
-        self._head = head
-        self._recode = (
-            codecs.getincrementaldecoder(encoding)("replace")
-            if encoding and encoding != "utf-8"
-            else None
-        )
-
-    def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes, the peeked ones first."""
-        if self._head:
-            block, self._head = self._head, b""
-        else:
-            block = super().read(size)
-        if self._recode is None:
-            return block
-        return self._recode.decode(block, final=not block).encode()
-
-
 def _refuse_foreign(head: bytes, name: str) -> None:
+    """Name the kinds of file that people pass by mistake."""
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
         raise TraceFormatError(
-            "expected a profiler trace, found a Python pickle (a CUDA memory snapshot?)",
+            "expected a profiler trace, found a Python pickle (a memory snapshot?)",
             where=name,
-            hint="memory snapshots are not read by analyze; view them at"
-            " https://pytorch.org/memory_viz",
+            hint="view memory snapshots at https://pytorch.org/memory_viz; " + _EXPORT,
         )
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():
             raise TraceFormatError(
-                f"expected a profiler trace, found {what}",
-                where=name,
-                hint=_HINTS.get(hint, hint),
+                f"expected a profiler trace, found {what}", where=name, hint=hint
             )

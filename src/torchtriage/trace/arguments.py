@@ -1,0 +1,78 @@
+"""All arguments of one row, read again from the file when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torchtriage.errors import TraceFormatError
+from torchtriage.trace.build import Times, is_row
+from torchtriage.trace.columns import Trace
+from torchtriage.trace.events import Chunk, EventReader, Row, TextBlock
+from torchtriage.trace.salvage import BROKEN
+from torchtriage.trace.source import open_source
+
+__all__ = ["read_args"]
+
+_ANY_SIZE = 1 << 62  # the limit was checked when the trace was read
+_LATEST = ("args", -1)
+
+
+def read_args(trace: Trace, row: int) -> dict[str, Any]:
+    """Return the ``args`` of one row as the file has them; empty when it has none.
+
+    Decodes the chunk of text that holds the row, and keeps the latest one.
+
+    Raises
+    ------
+    TraceFormatError
+        The file is gone, or is no longer the one that was read.
+    IndexError
+        There is no such row.
+    """
+    if not 0 <= row < len(trace):
+        raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
+    index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
+    known = trace._decoded.get(_LATEST)
+    if known is None or known[0] != index:
+        known = index, _read_rows(trace, index)
+        trace._decoded[_LATEST] = known
+    first = int(trace.report.chunks[index, 0])
+    args = known[1][row - first].get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _read_rows(trace: Trace, index: int) -> list[dict[str, Any]]:
+    """Return the events of a chunk's rows, checked against the columns."""
+    first, offset, size = trace.report.chunks[index].tolist()
+    chunk = _read_chunk(trace, offset, size)
+    if chunk is not None:
+        kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
+        rows = [event for event in chunk.events if isinstance(event, Row) and is_row(event)]
+        names = trace.name[first : first + len(rows)].tolist()
+        start_ns = trace.start_ns[first : first + len(rows)]
+        if [row.name for row in rows] == [trace.names[name] for name in names] and np.array_equal(
+            Times(chunk).starts(rows), start_ns
+        ):
+            try:
+                events = chunk.untyped()
+                return [events[i] for i in kept]
+            except BROKEN:
+                pass
+    raise TraceFormatError(
+        f"expected the text that was read, found another at byte {offset}",
+        where=trace.report.path,
+        hint="the file has changed since; read it again",
+    )
+
+
+def _read_chunk(trace: Trace, offset: int, size: int) -> Chunk | None:
+    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path) as source:
+        position = source.skip(offset)
+        text = b""
+        while len(text) < size and (block := source.read(max(size - len(text), 1 << 16))):
+            text += block[max(offset - position, 0) :]
+            position += len(block)
+    reader = EventReader(TextBlock(text[:size]), size + 1 + offset, offset=offset)
+    return next(reader.chunks(), None)

@@ -1,0 +1,502 @@
+"""Events to columns: decoded chunks become numpy arrays and string tables."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
+from torchtriage.trace.events import (
+    NO_ARGS,
+    PHASES,
+    Args,
+    Begin,
+    Chunk,
+    Complete,
+    End,
+    Event,
+    Instant,
+    Label,
+    Row,
+    text_of,
+    whole,
+)
+from torchtriage.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
+
+__all__ = ["ColumnBuilder", "Part", "Times", "is_row"]
+
+# Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
+# half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
+EXACT_BELOW_US = float(1 << 43)
+
+T = TypeVar("T")
+
+COLUMN_TYPES: dict[str, Any] = {
+    "start_ns": np.int64,
+    "dur_ns": np.int64,
+    "name": np.int32,
+    "cat": np.int16,
+    "lane": np.int32,
+    "key": np.int64,
+    "value": np.int64,
+    "detail": np.int32,
+}
+
+MEMORY = "[memory]"
+_PHASE_OF = {kind: phase for phase, kind in PHASES.items()}
+_INSTANTS = frozenset({kind for kind in PHASES.values() if issubclass(kind, Instant)})
+_SIMPLE = frozenset(PHASES.values()) - _INSTANTS - {Begin, End, Label}
+
+
+class _Codes(dict[Any, int]):
+    """Dictionary coding: an unknown key gets the next code."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def add(self, keys: Iterable[Any]) -> NDArray[np.int32]:
+        """Return the code of each key."""
+        return np.array([self[key] for key in keys], np.int32)
+
+
+class Part(msgspec.Struct):
+    """Columns and tables of a stretch of a trace, as worker processes hand them over."""
+
+    columns: dict[str, bytes]
+    names: list[str]
+    cats: list[str]
+    lanes: list[tuple[Any, ...]]
+    details: list[tuple[bytes, ...]]
+    memory: bytes
+    marks: list[tuple[int, bool, int, int]]
+    labels: list[tuple[str, str, str, str]]
+    phases: dict[str, int]
+    chunks: list[tuple[int, int, int]]
+    n_no_dur: int
+    n_negative: int
+
+
+class ColumnBuilder:
+    """Collects chunks of events as numpy parts; ``finish`` joins them into a trace."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMN_TYPES}
+        self._names = _Codes()
+        self._cats = _Codes()
+        self._lanes = _Codes()
+        self._details = _Codes()
+        self._kinds = np.empty(0, np.uint8)  # of each category
+        self._memory: list[NDArray[np.int64]] = []
+        # (ns, opens, lane, row) of B and E events, in file order
+        self._marks: list[tuple[int, bool, int, int]] = []
+        self._labels: dict[tuple[str, str, str], str] = {}
+        self._phases: Counter[str] = Counter()
+        self._chunks: list[tuple[int, int, int]] = []
+        self._n_rows = 0
+        self._n_no_dur = 0
+        self._n_negative = 0
+
+    # -- one chunk -------------------------------------------------------------------------
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk's events to the columns."""
+        events = chunk.events
+        times = Times(chunk)
+        kinds = set(map(type, events))
+        rows: list[Row]
+        if kinds == {Complete}:
+            rows = events  # type: ignore[assignment]
+            self._phases["X"] += len(rows)
+        else:
+            for kind, n in Counter(map(type, events)).items():
+                self._phases[_PHASE_OF.get(kind, "")] += n
+            if kinds <= _SIMPLE:
+                rows = [event for event in events if type(event) is Complete]
+            else:
+                rows = self._sort_out(events, times)
+        self._chunks.append((self._n_rows, chunk.offset, chunk.size))
+        if rows:
+            self._add_rows(rows, times)
+
+    def _sort_out(self, events: list[Event], times: Times) -> list[Row]:
+        """Return the events that become rows; take what the others say."""
+        rows: list[Row] = []
+        memory: list[Instant] = []
+        marks: list[Begin | End] = []
+        mark_rows: list[int] = []
+        for event in events:
+            kind = type(event)
+            if kind is Complete:
+                rows.append(event)  # type: ignore[arg-type]
+            elif isinstance(event, Instant):
+                if event.name == MEMORY:
+                    memory.append(event)
+                else:
+                    event.cat = event.cat or "instant"
+                    event.dur = 0
+                    rows.append(event)
+            elif isinstance(event, Begin):
+                event.dur = 0
+                marks.append(event)
+                mark_rows.append(self._n_rows + len(rows))
+                rows.append(event)
+            elif isinstance(event, End):
+                marks.append(event)
+                mark_rows.append(-1)
+            elif isinstance(event, Label):
+                self._take_label(event)
+        if memory:
+            args = [event.args or NO_ARGS for event in memory]
+            columns = [
+                times.starts(memory),
+                _int64([a.memory_bytes for a in args]),
+                _int64([a.addr for a in args]),
+                _int64([a.allocated for a in args]),
+                _int64([a.reserved for a in args]),
+                _int64([a.device_type for a in args]),
+                _int64([a.device_id for a in args]),
+            ]
+            self._memory.append(np.stack(columns, axis=1))
+        for mark, row, at_ns in zip(marks, mark_rows, times.starts(marks).tolist(), strict=True):
+            self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
+        return rows
+
+    def _take_label(self, event: Label) -> None:
+        """Keep what a metadata event says of a process or thread."""
+        if event.args is None:
+            return
+        text = event.args.labels if event.name == "process_labels" else event.args.name
+        if text is not None:
+            self._labels[event.name, str(event.pid), str(event.tid)] = text_of(text)
+
+    def _add_rows(self, rows: list[Row], times: Times) -> None:
+        n = len(rows)
+        names, cats, lanes = self._names, self._cats, self._lanes
+        start, dur = times.starts(rows), times.durations(rows)
+        name = np.fromiter([names[row.name] for row in rows], np.int32, n)
+        cat = np.fromiter([cats[row.cat] for row in rows], np.int16, n)
+        lane = self._thread_lanes([row.pid for row in rows], [row.tid for row in rows])
+        if len(cats) > len(self._kinds):
+            self._kinds = np.array([_kind_of(text) for text in cats], np.uint8)
+        kind = self._kinds[cat]
+        key = np.full(n, -1, np.int64)
+        value = np.full(n, -1, np.int64)
+        detail = np.full(n, -1, np.int32)
+
+        negative = dur < 0
+        if negative.any():
+            n_no_dur = int((dur == _NO_DUR_NS).sum())
+            self._n_no_dur += n_no_dur
+            self._n_negative += int(negative.sum()) - n_no_dur
+            dur[negative] = 0
+
+        groups = _GROUP_OF[kind]
+        for group in np.flatnonzero(np.bincount(groups)).tolist():
+            at = np.flatnonzero(groups == group)
+            chosen = rows if len(at) == n else [rows[i] for i in at.tolist()]
+            args: list[Args] = [row.args or NO_ARGS for row in chosen]
+            if group == _PYTHON:
+                key[at] = _int64([a.python_id for a in args])
+                value[at] = _int64([a.python_parent for a in args])
+            elif group == _OPS:
+                key[at] = _int64([a.sequence for a in args])
+                value[at] = _int64([a.fwd_thread for a in args])
+                detail[at] = [self._op_detail(a) for a in args]
+            else:
+                key[at] = _int64([a.correlation for a in args])
+                value[at] = _int64([a.size_bytes for a in args])
+                if group == _DEVICE:
+                    detail[at] = [self._kernel_detail(a) for a in args]
+                    lane[at] = [
+                        lanes[
+                            "device",
+                            row.pid if a.device is None else a.device,
+                            row.tid if a.stream is None else a.stream,
+                        ]
+                        for row, a in zip(chosen, args, strict=True)
+                    ]
+        parts: tuple[NDArray[Any], ...] = (start, dur, name, cat, lane, key, value, detail)
+        for column, values in zip(COLUMN_TYPES, parts, strict=True):
+            self._columns[column].append(values)
+        self._n_rows += n
+
+    def _thread_lanes(self, pids: list[int | str], tids: list[int | str]) -> NDArray[np.int32]:
+        pid, tid, n = pids[0], tids[0], len(pids)
+        # mostly a long stretch of one thread
+        if pids.count(pid) == n and tids.count(tid) == n:
+            return np.full(n, self._lanes[pid, tid], np.int32)
+        # map hands zip its tuple back: cheaper than a comprehension
+        return np.fromiter(map(self._lanes.__getitem__, zip(pids, tids, strict=True)), np.int32, n)
+
+    def _op_detail(self, args: Args) -> int:
+        if not args.dims and not args.concrete:
+            return self._kernel_detail(args) if args.collective else -1
+        shape = bytes(args.dims), bytes(args.types), bytes(args.concrete), bytes(args.strides)
+        return self._details[(*shape, b"", b"", *_collective(args))]
+
+    def _kernel_detail(self, args: Args) -> int:
+        if not args.grid and not args.collective:
+            return -1
+        size = bytes(args.grid), bytes(args.block)
+        return self._details[(b"", b"", b"", b"", *size, *_collective(args))]
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def part(self) -> Part:
+        """Return everything collected so far."""
+        columns = {
+            name: np.concatenate(parts).tobytes() if parts else b""
+            for name, parts in self._columns.items()
+        }
+        return Part(
+            columns=columns,
+            names=list(self._names),
+            cats=list(self._cats),
+            lanes=list(self._lanes),
+            details=list(self._details),
+            memory=np.concatenate(self._memory).tobytes() if self._memory else b"",
+            marks=self._marks,
+            labels=[(*where, text) for where, text in self._labels.items()],
+            phases=dict(self._phases),
+            chunks=self._chunks,
+            n_no_dur=self._n_no_dur,
+            n_negative=self._n_negative,
+        )
+
+    def take(self, part: Part) -> None:
+        """Append a part that was built elsewhere."""
+        recoded: dict[str, NDArray[np.int32]] = {
+            "name": self._names.add(part.names),
+            "cat": self._cats.add(part.cats),
+            "lane": self._lanes.add(map(tuple, part.lanes)),
+            # the last entry is what -1 reads
+            "detail": np.append(self._details.add(map(tuple, part.details)), np.int32(-1)),
+        }
+        for column, dtype in COLUMN_TYPES.items():
+            values: Any = np.frombuffer(part.columns[column], dtype)
+            if column in recoded:
+                values = recoded[column][values].astype(dtype)
+            self._columns[column].append(values)
+        lanes = recoded["lane"].tolist()
+        first = self._n_rows
+        self._marks += [
+            (at_ns, opens, lanes[lane], row + first if opens else -1)
+            for at_ns, opens, lane, row in part.marks
+        ]
+        self._chunks += [(row + first, offset, size) for row, offset, size in part.chunks]
+        self._memory.append(np.frombuffer(part.memory, np.int64).reshape(-1, 7))
+        self._labels.update({(what, pid, tid): text for what, pid, tid, text in part.labels})
+        self._phases.update(part.phases)
+        self._n_rows += len(values)
+        self._n_no_dur += part.n_no_dur
+        self._n_negative += part.n_negative
+
+    # -- the whole -------------------------------------------------------------------------
+
+    def finish(self, meta: dict[str, Any], report: ReadReport, source: Any = None) -> Trace:
+        """Join the parts; frees them column by column so that the peak stays near the result.
+
+        ``source`` is what arguments are read from again, when asked for.
+        """
+        columns: dict[str, Any] = {}
+        for name, dtype in COLUMN_TYPES.items():
+            parts = self._columns.pop(name)
+            columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype)
+        n_unpaired = self._pair(columns)
+        kinds = np.array([_kind_of(text) for text in self._cats], np.uint8)
+        kind = kinds[columns["cat"]] if len(kinds) else np.empty(0, np.uint8)
+        # some versions file annotations under the op category: the name decides
+        notes = np.array([ANNOTATION_NAME.match(name) is not None for name in self._names], bool)
+        if notes.any():
+            kind[(kind == Kind.OP) & notes[columns["name"]]] = Kind.ANNOTATION
+        # ids are numbers in some events of a file and text in others
+        columns["lane"], lanes = _renumber(columns["lane"], [_lane(key) for key in self._lanes])
+        columns["detail"], details = _renumber(
+            columns["detail"], [Detail(*key) for key in self._details]
+        )
+        memory = np.concatenate(self._memory) if self._memory else np.empty((0, 7), np.int64)
+        report = msgspec.structs.replace(
+            report,
+            n_events=self._phases.total(),
+            phases=dict(sorted(self._phases.items())),
+            n_no_dur=self._n_no_dur,
+            n_negative_dur=self._n_negative,
+            n_unpaired=n_unpaired,
+            chunks=np.array(self._chunks, np.int64).reshape(-1, 3),
+        )
+        return Trace(
+            kind=kind,
+            names=tuple(self._names),
+            cats=tuple(self._cats),
+            lanes=lanes,
+            details=details,
+            memory=MemoryEvents(*(np.ascontiguousarray(memory[:, i]) for i in range(7))),
+            labels=self._labels,
+            meta=meta,
+            report=report,
+            source=source,
+            **columns,
+        )
+
+    def _pair(self, columns: dict[str, NDArray[Any]]) -> int:
+        """Turn ``B``/``E`` pairs into durations; returns how many had no partner."""
+        stacks: dict[int, list[int]] = {}
+        n_unpaired = 0
+        for at_ns, opens, lane, row in sorted(self._marks, key=lambda mark: mark[0]):
+            stack = stacks.setdefault(lane, [])
+            if opens:
+                stack.append(row)
+            elif stack:
+                begun = stack.pop()
+                columns["dur_ns"][begun] = at_ns - columns["start_ns"][begun]
+            else:
+                n_unpaired += 1
+        return n_unpaired + sum(map(len, stacks.values()))
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def is_row(event: Event) -> bool:
+    """Return whether the event becomes a row: a call or an instant, but no allocator record."""
+    if isinstance(event, Instant):
+        return event.name != MEMORY
+    return isinstance(event, Row)
+
+
+def _renumber(
+    codes: NDArray[np.int32], table: Sequence[T]
+) -> tuple[NDArray[np.int32], tuple[T, ...]]:
+    """Return codes and table in the order of first use, equal entries as one, unused ones gone.
+
+    Code -1 (none) stays as it is.
+    """
+    unique: dict[T, int] = {}
+    merged = np.array([unique.setdefault(entry, len(unique)) for entry in table], np.int32)
+    codes = np.append(merged, np.int32(-1))[codes]
+    first = np.full(len(unique) + 1, -1, np.int64)
+    # the last assignment stays: the first use, from behind
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    used = np.flatnonzero(first[:-1] >= 0)
+    order = used[np.argsort(first[used])]
+    position = np.full(len(unique) + 1, -1, np.int32)
+    position[order] = np.arange(len(order))
+    entries = list(unique)
+    return position[codes], tuple(entries[code] for code in order.tolist())
+
+
+def _kind_of(category: str) -> Kind:
+    kind = CATEGORY_KINDS.get(category)
+    if kind is not None:
+        return kind
+    if category in ("instant", "cpu_instant_event"):
+        return Kind.INSTANT
+    if category.endswith(("_runtime", "_driver")):
+        return Kind.RUNTIME
+    return Kind.OTHER
+
+
+# how the arguments of a kind become `key`, `value` and `detail`
+_CALLS, _PYTHON, _OPS, _DEVICE = range(4)
+_GROUP_OF = np.full(256, _CALLS, np.uint8)
+_GROUP_OF[Kind.PYTHON] = _PYTHON
+_GROUP_OF[[Kind.OP, Kind.ANNOTATION]] = _OPS
+_GROUP_OF[
+    [
+        Kind.KERNEL,
+        Kind.MEMCPY,
+        Kind.MEMSET,
+        Kind.GPU_ANNOTATION,
+        Kind.DEVICE_SYNC,
+        Kind.DEVICE_OTHER,
+    ]
+] = _DEVICE
+
+
+def _lane(key: tuple[Any, ...]) -> Lane:
+    if len(key) == 3:
+        _, device, stream = key
+        return Lane("stream", str(device), str(stream), whole(device), whole(stream))
+    return Lane("thread", str(key[0]), str(key[1]), -1, -1)
+
+
+def _collective(args: Args) -> tuple[bytes, bytes, bytes]:
+    # empty in all but a few events
+    if not args.collective and not args.nelems and not args.dtype:
+        return b"", b"", b""
+    return bytes(args.collective), bytes(args.nelems), bytes(args.dtype)
+
+
+def _int64(values: list[Any]) -> NDArray[np.int64]:
+    """Return whole numbers as an array; -1 where one is missing, no number or too large."""
+    try:
+        return np.frombuffer(array("q", values), np.int64)
+    except (TypeError, OverflowError):
+        return np.array([whole(value) for value in values], np.int64)
+
+
+# -- times -------------------------------------------------------------------------------------
+
+_NO_DUR_NS = -1000
+_LARGEST_NS = 1 << 62
+
+
+class Times:
+    """Times of a chunk's events in ns, through doubles only where that is exact."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+
+    def starts(self, events: Sequence[Any]) -> NDArray[np.int64]:
+        """Return int64[n], ns: ``ts`` of these events."""
+        return self._ns([event.ts for event in events], events, 0)
+
+    def durations(self, events: Sequence[Any]) -> NDArray[np.int64]:
+        """Return int64[n], ns: ``dur`` of these events, negative when there is none."""
+        return self._ns([event.dur for event in events], events, 1)
+
+    def _ns(
+        self, values: list[int | float], events: Sequence[Any], which: int
+    ) -> NDArray[np.int64]:
+        try:
+            us = np.fromiter(values, np.float64, len(values))
+            if np.abs(us).max(initial=0.0) < EXACT_BELOW_US:
+                # apart, so that the product adds no rounding of its own
+                whole_us = np.floor(us)
+                ns: NDArray[np.int64] = np.rint((us - whole_us) * 1000).astype(np.int64)
+                return ns + whole_us.astype(np.int64) * 1000
+            integers = np.frombuffer(array("q", values), np.int64)
+            if np.abs(us).max() < _LARGEST_NS / 1000:
+                return integers * 1000
+        except (TypeError, OverflowError):
+            pass  # fractions of a microsecond, or no time at all
+        return np.array([self._exact[id(event)][which] for event in events], np.int64)
+
+    @cached_property
+    def _exact(self) -> dict[int, tuple[int, int]]:
+        return {
+            id(event): (_exact_ns(times.ts, 0), _exact_ns(times.dur, _NO_DUR_NS))
+            for event, times in zip(self._chunk.events, self._chunk.text_times(), strict=True)
+        }
+
+
+def _exact_ns(text: bytes, missing: int) -> int:
+    """Return decimal microseconds as exact integer nanoseconds."""
+    us, _, decimals = text.partition(b".")
+    if us.isdigit() and len(decimals) == 3 and decimals.isdigit() and len(us) < 16:
+        return int(us) * 1000 + int(decimals)
+    try:
+        ns = Decimal(text.strip(b'"').decode("ascii", "replace")) * 1000
+        # an exponent can make a number that would take hours to write out
+        return round(ns) if abs(ns) < _LARGEST_NS else missing
+    except (InvalidOperation, ValueError):
+        return missing

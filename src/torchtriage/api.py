@@ -121,6 +121,8 @@ def analyze(
     UsageError
         A code does not exist.
     """
+    for code in (*only, *skip):
+        lookup(code)  # before minutes of reading
     trace = (
         source
         if isinstance(source, Trace)
@@ -130,17 +132,23 @@ def analyze(
     return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
-def overlay(path: TracePath, result: Result, out: TracePath) -> None:
+def overlay(
+    path: TracePath, result: Result, out: TracePath, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> None:
     """Write the trace at ``path`` to ``out`` with a track per finding, for ui.perfetto.dev.
+
+    Compressed when ``out`` ends in ``.gz``.
 
     Raises
     ------
+    TraceFormatError
+        The trace cannot be read, or expands beyond ``max_bytes``.
     UsageError
         ``out`` cannot be written, or is the input.
     """
     from torchtriage.report import perfetto
 
-    write_overlay(path, out, perfetto.events(result))
+    write_overlay(path, out, perfetto.events(result), max_bytes=max_bytes)
 
 
 def explain(code_or_name: str | None = None) -> Entry | tuple[Entry, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchtriage.cli.config import read_config
+from torchtriage.cli.config import with_config
+from torchtriage.cli.output import check_outputs, complain, save
 from torchtriage.cli.progress import reading
 from torchtriage.errors import TraceFormatError, UsageError
 from torchtriage.finding import Result
@@ -19,18 +19,30 @@ from torchtriage.finding import Result
 __all__ = ["command"]
 
 LEVELS = ("note", "low", "medium", "high")
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?$", re.IGNORECASE)
+FILE = click.Path(dir_okay=False)
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"expected a size such as 500M or 4G, found {value!r}")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
 @click.command("analyze")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH…")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
 @click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
 @click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
-@click.option("-o", "--output", metavar="FILE", help="Write what would be printed to FILE.")
-@click.option("--html", metavar="FILE", help="Also write a self-contained page.")
 @click.option(
-    "--perfetto", metavar="FILE", help="Also write the trace with a findings track (.json[.gz])."
+    "-o", "--output", metavar="FILE", type=FILE, help="Write what would be printed to FILE."
+)
+@click.option("--html", metavar="FILE", type=FILE, help="Also write a self-contained page.")
+@click.option(
+    "--perfetto",
+    metavar="FILE",
+    type=FILE,
+    help="Also write the trace with a findings track (.json[.gz]).",
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
@@ -38,162 +50,122 @@ _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?$", re.IGNORECASE)
 @click.option(
     "--min-share",
     type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
     metavar="RATIO",
-    help="Leave out findings that give back less than this share of a step.  [default: 0.01]",
+    help="Leave out findings that give back less than this share of a step.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),
-    help="Exit with 1 on a finding this severe or worse.  [default: never]",
+    default="never",
+    show_default=True,
+    help="Exit with 1 on a finding this severe or worse.",
 )
 @click.option("--cache", is_flag=True, help="Keep the columns beside the trace for next time.")
 @click.option(
-    "--max-bytes", metavar="SIZE", help="Refuse inputs that expand beyond this.  [default: 64G]"
+    "--max-bytes",
+    metavar="SIZE",
+    default="64G",
+    show_default=True,
+    callback=_size,
+    help="Refuse inputs that expand beyond this.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
-def command(paths: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Judge PyTorch profiler traces.
 
     PATH is a trace (.json, .json.gz, .zip), a folder of them, or - for standard input. Prints a
     verdict in three lines, then the findings, costliest first: where, why, how many milliseconds
-    per step a fix gives back, and the fix. Defaults come from [tool.torchtriage] in
-    pyproject.toml.
+    per step a fix gives back, and the fix.
+
+    Defaults of --fail-on, --max-bytes, --min-share, --only, --skip and --top come from
+    [tool.torchtriage] in the nearest pyproject.toml.
     """
     from torchtriage import api
 
-    config = read_config(Path.cwd())
-    chosen = {
-        key: options[key] if options.get(key) not in (None, ()) else config.get(key)
-        for key in ("top", "only", "skip", "min_share", "fail_on", "max_bytes")
-    }
-    keywords: dict[str, Any] = {
-        "only": tuple(chosen["only"] or ()),
-        "skip": tuple(chosen["skip"] or ()),
-        "cache": options["cache"],
-    }
-    if chosen["min_share"] is not None:
-        keywords["min_share"] = float(chosen["min_share"])
-    if chosen["max_bytes"] is not None:
-        keywords["max_bytes"] = _size(str(chosen["max_bytes"]))
-    if chosen["fail_on"] not in (None, "never", *LEVELS):
-        raise UsageError(f"unknown level for fail-on: {chosen['fail_on']!r}")
-
-    files = [Path(one) if one != "-" else one for one in _expand(paths, api)]
+    options = with_config(ctx, given, Path.cwd())
+    for code in (*options["only"], *options["skip"]):
+        api.explain(code)
+    files = _expand(paths, api.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-"):
         raise UsageError("--perfetto needs exactly one trace file")
-    results: list[Result] = []
-    unusable: list[TraceFormatError] = []
-    for file in files:
-        with reading(str(file), quiet=options["quiet"]) as progress:
-            outcome = _attempt(partial(api.analyze, file, progress=progress, **keywords))
-        if isinstance(outcome, Result):
-            results.append(outcome)
-        elif len(files) == 1:
-            raise outcome
-        else:
-            # one bad file among many must not hide what the others say
-            unusable.append(outcome)
-    for one in unusable:
-        click.echo(f"torchtriage: left out: {one}", err=True)
+    check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
+
+    results, n_unusable = _judge(files, options)
+    _report(results, files, options)
+    severities = {one.severity for result in results for one in result.findings}
+    if options["fail_on"] != "never" and severities & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
+        ctx.exit(1)
+    if n_unusable or any(result.refused for result in results):
+        ctx.exit(2)
+
+
+def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[Path]]) -> list[str | Path]:
+    out: list[str | Path] = []
+    for path in paths:
+        out += [path] if path == "-" else find([path])
+    return list(dict.fromkeys(out))
+
+
+def _judge(files: list[str | Path], options: dict[str, Any]) -> tuple[list[Result], int]:
+    """Return the results, and how many files had none: one bad file must not hide the others."""
+    outcomes = [_attempt(file, options) for file in files]
+    results = [one for one in outcomes if isinstance(one, Result)]
+    errors = [one for one in outcomes if isinstance(one, TraceFormatError)]
+    if len(files) == 1 and errors:
+        raise errors[0]
+    for error in errors:
+        complain(f"left out: {error}")
     if not results:
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace")
-    _write(results, files, options, chosen["top"])
-    if _worst(results) >= _level(chosen["fail_on"]):
-        sys.exit(1)
-    if unusable or any(result.refused for result in results):
-        sys.exit(2)
+    return results, len(errors)
 
 
-def _attempt(analyze: Callable[[], Result]) -> Result | TraceFormatError:
+def _attempt(file: str | Path, options: dict[str, Any]) -> Result | TraceFormatError:
+    from torchtriage import api
+
+    keywords = {name: options[name] for name in ("only", "skip", "min_share", "cache", "max_bytes")}
     try:
-        return analyze()
+        with reading(str(file), quiet=options["quiet"]) as progress:
+            return api.analyze(file, progress=progress, **keywords)
     except TraceFormatError as error:
         return error
 
 
-def _expand(paths: tuple[str, ...], api: Any) -> list[Any]:
-    out: list[Any] = []
-    for path in paths:
-        out += ["-"] if path == "-" else api.find_traces([path])
-    return list(dict.fromkeys(out))
-
-
-def _write(
-    results: list[Result], files: list[Any], options: dict[str, Any], top: int | None
-) -> None:
-    from torchtriage import api
-
+def _report(results: list[Result], files: list[str | Path], options: dict[str, Any]) -> None:
     if options["html"]:
         from torchtriage.report import html_page
 
-        _save(options["html"], html_page.render(results).encode(), files)
+        save(options["html"], html_page.render(results).encode())
     if options["perfetto"]:
-        _refuse_input(options["perfetto"], files)
-        api.overlay(files[0], results[0], options["perfetto"])
+        from torchtriage import api
+
+        api.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
-    form = options["form"]
-    if form is None:
-        _print_terminal(results, files, options["output"], top)
+    if options["form"] is None and options["output"] is None:
+        from rich.console import Console
+
+        from torchtriage.report import terminal
+
+        terminal.write(results, Console(), top=options["top"])
         return
-    data = _encoders()[form](results, top)
+    data = _encode(results, options["form"], options["top"])
     if options["output"]:
-        _save(options["output"], data, files)
+        save(options["output"], data)
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
 
-def _encoders() -> dict[str, Callable[[list[Result], int | None], bytes]]:
-    from torchtriage.report import json_report, markdown, sarif
+def _encode(results: list[Result], form: str | None, top: int | None) -> bytes:
+    from torchtriage.report import json_report, markdown, sarif, terminal
 
-    return {
-        "json": lambda results, _top: json_report.encode(results),
-        "markdown": lambda results, top: markdown.render(results, top=top).encode(),
-        "sarif": lambda results, _top: sarif.encode(results),
-    }
-
-
-def _print_terminal(
-    results: list[Result], files: list[Any], output: str | None, top: int | None
-) -> None:
-    from rich.console import Console
-
-    from torchtriage.report import terminal
-
-    if output is None:
-        terminal.write(results, Console(), top=top)
-        return
-    _save(output, (terminal.render(results, top=top).plain + "\n").encode(), files)
-
-
-def _save(name: str, data: bytes, files: list[Any]) -> None:
-    _refuse_input(name, files)
-    try:
-        Path(name).write_bytes(data)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be written: {error}", where=name) from error
-    click.echo(f"wrote {name}", err=True)
-
-
-def _refuse_input(name: str, files: list[Any]) -> None:
-    target = Path(name)
-    for file in files:
-        if file != "-" and target.exists() and Path(file).exists() and target.samefile(file):
-            raise UsageError("would overwrite the trace itself", where=name)
-
-
-def _worst(results: list[Result]) -> int:
-    levels = [LEVELS.index(one.severity) for result in results for one in result.findings]
-    return max(levels, default=-1)
-
-
-def _level(name: str | None) -> int:
-    return len(LEVELS) if name in (None, "never") else LEVELS.index(str(name))
-
-
-def _size(text: str) -> int:
-    match = _SIZE.match(text.strip())
-    if match is None:
-        raise UsageError(f"expected a size such as 500M or 4G, found {text!r}")
-    power = " kmgt".index(match[2].lower() or " ")
-    return int(float(match[1]) * 1024**power)
+    if form == "json":
+        return json_report.encode(results)
+    if form == "sarif":
+        return sarif.encode(results)
+    if form == "markdown":
+        return markdown.render(results, top=top).encode()
+    return (terminal.render(results, top=top).plain + "\n").encode()

@@ -10,7 +10,10 @@ __all__ = ["command"]
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print a completion script: eval "$(torchtriage completion bash)"."""
+    """Print a completion script for bash, zsh or fish.
+
+    In your shell's start-up file: eval "$(torchtriage completion bash)".
+    """
     from click.shell_completion import get_completion_class
 
     from torchtriage.cli.main import cli

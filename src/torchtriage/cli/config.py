@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+from click.core import ParameterSource
+
 from torchtriage.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -13,26 +16,56 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["KEYS", "read_config"]
+__all__ = ["KEYS", "with_config"]
 
-KEYS: dict[str, type | tuple[type, ...]] = {
-    "fail-on": str,
-    "max-bytes": (int, str),
-    "min-share": (int, float),
-    "only": list,
-    "skip": list,
-    "top": int,
-}
+KEYS = ("fail-on", "max-bytes", "min-share", "only", "skip", "top")
 
 
-def read_config(start: Path) -> dict[str, Any]:
-    """Return the section's values by option name, empty without one.
+def with_config(ctx: click.Context, options: dict[str, Any], start: Path) -> dict[str, Any]:
+    """Return the options with the section's values where the command line gave none.
+
+    A value is checked by the very option it stands for.
 
     Raises
     ------
     UsageError
-        The file is not TOML, or a key or type is unknown; the message names it.
+        The file is not TOML, or a key or value is not one the options know; the message names it.
     """
+    file, section = _section(start)
+    out = dict(options)
+    params = {param.name: param for param in ctx.command.params}
+    for key, value in section.items():
+        if key not in KEYS:
+            raise UsageError(
+                f"unknown key {key!r} in [tool.torchtriage]",
+                where=str(file),
+                hint=f"known keys: {', '.join(KEYS)}",
+            )
+        name = key.replace("-", "_")
+        try:
+            checked = _checked(ctx, params[name], value)
+        except click.BadParameter as error:
+            raise UsageError(
+                f"odd value for {key!r} in [tool.torchtriage]: {error.message}", where=str(file)
+            ) from None
+        if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
+            out[name] = checked
+    return out
+
+
+def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    if param.multiple != isinstance(value, list):
+        raise click.BadParameter(
+            f"expected {'a list' if param.multiple else 'one value'}, found {value!r}"
+        )
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            raise click.BadParameter(f"expected text or a number, found {one!r}")
+    return param.process_value(ctx, value)
+
+
+def _section(start: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the nearest ``pyproject.toml`` upwards, and its section (empty without one)."""
     for folder in (start, *start.parents):
         file = folder / "pyproject.toml"
         if not file.is_file():
@@ -41,19 +74,9 @@ def read_config(start: Path) -> dict[str, Any]:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"cannot be read as TOML: {error}", where=str(file)) from error
-        section = document.get("tool", {}).get("torchtriage")
-        if section is None:
-            return {}
-        for key, value in section.items():
-            if key not in KEYS:
-                raise UsageError(
-                    f"unknown key {key!r} in [tool.torchtriage]",
-                    where=str(file),
-                    hint=f"known keys: {', '.join(sorted(KEYS))}",
-                )
-            if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-                raise UsageError(
-                    f"odd value for {key!r} in [tool.torchtriage]: {value!r}", where=str(file)
-                )
-        return {key.replace("-", "_"): value for key, value in section.items()}
-    return {}
+        tools = document.get("tool")
+        section = tools.get("torchtriage", {}) if isinstance(tools, dict) else {}
+        if not isinstance(section, dict):
+            raise UsageError("expected a table [tool.torchtriage]", where=str(file))
+        return file, section
+    return start, {}

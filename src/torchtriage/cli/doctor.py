@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from torchtriage.cli.progress import reading
@@ -12,9 +10,10 @@ __all__ = ["command"]
 
 
 @click.command("doctor")
-@click.argument("path", metavar="PATH")
+@click.argument("path", metavar="PATH", type=click.Path())
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
-def command(path: str, quiet: bool) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, path: str, quiet: bool) -> None:
     """Say whether a trace can be trusted, what it cannot answer, and how to re-record it.
 
     Exit code 2 when no verdict can be given on it.
@@ -28,4 +27,4 @@ def command(path: str, quiet: bool) -> None:
         result = api.analyze(path, progress=progress)
     terminal.write([result], Console(), view="doctor")
     if result.refused:
-        sys.exit(2)
+        ctx.exit(2)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from torchtriage.patterns import Entry, catalogue, lookup
+if TYPE_CHECKING:
+    from torchtriage.patterns import Entry
 
 __all__ = ["command"]
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from torchtriage.patterns import catalogue
+
     return [
         one
         for entry in catalogue()
@@ -25,15 +28,17 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.argument("code", required=False, shell_complete=_complete)
 def command(code: str | None) -> None:
     """Explain a pattern by code or name; without one, list them all."""
-    if code is None:
-        family = ""
-        for entry in sorted(catalogue(), key=lambda one: (one.pattern.family, one.pattern.code)):
-            if entry.pattern.family != family:
-                family = entry.pattern.family
-                click.secho(f"\n{family}", bold=True)
-            click.echo(f"  {entry.pattern.code}  {entry.pattern.name:24s} {entry.pattern.title}")
+    from torchtriage.patterns import catalogue, lookup
+
+    if code is not None:
+        _page(lookup(code))
         return
-    _page(lookup(code))
+    family = ""
+    for entry in sorted(catalogue(), key=lambda one: (one.pattern.family, one.pattern.code)):
+        if entry.pattern.family != family:
+            family = entry.pattern.family
+            click.secho(f"\n{family}", bold=True)
+        click.echo(f"  {entry.pattern.code}  {entry.pattern.name:24s} {entry.pattern.title}")
 
 
 def _page(entry: Entry) -> None:

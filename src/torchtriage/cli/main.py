@@ -1,33 +1,35 @@
-"""``torchtriage``: the group of commands, exit codes, and errors as one clear line."""
+"""``torchtriage``: the group of commands, exit codes, and failures as one clear message."""
 
 from __future__ import annotations
 
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from torchtriage.cli.output import complain
 from torchtriage.errors import TriageError
 from torchtriage.version import __version__
 
-__all__ = ["cli", "main"]
+__all__ = ["COMMANDS", "cli", "main"]
 
 EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
 
-# name -> (module, help in the overview); modules load only when their command runs
-COMMANDS: dict[str, tuple[str, str]] = {
-    "analyze": ("analyze", "Judge traces: ranked findings with what fixing each gives back."),
-    "doctor": ("doctor", "Can this trace be trusted, and how to record a better one?"),
-    "explain": ("explain", "A pattern's page, or the list of all patterns."),
-    "demo": ("demo", "A first result in a minute, from a bundled recording."),
-    "show": ("show", "Render a saved JSON result again."),
-    "completion": ("completion", "Print the completion script of your shell."),
+# name -> help in the overview; a command's module loads only when it runs
+COMMANDS: dict[str, str] = {
+    "analyze": "Judge traces: ranked findings with what fixing each gives back.",
+    "doctor": "Can this trace be trusted, and how to record a better one?",
+    "explain": "A pattern's page, or the list of all patterns.",
+    "demo": "A first result in a minute, from a bundled recording.",
+    "show": "Render a saved JSON result again.",
+    "completion": "Print the completion script of your shell.",
 }
 
 
-class _Lazy(click.Group):
+class _Program(click.Group):
     """Loads a command's module when it is needed; a path alone means ``analyze``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -36,27 +38,85 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"torchtriage.cli.{COMMANDS[cmd_name][0]}")
-        command = module.command
+        command = import_module(f"torchtriage.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = next((one for one in args if not one.startswith("-") or one == "-"), None)
-        looks_like_path = first is not None and (
-            first == "-" or os.sep in first or "." in first or os.path.exists(first)  # noqa: PTH110
-        )
-        if first is not None and first not in COMMANDS and looks_like_path:
-            args = ["analyze", *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, ["analyze", *args] if _means_analyze(args) else args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+        except TriageError as error:
+            _fail(ctx, str(error))
+        except BrokenPipeError:
+            # the reader of our output went away (| head): not our failure
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+            ctx.exit(0)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            ctx.exit(EXIT_INTERRUPTED)
+        except MemoryError:
+            _fail(ctx, "out of memory")
+        except OSError as error:
+            _fail(ctx, str(error))
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if sys.flags.dev_mode:
+                raise
+            _fail(
+                ctx,
+                f"a defect of torchtriage: {type(error).__name__}: {error} - at {_origin(error)}\n"
+                "  try: report it with the traceback of: python -X dev -m torchtriage …",
+            )
+        return value
+
+
+def _fail(ctx: click.Context, message: str) -> NoReturn:
+    complain(message)
+    ctx.exit(EXIT_UNUSABLE)
+
+
+def _means_analyze(args: list[str]) -> bool:
+    """Return whether arguments without a command stand for ``analyze``."""
+    if not args or args[0] in COMMANDS or args[0] in ("-h", "--help", "-V", "--version"):
+        return False
+    if _is_option(args[0]):
+        return any(_may_be_path(one) for one in args[1:])
+    return _may_be_path(args[0])
+
+
+def _is_option(text: str) -> bool:
+    return text.startswith("-") and text != "-"
+
+
+def _may_be_path(text: str) -> bool:
+    if text == "-":
+        return True
+    if _is_option(text):
+        return False
+    return os.sep in text or "." in text or os.path.exists(text)  # noqa: PTH110
+
+
+def _origin(error: BaseException) -> str:
+    """Return file and line of the innermost frame."""
+    trail = error.__traceback__
+    while trail is not None and trail.tb_next is not None:
+        trail = trail.tb_next
+    if trail is None:
+        return "an unknown place"
+    return f"{os.path.basename(trail.tb_frame.f_code.co_filename)}:{trail.tb_lineno}"  # noqa: PTH119
 
 
 @click.group(
-    cls=_Lazy,
+    cls=_Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A path alone analyses it: torchtriage trace.json.gz",
 )
@@ -68,20 +128,9 @@ def cli() -> None:
     """
 
 
-def main(argv: list[str] | None = None) -> Any:
-    """Run the command line; every expected failure is one clear message and exit code 2."""
-    try:
-        return cli.main(argv, prog_name="torchtriage", standalone_mode=True)
-    except TriageError as error:
-        from torchtriage.names import visible
-
-        lines = "\n".join(visible(line) for line in str(error).split("\n"))
-        click.echo(f"torchtriage: {lines}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except BrokenPipeError:
-        # the reader of our output went away (| head): not our failure
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
-        sys.exit(0)
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="torchtriage")
 
 
 if __name__ == "__main__":

@@ -6,30 +6,32 @@ from pathlib import Path
 
 import click
 
+from torchtriage.cli.output import check_outputs, save
 from torchtriage.errors import UsageError
 
 __all__ = ["command"]
 
 
 @click.command("show")
-@click.argument("path", metavar="RESULT.json")
-@click.option("--html", metavar="FILE", help="Write the page instead of printing.")
+@click.argument("path", metavar="RESULT.json", type=click.Path())
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write the page instead of printing.",
+)
 @click.option("--markdown", is_flag=True, help="Print Markdown instead.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown."""
     from torchtriage.report import json_report
 
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from error
-    results = json_report.decode(data)
+    check_outputs([html], [path])
+    results = json_report.decode(_read(path))
     if html:
         from torchtriage.report import html_page
 
-        Path(html).write_text(html_page.render(results), encoding="utf-8")
-        click.echo(f"wrote {html}", err=True)
+        save(html, html_page.render(results).encode())
     elif markdown:
         from torchtriage.report import markdown as report
 
@@ -40,3 +42,13 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
         from torchtriage.report import terminal
 
         terminal.write(results, Console(), top=top)
+
+
+def _read(path: str) -> bytes:
+    file = Path(path)
+    try:
+        if file.exists() and not file.is_file():
+            raise UsageError("expected a result file, found a folder, pipe or device", where=path)
+        return file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=path) from error

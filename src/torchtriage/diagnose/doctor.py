@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Note
 from torchtriage.trace import Kind, Trace
-from torchtriage.trace.steps import COMPILES
+from torchtriage.trace.schema import WORK_KINDS
+from torchtriage.trace.steps import first_use
 from torchtriage.units import format_ns, format_share
 
-__all__ = ["examine", "idle_is_doubtful"]
+__all__ = ["examine"]
 
 MANY_ORPHANS = 0.30
 """Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
-LONG_SYNC_NS = 1_000_000
-BUSY_INSIDE = 0.5
-"""A wait longer than 1 ms with the GPU less busy than this: GPU rows are missing (DQ-1).
-Complete recordings show 95-100 % (catalogue 1.5, measured)."""
-COLD_CALL_NS = 10_000_000
-SHORT_EVENTS = 0.05
+BLIND_SHARE = 0.02
+"""Waits over an idle device above this share of the window: GPU rows are missing (DQ-1)."""
+DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
+"""Launches whose work is not in the file, out of at least so many."""
+EARLY_NS = 1_000_000
+"""Work waits 6-38 us in an empty queue (measured); longer means that earlier work, not recorded,
+was still running: 7.8 and 149 ms in two recordings that begin while the device is busy."""
+SLICED_SHARE = 0.01
+"""Less of the window under any event: a slice. 0.01-0.04 % in slices, 7 % and more in the
+sparsest whole recordings (measured)."""
+COLD_SHARE, COMPILE_SHARE = 0.10, 0.05
+"""Of the window, before start-up is worth a warning."""
+STALL_NS, STALL_RATIO = 1_000_000, 20.0
+"""A launch call this long, and this many medians, over an idle device: it loads its module."""
 
 LIGHT = (
     "with profile(activities=[CPU, CUDA], schedule=schedule(wait=1, warmup=3, active=5),"
@@ -37,36 +47,32 @@ def examine(trace: Trace) -> tuple[Note, ...]:
     return tuple(sorted(notes, key=lambda note: order[note.level]))
 
 
-def idle_is_doubtful(notes: tuple[Note, ...]) -> bool:
-    """Return whether idle time in this recording may be an artefact of missing rows."""
-    return any(note.code in ("missing-kernels", "orphans", "cut-window") for note in notes)
-
-
 def _content(trace: Trace) -> Iterator[Note]:
     """No PyTorch events at all, or none that can be judged."""
     judged = trace.is_kind(
         Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.ANNOTATION
     )
-    if trace.report.n_events and not len(trace):
+    n = int(judged.sum())
+    if not len(trace):
         yield Note(
             "empty",
             "refuse",
             "the file holds metadata but no timed event",
             "export inside on_trace_ready, or before the profiler's schedule has ended",
         )
-    elif not judged.any() and trace.origin.vendor in ("cpu", "other"):
-        cats = ", ".join(sorted(trace.cats)[:5]) or "none"
+    elif not n and trace.origin.vendor in ("cpu", "other"):
+        cats = ", ".join(sorted(filter(None, trace.cats))[:5]) or "none"
         yield Note(
             "not-pytorch",
             "refuse",
             f"no event of the PyTorch profiler (categories here: {cats})",
             "pass the file written by prof.export_chrome_trace(...)",
         )
-    elif judged.sum() < 3:
+    elif n < 3:
         yield Note(
             "too-few-events",
             "refuse",
-            f"only {int(judged.sum())} events of the PyTorch profiler: nothing can be judged",
+            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be judged",
             f"record whole steps: {LIGHT}",
         )
 
@@ -96,18 +102,27 @@ def _losses(trace: Trace) -> Iterator[Note]:
 
 
 def _device_rows(trace: Trace) -> Iterator[Note]:
+    """No work of a GPU, and why: the three cases must not be taken for each other."""
     if trace.devices:
+        if not any(intervals.length(_in_window(trace, one.busy)) for one in trace.devices):
+            yield Note(
+                "missing-kernels",
+                "refuse",
+                "no GPU work inside the steps, only outside them",
+                "record whole steps: " + LIGHT,
+            )
         return
     calls = trace.kind == Kind.RUNTIME
     launches = calls & trace.matching(r"(?i)launch|memcpy")
-    names = [name for name in trace.origin.device_names if name]
     other = trace.kind == Kind.DEVICE_OTHER
+    listed = trace.meta.get("deviceProperties")
+    cut = any("ends" in message for message in trace.report.loss)
     if other.any():
         yield Note(
             "other-device",
             "warn",
-            f"{int(other.sum())} events of an accelerator ({trace.origin.vendor}) whose work is"
-            " read but not judged: device idle and kernels are not checked",
+            f"{int(other.sum())} device events of a kind that is read but not judged"
+            f" ({trace.origin.vendor}): device idle and kernels are not checked",
         )
     elif launches.any():
         yield Note(
@@ -118,7 +133,15 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             "check that no other profiler was attached (CUPTI and roctracer serve one at a time),"
             " and that the file was not filtered",
         )
-    elif calls.any() or names:
+    elif cut and listed != []:
+        # host rows come first in a file: what is missing may be all of the device's
+        yield Note(
+            "missing-kernels",
+            "refuse",
+            "the file is cut short and holds no GPU row: whether a GPU was at work is not known",
+            "record again, and let the export finish before the process ends",
+        )
+    elif calls.any() or listed:
         yield Note(
             "no-gpu-rows",
             "warn",
@@ -135,7 +158,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
-    if not (trace.kind == Kind.OP).any() and (trace.works.any() or (trace.kind == 3).any()):
+    if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
             "no-host-rows",
             "warn",
@@ -146,29 +169,24 @@ def _host_rows(trace: Trace) -> Iterator[Note]:
 
 def _missing_kernels(trace: Trace) -> Iterator[Note]:
     """DQ-1: a long wait over an idle device means that its work was not recorded."""
-    if not trace.devices:
-        return
     waits = trace.waits
-    pure = (waits.end_ns - waits.start_ns > LONG_SYNC_NS) & trace.is_kind(Kind.RUNTIME)[waits.row]
-    # copies wait for host memory too, and allocation calls for the driver: only real syncs count
-    pure &= (waits.copy < 0) & (waits.sync_row == waits.row)
-    pure &= waits.start_ns >= trace.window.start_ns
-    if not pure.any():
+    blind = waits.blind & ~waits.profiler
+    if not trace.devices or not blind.any():
         return
-    spans = intervals.spans(waits.start_ns, waits.end_ns)[pure]
-    busy = intervals.covered(spans, _all_busy(trace))
-    wall = int((spans[:, 1] - spans[:, 0]).sum())
-    share = int(busy.sum()) / wall
-    if share < BUSY_INSIDE and wall > 0.02 * trace.window.wall_ns:
-        yield Note(
-            "missing-kernels",
-            "warn",
-            f"the host waits {format_ns(wall)} for the GPU while only {format_share(share)} of that"
-            " shows GPU work: rows are missing, so idle time here proves nothing",
-            "record whole steps without filtering; graph kernels need CUPTI's graph support"
-            " (torch 2.1 or newer)",
-            {"wait_ns": wall, "busy_share": round(share, 4)},
-        )
+    spans = _in_window(trace, intervals.spans(waits.start_ns, waits.end_ns)[blind])
+    wait = intervals.length(spans)
+    if wait <= BLIND_SHARE * trace.window.wall_ns:
+        return
+    share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
+    yield Note(
+        "missing-kernels",
+        "warn",
+        f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
+        " shows GPU work: rows are missing, so idle time here proves nothing",
+        "record whole steps without filtering; graph kernels need CUPTI's graph support"
+        " (torch 2.1 or newer)",
+        {"wait_ns": wait, "busy_share": round(share, 4)},
+    )
 
 
 def _orphans(trace: Trace) -> Iterator[Note]:
@@ -191,26 +209,57 @@ def _orphans(trace: Trace) -> Iterator[Note]:
 
 
 def _cut(trace: Trace) -> Iterator[Note]:
-    """Work that was launched inside the recording and never seen to run."""
-    if not trace.devices:
-        return
+    """Work that was launched or running outside the recording, or a slice with nothing in it."""
+    window = trace.window
+    inside = trace.is_kind(
+        Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS
+    )
+    covered = intervals.length(
+        _in_window(trace, intervals.spans(trace.start_ns, trace.end_ns)[inside])
+    )
+    if len(trace) and covered < SLICED_SHARE * window.wall_ns:
+        yield Note(
+            "cut-window",
+            "refuse",
+            f"all events together cover {format_ns(covered)} of the {format_ns(window.wall_ns)}"
+            " window: a slice, in which nothing can be judged",
+            f"record whole steps, and pass the file as it was written: {LIGHT}",
+            {"covered_ns": covered, "window_ns": window.wall_ns},
+        )
+    for device in trace.devices:
+        first = int(device.rows[0])
+        call = int(trace.links.call[first])
+        lag = int(trace.start_ns[first] - trace.end_ns[call]) if call >= 0 else 0
+        if lag > EARLY_NS:
+            yield Note(
+                "cut-window",
+                "warn",
+                f"the first work of GPU {device.index} waits {format_ns(lag)} after its launch:"
+                " earlier work, not in the file, was still running",
+                "synchronise before the recording starts, or use schedule(warmup=1, …)",
+                {"lag_ns": lag, "device": device.index},
+            )
     launches = (trace.kind == Kind.RUNTIME) & trace.matching(
         r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel"
     )
     n = int(launches.sum())
-    dangling = launches & ~trace.links.launches
-    if n < 20 or dangling.sum() < 0.05 * n:
+    dangling = int((launches & ~trace.links.launches).sum())
+    if not trace.devices or n < MIN_LAUNCHES or dangling < DANGLING_SHARE * n:
         return
     captured = trace.matching(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate").any()
-    share = int(dangling.sum()) / n
-    yield Note(
-        "graph-capture" if captured else "cut-window",
-        "info" if captured else "warn",
-        f"{int(dangling.sum())} of {n} launches have no GPU work in the file"
-        + (": they were captured into a graph, not run" if captured else ": the window was cut"),
-        "" if captured else "end the recording with torch.cuda.synchronize(), and do not slice it",
-        {"share": round(share, 4)},
-    )
+    share = round(dangling / n, 4)
+    what = f"{dangling} of {n} launches have no GPU work in the file"
+    if captured:
+        message = f"{what}: they were captured into a graph, not run"
+        yield Note("graph-capture", "info", message, evidence={"share": share})
+    else:
+        yield Note(
+            "cut-window",
+            "warn",
+            f"{what}: the window was cut",
+            "end the recording with torch.cuda.synchronize(), and do not slice it",
+            {"share": share},
+        )
 
 
 def _steps(trace: Trace) -> Iterator[Note]:
@@ -274,60 +323,57 @@ def _clock(trace: Trace) -> Iterator[Note]:
     )
 
 
-def _cold(trace: Trace) -> Iterator[Note]:
-    """First use inside the window: context creation, module loading, first allocation."""
-    window = trace.window
-    inside = (trace.start_ns >= window.start_ns) & (trace.start_ns < window.end_ns)
-    calls = (
-        inside
-        & (trace.kind == Kind.RUNTIME)
-        & trace.matching(
-            r"^(cuda|hip)(Free|Malloc|HostAlloc|DeviceGetStreamPriorityRange|ModuleLoad\w*|StreamCreate\w*"
-            r"|FuncGetAttributes|GetDeviceCount|SetDevice|EventCreate\w*|DeviceSetLimit)$|^cu(Library|Module)Load"
+def _start_up(trace: Trace) -> Iterator[Note]:
+    """First use and compilation inside the window."""
+    rows = first_use(trace)
+    compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
+    cold = np.union1d(rows[~compiles], _stalled_launches(trace))
+    wall = trace.window.wall_ns
+    cost = _time_of(trace, cold)
+    if cost and cost >= COLD_SHARE * wall:
+        top = trace.name_of(int(cold[np.argmax(trace.dur_ns[cold])]))
+        yield Note(
+            "cold-start",
+            "warn",
+            f"the recording holds the process's first use of the GPU: {format_ns(cost)} of"
+            f" {format_ns(wall)} in calls such as {top}",
+            f"warm up first: {LIGHT}",
+            {"cold_ns": cost, "call": top},
         )
-    )
-    slow = np.flatnonzero(calls & (trace.dur_ns > COLD_CALL_NS))
-    # the caching allocator switched off frees all the time: only a few calls are a start
-    if not 0 < len(slow) <= 30:
-        return
-    cost = int(trace.dur_ns[slow].sum())
-    if cost < 0.1 * window.wall_ns:
-        return
-    top = trace.name_of(int(slow[np.argmax(trace.dur_ns[slow])]))
-    yield Note(
-        "cold-start",
-        "warn",
-        f"the recording holds the process's first use of the GPU: {format_ns(cost)} of"
-        f" {format_ns(window.wall_ns)} in calls such as {top}",
-        f"warm up first: {LIGHT}",
-        {"cold_ns": cost, "call": top},
-    )
-
-
-def _compiling(trace: Trace) -> Iterator[Note]:
-    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(COMPILES))
-    if not len(rows):
-        return
-    window = trace.window
-    cover = intervals.clip(
-        intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows])),
-        window.start_ns,
-        window.end_ns,
-    )
-    cost = intervals.length(cover)
-    if cost > 0.05 * window.wall_ns:
+    cost = _time_of(trace, rows[compiles])
+    if cost and cost >= COMPILE_SHARE * wall:
         yield Note(
             "compiling",
             "warn",
-            f"torch.compile was compiling for {format_ns(cost)} of the {format_ns(window.wall_ns)}"
+            f"torch.compile was compiling for {format_ns(cost)} of the {format_ns(wall)}"
             " window; steps with compilation are left out of costs where others exist",
             "run a few iterations before the profiler starts: schedule(wait=5, warmup=3, active=5)",
             {"compile_ns": cost},
         )
 
 
-def _all_busy(trace: Trace) -> intervals.Spans:
-    return intervals.union(np.concatenate([device.busy for device in trace.devices]))
+def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
+    """Return launch calls that took very long although the device had nothing to do."""
+    launches = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(r"Launch\w*Kernel"))
+    if not len(launches) or not trace.devices:
+        return launches[:0]
+    bar = max(STALL_NS, STALL_RATIO * float(np.median(trace.dur_ns[launches])))
+    slow = launches[trace.dur_ns[launches] > bar]
+    spans = intervals.spans(trace.start_ns[slow], trace.end_ns[slow])
+    busy = intervals.covered(spans, trace.devices[0].busy)
+    stalled: NDArray[np.int64] = slow[2 * busy < trace.dur_ns[slow]]
+    return stalled
+
+
+def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:
+    spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
+    return intervals.length(_in_window(trace, spans))
+
+
+def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
+    """Return the time any of the spans covers inside the window."""
+    window = trace.window
+    return intervals.clip(intervals.union(spans), window.start_ns, window.end_ns)
 
 
 _CHECKS = (
@@ -338,8 +384,7 @@ _CHECKS = (
     _missing_kernels,
     _orphans,
     _cut,
-    _cold,
-    _compiling,
+    _start_up,
     _steps,
     _inputs,
     _clock,

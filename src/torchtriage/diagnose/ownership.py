@@ -28,7 +28,8 @@ class Share:
     """What one claim owns, in ns over the judged time.
 
     ``pieces`` : int64[k, 2], disjoint, in time order; ``owned_ns`` : int64[k], the part of each
-    piece that was still free. ``naive_ns`` : the plain sum of the claim's spans, for contrast.
+    piece that was still free; ``taken`` is that time as a union. ``naive_ns`` : the plain sum of
+    the claim's spans, for contrast.
     """
 
     pattern: Pattern
@@ -38,6 +39,7 @@ class Share:
     low_ns: float
     high_ns: float
     naive_ns: int
+    taken: Spans = field(default_factory=lambda: intervals.EMPTY)
     also_explains: list[str] = field(default_factory=list)
 
 
@@ -92,15 +94,17 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]]) -> list[Share]:
                 other.also_explains.append(pattern.code)
         taken = intervals.intersect(free, mine)
         free = intervals.subtract(free, taken)
+        share.taken = taken
         served.append((share, taken))
     return [share for share, _ in served]
 
 
 def _class_time(trace: Trace, claim: Claim) -> Spans:
     """Return the time a claim of this class may be about at all."""
-    whole = trace.steps.judged
-    if not trace.devices or claim.time_class in ("host", "none"):
-        return whole
+    if claim.time_class == "none":
+        return intervals.EMPTY
+    if not trace.devices or claim.time_class == "host":
+        return trace.steps.judged
     device = trace.devices[0]
     if claim.time_class == "idle":
         return device.idle

@@ -59,6 +59,10 @@ def summarise(trace: Trace) -> Summary:
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
+        n_op_names=len(np.unique(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
+        judged_idle_ns=(
+            intervals.length(intervals.intersect(main.idle, steps.judged)) if main else 0
+        ),
         timeline=_timeline(trace),
     )
 
@@ -172,8 +176,7 @@ def _streams(trace: Trace, device: Device) -> list[TimelineLane]:
         what = np.where(
             device.comm[mine], _COMM, np.where(trace.kind[rows] == Kind.MEMCPY, _COPY, _COMPUTE)
         )
-        label = f"GPU {device.index} stream {trace.lanes[lane].tid}"
-        lanes.append(TimelineLane(label, "device", _merge(trace, rows, what)))
+        lanes.append(TimelineLane(trace.lane_label(lane), "device", _merge(trace, rows, what)))
     return lanes
 
 
@@ -209,9 +212,7 @@ def _threads(trace: Trace) -> list[TimelineLane]:
             [_LOADER, _WAIT, _PYTHON],
             _OP,
         )
-        name = trace.labels.get(("thread_name", trace.lanes[lane].pid, trace.lanes[lane].tid), "")
-        label = name or f"thread {trace.lanes[lane].tid}"
-        lanes.append(TimelineLane(label, "thread", _merge(trace, rows, what)))
+        lanes.append(TimelineLane(trace.lane_label(lane), "thread", _merge(trace, rows, what)))
     return lanes
 
 

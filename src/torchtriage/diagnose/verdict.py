@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage import intervals
 from torchtriage.diagnose.doctor import examine
 from torchtriage.diagnose.ownership import Share, share_out
 from torchtriage.diagnose.summary import summarise
+from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import (
     SCHEMA,
     Certainty,
@@ -23,7 +26,6 @@ from torchtriage.finding import (
     Place,
     Result,
     Severity,
-    Summary,
     TraceFacts,
 )
 from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
@@ -48,7 +50,6 @@ def diagnose(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
-    progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Judge a trace.
 
@@ -59,8 +60,6 @@ def diagnose(
         Restrict the patterns; empty means all.
     min_share : float
         Leave out findings whose high end is below this share of a step (0-1).
-    progress : callable, optional
-        Called with the name of each pattern before it runs.
 
     Returns
     -------
@@ -69,10 +68,13 @@ def diagnose(
     Raises
     ------
     UsageError
-        A code in ``only`` or ``skip`` does not exist.
+        A code in ``only`` or ``skip`` does not exist, or ``min_share`` is no share.
     """
     from torchtriage.version import __version__
 
+    if not 0 <= min_share <= 1:
+        raise UsageError(f"expected min_share between 0 and 1, found {min_share!r}")
+    chosen = _chosen(only, skip)
     notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
     findings: list[Finding] = []
@@ -82,8 +84,8 @@ def diagnose(
     checked: list[str] = []
     if not refused:
         claims: list[tuple[Pattern, Claim]] = []
-        for entry in _chosen(only, skip):
-            _run(trace, entry, notes, claims, not_checked, crashes, checked, progress)
+        for entry in chosen:
+            _run(trace, entry, notes, claims, not_checked, crashes, checked)
         shares = share_out(trace, _unsuppressed(claims))
         entries = {entry.pattern.code: entry for entry in catalogue()}
         for share in shares:
@@ -91,37 +93,42 @@ def diagnose(
             if finding is not None:
                 findings.append(finding)
         findings.sort(key=_rank)
-    summary = summarise(trace) if len(trace) else None
-    joint = _joint(trace, findings)
-    facts = _facts(trace)
-    return Result(
+    summary = None if refused else summarise(trace)
+    result = Result(
         schema=SCHEMA,
         version=__version__,
-        verdict=_verdict(trace, notes, findings, not_checked, joint, summary, checked),
-        healthy=not refused and not findings and not crashes and bool(checked),
+        verdict=("", "", ""),
+        healthy=bool(checked)
+        and not (findings or crashes)
+        and all(note.level == "info" for note in notes),
         refused=refused,
-        trace=facts,
+        trace=_facts(trace),
         notes=notes,
         summary=summary,
         findings=tuple(findings),
         not_checked=tuple(not_checked),
         crashes=tuple(crashes),
-        joint_cost=joint,
+        joint_cost=_joint(trace, findings),
         checked=tuple(checked),
     )
+    return replace(result, verdict=_verdict(trace, result, min_share))
 
 
 # -- patterns ----------------------------------------------------------------------------------
 
 
 def _chosen(only: Collection[str], skip: Collection[str]) -> list[Entry]:
-    wanted = {lookup(code).pattern.code for code in only}
-    unwanted = {lookup(code).pattern.code for code in skip}
+    wanted = {lookup(code).pattern.code for code in _listed(only)}
+    unwanted = {lookup(code).pattern.code for code in _listed(skip)}
     return [
         entry
         for entry in catalogue()
         if (not wanted or entry.pattern.code in wanted) and entry.pattern.code not in unwanted
     ]
+
+
+def _listed(codes: Collection[str]) -> Collection[str]:
+    return [codes] if isinstance(codes, str) else codes  # one code is no list of letters
 
 
 def _run(
@@ -132,7 +139,6 @@ def _run(
     not_checked: list[NotChecked],
     crashes: list[Crash],
     checked: list[str],
-    progress: Callable[[str], None] | None,
 ) -> None:
     pattern = entry.pattern
     missing = missing_needs(pattern, trace)
@@ -146,10 +152,8 @@ def _run(
             )
         )
         return
-    if progress is not None:
-        progress(pattern.name)
     try:
-        found = list(entry.find(trace))
+        found = [_sound(trace, claim) for claim in entry.find(trace)]
     except Exception as error:  # one broken pattern must not take the others along
         crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
         return
@@ -169,6 +173,20 @@ def _run(
     else:
         checked.append(pattern.code)
     claims += [(pattern, claim) for claim in found]
+
+
+def _sound(trace: Trace, claim: Claim) -> Claim:
+    """Return the claim, or raise: what it says about rows and time must make sense."""
+    rows, spans = np.asarray(claim.rows), np.asarray(claim.spans)
+    if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype.kind != "i":
+        raise PatternError(f"expected spans int64[k, 2], found {spans.dtype}{list(spans.shape)}")
+    if len(rows) and not (rows.dtype.kind in "iu" and 0 <= rows.min() <= rows.max() < len(trace)):
+        raise PatternError("expected rows of the trace, found others")
+    for gain in (claim.gain_low, claim.gain_high):
+        values = np.asarray(gain, float)
+        if values.shape not in ((), (len(spans),)) or not np.isfinite(values).all():
+            raise PatternError("expected one finite gain, or one for each span")
+    return claim
 
 
 def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Claim]]:
@@ -205,11 +223,25 @@ def _finding(
         message=claim.message,
         place=_place(trace, share),
         cost=cost,
-        evidence=claim.evidence,
+        evidence=_evidence(trace, claim),
         fix=claim.fix or entry.fix,
+        idle_ns=_idle_ns(trace, share),
         n_events=len(rows),
         also_explains=tuple(sorted(share.also_explains)),
     )
+
+
+def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
+    """Return the evidence with keys that name the denominator there is: step or window."""
+    if len(trace.steps):
+        return claim.evidence
+    return {key.replace("_per_step", "_per_window"): one for key, one in claim.evidence.items()}
+
+
+def _idle_ns(trace: Trace, share: Share) -> int:
+    if not trace.devices:
+        return 0
+    return intervals.length(intervals.intersect(share.taken, trace.devices[0].idle))
 
 
 def _many_orphans(notes: tuple[Note, ...]) -> bool:
@@ -298,10 +330,7 @@ def _place(trace: Trace, share: Share) -> Place:
         stack = user_stack(trace, host)
         module = module_path(trace, host)
     if anchor >= 0:
-        where = trace.lanes[trace.lane[anchor]]
-        lane = f"{where.kind} {where.tid}" + (
-            f" of GPU {where.device}" if where.kind == "stream" else ""
-        )
+        lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.owned_ns
     top = np.sort(np.argsort(-owned, kind="stable")[:MAX_INTERVALS])
     top = top[owned[top] > 0]
@@ -359,16 +388,9 @@ def _joint(trace: Trace, findings: list[Finding]) -> Cost | None:
 # -- words -------------------------------------------------------------------------------------
 
 
-def _verdict(
-    trace: Trace,
-    notes: tuple[Note, ...],
-    findings: list[Finding],
-    not_checked: list[NotChecked],
-    joint: Cost | None,
-    summary: Summary | None,
-    checked: list[str],
-) -> tuple[str, str, str]:
-    refusals = [note for note in notes if note.level == "refuse"]
+def _verdict(trace: Trace, result: Result, min_share: float) -> tuple[str, str, str]:
+    """Return three sentences: where the time goes, what costs most, how far to trust it."""
+    refusals = [note for note in result.notes if note.level == "refuse"]
     if refusals:
         first = refusals[0]
         return (
@@ -376,27 +398,27 @@ def _verdict(
             f"Record again: {first.fix}." if first.fix else "Record again.",
             f"{trace.report.n_events} events were read.",
         )
-    limits = [note for note in notes if note.level == "warn"]
+    limits = [note.message for note in result.notes if note.level == "warn"]
+    n_missing, n_failed = len(result.not_checked), len(result.crashes)
     trust = (
-        "Limited trust: " + "; ".join(note.message for note in limits[:2]) + "."
-        if limits
-        else f"{len(checked)} patterns checked"
-        + (f", {len(not_checked)} not checked" if not_checked else "")
-        + "; "
-        + ("see torchtriage doctor." if not_checked else "nothing was left out.")
+        f"{_many(result.checked, 'pattern')} checked"
+        + (f", {n_missing} not checked (see torchtriage doctor)" if n_missing else "")
+        + (f", {n_failed} failed" if n_failed else "")
     )
-    return _where_time_goes(trace, summary), _costliest(findings, joint, checked), trust
+    if limits:
+        trust = f"Limited trust: {'; '.join(limits[:2])}"
+    return _where_time_goes(trace), _costliest(result, min_share), f"{trust}."
 
 
-def _where_time_goes(trace: Trace, summary: Summary | None) -> str:
+def _where_time_goes(trace: Trace) -> str:
     steps = trace.steps
     if len(steps):
         n = int(steps.steady.sum())
         over = f"{n} steady step{'s' * (n > 1)} of {format_ns(steps.wall_ns)}"
     else:
         over = f"one window of {format_ns(trace.window.wall_ns)}"
-    if summary is None or not summary.devices:
-        return f"CPU only, {over}."
+    if not trace.devices:
+        return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
     judged = steps.judged
     total = [0] * 6
     for one in trace.devices[0].classes(judged):
@@ -433,7 +455,8 @@ def _where_time_goes(trace: Trace, summary: Summary | None) -> str:
     return f"{name} is busy {format_share(busy)} of {over}{tail}."
 
 
-def _costliest(findings: list[Finding], joint: Cost | None, checked: list[str]) -> str:
+def _costliest(result: Result, min_share: float) -> str:
+    findings, joint = result.findings, result.joint_cost
     timed = [finding for finding in findings if finding.cost and finding.cost.high_ms > 0]
     if timed and joint is not None:
         first = timed[0]
@@ -441,7 +464,7 @@ def _costliest(findings: list[Finding], joint: Cost | None, checked: list[str]) 
         assert cost is not None
         others = len(findings) - 1
         rest = (
-            f"; with {others} more finding{'s' * (others > 1)} up to {format_ms(joint.high_ms)}"
+            f"; with {_many(findings[1:], 'more finding')} up to {format_ms(joint.high_ms)}"
             if others
             else ""
         )
@@ -451,10 +474,16 @@ def _costliest(findings: list[Finding], joint: Cost | None, checked: list[str]) 
         )
     if findings:
         return (
-            f"No lost time found; {len(findings)} thing{'s' * (len(findings) > 1)} to know:"
+            f"No lost time found; {_many(findings, 'thing')} to know:"
             f" {findings[0].title} ({findings[0].code})."
         )
-    return f"Nothing found by the {len(checked)} patterns that could be checked."
+    if not result.checked:
+        return "Nothing was checked."
+    return f"Nothing found that gives back {format_share(min_share)} of a step or more."
+
+
+def _many(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
 
 
 def _range(low_ms: float, high_ms: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,16 +71,30 @@ class Tree:
         out[rows] = np.maximum(self.trace.dur_ns[rows] - self.child_ns[rows], 0)
         return out
 
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """Members by depth: the roots, their children, and so on."""
+        rows = self.members
+        compact = np.full(len(self.parent) + 1, -1, np.int32)
+        compact[rows] = np.arange(len(rows), dtype=np.int32)
+        jump = compact[self.parent[rows]]
+        depth = (jump >= 0).astype(np.int32)
+        while (jump >= 0).any():
+            # doubling: each round adds the depth of the ancestor reached so far
+            depth += np.where(jump >= 0, depth[jump], 0)
+            jump = np.where(jump >= 0, jump[jump], -1)
+        if not len(rows):
+            return []
+        order = np.argsort(depth.astype(_sortable(int(depth.max()))), kind="stable")
+        return np.split(rows[order], np.cumsum(np.bincount(depth))[:-1])
+
     def under(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
-        jump = np.where(self.parent >= 0, self.parent, len(self.parent)).astype(np.int64)
-        jump = np.append(jump, len(jump))  # the root points at itself
-        flag = np.append(mask, False)[jump]
-        while True:
-            wider = flag | flag[jump]
-            if np.array_equal(wider, flag) and np.array_equal(jump[jump], jump):
-                return flag[:-1]
-            flag, jump = wider, jump[jump]
+        out = np.zeros(len(self.parent), dtype=bool)
+        for rows in self.levels[1:]:
+            above = self.parent[rows]
+            out[rows] = mask[above] | out[above]
+        return out
 
     def above(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper descendant in ``mask``."""
@@ -173,8 +187,14 @@ def frame_tree(trace: Trace) -> Tree:
     if len(members):
         wanted = trace.value[members]
         index = np.minimum(np.searchsorted(sorted_ids, wanted), len(ids) - 1)
-        hit = sorted_ids[index] == wanted
-        parent[members] = np.where(hit, members[order][index], -1)
+        above = order[index]
+        # a parent opens on the same thread, before its child: damaged ids must not make a cycle
+        hit = (
+            (sorted_ids[index] == wanted)
+            & (above < np.arange(len(members)))
+            & (trace.lane[members[above]] == trace.lane[members])
+        )
+        parent[members] = np.where(hit, members[above], -1)
     return Tree(trace, members, parent)
 
 
@@ -183,7 +203,8 @@ def _ordered(trace: Trace, rows: Ints) -> Ints:
     start = trace.start_ns[rows]
     # files are almost sorted: a stable sort on one key uses the runs, lexsort on five does not
     rows = rows[np.argsort(start, kind="stable")]
-    rows = rows[np.argsort(trace.lane[rows].astype(np.int16), kind="stable")]
+    lane = trace.lane[rows].astype(_sortable(len(trace.lanes)))
+    rows = rows[np.argsort(lane, kind="stable")]
     start, lane = trace.start_ns[rows], trace.lane[rows]
     same = (start[1:] == start[:-1]) & (lane[1:] == lane[:-1])
     if same.any():
@@ -196,6 +217,11 @@ def _ordered(trace: Trace, rows: Ints) -> Ints:
         keys = (sub, _OUTER_FIRST[trace.kind[sub]], -trace.dur_ns[sub], group)
         rows[at] = sub[np.lexsort(keys)]
     return rows
+
+
+def _sortable(largest: int) -> type[np.signedinteger[Any]]:
+    """Return the integer type that numpy sorts fastest: 16 bits go by radix."""
+    return np.int16 if largest < 1 << 15 else np.int32
 
 
 def _parents(trace: Trace, members: Ints) -> Rows:

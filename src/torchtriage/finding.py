@@ -127,6 +127,9 @@ class Finding:
     cost: Cost | None
     evidence: dict[str, Any]
     fix: Fix
+    idle_ns: int = 0
+    """Idle time of the main device in the judged steps that this finding explains; each idle
+    nanosecond has one owner."""
     n_events: int = 0
     also_explains: tuple[str, ...] = ()
 
@@ -261,6 +264,9 @@ class Summary:
     top_kernels: tuple[KernelSummary, ...]
     n_kernel_names: int
     top_ops: tuple[OpSummary, ...]
+    n_op_names: int
+    judged_idle_ns: int
+    """Idle time of the main device in the judged steps; what findings leave is unexplained."""
     timeline: tuple[TimelineLane, ...]
 
 

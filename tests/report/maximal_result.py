@@ -91,6 +91,7 @@ def maximal(seed: int = 0) -> Result:
             for i in range(200)
         ),
         n_kernel_names=812,
+        n_op_names=430,
         top_ops=tuple(OpSummary(f"aten::op_{i}", 10, 9_000, 12_000, 7_000) for i in range(200)),
         timeline=lanes,
     )

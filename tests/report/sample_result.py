@@ -136,7 +136,7 @@ def _timeline(steps: tuple[StepSummary, ...], hostile: bool) -> tuple[TimelineLa
         loader.append((at(0.95), at(1.0), "loader", "enumerate(DataLoader)"))
     return (
         TimelineLane("steps", "steps", marks),
-        TimelineLane("GPU 0 · NVIDIA H100 80GB HBM3", "device", tuple(device)),
+        TimelineLane("GPU 0 stream 7", "device", tuple(device)),
         TimelineLane("thread 4242 (main)" + (HOSTILE if hostile else ""), "thread", tuple(host)),
         TimelineLane("thread 4243", "thread", tuple(loader)),
     )
@@ -170,6 +170,7 @@ def _summary(percent: tuple[int, int, int, int, int] = MIXED, hostile: bool = Fa
     if hostile:
         kernels.append((HOSTILE, HOSTILE, 20, 900_000, 45_000))
     total = sum(kernel[3] for kernel in kernels)
+    judged = [step.classes for step in steps if step.classes and step.steady]
     return Summary(
         window_start_ns=START_NS,
         window_end_ns=START_NS + window_ns,
@@ -200,6 +201,10 @@ def _summary(percent: tuple[int, int, int, int, int] = MIXED, hostile: bool = Fa
             OpSummary(
                 HOSTILE if hostile else "aten::add_", 5200, 31_000_000, 44_000_000, 41_600_000
             ),
+        ),
+        n_op_names=44,
+        judged_idle_ns=sum(
+            c.idle_host_late_ns + c.idle_queued_ns + c.idle_unknown_ns for c in judged
         ),
         timeline=_timeline(steps, hostile),
     )
@@ -270,6 +275,7 @@ SYNC = Finding(
         code="if step % 50 == 0:\n    log(loss.item())",
         link="https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
     ),
+    idle_ns=47_600_000,
     n_events=8,
     also_explains=("CPY006",),
 )  # fmt: skip
@@ -313,6 +319,7 @@ OPTIMIZER = Finding(
     cost=_cost(1.4, 6.3, 12.0, grade="B"),
     evidence={"kernels_per_step": 1288, "mean_kernel_us": 6.1, "parameters": 161},
     fix=Fix(text="Use the fused implementation.", code="Adam(params, fused=True)"),
+    idle_ns=5_600_000,
     n_events=5152,
     also_explains=("LCH014", "LCH015"),
 )  # fmt: skip
@@ -548,6 +555,8 @@ def unmarked() -> Result:
             top_kernels=(),
             n_kernel_names=0,
             top_ops=(OpSummary("aten::conv2d", 20, 2_000_000, 310_000_000, 0),),
+            n_op_names=1,
+            judged_idle_ns=0,
             timeline=(TimelineLane("thread 1", "thread", ((start, end, "op", "aten::conv2d"),)),),
         ),
         findings=(finding,),

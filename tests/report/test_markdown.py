@@ -92,7 +92,7 @@ def test_the_verdict_the_losses_and_what_is_unknown_are_there():
     assert text.startswith("### Nothing was found in what could be read")
     assert "salvaged: 1,204 events lost" in text
     assert "**No finding.** 24 patterns checked, 4 not checked, 1 failed." in text
-    assert "record with `profile(record_shapes=True)`" in text
+    assert "to check: `profile(record_shapes=True)`" in text
     assert "failed: `HST021`" in text
 
 

@@ -152,7 +152,7 @@ def test_what_was_not_checked_is_grouped_with_how_to_record():
     assert "No finding. 24 patterns checked, 4 not checked, 1 failed." in text
     assert (
         "  shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n"
-        "    record with profile(record_shapes=True)\n"
+        "    to check: profile(record_shapes=True)\n"
     ) in text
     assert "HST021 IndexError" in text
 

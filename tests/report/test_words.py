@@ -21,7 +21,7 @@ def cost(low_ms, high_ms, of_ms=100.0):
         (0.2, 20.0, "200 µs-20.0 ms of 100 ms per step (0.2-20 %)"),
         (0.0, 20.0, "up to 20.0 ms of 100 ms per step (up to 20 %)"),
         (20.0, 20.0, "20.0 ms of 100 ms per step (20 %)"),
-        (0.0, 0.0, "0.00 ns of 100 ms per step (0 %)"),
+        (0.0, 0.0, "0 ns of 100 ms per step (0 %)"),
     ],
 )
 def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
@@ -39,6 +39,7 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
         ({"share_of_kernel_time": 0.5}, "50 % of kernel time"),
         ({"occupancy_ratio": 0.031}, "occupancy ratio 3.1 %"),
         ({"pinned": False}, "pinned no"),
+        ({"mean_flops": 1.25e6}, "mean flops 1,250,000"),
         ({"op": "aten::mm"}, "op aten::mm"),
         ({"event_ids": [1, 2], "table": {"a": 1}, "undefined": float("nan")}, ""),
         ({f"n_{letter}": 1 for letter in "abcdefgh"},

@@ -120,7 +120,7 @@ def _finding(finding: Finding) -> Iterable[str]:
 def _unanswered(result: Result) -> Iterable[str]:
     lines = [
         f"- not checked, no {prose(group.what)}: {', '.join(code(name) for name in group.patterns)}"
-        + (f"; record with {code(group.how_to_record)}" if group.how_to_record else "")
+        + (f"; to check: {code(group.how_to_record)}" if group.how_to_record else "")
         for group in words.missing(result.not_checked)
     ]
     lines += [f"- failed: {code(crash.code)} {code(crash.error)}" for crash in result.crashes]

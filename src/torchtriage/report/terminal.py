@@ -326,7 +326,7 @@ def _unanswered(page: _Page, result: Result) -> None:
         )
         if group.how_to_record:
             page.line(
-                ("record with ", "dim"), (group.how_to_record, "green"), indent=INDENT + 2, hang=2
+                ("to check: ", "dim"), (group.how_to_record, "green"), indent=INDENT + 2, hang=2
             )
     if result.crashes:
         page.blank()

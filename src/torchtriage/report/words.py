@@ -168,7 +168,8 @@ def _fact(key: str, value: Any) -> str:
     for end, read in _UNITS.items():
         if key.endswith(end):
             return f"{_spoken(key.removesuffix(end))} {read(value)}{per}"
-    number = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    large = isinstance(value, int) or abs(value) >= 1000
+    number = f"{value:,.0f}" if large else f"{value:.3g}"
     return f"{_spoken(key.removeprefix('n_'))} {number}{per}"
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind
+from torchtriage.trace.device import HOST_LATE
 
 if TYPE_CHECKING:
     from torchtriage.trace import Trace
@@ -60,8 +61,6 @@ def idle_behind(trace: Trace, calls: NDArray[np.int64]) -> tuple[Spans, NDArray[
     share : float64[k]
         0-1.
     """
-    from torchtriage.trace.device import HOST_LATE
-
     gaps = trace.devices[0].gaps
     late = np.flatnonzero(gaps.blame == HOST_LATE)
     spans = gaps.spans[late]

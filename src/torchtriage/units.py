@@ -14,17 +14,14 @@ def ms(value_ns: float) -> float:
 
 def format_ns(value_ns: float) -> str:
     """Return a duration with a unit and three significant digits: ``12.3 ms``."""
-    magnitude = abs(value_ns)
-    for limit, divisor, unit in (
-        (1e3, 1.0, "ns"),
-        (1e6, 1e3, "µs"),
-        (1e9, 1e6, "ms"),
-        (float("inf"), 1e9, "s"),
-    ):
-        # 0.9995 rounds up to the next unit, so 999.7 µs reads "1.00 ms"
-        if magnitude < limit * 0.9995:
-            return f"{_three_digits(value_ns / divisor)} {unit}"
-    return f"{value_ns / 1e9:.0f} s"
+    # 0.9995 of the next unit rounds up to it, so 999.7 µs reads "1.00 ms"
+    magnitude = abs(value_ns) / 0.9995
+    if magnitude < 1e3:
+        return f"{value_ns:.3g} ns"
+    for limit, unit in ((1e6, "µs"), (1e9, "ms")):
+        if magnitude < limit:
+            return f"{_three_digits(value_ns / limit * 1e3)} {unit}"
+    return f"{_three_digits(value_ns / 1e9)} s"
 
 
 def format_ms(value_ms: float) -> str:
@@ -42,7 +39,7 @@ def format_bytes(size_bytes: float) -> str:
     """Return a size with a binary unit: ``1.50 GiB``."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
+        if abs(value) < 1023.5:
             return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
         value /= 1024
     return f"{_three_digits(value)} TiB"

@@ -85,3 +85,21 @@ def test_it_costs_the_idle_time_of_the_round_trip() -> None:
     assert (lengths * claim.gain_high).sum() == pytest.approx(4 * 660_000)
     # surely lost: the first call's 320 us up to the upload, and the second's own 50 us
     assert (lengths * claim.gain_low).sum() == pytest.approx(4 * 370_000 / built.origin.inflation)
+
+
+def test_quiet_on_what_comes_back_in_another_step() -> None:
+    # the upload belongs to the next step's input
+    assert not list(find(loop(late=1300).build()))
+
+
+def test_quiet_on_what_comes_back_much_later() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 200_000.0
+        trace.step(step, start, 200_000)
+        trace.launch(start + 2, 5, start + 10, 300)
+        trace.op("aten::to", start + 20, 330).op("aten::copy_", start + 22, 326)
+        trace.copy(start + 24, 320, start + 310, 20, kind=READBACK, size=MB)
+        trace.copy(start + 150_000, 40, start + 150_020, 20, size=MB)
+        trace.launch(start + 151_000, 5, start + 151_010, 300)
+    assert not list(find(trace.profiler_stop(800_001, 5).build()))

@@ -92,3 +92,22 @@ def test_pinned_memory_saves_nothing_of_the_transfer() -> None:
 def test_rocm_blocks_in_its_own_call() -> None:
     (claim,) = find(loop(vendor="rocm", kind="DtoH (Device -> Host)").build())
     assert claim.evidence["reads"] == 1
+
+
+def test_quiet_when_the_call_takes_no_longer_than_its_transfer() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 1000.0
+        trace.step(step, start, 1000)
+        trace.launch(start + 2, 5, start + 10, 50)
+        trace.op("aten::to", start + 200, 140).op("aten::copy_", start + 202, 136)
+        trace.copy(start + 204, 120, start + 212, 100, kind=READBACK, size=120_000)
+        trace.launch(start + 700, 5, start + 710, 100)
+    assert not list(find(trace.profiler_stop(4001, 5).build()))
+
+
+def test_quiet_on_what_is_printed() -> None:
+    trace = loop()
+    for step in range(4):
+        trace.frame("torch/_tensor_str.py(700): _str", step * 1000 + 12, 540)
+    assert not list(find(trace.build()))

@@ -39,6 +39,13 @@ def test_quiet_on_one_step() -> None:
     assert not list(find(loop(steps=1).build()))
 
 
+def test_quiet_on_what_printing_selects() -> None:
+    trace = loop("aten::masked_select")
+    for step in range(4):
+        trace.frame("torch/_tensor_str.py(130): __init__", step * 1000 + 180, 100)
+    assert not list(find(trace.build()))
+
+
 def test_quiet_when_queued_work_hides_the_wait() -> None:
     trace = TraceBuilder()
     for step in range(4):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+import torchtriage as tt
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -16,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     skip = pytest.mark.skip(reason="the shared recordings are not here; set TORCHTRIAGE_DATA")
     for item in items:
-        if "data" in item.keywords:
+        # a marker, not a keyword: folders named data are keywords too
+        if item.get_closest_marker("data"):
             item.add_marker(skip)
 
 
@@ -24,3 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def recordings() -> Path:
     """Return the folder of the shared profiler traces."""
     return DATA / "traces"
+
+
+@pytest.fixture(scope="session")
+def load() -> Callable[[Path], tt.Trace]:
+    """Return a function that reads each recording once."""
+    return cache(tt.load)
+
+
+@pytest.fixture(scope="session")
+def judge(load: Callable[[Path], tt.Trace]) -> Callable[[Path], tt.Report]:
+    """Return a function that judges each recording once."""
+    return cache(lambda path: tt.analyze(load(path)))

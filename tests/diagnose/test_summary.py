@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from builder import TraceBuilder
 
 from torchtriage import intervals
@@ -119,6 +120,12 @@ def busy_trace() -> Trace:
     return builder.build()
 
 
+def test_alternating_classes_are_shown_as_the_one_that_takes_most_time() -> None:
+    (lane,) = (one for one in summarise(alternating_trace()).timeline if one.kind == "device")
+    assert len(lane.spans) <= summary.N_SPANS
+    assert {what for _, _, what, _ in lane.spans} == {"compute"}
+
+
 def test_the_picture_keeps_its_limits() -> None:
     trace = busy_trace()
     found = summarise(trace)
@@ -145,8 +152,17 @@ def test_the_picture_shows_all_work_when_it_fits() -> None:
     assert [name for _, _, _, name in lane.spans] == [f"k{index}" for index in range(50)]
 
 
-def test_merging_hides_no_busy_time() -> None:
-    trace = busy_trace()
+def alternating_trace() -> Trace:
+    """Return kernels and copies that take turns, far more of them than a lane may hold."""
+    builder = TraceBuilder()
+    for index in range(2 * summary.N_SPANS):
+        builder.launch(index * 10, 1, index * 10 + 3, 4, "gemm")
+        builder.copy(index * 10 + 4, 1, index * 10 + 7, 2)
+    return builder.build()
+
+
+@pytest.mark.parametrize("trace", [busy_trace(), alternating_trace()], ids=["busy", "alternating"])
+def test_merging_hides_no_busy_time(trace: Trace) -> None:
     for lane in summarise(trace).timeline:
         if lane.kind != "device":
             continue

@@ -219,7 +219,11 @@ def _threads(trace: Trace) -> list[TimelineLane]:
 def _merge(
     trace: Trace, rows: Ints, what: NDArray[np.int64]
 ) -> tuple[tuple[int, int, str, str], ...]:
-    """Join neighbours of one class closer than a pixel, until few enough spans are left."""
+    """Join neighbours closer than a pixel until few enough spans are left.
+
+    Neighbours of one class first; where classes alternate faster than pixels, the class that takes
+    most of a pixel's time stands for it.
+    """
     window = trace.window
     start = np.maximum(trace.start_ns[rows], window.start_ns)
     end = np.minimum(trace.end_ns[rows], window.end_ns)
@@ -227,24 +231,32 @@ def _merge(
     rows, what, start, end = rows[keep], what[keep], start[keep], end[keep]
     if not len(rows):
         return ()
-    resolution = 0
-    while True:
-        reach = np.maximum.accumulate(end)
-        new = np.ones(len(start), dtype=bool)
-        new[1:] = (what[1:] != what[:-1]) | (start[1:] - reach[:-1] > resolution)
-        if new.sum() <= N_SPANS or resolution > window.wall_ns:
+    pixel_ns = window.wall_ns // N_SPANS + 1
+    # rows of a lane rarely overlap; where they do, the earlier one hides the later
+    gap = start[1:] - np.maximum.accumulate(end)[:-1]
+    new = np.ones(len(start), dtype=bool)
+    for resolution in (0, pixel_ns // 4, pixel_ns):
+        new[1:] = (what[1:] != what[:-1]) | (gap > resolution)
+        if new.sum() <= N_SPANS:
             break
-        resolution = max(resolution * 2, window.wall_ns // 4000, 1)
+    else:
+        cell = (start - window.start_ns) // pixel_ns
+        new[1:] = cell[1:] != cell[:-1]
     head = np.flatnonzero(new)
-    tail = np.append(head[1:], len(start))
-    ends = np.maximum.reduceat(end, head)
-    single = tail - head == 1
+    group = np.cumsum(new) - 1
+    time = np.bincount(
+        group * len(_CLASS) + what, weights=end - start, minlength=len(head) * len(_CLASS)
+    )
+    most = time.reshape(len(head), len(_CLASS)).argmax(axis=1)
+    single = np.diff(head, append=len(start)) == 1
     return tuple(
-        (
-            int(start[h]),
-            int(e),
-            _CLASS[what[h]],
-            short_name(trace.name_of(int(rows[h]))) if one else "",
+        (begin, until, _CLASS[code], short_name(trace.name_of(row)) if one else "")
+        for begin, until, code, row, one in zip(
+            start[head].tolist(),
+            np.maximum.reduceat(end, head).tolist(),
+            most.tolist(),
+            rows[head].tolist(),
+            single.tolist(),
+            strict=True,
         )
-        for h, e, one in zip(head.tolist(), ends.tolist(), single.tolist(), strict=True)
-    )[:N_SPANS]
+    )

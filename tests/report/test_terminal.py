@@ -16,6 +16,8 @@ from tests.report.sample_result import (
     unmarked,
 )
 
+from torchtriage.finding import Fix, NotChecked
+from torchtriage.names import visible
 from torchtriage.report import terminal
 
 UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
@@ -35,6 +37,17 @@ def printed(results, *, colour=False, width=80, encoding="utf-8", **options):
     return raw.getvalue().decode(encoding)
 
 
+def wrapped(text, *results):
+    """Return the lines that must fit: all but links and code, which are never broken."""
+    whole = {
+        visible(row).strip()
+        for result in results
+        for finding in result.findings
+        for row in (finding.fix.link, *finding.fix.code.replace("\r\n", "\n").split("\n"))
+    }
+    return [line for line in text.splitlines() if line.strip() not in whole]
+
+
 @pytest.mark.parametrize("width", [40, 80, 97, 120])
 @pytest.mark.parametrize("result", all_results(), ids=lambda result: result.trace.path[:8])
 def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
@@ -42,15 +55,14 @@ def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
         terminal.render([result], width=width).plain,
         terminal.doctor(result, width=width).plain,
     ):
-        for line in text.splitlines():
-            assert cell_len(line) <= width
-            assert line == line.rstrip()
+        assert all(cell_len(line) <= width for line in wrapped(text, result))
+        assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_a_pipe_gets_eighty_columns_without_escape_codes():
     text = printed(all_results(), width=200)
     assert "\x1b" not in text
-    assert max(cell_len(line) for line in text.splitlines()) == 80
+    assert max(cell_len(line) for line in wrapped(text, *all_results())) == 80
 
 
 def test_hostile_names_reach_neither_the_terminal_nor_the_markup_parser():
@@ -77,7 +89,7 @@ def test_an_output_without_unicode_gets_ascii():
     text = printed(all_results(), encoding="ascii")
     assert "##" in text
     assert "6.10 us" in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(cell_len(line) for line in wrapped(text, *all_results())) <= 80
 
 
 def test_the_first_three_lines_are_the_verdict():
@@ -151,7 +163,7 @@ def test_what_was_not_checked_is_grouped_with_how_to_record():
     text = terminal.render([partial()]).plain
     assert "No finding. 24 patterns checked, 4 not checked, 1 failed." in text
     assert (
-        "  shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n"
+        "  no shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n"
         "    to check: profile(record_shapes=True)\n"
     ) in text
     assert "HST021 IndexError" in text
@@ -167,6 +179,7 @@ def test_a_refusal_claims_no_check_and_says_how_to_record():
     text = terminal.render([refused()]).plain
     assert "refused   DQ001" in text
     assert "patterns checked" not in text
+    assert "4 patterns not checked." in text
     assert "No finding" not in text
     assert "ProfilerActivity.CUDA])" in text
 
@@ -219,4 +232,77 @@ def test_wide_characters_count_their_cells():
     result = problems()
     finding = replace(result.findings[0], message="負荷が高い " * 30)
     text = terminal.render([replace(result, findings=(finding,))], width=60).plain
-    assert max(cell_len(line) for line in text.splitlines()) <= 60
+    assert max(cell_len(line) for line in wrapped(text, result)) <= 60
+
+
+def with_fix(**fix):
+    result = problems()
+    return replace(result, findings=(replace(result.findings[0], fix=Fix("Do it.", **fix)),))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_code_and_links_are_never_broken(width):
+    code = (
+        "if ready:\n    out = model(inputs.to(device, non_blocking=True))  # after the copy began"
+    )
+    link = "https://docs.pytorch.org/docs/stable/" + "a-long-page/" * 6
+    lines = terminal.render([with_fix(code=code, link=link)], width=width).plain.splitlines()
+    at = lines.index("     if ready:")
+    assert lines[at : at + 3] == [f"     {row}" for row in (*code.split("\n"), link)]
+
+
+def test_short_code_stands_below_its_sentence():
+    assert "             a = 1\n" in terminal.render([with_fix(code="a = 1")]).plain
+
+
+def test_a_number_stays_on_the_line_of_its_unit():
+    result = problems()
+    for length in range(40, 70):
+        finding = replace(result.findings[0], message=f"{'x' * length} waits 21.4 ms, 31 % of it")
+        text = terminal.render([replace(result, findings=(finding,))]).plain
+        assert re.search(r"21\.4 ms,\s+31 %\s+of", text)
+
+
+def test_a_recording_without_a_gpu_says_so_once_and_shows_its_host():
+    result = unmarked()
+    names = [f"AAA{n:03}" for n in range(18)]
+    missing = tuple(NotChecked(name, f"name-{name}", ("GPU rows",), "") for name in names)
+    result = replace(result, trace=replace(result.trace, vendor="cpu"), not_checked=missing)
+    text = terminal.render([result]).plain
+    assert "  18 GPU patterns: need GPU rows; add ProfilerActivity.CUDA" in text
+    assert not any(name in text for name in names)
+    assert "  top ops    2.00 ms  aten::conv2d, 20 calls\n" in text
+    everything = terminal.doctor(result).plain
+    assert all(f"{name} name-{name}" in " ".join(everything.split()) for name in names)
+
+
+def test_steps_without_a_device_are_drawn_by_height():
+    result = problems()
+    result = replace(result, summary=replace(result.summary, devices=()), findings=())
+    text = terminal.render([result]).plain
+    assert "  steps     █▃▃▃▃ 47.9 ms to 142 ms\n" in text
+
+
+def test_a_sentence_of_the_verdict_is_not_repeated_by_its_note():
+    result = refused()
+    note = replace(result.notes[0], message="3,412 launches were recorded, 0 GPU rows")
+    text = terminal.render([replace(result, notes=(note,))]).plain
+    assert text.count("0 GPU rows") == 1
+    assert "  refused   DQ001\n            try: profile(" in text
+
+
+def test_several_traces_end_with_one_line_each():
+    text = terminal.render([problems(), healthy(), refused()]).plain
+    last = text[text.index("\n3 traces\n") :]
+    assert "  cut.json\n    rank 0: no verdict\n" in last
+    assert "  runs/good/worker0.pt.trace.json\n    rank 0: nothing found\n" in last
+    assert "traces\n" not in terminal.render([problems()]).plain
+
+
+def test_a_long_path_keeps_its_name():
+    result = healthy()
+    path = "/data/" + "folder/" * 20 + "worker0.json"
+    text = terminal.render([replace(result, trace=replace(result.trace, path=path))]).plain
+    (line,) = [line for line in text.splitlines() if "worker0.json" in line]
+    assert line.startswith("  …/folder/")
+    assert len(line) <= 80

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.report.sample_result import SYNC, problems
+from tests.report.sample_result import SYNC, healthy, partial, problems, refused, unmarked
 
 from torchtriage.finding import Cost, Frame, NotChecked, Place
 from torchtriage.report import words
@@ -36,6 +36,9 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
         ({"gap_ns": 2_500}, "gap 2.50 µs"),
         ({"mean_kernel_us": 6.1}, "mean kernel 6.10 µs"),
         ({"copied_bytes": 2**20}, "copied 1.00 MiB"),
+        ({"per": "step", "mbytes": 19.3, "gb_per_s": 10.1}, "per step: 19.3 MB, 10.1 GB/s"),
+        ({"bytes_median": 8, "peak_fp32_tflops": 15.7}, "median 8 B, peak fp32 15.7 TFLOP/s"),
+        ({"idle_share_of_step": 0.27}, "idle 27 % of step"),
         ({"share_of_kernel_time": 0.5}, "50 % of kernel time"),
         ({"occupancy_ratio": 0.031}, "occupancy ratio 3.1 %"),
         ({"pinned": False}, "pinned no"),
@@ -101,3 +104,36 @@ def test_equal_devices_are_counted():
     result = problems()
     trace = replace(result.trace, device_names=("H100", "H100", "A10"))
     assert words.recording(replace(result, trace=trace))[2].startswith("2 x H100, A10, rank 0 of 8")
+
+
+def test_a_long_group_of_patterns_is_listed_by_code():
+    entries = [NotChecked(f"AAA{n:03}", "name", ("shapes",), "") for n in range(4)]
+    few, many = words.missing(entries[:3]), words.missing(entries)
+    assert few[0].brief == ("AAA000 name", "AAA001 name", "AAA002 name")
+    assert many[0].brief == ("AAA000", "AAA001", "AAA002", "AAA003")
+    assert many[0].patterns[3] == "AAA003 name"
+
+
+def without_gpu(*missing, vendor="cpu"):
+    result = unmarked()
+    entries = tuple(NotChecked(f"AAA{n:03}", "name", (need,), "") for n, need in enumerate(missing))
+    return replace(result, trace=replace(result.trace, vendor=vendor), not_checked=entries)
+
+
+def test_only_a_recording_of_the_cpu_alone_takes_gpu_patterns_calmly():
+    assert words.without_device(without_gpu("GPU rows", "shapes", "GPU rows")) == (
+        "2 GPU patterns: need GPU rows; add ProfilerActivity.CUDA if the script uses a GPU"
+    )
+    assert words.without_device(without_gpu("shapes")) == ""
+    assert words.without_device(without_gpu("GPU rows", vendor="cuda")) == ""
+    with_gpu = replace(without_gpu("GPU rows"), summary=problems().summary)
+    assert words.without_device(with_gpu) == ""
+
+
+def test_an_outcome_never_calls_the_unknown_clean():
+    assert words.outcome(healthy()) == "rank 0: nothing found"
+    assert words.outcome(partial()) == "nothing found, not everything checked"
+    assert words.outcome(refused()) == "rank 0: no verdict"
+    assert words.outcome(problems()) == (
+        "rank 0: 5 findings, SYN001 first, 12.3-27.8 ms of 48.2 ms per step (26-58 %)"
+    )

@@ -1,19 +1,22 @@
 """The report as text: the verdict in three lines, then what costs most, worst first.
 
 Lines are wrapped here and joined into one ``rich.text.Text``, so a pipe gets the same lines as a
-screen, without padding. Names go through ``names.visible`` and are appended, never parsed, so
+screen, without padding. Links and code are never wrapped: half a link cannot be opened, and half a
+line is no Python. Names go through ``names.visible`` and are appended, never parsed, so
 neither escape codes nor markup of a trace reach the terminal.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from torchtriage.finding import Certainty, DeviceSummary, Finding, Note, Result, Severity
+from torchtriage.finding import Certainty, DeviceSummary, Finding, Note, Result, Severity, Summary
 from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.units import format_ns, format_share
@@ -28,6 +31,13 @@ MIN_WIDTH = 40
 INDENT = 2
 LABEL = 10
 BAR = 40
+N_OPS = 5
+
+# A number and its unit stay on one line: this stands between them while lines are wrapped.
+_GLUE = "\ue000"
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|B|[KMGT]i?B|[GT]B/s|TFLOP/s)(?:\W|$))")
+
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 
 _SEVERITY: dict[Severity, str] = {
     "high": "bold red",
@@ -54,6 +64,7 @@ _IDLE = (
 # Single characters that say the same where the output cannot hold them.
 _ASCII = str.maketrans({
     "█": "#", "▓": "=", "▒": "-", "·": ".", "─": "-", "…": "~", "µ": "u",
+    "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#",
 })  # fmt: skip
 
 
@@ -73,8 +84,10 @@ def render(results: Sequence[Result], *, top: int | None = None, width: int | No
     for index, result in enumerate(results):
         if len(results) > 1:
             page.blank(index > 0)
-            page.rule(visible(result.trace.path))
-        _result(page, result, top)
+            page.rule(_path(result.trace.path, page.width))
+        _result(page, result, top, named=len(results) > 1)
+    if len(results) > 1:
+        _overview(page, results)
     return page.text
 
 
@@ -91,7 +104,9 @@ def doctor(result: Result, *, width: int | None = None) -> Text:
     for note in _by_level(result.notes):
         page.blank()
         _note(page, note)
-    _unanswered(page, result)
+    page.blank()
+    page.line((f"{words.checked(result)}.", "bold"))
+    _unanswered(page, result, every=True)
     return page.text
 
 
@@ -151,6 +166,7 @@ class _Page:
             label = ""
 
     def _wrapped(self, whole: Text, first: int, rest: int) -> list[Text]:
+        whole.plain = _UNIT.sub(_GLUE, whole.plain)
         rows = list(whole.wrap(self._console, first)) or [Text()]
         if first != rest and len(rows) > 1:
             tail = whole[len(rows[0].plain) :]
@@ -158,18 +174,19 @@ class _Page:
             rows = [rows[0], *tail.wrap(self._console, rest)]
         for row in rows:
             row.rstrip()
+            row.plain = row.plain.replace(_GLUE, " ")
         return rows
 
-    def code(self, code: str, *, indent: int = INDENT) -> None:
-        """Add source code line by line, its own indentation kept."""
-        for row in code.replace("\r\n", "\n").split("\n"):
-            body = row.lstrip(" ")
-            pad = " " * min(len(row) - len(body), (self.width - indent - LABEL) // 2)
-            room = self.width - indent - LABEL - len(pad)
-            for piece in self._wrapped(Text(visible(body)), room, room):
-                self.text.append(" " * (indent + LABEL) + pad)
-                self.text.append(piece.plain, "green")
-                self.text.append("\n")
+    def verbatim(self, rows: Sequence[tuple[str, str]], *, indent: int = INDENT) -> None:
+        """Add lines that stay whole: beside the margin's words, further left, or overflowing."""
+        shown = [(visible(row).rstrip(), style) for row, style in rows]
+        widest = max((cell_len(row) for row, _ in shown), default=0)
+        # one of two edges, so that findings look alike
+        left = indent + (LABEL if indent + LABEL + widest <= self.width else 2)
+        for row, style in shown:
+            self.text.append(" " * left * bool(row))
+            self.text.append(row, style)
+            self.text.append("\n")
 
     def rule(self, title: str) -> None:
         self.line((title, "bold"))
@@ -184,15 +201,15 @@ def _styled(parts: Iterable[tuple[str, str]]) -> Text:
     return Text.assemble(*((text, style) for text, style in parts))
 
 
-def _result(page: _Page, result: Result, top: int | None) -> None:
+def _result(page: _Page, result: Result, top: int | None, *, named: bool) -> None:
     for index, sentence in enumerate(result.verdict):
         page.line((visible(sentence), _verdict_style(result) if index == 0 else ""))
     page.blank()
-    _facts(page, result)
+    _facts(page, result, named=named)
     serious = [note for note in _by_level(result.notes) if note.level != "info"]
     for note in serious:
         page.blank()
-        _note(page, note)
+        _note(page, note, said=result.verdict)
 
     shown = result.findings if top is None else result.findings[: max(top, 0)]
     for rank, finding in enumerate(shown, start=1):
@@ -204,11 +221,21 @@ def _result(page: _Page, result: Result, top: int | None) -> None:
     if together := words.joint(result):
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
-    if not result.refused:
-        page.blank()
-        found = "" if result.findings else "No finding. "
-        page.line((found, "bold"), (f"{words.checked(result)}.", ""))
+    page.blank()
+    found = "" if result.findings or result.refused else "No finding. "
+    page.line((found, "bold"), (f"{words.checked(result)}.", ""))
     _unanswered(page, result)
+
+
+def _overview(page: _Page, results: Sequence[Result]) -> None:
+    """Add one line for each trace: after eight reports nobody remembers the first."""
+    page.blank()
+    page.rule(f"{len(results):,} traces")
+    for result in results:
+        page.line(
+            (f"{_path(result.trace.path, page.width - 2 * INDENT)}", ""), indent=INDENT, hang=2
+        )
+        page.line((words.outcome(result), "dim"), indent=2 * INDENT, hang=2)
 
 
 def _verdict_style(result: Result) -> str:
@@ -217,9 +244,10 @@ def _verdict_style(result: Result) -> str:
     return "bold green" if result.healthy else "bold"
 
 
-def _facts(page: _Page, result: Result) -> None:
-    file, *rest = words.recording(result)
-    page.line((file, "dim"), indent=INDENT)
+def _facts(page: _Page, result: Result, *, named: bool = False) -> None:
+    _, *rest = words.recording(result)
+    if not named:
+        page.line((_path(result.trace.path, page.width - INDENT), "dim"), indent=INDENT)
     for line in rest:
         page.line((line, "dim"), indent=INDENT)
     for index, line in enumerate(words.losses(result.trace)):
@@ -227,6 +255,45 @@ def _facts(page: _Page, result: Result) -> None:
     if result.summary is not None:
         for device in result.summary.devices:
             _device(page, device)
+        if not result.summary.devices:
+            _host(page, result.summary)
+
+
+def _path(path: str, room: int) -> str:
+    """Return a path that fits, its last folders and name kept: half a name is nobody's."""
+    shown = visible(path)
+    folders = shown.split("/")
+    while cell_len(shown) > room and len(folders) > 1:
+        folders = folders[1:]
+        shown = "/".join(["…", *folders])
+    return shown
+
+
+def _host(page: _Page, summary: Summary) -> None:
+    """Draw what a recording without a device has to show: its steps and its operators."""
+    walls = [step.end_ns - step.start_ns for step in summary.steps]
+    if walls:
+        page.blank()
+        top = max(*walls, 1)
+        marks = [_HEIGHTS[round(wall / top * (len(_HEIGHTS) - 1))] for wall in walls[:BAR]]
+        page.labelled(
+            "steps",
+            ("".join(marks), "green"),
+            (f" {format_ns(min(walls))} to {format_ns(max(walls))}", ""),
+            (f", the first {BAR} of {len(walls):,}" if len(walls) > BAR else "", "dim"),
+        )
+    page.blank(not walls)
+    label = "top ops"
+    for op in summary.top_ops[:N_OPS]:
+        page.labelled(
+            label,
+            (f"{format_ns(op.self_ns):>8}", "bold"),
+            (f"  {words.event_name(op.name)}", ""),
+            (f", {words.count(op.count, 'call')}", "dim"),
+        )
+        label = ""
+    if summary.top_ops:
+        page.labelled("", ("own time in the window, without the operators each calls", "dim"))
 
 
 def _device(page: _Page, device: DeviceSummary) -> None:
@@ -249,18 +316,25 @@ def _device(page: _Page, device: DeviceSummary) -> None:
     page.labelled(f"GPU {visible(device.device)}", *bar, (f" {format_ns(wall_ns)} window", "dim"))
     busy: list[tuple[str, str]] = []
     for field, word, mark, style in _BUSY:
-        busy += [(f"{mark} ", style), (f"{word} {format_share(share(field))}  ", "")]
+        if share(field) or field == "compute_ns":
+            busy += [(f"{mark} ", style), (f"{word} {format_share(share(field))}  ", "")]
     page.labelled("", *busy)
-    causes = ", ".join(f"{word} {format_share(share(field))}" for field, word, _, _ in _IDLE)
+    causes = ", ".join(
+        f"{word} {format_share(share(field))}" for field, word, _, _ in _IDLE if share(field)
+    )
     idle = sum(share(field) for field, *_ in _IDLE)
-    page.labelled("", ("· ", "red"), (f"idle {format_share(idle)}: {causes}", ""))
+    page.labelled(
+        "", ("· ", "red"), (f"idle {format_share(idle)}{': ' if causes else ''}{causes}", "")
+    )
 
 
-def _note(page: _Page, note: Note) -> None:
+def _note(page: _Page, note: Note, *, said: Sequence[str] = ()) -> None:
+    """Add a note; its sentence is left out where the verdict has ``said`` it already."""
+    told = any(note.message.rstrip(".") in sentence for sentence in said)
     page.labelled(
         _LEVEL_WORD[note.level],
-        (f"{visible(note.code)} ", "bold"),
-        (visible(note.message), ""),
+        (visible(note.code), "bold"),
+        ("" if told else f": {visible(note.message)}", ""),
         style=_LEVEL[note.level],
     )
     if note.fix:
@@ -292,10 +366,12 @@ def _finding(page: _Page, finding: Finding, rank: int) -> None:
     if facts := words.evidence(finding):
         page.labelled("evidence", (facts, ""), indent=indent)
     page.labelled("fix", (visible(finding.fix.text), ""), indent=indent)
-    if finding.fix.code:
-        page.code(finding.fix.code, indent=indent)
-    if finding.fix.link.startswith("https://"):
-        page.labelled("", (visible(finding.fix.link), "dim underline"), indent=indent)
+    rows = finding.fix.code.replace("\r\n", "\n").split("\n") if finding.fix.code else []
+    link = [finding.fix.link] if finding.fix.link.startswith("https://") else []
+    page.verbatim(
+        [*((row, "green") for row in rows), *((row, "dim underline") for row in link)],
+        indent=indent,
+    )
     if finding.also_explains:
         also = ", ".join(visible(code) for code in finding.also_explains)
         page.labelled("also", (f"explains {also}", ""), indent=indent)
@@ -314,16 +390,19 @@ def _where(finding: Finding) -> Iterable[str]:
         yield rest
 
 
-def _unanswered(page: _Page, result: Result) -> None:
-    """Say what was not checked, grouped by what was missing, and which patterns failed."""
+def _unanswered(page: _Page, result: Result, *, every: bool = False) -> None:
+    """Say what was not checked, grouped by what was missing, and which patterns failed.
+
+    ``every`` names each pattern and how to record it; else a long group shows codes only.
+    """
     groups = words.missing(result.not_checked)
-    if groups:
-        page.blank()
-        page.line(("Not checked", "bold"), (", because the recording lacks the input", ""))
+    calm = "" if every else words.without_device(result)
+    if calm:
+        page.line((calm, ""), indent=INDENT, hang=2)
+        groups = words.missing([one for one in result.not_checked if not words.needs_device(one)])
     for group in groups:
-        page.line(
-            (f"{group.what}: ", ""), (", ".join(group.patterns), "dim"), indent=INDENT, hang=2
-        )
+        names = group.patterns if every else group.brief
+        page.line((f"no {group.what}: ", ""), (", ".join(names), "dim"), indent=INDENT, hang=2)
         if group.how_to_record:
             page.line(
                 ("to check: ", "dim"), (group.how_to_record, "green"), indent=INDENT + 2, hang=2

@@ -7,6 +7,7 @@ HTML or Markdown is left to the page.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,14 @@ __all__ = [
     "joint",
     "losses",
     "missing",
+    "needs_device",
+    "outcome",
     "recording",
     "saving",
     "saving_share",
     "source_line",
     "steps",
+    "without_device",
 ]
 
 # How kernels begin that are no C++ signature.
@@ -39,6 +43,8 @@ _SYMBOLS = ("_Z", "Cijk_", "sm")
 
 N_EVIDENCE = 6
 """Facts shown beside a finding; the JSON has all."""
+N_NAMED = 3
+"""Patterns named in a group; more are listed by code."""
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -126,14 +132,18 @@ def _runs(numbers: Iterable[int]) -> list[str]:
     return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
 
 
-# Ends of evidence keys: they carry the unit, as every name here does.
+# Evidence keys carry their unit, as every name here does.
 _UNITS: dict[str, Callable[[float], str]] = {
-    "_bytes": format_bytes,
-    "_gb_per_s": lambda value: f"{value:.3g} GB/s",
-    "_ms": format_ms,
-    "_ns": format_ns,
-    "_us": lambda value: format_ns(value * 1e3),
+    "bytes": format_bytes,
+    "mbytes": lambda value: f"{value:.3g} MB",
+    "gb_per_s": lambda value: f"{value:.3g} GB/s",
+    "tflops": lambda value: f"{value:.3g} TFLOP/s",
+    "ms": format_ms,
+    "ns": format_ns,
+    "us": lambda value: format_ns(value * 1e3),
 }
+_UNIT = re.compile(rf"(?:^|_)({'|'.join(_UNITS)})(?=_|$)")
+_SHARE = re.compile(r"(?:(\w+)_)?share_of_(\w+)")
 
 
 def evidence(finding: Finding) -> str:
@@ -141,7 +151,11 @@ def evidence(finding: Finding) -> str:
 
     Lists of event ids and nested tables stay in the JSON.
     """
-    facts = _facts(finding.evidence)
+    values = dict(finding.evidence)
+    per = values.pop("per", None)
+    facts = _facts(values)
+    if isinstance(per, str) and facts:
+        facts[0] = f"per {event_name(per)}: {facts[0]}"
     rest = len(facts) - N_EVIDENCE
     return ", ".join(facts[:N_EVIDENCE]) + (f", {rest} more in the JSON" if rest > 0 else "")
 
@@ -161,13 +175,14 @@ def _fact(key: str, value: Any) -> str:
         return f"{_spoken(key)} {'yes' if value else 'no'}"
     if not isinstance(value, int | float) or not math.isfinite(value):
         return ""
-    if key.startswith("share_of_"):
-        return f"{format_share(value)} of {_spoken(key.removeprefix('share_of_'))}{per}"
+    if share := _SHARE.fullmatch(key):
+        whose = f"{_spoken(share[1])} " if share[1] else ""
+        return f"{whose}{format_share(value)} of {_spoken(share[2])}{per}"
     if key.endswith(("_share", "_ratio")):
         return f"{_spoken(key)} {format_share(value)}{per}"
-    for end, read in _UNITS.items():
-        if key.endswith(end):
-            return f"{_spoken(key.removesuffix(end))} {read(value)}{per}"
+    if unit := _UNIT.search(key):
+        what = _spoken(f"{key[: unit.start()]}{key[unit.end() :]}".strip("_"))
+        return f"{what} {_UNITS[unit[1]](value)}{per}".lstrip()
     large = isinstance(value, int) or abs(value) >= 1000
     number = f"{value:,.0f}" if large else f"{value:.3g}"
     return f"{_spoken(key.removeprefix('n_'))} {number}{per}"
@@ -185,21 +200,66 @@ class Missing:
     what: str
     patterns: tuple[str, ...]
     how_to_record: str
+    codes: tuple[str, ...]
+
+    @property
+    def brief(self) -> tuple[str, ...]:
+        """Return the patterns by code and name, by code alone when there are many."""
+        return self.patterns if len(self.patterns) <= N_NAMED else self.codes
 
 
 def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
     """Group what was not checked by what is missing, in the order of first mention."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[NotChecked]] = {}
     for entry in entries:
         what = " and ".join(visible(need) for need in entry.missing) or "an input"
-        groups.setdefault((what, visible(entry.how_to_record)), []).append(
-            f"{visible(entry.code)} {visible(entry.name)}"
+        groups.setdefault((what, visible(entry.how_to_record)), []).append(entry)
+    return tuple(
+        Missing(
+            what,
+            tuple(f"{visible(one.code)} {visible(one.name)}" for one in some),
+            how,
+            tuple(visible(one.code) for one in some),
         )
-    return tuple(Missing(what, tuple(names), how) for (what, how), names in groups.items())
+        for (what, how), some in groups.items()
+    )
+
+
+def needs_device(entry: NotChecked) -> bool:
+    """Return whether a pattern was not checked for want of a GPU's rows."""
+    return "GPU rows" in entry.missing
+
+
+def without_device(result: Result) -> str:
+    """Return one sentence for all GPU patterns of a recording without a GPU, else nothing."""
+    number = sum(map(needs_device, result.not_checked))
+    summary = result.summary
+    if not number or result.trace.vendor != "cpu" or summary is None or summary.devices:
+        return ""
+    return (
+        f"{count(number, 'GPU pattern')}: {'needs' if number == 1 else 'need'} GPU rows; add"
+        " ProfilerActivity.CUDA if the script uses a GPU"
+    )
+
+
+def outcome(result: Result) -> str:
+    """Return one trace's outcome on a line: ``3 findings, LCH014 first, 2.01-12.9 ms of …``."""
+    rank = f"rank {result.trace.rank}: " if result.trace.rank is not None else ""
+    if result.refused:
+        return f"{rank}no verdict"
+    if not result.findings:
+        state = "nothing found" if result.healthy else "nothing found, not everything checked"
+        return f"{rank}{state}"
+    parts = [count(len(result.findings), "finding"), f"{visible(result.findings[0].code)} first"]
+    if result.joint_cost is not None:
+        parts.append(saving(result.joint_cost))
+    return f"{rank}{', '.join(parts)}"
 
 
 def checked(result: Result) -> str:
     """Return how many patterns were checked, not checked and failed."""
+    if result.refused and not result.checked:
+        return f"{count(len(result.not_checked), 'pattern')} not checked"
     parts = [f"{count(len(result.checked), 'pattern')} checked"]
     if result.not_checked:
         parts.append(f"{len(result.not_checked):,} not checked")

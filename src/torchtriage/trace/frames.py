@@ -120,6 +120,7 @@ def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
     total[rows] = intervals.covered(
         intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), within
     )
+    rows = rows[total[rows] > 0]
     own = total.copy()
     parent = trace.frames.parent[rows]
     np.subtract.at(own, parent[parent >= 0], total[rows[parent >= 0]])

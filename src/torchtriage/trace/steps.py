@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -99,6 +100,11 @@ class Steps:
         if not len(self):
             return np.array([[self.window.start_ns, self.window.end_ns]], np.int64)
         return intervals.union(intervals.spans(self.start_ns, self.end_ns)[self.steady])
+
+    @cached_property
+    def first_use(self) -> Ints:
+        """Host rows that compile, load modules or create contexts; see :func:`first_use`."""
+        return first_use(self.trace)
 
     def of_host(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each host row starts in (-1: none); 0 for all without steps."""

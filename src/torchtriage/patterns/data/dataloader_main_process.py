@@ -1,0 +1,103 @@
+"""Batches are loaded and decoded on the main thread.
+
+Looks like: ``enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`` annotations that take
+    5 % of the step or more while, with GPU rows, the device is idle for at least half of it. The
+    loader's name says that there are no workers; reading, decoding and collating run in process.
+Slow because: the thread that feeds the device fetches the next batch first; nothing is enqueued
+    meanwhile, and the device runs dry.
+Cost: device idle time inside the fetches (without a device: the fetches); low counts 80 % of it,
+    50 % where workers share the cores with the model, divided by the profiler's inflation.
+Fix: give the loader workers, which prepare the next batches while this one is computed.
+Leave it when: the dataset lives in memory and a batch takes less than a millisecond (passing it
+    between processes costs as much), or only the first batch of an epoch is slow.
+Source: PyTorch performance tuning guide, "Enable asynchronous data loading and augmentation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.data._loader import MIN_SHARE, find_fetches
+from torchtriage.trace import Trace
+from torchtriage.trace.frames import own_time_ns, top_frames
+
+PATTERN = Pattern(
+    code="DAT018",
+    name="dataloader-main-process",
+    family="data",
+    title="Batches loaded on the main thread",
+    order=300,
+    needs=frozenset({"ops"}),
+)
+
+FIX = Fix(
+    text="Load batches in worker processes; start with about one worker per spare core.",
+    code="DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True,"
+    " persistent_workers=True, prefetch_factor=4)",
+    link="https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading",
+)
+
+MIN_FETCH_NS = 1_000_000
+"""A worker hands a batch over in 0.2-1 ms: a cheaper fetch has nothing to gain."""
+MIN_IDLE = 0.5
+"""Share of the fetches in which the device must be idle; the rest hides behind queued work."""
+MIN_STEPS = 0.5
+"""Share of the steps that fetch; fewer is an epoch's first batch."""
+LOW = {"idle": 0.8, "host": 0.5}
+"""Workers do not take all of it (80 %, catalogue 18); on a CPU they share the model's cores."""
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for the fetches of loaders without workers."""
+    steps = trace.steps
+    fetches = find_fetches(trace, "SingleProcess")
+    if fetches is None or steps.share_of_steps(fetches.step_of) < MIN_STEPS:
+        return
+    if not trace.devices and trace.origin.vendor != "cpu":
+        return  # an accelerator whose rows are not here
+    if fetches.per_step_ns < max(MIN_FETCH_NS, MIN_SHARE * steps.wall_ns):
+        return
+    if fetches.lost_per_step_ns < MIN_IDLE * fetches.per_step_ns:
+        return
+    rows, wall_ms = fetches.rows, steps.wall_ns / 1e6
+    fetch_ms, lost_ms = fetches.per_step_ns / 1e6, fetches.lost_per_step_ns / 1e6
+    evidence: dict[str, Any] = {
+        "fetches_per_step": round(steps.median_count(fetches.step_of), 2),
+        "fetch_ms_per_step": round(fetch_ms, 3),
+        "fetch_share_of_step": round(fetch_ms / wall_ms, 4),
+        "median_fetch_ms": round(float(np.median(trace.dur_ns[rows])) / 1e6, 3),
+    }
+    if trace.devices:
+        evidence["gpu_idle_ms_per_step"] = round(lost_ms, 3)
+    if trace.has_stacks:
+        held = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+        _, own = own_time_ns(trace, int(trace.lane[rows[0]]), held)
+        evidence["top_frames_ms_per_step"] = {
+            name: round(ns / 1e6 / steps.n_steady, 3) for name, ns in top_frames(trace, own)
+        }
+    waits = f", and the GPU stands idle for {lost_ms:.1f} ms of it" if trace.devices else ""
+    # only the host was recorded, on a machine with a GPU: device work may hide the fetches
+    blind = not trace.devices and not trace.is_host_only
+    yield Claim(
+        message=f"DataLoader.__next__ runs on the main thread for {fetch_ms:.1f} of"
+        f" {wall_ms:.1f} ms per {per(trace)}{waits}",
+        certainty="hint" if blind else "certain",
+        rows=rows,
+        spans=fetches.at_stake,
+        gain_low=0.0 if blind else LOW[fetches.time_class] / trace.origin.inflation,
+        gain_high=1.0,
+        time_class=fetches.time_class,
+        method="idle time of the device inside the fetches"
+        if trace.devices
+        else "host time of the fetches",
+        evidence=evidence,
+        anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
+        edits=(Edit("drop", rows),),
+    )

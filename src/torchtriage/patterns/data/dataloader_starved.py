@@ -1,0 +1,153 @@
+"""DataLoader workers exist but cannot keep up, or are started again and again.
+
+Looks like: ``enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__`` annotations that take
+    5 % of the step or more in 30 % of the steps, the late ones included, while, with GPU rows, the
+    device is idle; a loader that keeps up answers in less than 0.2 ms. Respawn: ``_get_iterator``
+    frames that start the workers of a new epoch inside the recording, with the wait that follows.
+Slow because: the main thread waits for the next batch, and the device with it.
+Cost: device idle time inside the waits (without a device: the waits). A wait that queued work
+    hides costs nothing. The low end is half: more workers help until the cores are used up.
+Fix: more workers or cheaper transforms; keep workers alive between epochs; prefetch more.
+Leave it when: only the first batches of the recording wait (the workers are still filling the
+    queue), or the cores are all busy already: then make the transforms cheaper instead.
+Source: PyTorch documentation, torch.utils.data, "Multi-process data loading".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.data._loader import MIN_SHARE, Fetches, find_fetches
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="DAT019",
+    name="dataloader-starved",
+    family="data",
+    title="DataLoader workers cannot keep up",
+    order=301,
+    needs=frozenset({"ops", "steps"}),
+)
+
+FIX = Fix(
+    text="Add workers or make the transforms cheaper (decode on the GPU, resize at ingest), and"
+    " prefetch more.",
+    code="DataLoader(dataset, num_workers=16, prefetch_factor=4, persistent_workers=True,"
+    " pin_memory=True)",
+    link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
+
+RESPAWN_FIX = Fix(
+    text="Create the loader once and keep its workers alive between epochs.",
+    code="loader = DataLoader(dataset, num_workers=8, persistent_workers=True)  # before the loop",
+    link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+)
+
+MIN_STEPS = 0.3
+"""Share of the steps that wait (catalogue 19)."""
+_NEW_ITERATOR = r"utils/data/dataloader\.py\(\d+\): _get_iterator$"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for workers that are too slow, one for workers started again."""
+    fetches = find_fetches(trace, "MultiProcessing")
+    if fetches is None:
+        return
+    respawn = _respawn(trace, fetches)
+    if respawn is not None:
+        yield respawn
+        return
+    waiting = _waiting_steps(trace, fetches)
+    steady = np.flatnonzero(trace.steps.steady)
+    late = waiting[waiting >= steady[len(steady) // 2]]
+    # waits that end once the queue has filled are the start of an epoch
+    if len(waiting) < MIN_STEPS * len(steady) or not len(late):
+        return
+    yield _claim(
+        trace,
+        fetches.rows,
+        fetches.at_stake,
+        fetches,
+        f"the main thread waits for DataLoader workers in {len(waiting)} of {len(steady)} steps",
+        {"kind": "starved", "waiting_steps": len(waiting), "steps": len(steady)},
+        FIX,
+    )
+
+
+def _waiting_steps(trace: Trace, fetches: Fetches) -> intervals.Spans:
+    """Return the steady steps that lose their share to waiting."""
+    steps = trace.steps
+    spans = intervals.spans(trace.start_ns[fetches.rows], trace.end_ns[fetches.rows])
+    lost = intervals.covered(spans, fetches.at_stake)
+    per_step = np.bincount(fetches.step_of, weights=lost, minlength=len(steps))
+    wall = steps.end_ns - steps.start_ns
+    return np.flatnonzero(steps.steady & (per_step >= MIN_SHARE * wall))
+
+
+def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
+    new = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_NEW_ITERATOR))
+    new = new[trace.steps.in_steady(trace.steps.of_host(new))]
+    if not len(new):
+        return None
+    # the first fetch of each new iterator waits for its workers to start
+    order = np.argsort(trace.start_ns[fetches.rows], kind="stable")
+    rows = fetches.rows[order]
+    following = np.searchsorted(trace.start_ns[rows], trace.end_ns[new])
+    first = rows[following[following < len(rows)]]
+    both = np.concatenate([new, first])
+    at_stake = intervals.union(intervals.spans(trace.start_ns[both], trace.end_ns[both]))
+    if trace.devices:
+        at_stake = intervals.intersect(at_stake, trace.devices[0].host_late)
+    if intervals.length(at_stake) < MIN_SHARE * intervals.length(trace.steps.judged):
+        return None
+    return _claim(
+        trace,
+        both,
+        at_stake,
+        fetches,
+        f"DataLoader workers are started {len(new)} times in {trace.steps.n_steady} steps",
+        {"kind": "respawn", "starts": len(new), "steps": trace.steps.n_steady},
+        RESPAWN_FIX,
+    )
+
+
+def _claim(
+    trace: Trace,
+    rows: intervals.Spans,
+    at_stake: intervals.Spans,
+    fetches: Fetches,
+    what: str,
+    evidence: dict[str, Any],
+    fix: Fix,
+) -> Claim:
+    steps = trace.steps
+    lost_ms = intervals.length(at_stake) / 1e6 / steps.n_steady
+    who = "the GPU" if trace.devices else "the step"
+    return Claim(
+        message=f"{what}; {who} loses {lost_ms:.1f} of {steps.wall_ns / 1e6:.1f} ms per step",
+        certainty="likely",
+        rows=rows,
+        spans=at_stake,
+        gain_low=0.5 if trace.devices or trace.is_host_only else 0.0,
+        gain_high=1.0,
+        time_class=fetches.time_class,
+        method="idle time of the device inside the waits"
+        if trace.devices
+        else "host time of the waits",
+        evidence={
+            **evidence,
+            "fetches_per_step": round(steps.median_count(fetches.step_of), 2),
+            "median_fetch_ms": round(float(np.median(trace.dur_ns[fetches.rows])) / 1e6, 3),
+            "longest_fetch_ms": round(float(trace.dur_ns[fetches.rows].max()) / 1e6, 3),
+            "lost_ms_per_step": round(lost_ms, 3),
+        },
+        anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
+        fix=fix,
+        edits=(Edit("drop", rows),),
+    )

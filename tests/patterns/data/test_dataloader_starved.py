@@ -1,0 +1,91 @@
+"""DAT019 dataloader-starved."""
+
+from __future__ import annotations
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.patterns.base import Claim
+from torchtriage.patterns.data.dataloader_starved import RESPAWN_FIX, find
+
+MULTI = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+NEW = "torch/utils/data/dataloader.py(380): _get_iterator"
+
+
+def loop(waits: list[float], *, vendor: str = "cuda") -> TraceBuilder:
+    """Steps of 10 ms: a wait for the workers, then the device is busy for the rest of the step."""
+    builder = TraceBuilder(vendor=vendor)
+    for i, wait in enumerate(waits):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).annotation(MULTI, at + 10, wait)
+        builder.op("aten::mm", at + wait + 10, 20.5)
+        if vendor != "cpu":
+            builder.launch(at + wait + 20, 5, at + wait + 25, 9_975 - wait)
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_when_the_workers_keep_up() -> None:
+    assert not claims(loop([150] * 8))
+
+
+def test_quiet_when_one_step_in_five_waits() -> None:
+    assert not claims(loop([150, 150, 150, 150, 3_000, 150]))
+
+
+def test_quiet_while_the_queue_fills_at_the_start() -> None:
+    assert not claims(loop([3_000, 3_000, 3_000, 3_000, 150, 150, 150, 150, 150, 150]))
+
+
+def test_quiet_when_queued_work_hides_the_waits() -> None:
+    builder = TraceBuilder()
+    for i in range(6):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).op("aten::mm", at, 20.5)
+        builder.launch(at + 5, 5, at + 12, 9_900)
+        builder.annotation(MULTI, at + 100, 4_000)
+    assert not claims(builder)
+
+
+def test_quiet_without_workers() -> None:
+    builder = loop([3_000] * 6)
+    for one in builder.events:
+        one["name"] = one["name"].replace("MultiProcessing", "SingleProcess")
+    assert not claims(builder)
+
+
+def test_waits_with_an_idle_device_are_at_stake() -> None:
+    (claim,) = claims(loop([3_000] * 6))
+    assert claim.evidence["kind"] == "starved"
+    assert claim.evidence["waiting_steps"] == claim.evidence["steps"] == 5
+    assert claim.evidence["lost_ms_per_step"] == 3.0
+    assert claim.time_class == "idle"
+    assert (claim.gain_low, claim.gain_high) == (0.5, 1.0)
+    assert claim.spans.tolist()[0] == [10_010_000, 13_010_000]
+
+
+def test_on_a_cpu_the_waits_are_host_time() -> None:
+    (claim,) = claims(loop([3_000] * 6, vendor="cpu"))
+    assert claim.time_class == "host"
+    assert claim.evidence["lost_ms_per_step"] == 3.0
+
+
+def test_workers_started_again_have_their_own_fix() -> None:
+    builder = loop([150, 150, 4_000, 150, 4_000, 150])
+    for i in (2, 4):
+        # the loop is left and entered again: the new iterator is made before the first fetch
+        builder.frame(NEW, 10_000 * i + 1, 8)
+    (claim,) = claims(builder)
+    assert claim.evidence["kind"] == "respawn"
+    assert claim.evidence["starts"] == 2
+    assert claim.fix is RESPAWN_FIX
+    assert claim.evidence["lost_ms_per_step"] == pytest.approx((2 * 4_008) / 5 / 1000, abs=0.001)
+
+
+def test_quiet_when_starting_workers_costs_little() -> None:
+    builder = loop([150] * 6)
+    builder.frame(NEW, 20_001, 8)
+    assert not claims(builder)

@@ -1,0 +1,185 @@
+"""The device waits while the host runs Python, holds a lock or does I/O.
+
+Looks like: stretches of 1 ms and more in which the device is idle because the next launch came
+    late, and in which the thread that issued it spent less than half of the time in operators or
+    runtime calls; 5 % of the step together. Time in loaders, in garbage collection and in the
+    profiler itself is not counted. On a CPU: the same stretches of the main thread, between ops.
+Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
+Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by
+    the profiler's inflation.
+Fix: move the work off the launching thread, prepare the next batch while this one runs, or cache
+    its result.
+Leave it when: the work depends on the result of this very step and cannot be prepared earlier.
+Source: PyTorch performance tuning guide; measured: image preprocessing of TimeSformer, 217 of
+    382 ms. Stretches below 1 ms are module code between ops, which launch-bound stands for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.intervals import Spans
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.trace import Kind, Trace
+from torchtriage.trace.frames import hot_frame, own_time_ns, parse_frame, top_frames
+
+PATTERN = Pattern(
+    code="HST020",
+    name="python-bound",
+    family="host",
+    title="The device waits for Python",
+    order=370,
+    needs=frozenset({"ops"}),
+)
+
+FIX = Fix(
+    text="Move this work to DataLoader workers or another thread, prepare the next batch while the"
+    " device computes, or cache the result.",
+    code="next_inputs = executor.submit(preprocess, raw)  # then: model(next_inputs.result())",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
+
+MIN_STRETCH_NS = 1_000_000
+"""Python between the ops of one forward pass: up to 0.5 ms (BERT, ViT with stacks); real host
+work: 4-269 ms (TimeSformer, SAM, FLUX)."""
+MAX_WORK = 0.5
+"""Share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)."""
+MIN_SHARE = 0.05
+"""Share of the step (catalogue 20)."""
+_ELSEWHERE = r"^enumerate\(DataLoader\)#"
+_PAUSE = r"^Python GC|^<built-in function collect>|(^|/)torch/(autograd/)?profiler"
+_KINDS = {
+    "preprocessing": r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode",
+    "waiting": r"lock|queue|threading|acquire|\bwait\b|select|poll|sleep",
+    "input and output": r"\bopen\b|json|pickle|\bread|\bwrite|socket|requests|serialization|ssl",
+}
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for the stretches of host work that hold the device up."""
+    on_device = bool(trace.devices)
+    if not on_device and not (trace.is_host_only and trace.has_stacks):
+        return  # uncovered time may as well be a wait for a device that was not recorded
+    stretches = _device_stretches(trace) if on_device else _host_stretches(trace)
+    spans = intervals.union(np.concatenate([intervals.EMPTY, *stretches.values()]))
+    lost = intervals.intersect(spans, trace.steps.judged)
+    lost_ns = intervals.length(lost)
+    if not lost_ns or lost_ns < MIN_SHARE * intervals.length(trace.steps.judged):
+        return
+    n_steps, wall_ms = trace.steps.n_steady, trace.steps.wall_ns / 1e6
+    lost_ms = lost_ns / 1e6 / n_steps
+    evidence: dict[str, Any] = {
+        "kind": "unattributed",
+        "python_ms_per_step": round(lost_ms, 3),
+        "share_of_step": round(lost_ns / intervals.length(trace.steps.judged), 4),
+        "stretches_per_step": round(len(lost) / n_steps, 2),
+        "longest_stretch_ms": round(float((lost[:, 1] - lost[:, 0]).max()) / 1e6, 3),
+    }
+    hot, frames = _attribute(trace, stretches, evidence)
+    where = ""
+    if hot >= 0 and (frame := parse_frame(trace.name_of(hot))) is not None:
+        where = f", half of it and more in {frame.function}() of {frame.file}"
+    waits = "the GPU waits" if on_device else "the main thread spends"
+    yield Claim(
+        message=f"{waits} {lost_ms:.1f} of {wall_ms:.1f} ms per {per(trace)}"
+        f" {'for host code' if on_device else 'in host code'} between operators{where}",
+        certainty="likely" if len(frames) else "hint",
+        rows=frames if len(frames) else _next_rows(trace, spans),
+        spans=spans,
+        gain_low=0.5 / trace.origin.inflation,
+        gain_high=1.0,
+        time_class="idle" if on_device else "host",
+        method="idle time of the device outside ops of the launching thread"
+        if on_device
+        else "time of the main thread outside ops",
+        evidence=evidence,
+        anchor=hot,
+    )
+
+
+def _device_stretches(trace: Trace) -> dict[int, Spans]:
+    """Return per launching thread the host-late time without ops, other patterns' left out."""
+    device = trace.devices[0]
+    gaps, work = device.gaps, device.host_work
+    length = gaps.spans[:, 1] - gaps.spans[:, 0]
+    late = (gaps.blame == 0) & (length >= MIN_STRETCH_NS)
+    late &= intervals.covered(gaps.spans, work) < MAX_WORK * length
+    found = {}
+    for lane in np.unique(device.gap_lane[late]).tolist():
+        mine = gaps.spans[late & (device.gap_lane == lane)]
+        found[lane] = _without_others(trace, intervals.subtract(intervals.union(mine), work))
+    return found
+
+
+def _host_stretches(trace: Trace) -> dict[int, Spans]:
+    """Return the main thread's time in which no thread was inside an op."""
+    rows = np.flatnonzero(trace.kind == Kind.OP)
+    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    free = intervals.subtract(trace.steps.judged, work)
+    free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
+    return {trace.steps.lane: _without_others(trace, free)}
+
+
+def _without_others(trace: Trace, spans: Spans) -> Spans:
+    """Leave out loaders, garbage collection, first use and the profiler's own frames."""
+    loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_ELSEWHERE)
+    pauses = (trace.kind == Kind.PYTHON) & trace.matching(_PAUSE)
+    rows = np.concatenate([np.flatnonzero(loaders | pauses), trace.steps.first_use])
+    return intervals.subtract(
+        spans, intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    )
+
+
+def _attribute(
+    trace: Trace, stretches: dict[int, Spans], evidence: dict[str, Any]
+) -> tuple[int, NDArray[np.int64]]:
+    """Name the frames that ran meanwhile; return the hottest one and all of them."""
+    if not trace.has_stacks:
+        return -1, np.empty(0, np.int64)
+    total = np.zeros(len(trace), np.int64)
+    own = np.zeros(len(trace), np.int64)
+    span_ns = 0
+    for lane, spans in stretches.items():
+        inside = intervals.intersect(spans, trace.steps.judged)
+        lane_total, lane_own = own_time_ns(trace, lane, inside)
+        total, own = total + lane_total, own + lane_own
+        span_ns += intervals.length(inside)
+    frames = np.flatnonzero(own)
+    if not len(frames):
+        return -1, frames
+    best = top_frames(trace, own)
+    evidence["kind"] = _kind(trace, own)
+    evidence["top_frames_ms_per_step"] = {
+        name: round(ns / 1e6 / trace.steps.n_steady, 3) for name, ns in best
+    }
+    hot = hot_frame(trace, total, span_ns)
+    if hot >= 0:
+        evidence["hot_frame"] = trace.name_of(hot)
+    return hot, frames
+
+
+def _kind(trace: Trace, own_ns: NDArray[np.int64]) -> str:
+    rows = np.flatnonzero(own_ns)
+    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    spent = {trace.names[code]: by_name[code] for code in np.flatnonzero(by_name).tolist()}
+    for kind, pattern in _KINDS.items():
+        mine = sum(ns for name, ns in spent.items() if re.search(pattern, name))
+        if 2 * mine > by_name.sum():
+            return kind
+    return "python"
+
+
+def _next_rows(trace: Trace, spans: Spans) -> NDArray[np.int64]:
+    """Return what the device ran after the stretches, the only rows that show them."""
+    if not trace.devices:
+        return np.empty(0, np.int64)
+    gaps = trace.devices[0].gaps
+    return gaps.next_row[intervals.covered(gaps.spans, spans) > 0]

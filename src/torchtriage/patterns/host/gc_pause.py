@@ -1,0 +1,98 @@
+"""Python's garbage collector stops the thread that feeds the device.
+
+Looks like: ``Python GC`` rows (recorded with ``record_python_gc_info``), or frames of
+    ``gc.collect()``, of 1 ms and more on the launching thread while the device is idle.
+Slow because: the collector walks all tracked objects and the thread does nothing else; in a
+    distributed job one rank's pause holds up every rank at the next collective.
+Cost: device idle time inside the pauses (without a device: the pauses); the low end is divided by
+    the profiler's inflation, as stacks allocate objects of their own.
+Fix: freeze what lives long, collect at a step of your choice on all ranks together, drop cycles.
+Leave it when: queued work hides the pauses.
+Source: Python documentation, gc; PyTorch, record_python_gc_info of the profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="HST021",
+    name="gc-pause",
+    family="host",
+    title="Garbage collection holds the device up",
+    order=310,
+    needs=frozenset({"stacks"}),
+)
+
+FIX = Fix(
+    text="Freeze long-lived objects after the warm-up, switch automatic collection off, and collect"
+    " every few hundred steps on all ranks at once.",
+    code="gc.collect(); gc.freeze(); gc.disable()  # and: if step % 500 == 0: gc.collect()",
+    link="https://docs.python.org/3/library/gc.html#gc.freeze",
+)
+
+MIN_PAUSE_NS = 1_000_000
+"""Collections of the young generations take microseconds; a full one 10-500 ms (catalogue 21)."""
+_AUTOMATIC = r"^Python GC"
+_EXPLICIT = r"^<built-in function collect>"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for the pauses of the launching thread."""
+    steps = trace.steps
+    if not trace.devices and not trace.is_host_only:
+        return
+    pauses = (trace.kind == Kind.PYTHON) & trace.matching(f"{_AUTOMATIC}|{_EXPLICIT}")
+    # an explicit call encloses the collector's own row
+    pauses &= (trace.dur_ns >= MIN_PAUSE_NS) & ~trace.frames.under(pauses)
+    rows = np.flatnonzero(pauses & np.isin(trace.lane, _launching(trace)))
+    rows = rows[steps.in_steady(steps.of_host(rows))]
+    if not len(rows):
+        return
+    spans = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    pause_ms = intervals.length(spans) / 1e6 / steps.n_steady
+    if trace.devices:
+        spans = intervals.intersect(spans, trace.devices[0].host_late)
+    lost_ms = intervals.length(spans) / 1e6 / steps.n_steady
+    if not lost_ms:
+        return
+    explicit = int(trace.matching(_EXPLICIT)[rows].sum())
+    waits = f", of which the GPU waits {lost_ms:.1f} ms" if trace.devices else ""
+    yield Claim(
+        message=f"garbage collection stops the launching thread for {pause_ms:.1f} of"
+        f" {steps.wall_ns / 1e6:.1f} ms per {per(trace)}{waits}",
+        certainty="likely",
+        rows=rows,
+        spans=spans,
+        gain_low=1.0 / trace.origin.inflation,
+        gain_high=1.0,
+        time_class="idle" if trace.devices else "host",
+        method="idle time of the device inside the pauses"
+        if trace.devices
+        else "host time of the pauses",
+        evidence={
+            "pauses": len(rows),
+            "explicit_pauses": explicit,
+            "steps": steps.n_steady,
+            "median_pause_ms": round(float(np.median(trace.dur_ns[rows])) / 1e6, 3),
+            "longest_pause_ms": round(float(trace.dur_ns[rows].max()) / 1e6, 3),
+            "pause_ms_per_step": round(pause_ms, 3),
+            "lost_ms_per_step": round(lost_ms, 3),
+        },
+        anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
+        edits=(Edit("drop", rows),),
+    )
+
+
+def _launching(trace: Trace) -> NDArray[np.int64]:
+    """Return the threads whose pauses matter: the main one and those that launch work."""
+    return np.append(np.unique(trace.lane[trace.links.launches]), trace.steps.lane).astype(np.int64)

@@ -1,0 +1,178 @@
+"""The host cannot enqueue work as fast as the device finishes it.
+
+Looks like: the device is idle for 20 % of the step or more because the next launch came late, and
+    the host spent that time in operators and launch calls: dispatching, not loading data, waiting,
+    allocating or running other Python, all of which is taken out first.
+Slow because: an operator costs the host 5-20 us and a launch call 3-9 us, which kernels that take
+    less cannot hide.
+Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by
+    the profiler's inflation, as that much survives without the profiler and goes with compilation.
+Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
+Leave it when: the recording was made with stacks and the idle time is gone without them, or the
+    launches are being captured into a graph.
+Source: PyTorch performance tuning guide, "Reduce CPU overhead with CUDA graphs"; measured: BERT
+    92 % idle, ViT 84 %, eager vLLM on B200 86 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="LCH014",
+    name="launch-bound",
+    family="launch",
+    title="The host launches slower than the device computes",
+    order=380,
+    needs=frozenset({"device", "runtime", "ops"}),
+)
+
+FIX = Fix(
+    text="Compile the model with CUDA graphs (needs shapes that repeat), or launch larger batches.",
+    code='model = torch.compile(model, mode="reduce-overhead")',
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
+
+MIN_SHARE = 0.20
+"""Share of the step (catalogue 14)."""
+MIN_DISPATCH = 1 / 3
+"""Share of the idle time inside ops and calls; the rest is the Python between them, which stacks
+inflate: 0.45-0.87 in launch-bound recordings of both vendors."""
+LOW = 0.5
+TINY_NS = 10_000
+"""Kernels below this cannot hide the dispatch of one op (5-20 us, measured)."""
+MIN_REPEATS = 3
+"""Steps with one and the same kernel sequence, for a graph to be worth proposing."""
+MAX_GRAPHED = 0.05
+STRETCH_NS = 1_000_000
+"""Longer stretches without ops are the host's own work (HST020 has the evidence)."""
+_LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
+_GRAPH = r"GraphLaunch"
+_ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
+_LOADER = r"^enumerate\(DataLoader\)#"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for the host-late idle time of the main device."""
+    device, steps = trace.devices[0], trace.steps
+    if _captures(trace):
+        return
+    judged = intervals.length(steps.judged)
+    spans = intervals.subtract(intervals.union(device.host_late), _explained(trace))
+    rest = intervals.intersect(spans, steps.judged)
+    dispatch = intervals.length(intervals.intersect(rest, device.host_work))
+    rest_ns = intervals.length(rest)
+    if not rest_ns or rest_ns < MIN_SHARE * judged or dispatch < MIN_DISPATCH * rest_ns:
+        return
+    work = device.rows[steps.in_steady(steps.of_work(device.rows))]
+    if not len(work):
+        return
+    kernels = work[trace.kind[work] == Kind.KERNEL]
+    tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
+    n_steps, wall_ms = steps.n_steady, steps.wall_ns / 1e6
+    per_step = steps.median_count(steps.of_work(work))
+    rest_ms = rest_ns / 1e6 / n_steps
+    late_rows = np.unique(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
+    yield Claim(
+        message=f"the GPU waits for launches {rest_ms:.2f} of {wall_ms:.2f} ms per {per(trace)}:"
+        f" {per_step:.0f} pieces of work, {100 * tiny:.0f} % of the kernels below"
+        f" {TINY_NS // 1000} us",
+        certainty="likely",
+        rows=late_rows,
+        spans=spans,
+        gain_low=LOW / trace.origin.inflation,
+        gain_high=1.0,
+        time_class="idle",
+        basis="modelled",
+        method="host-late idle time; low: half of it over the profiler's inflation",
+        evidence={
+            "kind": "tiny" if tiny >= 0.5 else "slow-dispatch",
+            "graphable": _graphable(trace, work),
+            "idle_ms_per_step": round(rest_ms, 3),
+            "idle_share_of_step": round(rest_ns / judged, 4),
+            "in_ops_share": round(dispatch / rest_ns, 3),
+            "work_rows_per_step": per_step,
+            "median_kernel_us": round(float(np.median(trace.dur_ns[kernels])) / 1e3, 2)
+            if len(kernels)
+            else 0.0,
+            "host_us_per_row": round(rest_ns / len(work) / 1e3, 2),
+            "inflation": trace.origin.inflation,
+            "top_ops_idle_ms_per_step": _top_ops(trace, rest),
+        },
+        anchor=_worst(trace, rest),
+        edits=(Edit("shrink", np.unique(trace.links.call[work[trace.links.call[work] >= 0]])),),
+    )
+
+
+def _captures(trace: Trace) -> bool:
+    """Return whether launches go into a graph instead of a device (vLLM's capture phase)."""
+    launches = (trace.kind == Kind.RUNTIME) & trace.matching(_LAUNCH)
+    return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
+
+
+def _explained(trace: Trace) -> intervals.Spans:
+    """Return the time that is not dispatch: loaders, pauses, allocation, waits, first use."""
+    device, waits = trace.devices[0], trace.waits
+    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
+    elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
+    elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
+    rows = np.concatenate([np.flatnonzero(elsewhere), trace.steps.first_use])
+    idle = intervals.subtract(intervals.union(device.host_late), device.host_work)
+    idle = idle[idle[:, 1] - idle[:, 0] >= STRETCH_NS]
+    known = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
+    return intervals.union(np.concatenate([known, waits.bubble, idle]))
+
+
+def _graphable(trace: Trace, work: NDArray[np.int64]) -> bool:
+    """Return whether every step launches the same kernels and never waits or allocates."""
+    steps = trace.steps
+    if steps.n_steady < MIN_REPEATS:
+        return False
+    blocking = (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
+    blocking[trace.waits.row[~trace.waits.profiler]] = True
+    rows = np.flatnonzero(blocking)
+    calls = trace.links.call[work]
+    graphed = trace.matching(_GRAPH)[calls[calls >= 0]]
+    if steps.in_steady(steps.of_host(rows)).any() or graphed.sum() > MAX_GRAPHED * len(work):
+        return False
+    step_of = steps.of_work(work)
+    signature = [
+        (trace.name[mine].tobytes(), trace.detail[mine].tobytes())
+        for mine in (work[step_of == step] for step in np.flatnonzero(steps.steady))
+    ]
+    return len(set(signature)) == 1
+
+
+def _top_ops(trace: Trace, rest: intervals.Spans) -> dict[str, float]:
+    """Return the ops whose launches came late, with the idle time before them in ms per step."""
+    gaps = trace.devices[0].gaps
+    idle = intervals.covered(gaps.spans, rest)
+    op = trace.links.op[gaps.next_row]
+    known = (op >= 0) & (idle > 0)
+    by_name = np.bincount(trace.name[op[known]], weights=idle[known], minlength=1)
+    best = np.argsort(-by_name, kind="stable")[:5]
+    return {
+        trace.names[code]: round(float(by_name[code]) / 1e6 / trace.steps.n_steady, 3)
+        for code in best.tolist()
+        if by_name[code]
+    }
+
+
+def _worst(trace: Trace, rest: intervals.Spans) -> int:
+    """Return the op that was waited for longest, else the launch, else the work itself."""
+    gaps: Any = trace.devices[0].gaps
+    row = int(gaps.next_row[np.argmax(intervals.covered(gaps.spans, rest))])
+    for host in (int(trace.links.op[row]), int(trace.links.call[row])):
+        if host >= 0:
+            return host
+    return row

@@ -1,0 +1,204 @@
+"""Chains of pointwise kernels that read and write the same tensor again and again.
+
+Looks like: three or more kernels in a row on a stream whose names are those of PyTorch's pointwise
+    and copy kernels and that work on the same number of elements, outside optimizers; the chains
+    that the device itself paces are 5 % of its kernel time or more.
+Slow because: each kernel moves the whole tensor through memory to do a few operations on it; fused,
+    the intermediate results never leave the registers.
+Cost: traffic model, time in proportion to tensors read and written: a chain of k kernels with n
+    full-size inputs moves n + k tensors, fused n - k + 2. The low end is half of that (training
+    keeps the intermediates), and nothing where the next launch comes late: the host paces there.
+Fix: compile the function, or use the fused form of it.
+Leave it when: the chain belongs to an attention that should be one fused call (KRN025), or the
+    host is the bottleneck: then fewer launches help, not less traffic.
+Source: PyTorch performance tuning guide, "Fuse operations"; measured: 54 % of the kernel time of an
+    eager Qwen prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="LCH015",
+    name="unfused-elementwise",
+    family="launch",
+    title="Chains of pointwise kernels are not fused",
+    order=550,
+    needs=frozenset({"device"}),
+)
+
+FIX = Fix(
+    text="Compile the function that holds the chain, or call its fused form (F.gelu, F.rms_norm,"
+    " torch.addcmul).",
+    code="fn = torch.compile(fn)",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#fuse-operations",
+)
+
+Ints = NDArray[np.int64]
+
+MIN_CHAIN = 3
+MIN_SHARE = 0.05
+"""Share of the kernel time (catalogue 15)."""
+_POINTWISE = (
+    r"elementwise_kernel|CUDAFunctor|copy_kernel"
+    # a batch norm with stored statistics is pointwise too
+    r"|bn_fw_inf|batch_norm_transform_input|BatchNormFwdInfer"
+)
+_OTHER = r"triton_|multi_tensor|reduce_kernel|index|CatArray|scatter|gather|fused"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim for all chains of the main device."""
+    device, steps = trace.devices[0], trace.steps
+    position, chain = _chains(trace)
+    steady = steps.in_steady(steps.of_work(device.rows[position]))
+    position, chain = position[steady], chain[steady]
+    if not len(position):
+        return
+    rows = device.rows[position]
+    kernels = device.rows[trace.kind[device.rows] == Kind.KERNEL]
+    kernels = kernels[steps.in_steady(steps.of_work(kernels))]
+    kernel_ns = _time_ns(trace, kernels)
+    # a kernel that the next launch does not follow in time frees nothing by being shorter
+    paced = device.followed_in_time[position]
+    if _time_ns(trace, rows[paced]) < MIN_SHARE * kernel_ns:
+        return
+    gain = _traffic_gain(trace, rows, chain)
+    chain_ns = _time_ns(trace, rows)
+    n_chains = len(np.unique(chain))
+    n_steps, chain_ms = steps.n_steady, chain_ns / 1e6 / steps.n_steady
+    cost = np.bincount(chain, weights=trace.dur_ns[rows])
+    worst = rows[chain == cost.argmax()]
+    yield Claim(
+        message=f"{len(rows) / n_steps:.0f} pointwise kernels in {n_chains / n_steps:.0f} chains"
+        f" take {chain_ms:.2f} of {steps.wall_ns / 1e6:.2f} ms per {per(trace)},"
+        f" {100 * chain_ns / kernel_ns:.0f} % of the kernel time",
+        certainty="likely" if trace.has_shapes else "hint",
+        rows=rows,
+        spans=intervals.spans(trace.start_ns[rows], trace.end_ns[rows]),
+        gain_low=np.where(paced, 0.5 * gain, 0.0),
+        gain_high=gain,
+        time_class="compute",
+        basis="modelled",
+        method="memory traffic of the chains, separate against fused",
+        evidence={
+            "chains_per_step": round(n_chains / n_steps, 2),
+            "kernels_in_chains_per_step": round(len(rows) / n_steps, 2),
+            "chain_ms_per_step": round(chain_ms, 3),
+            "share_of_kernel_time": round(chain_ns / kernel_ns, 4),
+            "paced_by_device_share": round(_time_ns(trace, rows[paced]) / chain_ns, 3),
+            "longest_chain": int(np.bincount(chain).max()),
+            "costliest_chain_ops": [
+                trace.name_of(op) for op in trace.links.op[worst].tolist() if op >= 0
+            ][:5],
+            "costliest_chain_us": round(float(cost.max()) / 1e3, 2),
+        },
+        anchor=_anchor(trace, worst),
+        edits=(Edit("shrink", rows, float(1 - gain.mean())),),
+    )
+
+
+def _chains(trace: Trace) -> tuple[Ints, Ints]:
+    """Return positions in ``devices[0].rows`` of kernels in chains, and each one's chain."""
+    device = trace.devices[0]
+    order = np.argsort(trace.lane[device.rows], kind="stable")
+    rows = device.rows[order]
+    pointwise = trace.matching(_POINTWISE)[rows] & ~trace.matching(_OTHER)[rows]
+    pointwise &= trace.kind[rows] == Kind.KERNEL
+    pointwise &= ~np.append(_in_optimizer(trace), False)[trace.links.call[rows]]
+    size = np.where(pointwise, _numel(trace, rows), -1)
+    pointwise &= size > 1
+    goes_on = pointwise.copy()
+    goes_on[0] = False
+    goes_on[1:] &= pointwise[:-1] & (size[1:] == size[:-1])
+    goes_on[1:] &= trace.lane[rows[1:]] == trace.lane[rows[:-1]]
+    chain = np.cumsum(~goes_on)
+    long = pointwise & (np.bincount(chain)[chain] >= MIN_CHAIN)
+    return order[long], np.unique(chain[long], return_inverse=True)[1].astype(np.int64)
+
+
+def _in_optimizer(trace: Trace) -> NDArray[np.bool_]:
+    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.")
+    return trace.tree.under(marks)
+
+
+def _numel(trace: Trace, rows: Ints) -> Ints:
+    """Return how many elements each kernel works on: by its op's shapes, else by its grid."""
+    op = trace.links.op[rows]
+    by_op = np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0)
+    blind = np.where(by_op > 0, -1, rows)
+    by_grid = _by_detail(trace, "grid", blind, _product) * _by_detail(
+        trace, "block", blind, _product
+    )
+    return np.where(by_op > 0, by_op, by_grid)
+
+
+def _by_detail(
+    trace: Trace, what: str, rows: NDArray[np.integer], measure: Callable[[list[Any]], int]
+) -> Ints:
+    """Return a measure of one argument of each row, 0 for row -1 or where it is missing."""
+    codes, first, inverse = np.unique(
+        np.where(rows >= 0, trace.detail[rows], -1), return_index=True, return_inverse=True
+    )
+    values = np.zeros(len(codes), np.int64)
+    known = codes >= 0
+    found = trace.details_of(what, rows[first[known]].astype(np.int64))
+    values[known] = [measure(one) if isinstance(one, list) else 0 for one in found]
+    return values[inverse]
+
+
+def _sizes(dims: list[Any]) -> list[int]:
+    """Return the numbers of elements of the tensors among an op's inputs."""
+    return [_product(one) for one in dims if isinstance(one, list) and one]
+
+
+def _largest(dims: list[Any]) -> int:
+    return max(_sizes(dims), default=0)
+
+
+def _full_size(dims: list[Any]) -> int:
+    """Return how many inputs are as large as the output; small ones are broadcast."""
+    sizes = _sizes(dims)
+    return sum(2 * size > max(sizes) for size in sizes)
+
+
+def _product(values: list[Any]) -> int:
+    out = 1
+    for value in values:
+        out *= value if isinstance(value, int) else 0
+    # shapes come from a file: keep nonsense inside int64
+    return out if 0 <= out < 1 << 30 else 0
+
+
+def _traffic_gain(trace: Trace, rows: Ints, chain: Ints) -> NDArray[np.float64]:
+    """Return per kernel the share of its chain's traffic that fusing saves."""
+    op = trace.links.op[rows]
+    read = np.where(op >= 0, _by_detail(trace, "dims", op, _full_size), 1)
+    # copy_ lists the tensor it writes among its inputs
+    read -= (op >= 0) & trace.named("aten::copy_")[op]
+    kernels = np.bincount(chain)
+    moved = np.bincount(chain, weights=np.maximum(read, 1)) + kernels
+    saved: NDArray[np.float64] = 2.0 * (kernels - 1) / np.maximum(moved, 1)
+    return saved[chain]
+
+
+def _time_ns(trace: Trace, rows: Ints) -> int:
+    return intervals.length(
+        intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    )
+
+
+def _anchor(trace: Trace, rows: Ints) -> int:
+    op = int(trace.links.op[rows[0]])
+    return op if op >= 0 else int(rows[0])

@@ -1,0 +1,147 @@
+"""LCH016 optimizer-per-tensor."""
+
+from __future__ import annotations
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.patterns.base import Claim
+from torchtriage.patterns.launch.optimizer_per_tensor import ZERO_FIX, find
+
+STEP = "Optimizer.step#AdamW.step"
+ZERO = "Optimizer.zero_grad#AdamW.zero_grad"
+
+
+def loop(
+    *,
+    n: int = 120,
+    op: str = "aten::add_",
+    mark: str = STEP,
+    wall: float = 10_000,
+    kernel: str = "vectorized_elementwise_kernel",
+) -> TraceBuilder:
+    """Four steps that end in an optimizer of ``n`` operators of 20 us, one 2 us kernel each."""
+    builder = TraceBuilder()
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(mark, at + 1_000, 20 * n)
+        for k in range(n):
+            builder.op(op, at + 1_000 + 20 * k, 18)
+            builder.launch(at + 1_005 + 20 * k, 5, at + 1_012 + 20 * k, 2, kernel)
+    return builder
+
+
+def cpu_loop(*, dims: list[list[int]] | None = None, wall: float = 10_000) -> TraceBuilder:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(STEP, at + 1_000, 2_400)
+        for k in range(120):
+            builder.op("aten::add_", at + 1_000 + 20 * k, 18.5, dims=dims or [[64, 64], []])
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_on_toys() -> None:
+    assert not claims(loop(n=64))
+
+
+@pytest.mark.parametrize("op", ["aten::_foreach_add_", "aten::_fused_adamw_"])
+def test_quiet_on_grouped_forms(op: str) -> None:
+    builder = loop()
+    for i in range(4):
+        builder.op(op, 10_000 * i + 3_395, 4)
+    assert not claims(builder)
+
+
+def test_quiet_on_multi_tensor_kernels() -> None:
+    assert not claims(loop(kernel="multi_tensor_apply_kernel<AdamFunctor>"))
+
+
+@pytest.mark.parametrize("op", ["aten::coalesce", "aten::mm", "aten::linalg_eigh"])
+def test_quiet_on_sparse_gradients_and_matrix_optimizers(op: str) -> None:
+    builder = loop()
+    for i in range(4):
+        builder.op(op, 10_000 * i + 3_395, 4)
+    assert not claims(builder)
+
+
+def test_quiet_below_two_percent_of_the_step() -> None:
+    assert not claims(loop(wall=130_000))
+
+
+def test_quiet_when_queued_work_hides_it() -> None:
+    builder = loop()
+    for i in range(4):
+        builder.launch(10_000 * i + 10, 5, 10_000 * i + 20, 9_000, "gemm", stream=8)
+    assert not claims(builder)
+
+
+def test_quiet_outside_annotations() -> None:
+    assert not claims(loop(mark="update"))
+
+
+def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
+    (claim,) = claims(loop())
+    assert claim.evidence["optimizer"] == "AdamW"
+    assert claim.evidence["method"] == "step"
+    assert claim.evidence["launches_per_call"] == 120
+    assert claim.evidence["calls_per_step"] == 1
+    assert claim.evidence["host_ms_per_step"] == 2.4
+    # the device works 2 of 20 us; nothing follows the last kernel of all, 6 us before the end
+    assert claim.evidence["lost_ms_per_step"] == round(2.4 - 120 * 0.002 - 0.006 / 3, 3)
+    assert claim.time_class == "idle"
+    assert claim.certainty == "likely"
+    assert claim.gain_low == pytest.approx(0.5 / 1.5)
+    assert claim.fix is None
+
+
+def test_filling_gradients_with_zeros_has_its_own_fix() -> None:
+    (claim,) = claims(loop(mark=ZERO, op="aten::zero_"))
+    assert claim.evidence["method"] == "zero_grad"
+    assert claim.fix is ZERO_FIX
+
+
+def test_two_optimizers_are_two_claims() -> None:
+    builder = loop(wall=20_000)
+    for i in range(4):
+        at = 20_000 * i + 8_000
+        builder.annotation("Optimizer.step#SGD.step", at, 2_400)
+        for k in range(120):
+            builder.op("aten::add_", at + 20 * k, 18)
+            builder.launch(at + 5 + 20 * k, 5, at + 12 + 20 * k, 2)
+    assert sorted(one.evidence["optimizer"] for one in claims(builder)) == ["AdamW", "SGD"]
+
+
+def test_on_a_cpu_operators_on_tensors_count() -> None:
+    (claim,) = claims(cpu_loop())
+    assert claim.time_class == "host"
+    assert claim.evidence["operators_per_call"] == 120
+    assert claim.evidence["lost_ms_per_step"] == 2.4
+    assert claim.gain_low == pytest.approx(0.5 / 2.0)
+
+
+def test_on_a_cpu_step_counters_do_not_count() -> None:
+    assert not claims(cpu_loop(dims=[[], []]))
+    assert not claims(cpu_loop(dims=[[1], []]))
+
+
+def test_on_a_cpu_the_default_loop_is_fine_below_five_percent() -> None:
+    assert not claims(cpu_loop(wall=50_000))
+
+
+def test_without_shapes_a_cpu_loop_is_a_hint() -> None:
+    builder = cpu_loop()
+    for one in builder.events:
+        one.get("args", {}).pop("Input Dims", None)
+    (claim,) = claims(builder)
+    assert claim.certainty == "hint"
+
+
+def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:
+    builder = TraceBuilder()
+    builder.events = cpu_loop().events
+    assert not claims(builder)

@@ -1,0 +1,238 @@
+"""Python loops over the elements of a tensor.
+
+Looks like: ``aten::select`` operators that are not inside another operator and whose index runs
+    0, 1, 2, ... over eight values or more on tensors of one shape, each value followed by the same
+    sequence of operators.
+Slow because: every element pays for its operators and launches, and each is too small to use the
+    device.
+Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device:
+    of its host time); the low end is half of it, divided by the profiler's inflation.
+Fix: one call on the whole batch.
+Leave it when: a round needs the result of the one before (decoding, recurrences), or the rounds are
+    micro-batches that memory asks for.
+Source: torch.profiler._pattern_matcher, "For Loop Indexing Pattern"; measured: 1332 rounds per
+    image in a mask generator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import per
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="LCH017",
+    name="per-sample-loop",
+    family="launch",
+    title="Python loop over the elements of a tensor",
+    order=350,
+    needs=frozenset({"ops", "shapes"}),
+)
+
+FIX = Fix(
+    text="Compute the whole batch in one call: broadcasting, torch.bmm, torch.vmap, or padded"
+    " tensors where lengths differ.",
+    code="out = torch.vmap(f)(x)  # instead of torch.stack([f(x[i]) for i in range(len(x))])",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.vmap.html",
+)
+
+Ints = NDArray[np.int64]
+
+MIN_ROUNDS = 8
+"""Rounds of one loop (catalogue 17; PyTorch's own matcher asks for 10 calls)."""
+MAX_ROUND_OPS = 1000
+"""A longer way to the next index is a coincidence of two loops over steps or layers."""
+MAX_GAIN_ROUNDS = 16
+MAX_CLAIMS = 5
+_RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
+_PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*)$"
+
+
+class _Loop(NamedTuple):
+    """Runs of one kind of round: its ops, the selects that begin the rounds, their host time."""
+
+    body: list[str]
+    rounds: int
+    runs: int
+    selects: Ints
+    spans: intervals.Spans
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim per kind of loop, the longest first."""
+    if not trace.devices and not trace.is_host_only:
+        return
+    claims = [claim for loop in _loops(trace) if (claim := _claim(trace, loop)) is not None]
+    claims.sort(key=lambda claim: -claim.evidence["lost_ms_per_step"])
+    yield from claims[:MAX_CLAIMS]
+
+
+def _loops(trace: Trace) -> list[_Loop]:
+    """Return the loops of the main thread, those that do the same thing together."""
+    ops = _outer_ops(trace)
+    names = trace.name[ops]
+    at, joined = _rounds(trace, ops)
+    if not len(at):
+        return []
+    # a round ends where the next one begins; the last one is as long as the one before
+    length = np.ones(len(at), np.int64)
+    length[:-1][joined[1:]] = np.diff(at)[joined[1:]]
+    last = joined & ~np.append(joined[1:], False)
+    length[last] = np.minimum(length[np.flatnonzero(last) - 1], len(ops) - at[last])
+    what = _signatures(names, at, length)
+    run = np.cumsum(~joined) - 1
+    first = np.flatnonzero(~joined)
+    rounds = np.bincount(run)
+    equal = np.bincount(run[1:], joined[1:] & (what[1:] == what[:-1]), minlength=len(first))
+    # a branch may differ from round to round: half of them have to be like their neighbour
+    good = (rounds >= MIN_ROUNDS) & (2 * equal >= rounds) & (length[first] > 1)
+    begin, end = at[first], at[first + rounds - 1] + length[first + rounds - 1]
+    kind = _signatures(names, at, np.minimum(length, 3))[first]
+    members: dict[int, list[int]] = {}
+    reach = 0
+    candidates = np.flatnonzero(good)
+    for one in candidates[np.lexsort((-end[candidates], begin[candidates]))].tolist():
+        # x[i] and y[i] in one body, and loops inside it, are the same loop
+        if begin[one] >= reach:
+            members.setdefault(int(kind[one]), []).append(one)
+            reach = end[one]
+    loops = []
+    for same in members.values():
+        longest = max(same, key=lambda one: rounds[one])
+        body = at[first[longest]] + np.arange(length[first[longest]])
+        start_ns, end_ns = trace.start_ns[ops[begin[same]]], trace.end_ns[ops[end[same] - 1]]
+        loops.append(
+            _Loop(
+                [trace.name_of(row) for row in ops[body].tolist()],
+                int(rounds[longest]),
+                len(same),
+                ops[at[np.isin(run, same)]],
+                intervals.union(intervals.spans(start_ns, end_ns)),
+            )
+        )
+    return loops
+
+
+def _outer_ops(trace: Trace) -> Ints:
+    """Return the main thread's ops that are in no other op, in time order."""
+    is_op: NDArray[np.bool_] = trace.kind == Kind.OP
+    rows = trace.tree.members
+    rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
+    outer: Ints = rows[~trace.tree.under(is_op)[rows]]
+    return outer
+
+
+def _rounds(trace: Trace, ops: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the position of the op that begins each round, and whether it goes on with a run.
+
+    Rounds of one run are neighbours; runs of different tensors may interleave in time.
+    """
+    at = np.flatnonzero(trace.named("aten::select")[ops])
+    index, shape = _index_and_shape(trace, ops[at])
+    order = np.argsort(shape, kind="stable")
+    order = order[index[order] >= 0]
+    at, index, shape = at[order], index[order], shape[order]
+    step, near = np.diff(index), np.diff(at) <= MAX_ROUND_OPS
+    same = (shape[1:] == shape[:-1]) & near
+    begins = np.append(True, ~(same & (step == 0)))[: len(at)]
+    joined = np.append(False, same & (step == 1))[: len(at)]
+    return at[begins], joined[begins]
+
+
+def _index_and_shape(trace: Trace, selects: Ints) -> tuple[Ints, Ints]:
+    """Return the index each select takes (-1: not recorded) and a code for its tensor's shape."""
+    codes, first, inverse = np.unique(trace.detail[selects], return_index=True, return_inverse=True)
+    index = np.full(len(codes), -1, np.int64)
+    shape = np.zeros(len(codes), np.int64)
+    seen: dict[str, int] = {}
+    concrete = trace.details_of("concrete", selects[first])
+    dims = trace.details_of("dims", selects[first])
+    for code, (values, sizes) in enumerate(zip(concrete, dims, strict=True)):
+        if isinstance(values, list) and len(values) == 3:
+            # the dimension belongs to the loop, the last value runs
+            shape[code] = seen.setdefault(f"{sizes} {values[1]}", len(seen))
+            text = str(values[2])
+            index[code] = int(text) if text.isdecimal() and len(text) < 10 else -1
+    return index[inverse], shape[inverse]
+
+
+def _signatures(names: NDArray[np.int32], start: Ints, length: Ints) -> Ints:
+    """Return a number per round that is equal for equal sequences of names.
+
+    Parameters
+    ----------
+    names : int32[m]
+        Name codes of the ops in time order.
+    start, length : int64[k]
+        First op and number of ops of each round.
+    """
+    which = np.repeat(np.arange(len(start)), length)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(length) - length, length)
+    # every (name, place) gets a scattered 64-bit number; sums of them do not collide in practice
+    mixed = names[start[which] + place].astype(np.uint64) << np.uint64(32)
+    mixed += place.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    out = np.zeros(len(start), np.uint64)
+    np.add.at(out, which, mixed)
+    return out.view(np.int64)
+
+
+def _claim(trace: Trace, loop: _Loop) -> Claim | None:
+    steps, body = trace.steps, loop.body
+    selects = loop.selects[steps.in_steady(steps.of_host(loop.selects))]
+    if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
+        return None
+    at_stake, waits = loop.spans, "it takes"
+    if trace.devices:
+        at_stake = intervals.intersect(loop.spans, trace.devices[0].host_late)
+        waits = "the GPU waits"
+    n_steps = steps.n_steady
+
+    def judged_ms(spans: intervals.Spans) -> float:
+        return intervals.length(intervals.intersect(spans, steps.judged)) / 1e6 / n_steps
+
+    lost_ms = judged_ms(at_stake)
+    if not lost_ms:
+        return None
+    gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
+    shape = trace.details_of("dims", selects[:1])[0][0]
+    per_step = len(selects) / n_steps
+    # a product may carry a state from round to round, which a trace does not show
+    carries = any(re.search(_PRODUCT, name) for name in body)
+    return Claim(
+        message=f"a loop over a tensor of shape {shape} runs {per_step:.0f} rounds of"
+        f" {len(body)} operators per {per(trace)}; {waits} {lost_ms:.2f} of"
+        f" {steps.wall_ns / 1e6:.2f} ms",
+        certainty="hint" if carries else "likely",
+        rows=selects,
+        spans=at_stake,
+        gain_low=0.5 * gain / trace.origin.inflation,
+        gain_high=gain,
+        time_class="idle" if trace.devices else "host",
+        method="idle time of the device inside the loop"
+        if trace.devices
+        else "host time of the loop",
+        evidence={
+            "loops": loop.runs,
+            "rounds_of_longest_loop": loop.rounds,
+            "rounds_per_step": round(per_step, 2),
+            "ops_per_round": len(body),
+            "first_ops_of_round": body[:5],
+            "tensor_shape": shape,
+            "host_ms_per_step": round(judged_ms(loop.spans), 3),
+            "lost_ms_per_step": round(lost_ms, 3),
+        },
+        anchor=int(selects[0]),
+        edits=(Edit("shrink", selects, 1.0 - gain),),
+    )

@@ -1,0 +1,164 @@
+"""LCH017 per-sample-loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.patterns.base import Claim
+from torchtriage.patterns.launch.per_sample_loop import find
+
+Body = Callable[[int], Sequence[str]]
+
+
+def loop(
+    n: int = 20,
+    body: Body = lambda i: ["aten::mul", "aten::sum"],
+    *,
+    shape: Sequence[int] = (20, 64),
+    indices: Sequence[int] | None = None,
+    selects: int = 1,
+    parent: str = "",
+    vendor: str = "cuda",
+) -> TraceBuilder:
+    """Four steps that run through the rows of a tensor; every op takes 20 us and a 2 us kernel."""
+    builder = TraceBuilder(vendor=vendor)
+    at = 0.0
+    for step in range(4):
+        start = at
+        for i in range(n):
+            index = i if indices is None else indices[i]
+            for _ in range(selects):
+                builder.op(
+                    "aten::select",
+                    at,
+                    10.5,
+                    dims=[list(shape), [], []],
+                    concrete=["", "0", str(index)],
+                )
+                at += 20
+            for name in body(i):
+                builder.op(name, at, 18, dims=[[64]])
+                if vendor != "cpu":
+                    builder.launch(at + 5, 5, at + 12, 2)
+                at += 20
+        if parent:
+            builder.op(parent, start, at - start)
+        builder.step(step, start, at - start)
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_on_seven_rounds() -> None:
+    assert not claims(loop(7))
+
+
+def test_quiet_when_the_index_does_not_run() -> None:
+    assert not claims(loop(indices=[0] * 20))
+    assert not claims(loop(indices=[(7 * i) % 20 for i in range(20)]))
+
+
+def test_quiet_inside_an_operator() -> None:
+    assert not claims(loop(parent="aten::unbind"))
+
+
+def test_quiet_when_nothing_follows_the_selects() -> None:
+    assert not claims(loop(body=lambda i: [], vendor="cpu"))
+
+
+def test_quiet_when_every_round_does_something_else() -> None:
+    assert not claims(loop(body=lambda i: [f"aten::op{i}", "aten::sum"]))
+
+
+def test_quiet_on_recurrences() -> None:
+    assert not claims(loop(body=lambda i: ["aten::lstm_cell", "aten::add"]))
+
+
+def test_quiet_when_the_loop_is_spread_over_steps() -> None:
+    builder = TraceBuilder()
+    for step in range(20):
+        at = 40_000 * step
+        builder.step(step, at, 40_000)
+        builder.op("aten::select", at, 10.5, dims=[[20, 64], [], []], concrete=["", "0", str(step)])
+        for k in range(1100):
+            builder.op("aten::mul", at + 20 + 20 * k, 18, dims=[[64]])
+            builder.launch(at + 25 + 20 * k, 5, at + 32 + 20 * k, 2)
+    assert not claims(builder)
+
+
+def test_quiet_when_queued_work_hides_the_loop() -> None:
+    builder = loop()
+    builder.launch(0, 1, 2, 5_000, "gemm", stream=8)
+    assert not claims(builder)
+
+
+def test_idle_time_inside_the_loop_is_at_stake() -> None:
+    trace = loop().build()
+    (claim,) = find(trace)
+    assert claim.evidence["rounds_of_longest_loop"] == 20
+    assert claim.evidence["rounds_per_step"] == 20
+    assert claim.evidence["ops_per_round"] == 3
+    assert claim.evidence["first_ops_of_round"] == ["aten::select", "aten::mul", "aten::sum"]
+    assert claim.evidence["tensor_shape"] == [20, 64]
+    # 20 rounds of 60 us, two kernels of 2 us each; what follows the last kernel is the next step's
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(1.2, abs=0.01)
+    assert claim.evidence["lost_ms_per_step"] == pytest.approx(1.12, abs=0.02)
+    assert claim.time_class == "idle"
+    assert claim.certainty == "likely"
+    assert claim.gain_high == 1 - 1 / 16
+    assert claim.gain_low == pytest.approx(0.5 * (1 - 1 / 16) / 2.0)
+
+
+def test_few_rounds_gain_less() -> None:
+    (claim,) = claims(loop(8))
+    assert claim.gain_high == 1 - 1 / 8
+
+
+def test_an_element_may_be_taken_twice_in_a_round() -> None:
+    (claim,) = claims(loop(selects=2))
+    assert claim.evidence["rounds_per_step"] == 20
+    assert claim.evidence["ops_per_round"] == 4
+
+
+def test_loops_over_tensors_of_other_shapes_in_one_body_are_one_loop() -> None:
+    builder = TraceBuilder()
+    for i in range(20):
+        at = 100 * i
+        for k, shape in enumerate(([20, 64], [20])):
+            builder.op(
+                "aten::select", at + 20 * k, 10.5, dims=[shape, [], []], concrete=["", "0", str(i)]
+            )
+        builder.op("aten::mul", at + 40, 18, dims=[[64]])
+        builder.launch(at + 45, 5, at + 52, 2)
+    (claim,) = claims(builder)
+    assert claim.evidence["rounds_per_step"] == 20
+
+
+def test_a_branch_may_differ_now_and_then() -> None:
+    (claim,) = claims(
+        loop(40, lambda i: ["aten::mul", "aten::cat"] if i % 8 == 7 else ["aten::mul"])
+    )
+    assert claim.evidence["rounds_per_step"] == 40
+
+
+def test_products_may_carry_a_state() -> None:
+    (claim,) = claims(loop(body=lambda i: ["aten::linear", "aten::tanh"]))
+    assert claim.certainty == "hint"
+
+
+def test_on_a_cpu_the_loop_is_host_time() -> None:
+    (claim,) = claims(loop(vendor="cpu"))
+    assert claim.time_class == "host"
+    assert claim.evidence["lost_ms_per_step"] == pytest.approx(1.2, abs=0.01)
+
+
+def test_without_concrete_inputs_nothing_is_said() -> None:
+    builder = loop()
+    for one in builder.events:
+        one.get("args", {}).pop("Concrete Inputs", None)
+    assert not claims(builder)

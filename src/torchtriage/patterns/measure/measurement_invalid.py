@@ -1,0 +1,179 @@
+"""The recording holds first use, compilation, or a clock that was read too early.
+
+Looks like: context creation, module loading, lazy kernel loading or compilation in 5 % of the
+    window or more; a first step that lasts five times the others; or two readings of a Python
+    clock in one function of the user with launches and no wait between them, after which the
+    device still works for more than 10 % of the interval.
+Slow because: it is not slow, it is not the program: these things happen once, and launches return
+    before their work is done.
+Cost: none is claimed. Steps that hold them are left out of all costs; where there are no steps,
+    costs are shares of a window that holds them, and are not to be trusted.
+Fix: warm up before recording; wait for the device around clocks.
+Leave it when: the start-up or the compilation itself is what you want to look at.
+Source: PyTorch documentation, torch.profiler.schedule and torch.utils.benchmark.Timer; measured:
+    43 of 43.4 s in an AlexNet recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.trace import Kind, Trace
+from torchtriage.trace.frames import is_user_frame
+
+PATTERN = Pattern(
+    code="MSR034",
+    name="measurement-invalid",
+    family="measure",
+    title="The recording measures start-up, not the program",
+    order=100,
+    needs=frozenset(),
+)
+
+FIX = Fix(
+    text="Warm up before recording: let the schedule skip the first steps, compilation included.",
+    code="profile(schedule=torch.profiler.schedule(wait=1, warmup=3, active=5, repeat=1), ...)",
+    link="https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
+)
+
+CLOCK_FIX = Fix(
+    text="Wait for the device before reading the clock, or use a timer that does.",
+    code="torch.cuda.synchronize()  # before each perf_counter(); or torch.utils.benchmark.Timer",
+    link="https://docs.pytorch.org/docs/stable/benchmark_utils.html",
+)
+
+Ints = NDArray[np.int64]
+
+MIN_SHARE = 0.05
+"""Share of the window; the same line keeps a step out of the steady ones."""
+FIRST_STEP_RATIO = 5.0
+"""Of a first step to the median of the others (catalogue 34)."""
+CLOCK_ERROR = 0.10
+_CLOCK = r"^<built-in function (perf_counter|time|monotonic|process_time)(_ns)?>$"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield at most one claim each for first use, a slow first step, and early clocks."""
+    polluted = _first_use(trace)
+    if polluted is None:
+        polluted = _first_step(trace)
+    if polluted is not None:
+        yield polluted
+    clock = _early_clock(trace)
+    if clock is not None:
+        yield clock
+
+
+def _first_use(trace: Trace) -> Claim | None:
+    rows = trace.steps.first_use
+    window = trace.window
+    spans = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    inside = intervals.clip(spans, window.start_ns, window.end_ns)
+    lost_ns = intervals.length(inside)
+    if not lost_ns or lost_ns < MIN_SHARE * window.wall_ns:
+        return None
+    by_name = np.bincount(trace.name[rows], weights=trace.dur_ns[rows])
+    best = np.argsort(-by_name, kind="stable")[:5]
+    left = intervals.length(intervals.intersect(inside, trace.steps.judged))
+    return _claim(
+        f"first use or compilation takes {lost_ns / 1e6:.1f} of {window.wall_ns / 1e6:.1f} ms"
+        f" recorded ({100 * lost_ns / window.wall_ns:.0f} %)",
+        rows,
+        {
+            "first_use_ms": round(lost_ns / 1e6, 3),
+            "share_of_window": round(lost_ns / window.wall_ns, 4),
+            "ms_left_in_judged_time": round(left / 1e6, 3),
+            "n_events": len(rows),
+            "longest_ms": {
+                trace.names[code]: round(float(by_name[code]) / 1e6, 3)
+                for code in best.tolist()
+                if by_name[code]
+            },
+        },
+        int(rows[np.argmax(trace.dur_ns[rows])]),
+    )
+
+
+def _first_step(trace: Trace) -> Claim | None:
+    steps = trace.steps
+    if len(steps) < 3:
+        return None
+    wall = steps.end_ns - steps.start_ns
+    usual = float(np.median(wall[1:]))
+    if wall[0] <= FIRST_STEP_RATIO * usual:
+        return None
+    inside = (trace.start_ns >= steps.host_start_ns[0]) & (trace.end_ns <= steps.host_end_ns[0])
+    rows = np.flatnonzero(inside & trace.is_kind(Kind.OP, Kind.RUNTIME))
+    rows = rows[np.argsort(-trace.dur_ns[rows], kind="stable")][:5]
+    return _claim(
+        f"the first step takes {wall[0] / 1e6:.1f} ms, the others {usual / 1e6:.1f} ms: it is a"
+        " warm-up, recorded",
+        np.sort(rows),
+        {
+            "first_step_ms": round(float(wall[0]) / 1e6, 3),
+            "median_of_others_ms": round(usual / 1e6, 3),
+            "ratio": round(float(wall[0]) / usual, 2) if usual else None,
+        },
+        int(rows[0]) if len(rows) else -1,
+    )
+
+
+def _claim(message: str, rows: Ints, evidence: dict[str, object], anchor: int) -> Claim:
+    return Claim(message, "certain", rows, evidence=evidence, anchor=anchor, always=True)
+
+
+def _early_clock(trace: Trace) -> Claim | None:
+    """Find pairs of clock readings in one call of a user's function that miss device work."""
+    reads = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_CLOCK))
+    if len(reads) < 2 or not trace.links.launches.any():
+        return None
+    parent = trace.frames.parent[reads]
+    mine = (parent >= 0) & trace.where_name(is_user_frame)[parent]
+    reads, parent = reads[mine], parent[mine]
+    order = np.lexsort((trace.start_ns[reads], parent))
+    reads, parent = reads[order], parent[order]
+    pair = np.flatnonzero(parent[1:] == parent[:-1])
+    first, second = reads[pair], reads[pair + 1]
+    start, end = trace.end_ns[first], trace.start_ns[second]
+    done = _device_done(trace, start, end)
+    error = (done - end) / np.maximum(end - start, 1)
+    wrong = error > CLOCK_ERROR
+    if not wrong.any() or 2 * wrong.sum() < len(pair):
+        return None
+    worst = int(second[np.argmax(np.where(wrong, done - end, 0))])
+    return Claim(
+        message=f"{int(wrong.sum())} of {len(pair)} clock intervals end before the device does, by"
+        f" {100 * float(np.median(error[wrong])):.0f} % of their length",
+        certainty="hint",
+        rows=np.unique(np.concatenate([first[wrong], second[wrong]])),
+        evidence={
+            "clock_intervals": len(pair),
+            "too_short": int(wrong.sum()),
+            "median_error_share": round(float(np.median(error[wrong])), 4),
+            "median_missed_ms": round(float(np.median((done - end)[wrong])) / 1e6, 3),
+        },
+        anchor=worst,
+        fix=CLOCK_FIX,
+        always=True,
+    )
+
+
+def _device_done(trace: Trace, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return when the work launched inside each interval ended; its own end after a wait."""
+    calls = np.flatnonzero(trace.links.launches)
+    calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
+    begin = trace.start_ns[calls]
+    lo, hi = np.searchsorted(begin, start_ns), np.searchsorted(begin, end_ns)
+    reach = np.maximum.accumulate(trace.links.device_end_ns[calls])
+    # work ends in the order of launches but for side streams: the latest launch is enough
+    done = np.where(hi > lo, reach[np.maximum(hi - 1, 0)], end_ns)
+    waits = trace.waits
+    starts = np.sort(waits.start_ns)
+    waited = np.searchsorted(starts, end_ns) > np.searchsorted(starts, start_ns)
+    return np.where(waited, end_ns, done)

@@ -1,0 +1,99 @@
+"""The profiler records more than it needs to, or never stops.
+
+Looks like: more than 20 recorded steps, more than 60 s or more than five million events; a
+    recording that starts with ``ProfilerStep#0`` and has no warm-up; shapes, stacks and memory all
+    switched on; the profiler's own ``overhead`` rows in 1 % of the judged time; or monitoring calls
+    (``memory_stats``, psutil, pynvml) in most of the steps.
+Slow because: every recorded operator costs host time: 1.5 times as much without options, 2.2 times
+    with shapes and stacks (measured on small operators).
+Cost: none is claimed; it is an artefact of measuring, and the low ends of host-bound findings are
+    divided by it.
+Fix: a short schedule, and only the options a question needs.
+Leave it when: the recording is a one-off and the findings at its top are not host-bound.
+Source: PyTorch documentation, torch.profiler.schedule; catalogue 45.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.trace import Kind, Trace
+
+PATTERN = Pattern(
+    code="MSR045",
+    name="profiler-overhead",
+    family="measure",
+    title="The profiler is set heavier than needed",
+    order=210,
+    needs=frozenset(),
+)
+
+FIX = Fix(
+    text="Record three to five steps after a warm-up; switch shapes, stacks and memory on one at a"
+    " time, when a question needs them.",
+    code="profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1))",
+    link="https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
+)
+
+MAX_STEPS = 20
+MAX_WINDOW_NS = 60_000_000_000
+MAX_EVENTS = 5_000_000
+MIN_OVERHEAD = 0.01
+"""Share of the judged time in the profiler's own rows (catalogue 45)."""
+ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
+MIN_MONITORED = 0.5
+_MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
+_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim when any sign of a heavy recording is there."""
+    evidence: dict[str, Any] = {}
+    reasons = list(_reasons(trace, evidence))
+    if not reasons:
+        return
+    evidence |= {"flags": list(trace.origin.flags), "inflation": trace.origin.inflation}
+    yield Claim(
+        message=f"the recording is heavier than it has to be: {'; '.join(reasons)}",
+        certainty="certain",
+        rows=np.flatnonzero(trace.kind == Kind.OVERHEAD),
+        evidence=evidence,
+        always=True,
+    )
+
+
+def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
+    steps, window = trace.steps, trace.window
+    marks = [match for name in steps.names if (match := _PROFILER_STEP.match(name))]
+    if len(marks) > MAX_STEPS:
+        evidence["recorded_steps"] = len(marks)
+        yield f"{len(marks)} steps"
+    elif len(marks) > 1 and marks[0][1] == "0":
+        evidence["first_step"] = 0
+        yield "recorded from step 0, without a warm-up"
+    if window.wall_ns > MAX_WINDOW_NS:
+        evidence["window_s"] = round(window.wall_ns / 1e9, 1)
+        yield f"{window.wall_ns / 1e9:.0f} s"
+    if trace.report.n_events > MAX_EVENTS:
+        evidence["events"] = trace.report.n_events
+        yield f"{trace.report.n_events} events"
+    if set(trace.origin.flags) >= ALL_FLAGS:
+        yield "shapes, stacks and memory at once"
+    rows = np.flatnonzero(trace.kind == Kind.OVERHEAD)
+    own = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    own_ns = intervals.length(intervals.intersect(own, steps.judged))
+    if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
+        evidence["profiler_ms_per_step"] = round(own_ns / 1e6 / steps.n_steady, 3)
+        yield f"{own_ns / 1e6 / steps.n_steady:.2f} ms of the profiler's own work per step"
+    calls = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_MONITOR))
+    step_of = steps.of_host(calls)
+    if len(steps) > 1 and len(calls) and steps.share_of_steps(step_of) >= MIN_MONITORED:
+        evidence["monitor_calls_per_step"] = steps.median_count(step_of)
+        yield f"{steps.median_count(step_of):.0f} monitoring calls per step"

@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 from tests.report.maximal_result import N_SPANS, maximal
-from tests.report.sample_result import HOSTILE, all_results, healthy, problems, refused
+from tests.report.sample_result import HOSTILE, all_results, healthy, problems, refused, unmarked
 
-from torchtriage.finding import Cost, Fix, Result, TimelineLane
+from torchtriage.finding import Cost, Fix, NotChecked, Result, TimelineLane
 from torchtriage.report import html_page
 from torchtriage.report.html_page import MAX_PAGE_BYTES, render
-
-MS = 1_000_000
 
 
 class Document(HTMLParser):
@@ -206,56 +204,35 @@ def test_classes_of_time_keep_their_sum() -> None:
         assert classes[0] == sum(classes[1:])
 
 
-def test_idle_time_goes_once_to_the_first_finding_that_marks_it() -> None:
+def test_idle_time_is_given_to_its_findings_and_the_rest_to_none() -> None:
     result = problems()
     assert result.summary is not None
-    start = result.summary.window_start_ns
-    first, second, third = (
-        dataclasses.replace(
-            finding,
-            place=dataclasses.replace(
-                finding.place,
-                intervals_ns=tuple((start + a * MS, start + b * MS) for a, b in marks),
-            ),
-        )
-        # busy 0-10 and 40-50 of the window; the second shares 20-30 with the first
-        for finding, marks in zip(
-            result.findings, ([(5, 30)], [(20, 45), (60, 61)], [(0, 10)]), strict=False
-        )
-    )
-    lane = TimelineLane(
-        "GPU 0 stream 7",
-        "device",
-        ((start, start + 10 * MS, "compute", "k"), (start + 40 * MS, start + 50 * MS, "copy", "")),
-    )
-    device = dataclasses.replace(result.summary.devices[0], n_streams=1)
-    summary = dataclasses.replace(result.summary, timeline=(lane,), devices=(device,))
-    result = dataclasses.replace(result, summary=summary, findings=(first, second, third))
-    idle = data_of(render([result]))["results"][0]["idle"]
-    classes = summary.devices[0].classes
-    total = classes.idle_host_late_ns + classes.idle_queued_ns + classes.idle_unknown_ns
-    assert idle["causes"] == [[0, 20 * MS], [1, 11 * MS]]
-    assert idle["idleNs"] == total
-    assert idle["restNs"] == total - 31 * MS
-    assert idle["cut"] is False
-    # with a second stream that is not drawn, idle time is not known
-    hidden = dataclasses.replace(summary, devices=(dataclasses.replace(device, n_streams=2),))
-    page = render([dataclasses.replace(result, summary=hidden)])
-    assert data_of(page)["results"][0]["idle"] is None
+    steady = [step.classes for step in result.summary.steps if step.steady and step.classes]
+    total = sum(c.idle_host_late_ns + c.idle_queued_ns + c.idle_unknown_ns for c in steady)
+    owned = [[0, 47_600_000], [2, 5_600_000]]
+    idle = {"idleNs": total, "causes": owned, "restNs": total - 53_200_000}
+    assert data_of(render([result]))["results"][0]["idle"] == idle
+    # the largest cause first, whatever the findings' order
+    turned = dataclasses.replace(result, findings=tuple(reversed(result.findings)))
+    causes = data_of(render([turned]))["results"][0]["idle"]["causes"]
+    assert causes == [[4, 47_600_000], [2, 5_600_000]]
 
 
-def test_idle_causes_never_exceed_the_idle_time() -> None:
-    result = problems()
-    assert result.summary is not None
-    device = result.summary.devices[0]
-    classes = dataclasses.replace(
-        device.classes, idle_host_late_ns=3, idle_queued_ns=0, idle_unknown_ns=0
+def test_a_recording_without_a_device_has_no_idle_time() -> None:
+    assert data_of(render([unmarked()]))["results"][0]["idle"] is None
+
+
+def test_patterns_for_a_gpu_are_told_apart_on_a_recording_of_the_cpu() -> None:
+    missing = (
+        NotChecked("AAA001", "a", ("GPU rows",), "x"),
+        NotChecked("BBB002", "b", ("shapes",), "y"),
     )
-    summary = dataclasses.replace(
-        result.summary, devices=(dataclasses.replace(device, classes=classes, n_streams=1),)
-    )
-    idle = data_of(render([dataclasses.replace(result, summary=summary)]))["results"][0]["idle"]
-    assert idle == {"idleNs": 3, "causes": [[0, 3]], "restNs": 0, "cut": False}
+    for vendor, found in (("cpu", [True, False]), ("cuda", [False, False])):
+        trace = dataclasses.replace(unmarked().trace, vendor=vendor)
+        page = render([dataclasses.replace(unmarked(), trace=trace, not_checked=missing)])
+        packed = data_of(page)["results"][0]
+        assert [item["device"] for item in packed["notChecked"]] == found
+        assert bool(packed["withoutDevice"]) == found[0]
 
 
 def test_numbers_json_cannot_hold_become_words_or_nothing() -> None:

@@ -21,9 +21,6 @@ from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
-
-from torchtriage import intervals
 from torchtriage.finding import (
     Cost,
     Finding,
@@ -34,7 +31,7 @@ from torchtriage.finding import (
     TimelineLane,
 )
 from torchtriage.names import short_name, visible
-from torchtriage.report.words import event_name
+from torchtriage.report.words import event_name, needs_device, without_device
 from torchtriage.units import format_ms, format_share
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
@@ -247,6 +244,7 @@ class _Packer:
         summary = result.summary
         origin_ns = summary.window_start_ns if summary else 0
         facts = result.trace
+        without = without_device(result)
         return {
             "verdict": [self.text(line) for line in result.verdict],
             "healthy": result.healthy,
@@ -293,9 +291,11 @@ class _Packer:
                     "name": _text(item.name, 80),
                     "missing": [_text(need, 120) for need in item.missing[:20]],
                     "how": _text(item.how_to_record, 500, lines=True),
+                    "device": bool(without) and needs_device(item),
                 }
                 for item in self.take(result.not_checked, 300, "unchecked patterns")
             ],
+            "withoutDevice": without,
             "checked": [_text(code, 40) for code in result.checked[:300]],
             "crashes": [
                 {"code": _text(item.code, 40), "error": self.text(item.error)}
@@ -348,6 +348,7 @@ class _Packer:
                 for kernel in summary.top_kernels[: detail.rows]
             ],
             "nKernelNames": summary.n_kernel_names,
+            "nOpNames": summary.n_op_names,
             "ops": [
                 [self.text(op.name), op.count, op.self_ns, op.total_ns, op.device_ns]
                 for op in summary.top_ops[: detail.rows]
@@ -515,37 +516,14 @@ def _web_link(link: str) -> str:
 
 
 def _idle_by_cause(result: Result) -> dict[str, Any] | None:
-    """Return how much of the first device's idle time lies inside the findings' intervals.
-
-    Each moment goes to the first finding in rank order that marks it. A lower bound: a finding
-    carries its costliest intervals only (``cut`` says whether any does), and lanes are merged to
-    what a screen shows. None when a stream is not among the lanes: idle there is not known.
-    """
+    """Return which finding explains how much of the judged idle time; None without a device."""
     summary = result.summary
     if summary is None or not summary.devices:
         return None
-    device = summary.devices[0]
-    classes = device.classes
-    idle_ns = classes.idle_host_late_ns + classes.idle_queued_ns + classes.idle_unknown_ns
-    lanes = [
-        lane
-        for lane in summary.timeline
-        if lane.kind == "device" and lane.label.startswith(f"GPU {device.device} ")
-    ]
-    if not lanes or len(lanes) < device.n_streams:
-        return None
-    window = np.array([[summary.window_start_ns, summary.window_end_ns]], dtype=np.int64)
-    busy = np.array([span[:2] for lane in lanes for span in lane.spans], dtype=np.int64)
-    free = intervals.subtract(window, intervals.union(busy.reshape(-1, 2)))
-    rest_ns = idle_ns
-    causes: list[list[int]] = []
-    for index, finding in enumerate(result.findings):
-        marks = np.array(finding.place.intervals_ns, dtype=np.int64).reshape(-1, 2)
-        marks = intervals.union(marks)
-        own_ns = min(intervals.length(intervals.intersect(free, marks)), rest_ns)
-        free = intervals.subtract(free, marks)
-        if own_ns > 0:
-            rest_ns -= own_ns
-            causes.append([index, own_ns])
-    cut = any(len(finding.place.intervals_ns) >= 200 for finding in result.findings)
-    return {"idleNs": idle_ns, "causes": causes, "restNs": rest_ns, "cut": cut}
+    causes = [[index, one.idle_ns] for index, one in enumerate(result.findings) if one.idle_ns > 0]
+    rest_ns = summary.judged_idle_ns - sum(own_ns for _, own_ns in causes)
+    return {
+        "idleNs": summary.judged_idle_ns,
+        "causes": sorted(causes, key=lambda cause: (-cause[1], cause[0])),
+        "restNs": max(rest_ns, 0),
+    }

@@ -27,6 +27,9 @@ def events(result: Result) -> list[dict[str, Any]]:
          "args": {"sort_index": -1_000_000}},
     ]  # fmt: skip
     for track, finding in enumerate(result.findings, start=1):
+        spans = _intervals(finding)
+        if not spans:
+            continue  # a setting has no place in time
         out.append(_label("thread_name", track, f"{finding.code} {finding.name}"))
         out += [
             {
@@ -39,7 +42,7 @@ def events(result: Result) -> list[dict[str, Any]]:
                 "dur": _us(end_ns - start_ns),
                 "args": _args(finding),
             }
-            for start_ns, end_ns in _intervals(finding)
+            for start_ns, end_ns in spans
         ]
     return out
 

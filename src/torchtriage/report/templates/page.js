@@ -445,14 +445,16 @@ function evidenceText(key, value) {
   if (/_ns(_|$)/.test(key)) return ns(value);
   if (/_us(_|$)/.test(key)) return ns(value * 1e3);
   if (/_ms(_|$)/.test(key)) return ms(value);
-  if (/_gb_per_s$/.test(key)) return `${Number(value.toPrecision(3))}${NB}GB/s`;
+  if (/(^|_)mbytes(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}MB`;
+  if (/(^|_)tflops(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}TFLOP/s`;
+  if (/(^|_)gb_per_s(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}GB/s`;
   if (/bytes/.test(key)) return bytes(value);
   if (/(_share|_ratio|^share)/.test(key) && Math.abs(value) <= 1) return share(value);
   // ids are addresses, not amounts
   if (/(^|_)(ids?|event|events|line|pid|tid)$/.test(key)) return String(value);
   return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4)));
 }
-const evidenceName = (key) => key.replace(/^n_/, "").replace(/_gb_per_s$/, "").replace(/_(ns|us|ms|bytes)(?=_|$)/, "").replaceAll("_", " ");
+const evidenceName = (key) => key.replace(/^n_/, "").replace(/_(gb_per_s|tflops|ns|us|ms|m?bytes)(?=_|$)/, "").replaceAll("_", " ");
 /** The steps of a place by the number in their names, runs joined: "550–554". */
 function stepList(place, model) {
   const names = new Map(model.steps.map(([index, name]) => [index, name.replace(/^ProfilerStep#/, "")]));
@@ -503,9 +505,7 @@ function stretch(finding, model) {
 }
 function picture(finding, model) {
   const [t0, t1, step] = stretch(finding, model);
-  // "stream 7 of GPU 0" is drawn as "GPU 0 stream 7", "thread 12" as "thread 12 (python)"
-  const label = finding.place.lane.replace(/^(stream .+) of (GPU .+)$/, "$2 $1");
-  const own = label && model.lanes.find((lane) => lane.label === label || lane.label.startsWith(`${label} `));
+  const own = finding.place.lane && model.lanes.find((lane) => lane.label === finding.place.lane);
   const device = model.lanes.find((lane) => lane.kind === "device");
   const host = model.lanes.find((lane) => lane.kind === "thread");
   const lanes = [...new Set([device, own || host, own && own !== device ? null : host])].filter(Boolean);
@@ -592,16 +592,17 @@ const split = (classes) => PARTS.map(([kind, label, what], i) => ({ kind, label,
 function accountSection(model) {
   const devices = model.summary.devices;
   if (!devices.length) {
+    if (model.result.trace.vendor === "cpu") return null;
     return section("account", "Where the time goes", null,
       h("p", {}, `No accelerator was recorded, so there is no busy or idle time to split. The window is ${ns(model.wall)}: ${model.summary.basis}.`));
   }
   return section("account", "Where the time goes",
     `Shares of the window, ${ns(model.wall)} (${model.summary.basis}). Per device, over the union of its streams.`,
     devices.map((device) => {
-      const parts = split(device.classes);
-      const idle = parts.slice(3).reduce((sum, part) => sum + part.ns, 0);
+      const every = split(device.classes), parts = every.filter((part) => part.ns > 0);
+      const idle = every.slice(3).reduce((sum, part) => sum + part.ns, 0);
       return h("div", { class: "device" },
-        h("p", {}, h("b", {}, `Device ${device.device}`), device.name ? ` ${device.name}` : "",
+        h("p", {}, h("b", {}, `GPU ${device.device}`), device.name ? ` ${device.name}` : "",
           ` · busy ${share(1 - idle / device.classes[0])}, idle ${share(idle / device.classes[0])} · ${many(device.nKernels, "kernel")}, ${many(device.nCopies, "copy", "copies")}, ${many(device.nStreams, "stream")}`,
           device.commNs ? ` · communication ${ns(device.commNs)}, exposed or not` : "",
           device.nOrphans ? ` · ${many(device.nOrphans, "row")} without a recorded launch` : ""),
@@ -617,7 +618,7 @@ function stepsSection(model) {
   if (!steps.length) {
     return section("steps", "Step by step", null, h("p", {}, "The recording marks no steps, so shares are of the window. Mark them with profiler.step() to see each one."));
   }
-  const walls = steps.map((step) => step[3] - step[2]);
+  const walls = steps.map((step) => step[3] - step[2]), divided = steps.some((step) => step[5]);
   const steady = model.summary.stepMs ? model.summary.stepMs * 1e6 : null;
   // an outlier is cut, not allowed to flatten all others
   const top = steady ? Math.min(Math.max(...walls), 4 * steady) : Math.max(...walls);
@@ -626,7 +627,7 @@ function stepsSection(model) {
   const bars = steps.map(([, , start, end, isSteady, classes], i) => {
     const wall = walls[i], high = Math.min(1, wall / top);
     const kids = classes ? split(classes).filter((part) => part.ns > 0).map((part) =>
-      h("i", { class: part.kind, style: { height: `${part.part * 100}%` } })) : h("i", { class: "unknown", style: { height: "100%" } });
+      h("i", { class: part.kind, style: { height: `${part.part * 100}%` } })) : h("i", { class: divided ? "unknown" : "op", style: { height: "100%" } });
     return h("div", { class: `${isSteady ? "" : "odd"} ${wall > top * 1.001 ? "cut" : ""}`, style: { height: `${high * 100}%` },
       on: { mouseenter: () => tell(i), click: () => { tell(i); model.time.view(start, end); } } }, kids);
   });
@@ -635,8 +636,8 @@ function stepsSection(model) {
     now = i;
     bars[i].classList.add("now");
     const [, name, , , isSteady, classes] = steps[i];
-    const parts = classes ? split(classes).filter((part) => part.ns > 0).map((part) => `${part.label.toLowerCase()} ${share(part.part)}`).join(", ") : "not split: no device work recorded";
-    text.textContent = `${name}: ${ns(walls[i])}${isSteady ? "" : ", not counted as steady"} · ${parts}`;
+    const parts = classes ? split(classes).filter((part) => part.ns > 0).map((part) => `${part.label.toLowerCase()} ${share(part.part)}`).join(", ") : divided ? "no device work recorded" : "";
+    text.textContent = `${name}: ${ns(walls[i])}${isSteady ? "" : ", not counted as steady"}${parts ? ` · ${parts}` : ""}`;
   }
   const chart = h("div", { class: `steps ${steps.length > 60 ? "many" : ""}`, tabindex: "0", role: "application",
     "aria-label": `${many(steps.length, "step")} as stacked bars, use the arrow keys`, "aria-describedby": "step-say",
@@ -649,37 +650,37 @@ function stepsSection(model) {
   const slowest = walls.indexOf(Math.max(...walls));
   tell(slowest);
   const shown = steps.length < model.summary.nSteps ? `${count(steps.length)} of ${count(model.summary.nSteps)} steps, the first. ` : "";
-  const head = ["Step", "Wall", ...PARTS.map(([, label]) => label)];
+  const shownParts = divided ? PARTS : [], head = ["Step", "Wall", ...shownParts.map(([, label]) => label)];
+  const labels = steps.length > 16 ? null : h("div", { class: "under", "aria-hidden": "true" },
+    steps.map(([, name], i) => h("span", {}, `${name.replace(/^ProfilerStep#/, "#")} `, h("b", {}, ns(walls[i])))));
   return section("steps", "Step by step",
-    `${shown}Each bar is the wall time of one step, split by class; shares are of that step. Full height ${ns(top)}${steady ? `; dashed: the median of ${many(model.summary.nSteady, "steady step")}, ${ms(model.summary.stepMs)}` : ""}. Pale: not steady. Dotted top: taller than drawn.`,
-    chart, text,
-    h("ul", { class: "legend" }, PARTS.map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
+    `${shown}Each bar is the wall time of one step${divided ? ", split by class; shares are of that step" : ""}. Full height ${ns(top)}${steady ? `; dashed: the median of ${many(model.summary.nSteady, "steady step")}, ${ms(model.summary.stepMs)}` : ""}.${steps.every((step) => step[4]) ? "" : " Pale: not steady."}${walls.some((wall) => wall > top * 1.001) ? " Dotted top: taller than drawn." : ""}`,
+    chart, labels, text,
+    h("ul", { class: "legend" }, shownParts.filter((_, k) => steps.some((step) => step[5] && step[5][k + 1])).map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),
       scroller("Steps", h("table", {},
         h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, steps.map(([, name, , , isSteady, classes], i) => h("tr", {},
           h("td", {}, name, isSteady ? "" : " (not steady)"), h("td", {}, ns(walls[i])),
-          PARTS.map((part, k) => h("td", {}, classes ? `${ns(classes[k + 1])}, ${share(classes[0] ? classes[k + 1] / classes[0] : 0)}` : "–")))))), true)));
+          shownParts.map((part, k) => h("td", {}, classes ? `${ns(classes[k + 1])}, ${share(classes[0] ? classes[k + 1] / classes[0] : 0)}` : "–")))))), true)));
 }
 
 function idleSection(result, model) {
   const idle = result.idle;
   if (!idle || !idle.idleNs || !model.findings.length) return null;
-  const device = model.summary.devices[0];
+  const steady = model.summary.nSteady;
   const row = (label, kind, value) => h("div", { class: "cause" }, h("span", {}, label),
-    h("span", { class: "track" }, h("i", { class: kind, style: { width: `${value / idle.idleNs * 100}%` } })),
+    h("span", { class: "track" }, h("i", { class: kind, style: { width: `${Math.min(1, value / idle.idleNs) * 100}%` } })),
     h("span", {}, `${ns(value)}, ${share(value / idle.idleNs)}`));
-  return section("idle", "Device idle time by cause",
-    `Shares of the idle time of device ${device.device}, ${ns(idle.idleNs)} (${share(idle.idleNs / device.classes[0])} of the window).`,
+  return section("idle", "Idle time by cause",
+    `Shares of the ${ns(idle.idleNs)} that GPU ${model.summary.devices[0].device} stood idle in ${steady ? `the ${many(steady, "steady step")}` : "the window"}. Each moment belongs to one finding.`,
     h("div", { class: "causes" },
       idle.causes.map(([index, value]) => {
         const finding = result.findings[index];
         const label = finding ? h("a", { href: `#${finding.id}`, on: { click: (event) => { event.preventDefault(); openCard(finding); } } }, `${finding.code} ${finding.name}`) : "a finding not shown here";
         return row(label, "own", value);
       }),
-      row(idle.cut ? "Unexplained, or not marked" : "Unexplained", "rest", idle.restNs)),
-    h("p", { class: "more" }, "Idle time inside the intervals a finding marks, each moment given to the first finding that marks it.",
-      idle.cut ? " At least this much: a finding marks its 200 costliest intervals only, so part of the rest may be its own." : ""));
+      row("Not explained by a finding", "rest", idle.restNs)));
 }
 
 // -- tables -------------------------------------------------------------------------------------
@@ -720,16 +721,16 @@ function kernelsSection(model) {
     ], kernels, 2));
 }
 function opsSection(model) {
-  const ops = model.summary.ops;
+  const { ops, nOpNames } = model.summary, onDevice = model.summary.devices.length > 0;
   if (!ops.length) return null;
   return section("ops", "Top operators",
-    `${many(ops.length, "operator name")}, host time in the window. Self: without the operators it calls; device: of the kernels it launched.`,
+    `${count(ops.length)} of ${many(nOpNames, "operator name")}, host time in the window. Self: without the operators it calls${onDevice ? "; device: of the kernels it launched" : ""}.`,
     sortable("Top operators", [
       ["Operator", (op) => foldable(op[0].length > 90 ? `${op[0].slice(0, 88)}…` : op[0], op[0]), (op) => op[0]],
       ["Count", (op) => count(op[1]), (op) => op[1]],
       ["Self", (op) => ns(op[2]), (op) => op[2]],
       ["Total", (op) => ns(op[3]), (op) => op[3]],
-      ["Device", (op) => ns(op[4]), (op) => op[4]],
+      onDevice ? ["Device", (op) => ns(op[4]), (op) => op[4]] : ["Self per call", (op) => ns(op[2] / op[1]), (op) => op[2] / op[1]],
     ], ops, 2));
 }
 
@@ -738,13 +739,16 @@ function opsSection(model) {
 function uncheckedSection(result) {
   if (!result.notChecked.length && !result.crashes.length) return null;
   const groups = new Map();
-  for (const item of result.notChecked) groups.set(item.how, [...(groups.get(item.how) || []), item]);
+  for (const item of result.notChecked) {
+    const how = item.device ? result.withoutDevice : item.how;
+    groups.set(how, [...(groups.get(how) || []), item]);
+  }
   return section("unchecked", "Not checked",
     `Nothing is said about these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} could be checked.` : ""}`,
     [...groups].map(([how, items]) => h("div", {},
-      h("h3", {}, `Needs ${[...new Set(items.flatMap((item) => item.missing))].join(", ") || "other data"}`),
+      h("h3", {}, `No ${items[0].device ? "GPU rows" : [...new Set(items.flatMap((item) => item.missing))].join(", ") || "input"}`),
       h("p", {}, items.map((item, i) => [i ? ", " : "", h("span", { class: "mono" }, item.code), ` ${item.name}`])),
-      how ? h("p", { class: "how" }, "Record with ", h("code", {}, how)) : null)),
+      how ? h("p", { class: "how" }, items[0].device ? `${how}.` : ["To check: ", h("code", {}, how)]) : null)),
     result.crashes.length ? [h("h3", {}, "Failed while checking"), h("p", { class: "sub" }, "A fault of torchtriage, not of the recording; the other patterns still ran."),
       h("ul", { class: "notes" }, result.crashes.map((crash) => h("li", { class: "warn" }, h("p", {}, h("span", { class: "mono" }, crash.code), " ", crash.error))))] : null);
 }
@@ -778,7 +782,7 @@ function headline(result) {
     : result.healthy ? h("b", { class: "good" }, "Nothing found") : h("b", {}, "Nothing found, not everything judged");
   const rank = t.rank === null ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
   const facts = [
-    ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return k > 1 ? `${k} × ${name}` : name; }).join(", ") : "none recorded"],
+    ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" ? "CPU only" : "none recorded"],
     ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "no steps marked"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
@@ -808,9 +812,11 @@ function show(result) {
   if (drawn) model.time = timeline(model);
   const notes = notesSection(result), findings = findingsSection(result, model);
   const parts = [headline(result)];
+  // one or two bars give the verdict its picture; a bar for each of eight devices would hide the findings
+  const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
-  else parts.push(findings);
-  if (summary) parts.push(accountSection(model), drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
+  else parts.push(brief ? account : null, findings);
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));
   document.getElementById("main").replaceChildren(...parts.filter(Boolean));

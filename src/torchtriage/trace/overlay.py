@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
-from torchtriage.errors import TriageError, UsageError
+from torchtriage.errors import UsageError
 from torchtriage.trace.events import EventReader
 from torchtriage.trace.source import DEFAULT_MAX_BYTES, open_source
 
@@ -24,8 +26,10 @@ def write_overlay(
 ) -> None:
     """Copy a trace to ``out`` and append events to it; compressed when ``out`` ends in ``.gz``.
 
-    Undamaged text is copied byte for byte, chunk by chunk, in bounded memory; damaged events are
-    written as they were mended. The input is never written to.
+    Undamaged events are copied byte for byte, chunk by chunk, in bounded memory; damaged ones are
+    written as they were mended, and what was lost stays lost. A bare list of events becomes an
+    object with the key ``traceEvents``. The input is never written to; when anything fails, no
+    half-written file is left behind.
 
     Raises
     ------
@@ -41,38 +45,62 @@ def write_overlay(
             where=str(target),
             hint="choose a new name, such as findings.json.gz",
         )
-    try:
-        with open_source(path, max_bytes=max_bytes) as source, target.open("wb") as raw:
-            reader = EventReader(source)
-            if target.suffix == ".gz":
-                from isal import igzip
+    with open_source(path, max_bytes=max_bytes) as source, _created(target) as stream:
+        for text in _texts(EventReader(source), extra):
+            _write(stream, text, target)
 
-                with igzip.IGzipFile(fileobj=raw, mode="wb", compresslevel=2) as stream:
-                    _write(reader, stream, extra)
-            else:
-                _write(reader, raw, extra)
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written: {error.strerror or error}", where=str(target)
-        ) from error
-    except TriageError:
-        target.unlink(missing_ok=True)
+
+@contextmanager
+def _created(target: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file to write to; take it away when what should fill it fails."""
+    try:
+        raw = target.open("wb")
+    except (OSError, ValueError) as error:
+        raise _unwritable(target, error) from error
+    try:
+        with raw:
+            if target.suffix != ".gz":
+                yield raw
+                return
+            from isal import igzip
+
+            # no name and no time in the header: equal input gives equal bytes
+            packed = igzip.IGzipFile("", "wb", 2, raw, mtime=0)  # type: ignore[no-untyped-call]
+            with packed:
+                yield cast("IO[bytes]", packed)
+    except BaseException:
+        if target.is_file():  # a pipe or a device is not ours to remove
+            target.unlink()
         raise
 
 
-def _write(reader: EventReader, stream: IO[bytes], extra: list[dict[str, Any]]) -> None:
+def _write(stream: IO[bytes], text: bytes, target: Path) -> None:
+    # here, and not around the whole: reading fails with an OSError too, and says so itself
+    try:
+        stream.write(text)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: Exception) -> UsageError:
+    reason = getattr(error, "strerror", None) or error
+    return UsageError(f"cannot be written: {reason}", where=str(target))
+
+
+def _texts(reader: EventReader, extra: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the parts of the new document."""
     encode = msgspec.json.encode
-    stream.write(b'{"traceEvents": [\n')
-    first = True
+    yield b'{"traceEvents": [\n'
+    comma = b""
     for chunk in reader:
         text = chunk.document[1:-1].strip()
         if text:
-            stream.write(text if first else b",\n" + text)
-            first = False
+            yield comma + text
+            comma = b",\n"
     for event in extra:
-        stream.write(encode(event) if first else b",\n" + encode(event))
-        first = False
-    stream.write(b"\n]")
+        yield comma + encode(event)
+        comma = b",\n"
+    yield b"\n]"
     for key, value in reader.meta.items():
-        stream.write(b",\n" + encode(key) + b": " + encode(value))
-    stream.write(b"\n}\n")
+        yield b",\n" + encode(key) + b": " + encode(value)
+    yield b"\n}\n"

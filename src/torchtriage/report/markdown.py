@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from torchtriage.finding import Finding, Result
+from torchtriage.finding import Finding, Result, Summary
 from torchtriage.names import visible
 from torchtriage.report import words
 
@@ -45,7 +45,8 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
         yield "\n".join(_table(shown))
     for rank, finding in enumerate(shown, start=1):
         yield _details(
-            f"{rank}. <b>{_html(finding.code)}</b> {_html(finding.title)}", _finding(finding)
+            f"{rank}. <b>{_html(finding.code)}</b> {_html(finding.title)}",
+            _finding(finding, result.summary),
         )
     if hidden := len(result.findings) - len(shown):
         yield f"{words.count(hidden, 'more finding')} not shown."
@@ -88,7 +89,7 @@ def _table(findings: Iterable[Finding]) -> Iterable[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _finding(finding: Finding) -> Iterable[str]:
+def _finding(finding: Finding, summary: Summary | None) -> Iterable[str]:
     place = finding.place
     yield prose(finding.message)
     lines = []
@@ -102,7 +103,7 @@ def _finding(finding: Finding) -> Iterable[str]:
         lines.append(f"module {code(words.event_name(place.module))}")
     if place.ops:
         lines.append("ops " + " > ".join(code(words.event_name(op)) for op in place.ops))
-    if when := words.steps(place, finding.n_events):
+    if when := words.steps(place, finding.n_events, summary):
         lines.append(prose(when))
     if facts := words.evidence(finding):
         lines.append(f"evidence: {prose(facts)}")

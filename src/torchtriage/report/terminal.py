@@ -214,7 +214,7 @@ def _result(page: _Page, result: Result, top: int | None, *, named: bool) -> Non
     shown = result.findings if top is None else result.findings[: max(top, 0)]
     for rank, finding in enumerate(shown, start=1):
         page.blank()
-        _finding(page, finding, rank)
+        _finding(page, finding, rank, result.summary)
     if hidden := len(result.findings) - len(shown):
         page.blank()
         page.line((f"{words.count(hidden, 'more finding')} not shown", "dim"))
@@ -341,7 +341,7 @@ def _note(page: _Page, note: Note, *, said: Sequence[str] = ()) -> None:
         page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
 
 
-def _finding(page: _Page, finding: Finding, rank: int) -> None:
+def _finding(page: _Page, finding: Finding, rank: int, summary: Summary | None) -> None:
     page.line(
         (f"{rank}. ", "dim"),
         (finding.severity.upper(), _SEVERITY[finding.severity]),
@@ -360,7 +360,7 @@ def _finding(page: _Page, finding: Finding, rank: int) -> None:
         )
     page.labelled("what", (visible(finding.message), ""), indent=indent)
     label = "where"
-    for line in _where(finding):
+    for line in _where(finding, summary):
         page.labelled(label, (line, ""), indent=indent)
         label = ""
     if facts := words.evidence(finding):
@@ -377,7 +377,7 @@ def _finding(page: _Page, finding: Finding, rank: int) -> None:
         page.labelled("also", (f"explains {also}", ""), indent=indent)
 
 
-def _where(finding: Finding) -> Iterable[str]:
+def _where(finding: Finding, summary: Summary | None) -> Iterable[str]:
     place = finding.place
     if place.frame is not None:
         yield words.frame(place.frame)
@@ -386,7 +386,8 @@ def _where(finding: Finding) -> Iterable[str]:
     if place.ops:
         yield " > ".join(words.event_name(op) for op in place.ops)
     lane = words.event_name(place.lane)
-    if rest := ", ".join(part for part in (words.steps(place, finding.n_events), lane) if part):
+    when = words.steps(place, finding.n_events, summary)
+    if rest := ", ".join(part for part in (when, lane) if part):
         yield rest
 
 

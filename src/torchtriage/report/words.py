@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtriage.finding import Cost, Finding, Frame, NotChecked, Place, Result, TraceFacts
+from torchtriage.finding import Cost, Finding, Frame, NotChecked, Place, Result, Summary, TraceFacts
 from torchtriage.names import WIDTH, elide, short_name, visible
 from torchtriage.units import format_bytes, format_ms, format_ns, format_share
 
@@ -108,11 +108,15 @@ def frame(place: Frame) -> str:
     return words if place.exact or place.line <= 0 else f"{words} (function starts at this line)"
 
 
-def steps(place: Place, n_events: int = 0) -> str:
-    """Return ``steps 11-14, 8 events``; empty when neither is known."""
+def steps(place: Place, n_events: int = 0, summary: Summary | None = None) -> str:
+    """Return ``steps 11-14, 8 events``, by the recording's own numbers where a summary has them.
+
+    Empty when neither is known.
+    """
     parts = []
     if place.steps:
-        runs = _runs(place.steps)
+        names = {} if summary is None else _numbers(summary)
+        runs = _runs(place.steps, names)
         # a dozen runs are noise, their number and ends are not
         ranges = ", ".join(runs) if len(runs) <= 4 else f"{runs[0]}, …, {runs[-1]}"
         of = f" ({len(place.steps)})" if len(runs) > 4 else ""
@@ -122,14 +126,21 @@ def steps(place: Place, n_events: int = 0) -> str:
     return ", ".join(parts)
 
 
-def _runs(numbers: Iterable[int]) -> list[str]:
+def _numbers(summary: Summary) -> dict[int, str]:
+    """Return what ``ProfilerStep#12`` calls itself, by the step's index."""
+    named = {step.index: step.name.removeprefix("ProfilerStep#") for step in summary.steps}
+    return {index: name for index, name in named.items() if name.isdecimal()}
+
+
+def _runs(numbers: Iterable[int], names: Mapping[int, str]) -> list[str]:
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    ends = [[names.get(number, str(number)) for number in run] for run in runs]
+    return [low if low == high else f"{low}-{high}" for low, high in ends]
 
 
 # Evidence keys carry their unit, as every name here does.

@@ -786,8 +786,8 @@ function headline(result) {
     ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "no steps marked"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
-    ["Lost", t.nLost || t.nRepaired ? `${many(t.nLost, "event")} lost, ${many(t.nRepaired, "value")} repaired` : "nothing"],
   ];
+  if (t.nLost || t.nRepaired) facts.push(["Lost", `${many(t.nLost, "event")} lost, ${many(t.nRepaired, "value")} repaired`]);
   return h("div", { class: "head" },
     h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),
     h("h1", {}, result.verdict[0]), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, line)),

@@ -27,6 +27,7 @@ from torchtriage.trace.salvage import (
     BROKEN,
     closes_list,
     error_position,
+    find_start,
     is_cut_short,
     mend,
     walk,
@@ -345,6 +346,8 @@ class EventReader:
         """Read the keys behind the events."""
         if self.ended:
             self._read_tail()
+            if self._source.truncated and not self._is_list:
+                self.loss.say(self._source.truncated)
         else:
             cut = self._source.truncated or "the text ends before the list of events does"
             self.loss.say(f"{cut}, after {format_bytes(self.offset)} of text")
@@ -410,6 +413,19 @@ class EventReader:
             too_long = end - max(boundary, self.offset) > MAX_EVENT_BYTES
             if too_long or not self._more(max(boundary, 2 * end - self.offset) - end):
                 return self._base + len(self._buffer)
+
+    def _find_start(self, offset: int) -> int:
+        """Return the text offset from ``offset`` on where an event seems to begin.
+
+        A mere boundary may be one in a damaged event's arguments: two losses instead of one.
+        """
+        while True:
+            start = find_start(self._buffer, offset - self._base)
+            size = len(self._buffer) - self._pos
+            if start < len(self._buffer) or size > MAX_EVENT_BYTES or not self._more(size):
+                if start == len(self._buffer) and self._is_block:
+                    raise UnfinishedBlock
+                return self._base + start
 
     # -- before and behind the events ------------------------------------------------------
 
@@ -546,7 +562,8 @@ class EventReader:
 
     def _salvage(self, cut: int) -> Chunk:
         """Rescue what can be read of a damaged text, event by event."""
-        offset, stop = self.offset, cut - self._base
+        stop = self._find_start(cut) - self._base
+        offset = self.offset
         text = self._buffer[self._pos : stop]
         is_tail = self._eof and stop == len(self._buffer) and not self._is_block
         kept: list[bytes] = []

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["BROKEN", "Piece", "closes_list", "error_position", "is_cut_short", "mend", "walk"]
+__all__ = [
+    "BROKEN",
+    "Piece",
+    "closes_list",
+    "error_position",
+    "find_start",
+    "is_cut_short",
+    "mend",
+    "walk",
+]
 
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the parser raises on text that is not JSON, not UTF-8, or nested beyond reason."""
 
+MAX_BAD_IN_A_ROW = 1000
+"""After so many unreadable pieces in a row the rest of the text is given up as well."""
 MAX_MENDED_BYTES = 1 << 20
 """No real event comes near this; a longer damaged one is lost rather than searched for hours."""
 
-_KEY = rb'"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:'
+_OPEN = ord("{")
+_KEY = rb'"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s|tts|cname|id2|scope|bind_id|sf)"\s*:'
 _EVENT_START = re.compile(rb"\{\s*" + _KEY)
 _PHASE = re.compile(rb'"ph"\s*:')
 _GAP = re.compile(rb"[\s,]*")
-_LIST_END = re.compile(rb"\](?=\s*(?:$|\}|,\s*\"))")
-_LAST_EVENT_END = re.compile(rb"\}(?=(\s*)\]\s*(?:$|\}|,\s*\"))")
+_LIST_END = re.compile(rb"\](?=\s*(?:\Z|\}|,\s*\"))")
 _POSITION = re.compile(r"\(byte (\d+)\)")
 
 
@@ -64,42 +76,71 @@ def walk(text: bytes) -> Iterator[Piece]:
     The text starts between two events. Stops behind the ``]`` that ends the list of events.
     """
     position = 0
-    after_loss = False
+    n_bad = 0  # pieces since the last event
     while True:
         position = _skip_gap(text, position)
         if position >= len(text):
             return
-        if text[position] == ord("]") and closes_list(text, position):
-            yield Piece(position, position + 1, closes=True)
+        if n_bad >= MAX_BAD_IN_A_ROW:
+            yield Piece(position, len(text), n_lost=_count_phases(text, position))
             return
-        if text[position] != ord("{"):
-            start = _next_start(text, position)
-            n_lost = len(_PHASE.findall(text, position, start))
-            yield Piece(position, start, repaired=not n_lost, n_lost=n_lost)
-            position, after_loss = start, after_loss or n_lost > 0
-            continue
-        end = position + _value_size(memoryview(text)[position:])
-        if end > position:
-            event = text[position:end]
-            # an object without a phase right after a loss is a part of what was lost
-            if not after_loss or _PHASE.search(event):
-                yield Piece(position, end, event)
-                after_loss = False
-            position = end
-            continue
-        start = _next_start(text, position + 1)
-        piece = text[position:start]
-        mended, closes = _rescue(piece)
-        if mended:
-            end = position + closes if closes else start
-            yield Piece(position, end, mended, repaired=True, closes=closes > 0)
-            if closes:
-                return
-        elif not after_loss or _PHASE.search(piece):
-            n_lost = max(len(_PHASE.findall(piece)), 1)
-            yield Piece(position, start, n_lost=n_lost)
-        after_loss = not mended
-        position = start
+        if text[position] == _OPEN:
+            piece = _next_piece(text, position, after_loss=n_bad > 0)
+        elif _really_ends(text, position):
+            piece = Piece(position, position + 1, closes=True)
+        else:
+            start = find_start(text, position)
+            n_lost = _count_phases(text, position, start)
+            # what stands here may be the rest of what was lost before
+            repaired = not n_lost and not n_bad
+            piece = Piece(position, start, repaired=repaired, n_lost=n_lost)
+        yield piece
+        if piece.closes:
+            return
+        # rubbish between two good events is no loss, and no reason for suspicion
+        n_bad = 0 if piece.text or piece.repaired else n_bad + 1
+        position = piece.end
+
+
+def _next_piece(text: bytes, position: int, *, after_loss: bool) -> Piece:
+    """Return the event at ``position``, mended if need be, or its loss."""
+    size = _value_size(memoryview(text)[position:])
+    end = position + size if size else find_start(text, position + 1)
+    piece = text[position:end]
+    if after_loss and not _PHASE.search(piece):
+        # an object without a phase right after a loss is a part of what was lost
+        return Piece(position, end)
+    if size:
+        return Piece(position, end, piece)
+    closes = _find_list_end(text, position) if end == len(text) else 0
+    end = closes or end
+    mended = _rescue(text[position : closes - 1 if closes else end])
+    if mended:
+        return Piece(position, end, mended, repaired=True, closes=closes > 0)
+    return Piece(position, end, n_lost=max(_count_phases(piece), 1), closes=closes > 0)
+
+
+def _find_list_end(text: bytes, position: int) -> int:
+    """Return where the list of events ends behind a damaged last event, 0 if it does not.
+
+    The first ``]`` behind which nothing stands but the other keys of the document.
+    """
+    for match in islice(_LIST_END.finditer(text, position), 64):
+        tail = text[match.end() :].strip()
+        if tail in (b"", b"}") or (
+            tail.startswith(b",") and _is_object(mend(b"{" + tail.lstrip(b", \t\r\n")))
+        ):
+            return match.end()
+    return 0
+
+
+def _count_phases(text: bytes, start: int = 0, end: int | None = None) -> int:
+    return len(_PHASE.findall(text, start, len(text) if end is None else end))
+
+
+def _really_ends(text: bytes, position: int) -> bool:
+    """Return whether a ``]`` in a damaged text ends the list of events, and not one inside it."""
+    return closes_list(text, position) and not _PHASE.search(text, position)
 
 
 def _value_size(view: memoryview) -> int:
@@ -127,7 +168,7 @@ def _skip_gap(text: bytes, position: int) -> int:
     return match.end() if match else position
 
 
-def _next_start(text: bytes, position: int) -> int:
+def find_start(text: bytes, position: int) -> int:
     """Return where the next event seems to begin: a ``{`` and a known key, not a key's value."""
     for match in _EVENT_START.finditer(text, position):
         before = text[max(match.start() - 64, 0) : match.start()].rstrip()
@@ -136,20 +177,15 @@ def _next_start(text: bytes, position: int) -> int:
     return len(text)
 
 
-def _rescue(piece: bytes) -> tuple[bytes, int]:
-    """Return one event mended, and where the list ends behind it (0: it does not)."""
+def _rescue(piece: bytes) -> bytes:
+    """Return one event mended, empty when that does not help."""
     if len(piece) > MAX_MENDED_BYTES:
-        return b"", 0
-    body = piece.rstrip(b" \t\r\n,")
-    candidates = [(body, 0)]
-    # the last event is followed by the end of the list and the other keys
-    ends = list(_LAST_EVENT_END.finditer(body))[-4:]
-    candidates += [(body[: match.end()], match.end(1) + 1) for match in ends]
-    for text, closes in candidates:
-        for mended in (mend(text), mend(_quote_name(text))):
-            if _is_object(mended):
-                return mended, closes
-    return b"", 0
+        return b""
+    for mended in (mend(piece), mend(_quote_name(piece))):
+        size = _value_size(memoryview(mended))
+        if size:
+            return mended[:size]
+    return b""
 
 
 # -- mending -----------------------------------------------------------------------------------
@@ -161,10 +197,11 @@ _TOKEN = re.compile(
 )
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _ESCAPE = re.compile(
-    # a good escape or pair of surrogates; half a pair; a stray backslash
-    rb'(\\(?:["\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    rb"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|(\\)",
-    re.DOTALL,
+    rb'\\["\\/bfnrt]'
+    rb"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|(?P<stray>\\)"
 )
 
 
@@ -182,15 +219,21 @@ def _mend_token(match: re.Match[bytes]) -> bytes:
     if not token.startswith(b'"'):
         return b"null"
     if b"\\" in token:
-        token = _ESCAPE.sub(_mend_escape, token)
+        strays = any(found.group("stray") for found in _ESCAPE.finditer(token))
+        # one stray backslash: whoever wrote this (a Windows path) escaped none of them
+        token = _ESCAPE.sub(_double if strays else _whole_pairs, token)
     if _CONTROL.search(token):
         token = _CONTROL.sub(lambda control: b"\\u%04x" % control.group()[0], token)
     return token
 
 
-def _mend_escape(match: re.Match[bytes]) -> bytes:
-    good, half, _ = match.groups()
-    return good or (b"\\ufffd" if half else b"\\\\")
+def _double(match: re.Match[bytes]) -> bytes:
+    escape = match.group()
+    return escape if escape == b'\\"' else escape.replace(b"\\", b"\\\\")
+
+
+def _whole_pairs(match: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if match.group("half") else match.group()
 
 
 # an unescaped quote inside a name (pytorch#146900): the name ends where the next key begins

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from torchtriage.cli.config import with_config
-from torchtriage.cli.output import check_outputs, complain, save
+from torchtriage.cli.output import check_outputs, complain, print_report, save
 from torchtriage.cli.progress import reading
 from torchtriage.errors import TraceFormatError, UsageError
 from torchtriage.finding import Result
@@ -19,7 +19,7 @@ from torchtriage.finding import Result
 __all__ = ["command"]
 
 LEVELS = ("note", "low", "medium", "high")
-FILE = click.Path(dir_okay=False)
+FILE = click.Path()
 
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
@@ -145,11 +145,7 @@ def _report(results: list[Result], files: list[str | Path], options: dict[str, A
         api.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     if options["form"] is None and options["output"] is None:
-        from rich.console import Console
-
-        from torchtriage.report import terminal
-
-        terminal.write(results, Console(), top=options["top"])
+        print_report(results, top=options["top"])
         return
     data = _encode(results, options["form"], options["top"])
     if options["output"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from torchtriage.cli.output import print_report
 from torchtriage.cli.progress import reading
 
 __all__ = ["command"]
@@ -18,13 +19,10 @@ def command(ctx: click.Context, /, path: str, quiet: bool) -> None:
 
     Exit code 2 when no verdict can be given on it.
     """
-    from rich.console import Console
-
     from torchtriage import api
-    from torchtriage.report import terminal
 
     with reading(path, quiet=quiet) as progress:
         result = api.analyze(path, progress=progress)
-    terminal.write([result], Console(), view="doctor")
+    print_report([result], view="doctor")
     if result.refused:
         ctx.exit(2)

@@ -116,6 +116,7 @@ def _origin(error: BaseException) -> str:
 
 
 @click.group(
+    "torchtriage",
     cls=_Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A path alone analyses it: torchtriage trace.json.gz",

@@ -1,4 +1,4 @@
-"""What commands write besides their result: files, and one line for each failure."""
+"""What commands write: reports, files, and one line for each failure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from torchtriage.errors import UsageError
+from torchtriage.finding import Result
 
-__all__ = ["check_outputs", "complain", "save"]
+__all__ = ["check_outputs", "complain", "print_report", "save"]
 
 
 def complain(message: str) -> None:
@@ -73,3 +74,18 @@ def save(name: str, data: bytes) -> None:
 
 def _same(target: Path, other: str | Path) -> bool:
     return other != "-" and Path(other).exists() and target.samefile(other)
+
+
+def print_report(
+    results: Sequence[Result], *, top: int | None = None, view: str = "report"
+) -> None:
+    """Print results in the terminal's width and colours."""
+    from rich.console import Console
+
+    from torchtriage.report import terminal
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1, which means findings here
+
+    terminal.write(results, Screen(), top=top, view=view)

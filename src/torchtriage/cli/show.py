@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from torchtriage.cli.output import check_outputs, save
+from torchtriage.cli.output import check_outputs, print_report, save
 from torchtriage.errors import UsageError
 
 __all__ = ["command"]
@@ -17,7 +17,7 @@ __all__ = ["command"]
 @click.option(
     "--html",
     metavar="FILE",
-    type=click.Path(dir_okay=False),
+    type=click.Path(),
     help="Write the page instead of printing.",
 )
 @click.option("--markdown", is_flag=True, help="Print Markdown instead.")
@@ -37,11 +37,7 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
 
         click.echo(report.render(results, top=top))
     else:
-        from rich.console import Console
-
-        from torchtriage.report import terminal
-
-        terminal.write(results, Console(), top=top)
+        print_report(results, top=top)
 
 
 def _read(path: str) -> bytes:

@@ -1,0 +1,253 @@
+"""The smaller commands, the help, and what every command promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import torchtriage as tt
+from torchtriage import api
+from torchtriage.cli.main import COMMANDS, cli
+from torchtriage.patterns import catalogue
+
+Run = Callable[..., Result]
+
+
+def commands() -> list[click.Command]:
+    context = click.Context(cli)
+    found = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    return [one for one in found if one is not None]
+
+
+# -- help --------------------------------------------------------------------------------------
+
+
+def test_the_overview_names_every_command(run: Run) -> None:
+    text = run("--help", code=0).stdout
+    for name, what in COMMANDS.items():
+        assert f"{name} " in text
+        assert what.split()[0] in text
+    assert run("-h", code=0).stdout == text
+
+
+def test_every_module_is_a_command() -> None:
+    modules = {path.stem for path in Path(api.__file__).parent.joinpath("cli").glob("*.py")}
+    assert modules - {"__init__", "config", "main", "output", "progress"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda one: one.name)
+def test_every_command_and_option_is_documented(run: Run, command: click.Command) -> None:
+    assert command.help
+    text = run(str(command.name), "--help", code=0).stdout
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, param.name
+            assert all(one in text for one in param.opts)
+
+
+def test_version(run: Run) -> None:
+    assert run("--version", code=0).stdout == f"torchtriage {tt.__version__}\n"
+
+
+def test_usage_errors_are_exit_code_2(run: Run) -> None:
+    for args in (["analyze"], ["--nope"], ["explain", "a", "b"], ["completion", "csh"]):
+        assert "Usage: torchtriage" in run(*args, code=2).stderr
+
+
+# -- explain -----------------------------------------------------------------------------------
+
+
+def test_explain_lists_every_pattern_by_family(run: Run) -> None:
+    text = run("explain", code=0).stdout
+    for entry in catalogue():
+        assert f"  {entry.pattern.code}  {entry.pattern.name}" in text
+        assert f"\n{entry.pattern.family}\n" in text
+
+
+@pytest.mark.parametrize("name", ["SYN001", "syn001", "host-sync-scalar", " SYN001 "])
+def test_explain_by_code_or_name(run: Run, name: str) -> None:
+    text = run("explain", name, code=0).stdout
+    assert text.startswith("SYN001 host-sync-scalar\n")
+    for section in ("Looks like:", "Slow because:", "Cost:", "Fix:", "Leave it when:", "Code:"):
+        assert section in text
+
+
+def test_explain_offers_what_is_near(run: Run) -> None:
+    assert "host-sync-scalar" in run("explain", "host-sync-scaler", code=2).stderr
+    assert "torchtriage explain lists all" in run("explain", "@@@@", code=2).stderr
+
+
+# -- doctor, show, demo ------------------------------------------------------------------------
+
+
+def test_doctor_says_what_a_recording_can_answer(run: Run) -> None:
+    text = run("doctor", "slow.json", code=0).stdout
+    assert "no Python stacks" in text
+    assert "with_stack=True" in text
+    assert "no GPU row" in run("doctor", "refused.json", code=2).stdout
+    assert run("doctor", "broken.json", code=2).stdout == ""
+
+
+def test_show_renders_a_saved_result_as_it_was(run: Run, folder: Path) -> None:
+    run("analyze", "slow.json", "--json", "-o", "result.json", code=0)
+    assert run("show", "result.json", code=0).stdout == run("slow.json", code=0).stdout
+    assert (
+        run("show", "result.json", "--markdown", code=0).stdout.strip()
+        == run("slow.json", "--markdown", code=0).stdout.strip()
+    )
+    assert run("show", "result.json", "--html", "page.html", code=0).stdout == ""
+    assert "SYN001" in (folder / "page.html").read_text(encoding="utf-8")
+    assert run("show", "result.json", "--top", "1", code=0).stdout
+
+
+def test_show_wants_a_result(run: Run, folder: Path) -> None:
+    assert "expected a torchtriage result" in run("show", "broken.json", code=2).stderr
+    assert "expected a torchtriage result" in run("show", "slow.json", code=2).stderr
+    run("analyze", "slow.json", "--json", "-o", "result.json", code=0)
+    before = (folder / "result.json").read_bytes()
+    assert "input itself" in run("show", "result.json", "--html", "result.json", code=2).stderr
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_demo_finds_something_in_the_bundled_recording(run: Run, folder: Path) -> None:
+    result = run("demo", "--html", "demo.html", code=0)
+    assert "Costliest: " in result.stdout
+    assert "torchtriage analyze TRACE" in result.stdout
+    assert (folder / "demo.html").stat().st_size > 10_000
+    assert "folder does not exist" in run("demo", "--html", "no/demo.html", code=2).stderr
+
+
+# -- completion --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_us_back(run: Run, shell: str) -> None:
+    text = run("completion", shell, code=0).stdout
+    assert f"_TORCHTRIAGE_COMPLETE={shell}_complete" in text
+
+
+def complete(words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COMP_WORDS", f"torchtriage {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
+    monkeypatch.setenv("_TORCHTRIAGE_COMPLETE", "bash_complete")
+    result = CliRunner().invoke(cli, [], prog_name="torchtriage")
+    return [line.partition(",")[2] for line in result.stdout.splitlines()]
+
+
+def test_completion_knows_commands_options_codes_and_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert complete("do", monkeypatch) == ["doctor"]
+    assert complete("analyze --mi", monkeypatch) == ["--min-share"]
+    assert complete("explain SYN00", monkeypatch) == [f"SYN00{n}" for n in range(1, 6)]
+    assert complete("analyze ./x", monkeypatch) == ["./x"]  # the shell lists the files
+
+
+# -- failures of our own -----------------------------------------------------------------------
+
+
+def test_a_defect_is_one_message_with_its_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(api, "diagnose", broken)
+    result = run("slow.json", code=2)
+    assert result.stderr.startswith(
+        "torchtriage: a defect of torchtriage: KeyError: 'oops' - at test_commands.py:"
+    )
+
+
+def test_a_crashing_pattern_is_part_of_the_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchtriage.diagnose import verdict
+
+    def find(_trace: object) -> None:
+        raise ValueError("half way")
+
+    entries = [
+        api.Entry(one.pattern, find, one.fix, one.page) if one.pattern.code == "LCH014" else one  # type: ignore[arg-type]
+        for one in catalogue()
+    ]
+    monkeypatch.setattr(verdict, "catalogue", lambda: tuple(entries))
+    result = run("slow.json", code=0)
+    assert "LCH014 ValueError: half way" in result.stdout
+    assert "SYN001" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 2, "out of memory"),
+        (OSError(28, "No space left on device"), 2, "No space left on device"),
+    ],
+)
+def test_what_the_system_does_to_us_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "diagnose", fail)
+    result = run("slow.json", code=code)
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# -- real processes ----------------------------------------------------------------------------
+
+PROGRAM = [sys.executable, "-m", "torchtriage"]
+
+
+def test_the_program_runs_and_exits_as_it_says(folder: Path) -> None:
+    for args, code in (
+        (["slow.json"], 0),
+        (["slow.json", "--fail-on", "high"], 1),
+        (["missing.json"], 2),
+        (["refused.json"], 2),
+    ):
+        done = subprocess.run([*PROGRAM, *args], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_as_standard_input(folder: Path) -> None:
+    done = subprocess.run(
+        f"cat slow.json | {' '.join(PROGRAM)} - --json | head -c 23",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ('{"schema":"torchtriage/', "")
+
+
+@pytest.mark.parametrize(
+    "args", ["explain", "slow.json --json", "slow.json", "slow.json --markdown"]
+)
+def test_a_reader_that_goes_away_is_no_failure(folder: Path, args: str) -> None:
+    # the reading end is closed before anything is written
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        done = subprocess.run(
+            [*PROGRAM, *args.split()], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_is_no_utf8_terminal(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    for line in (
+        "slow.json", "explain SYN001", "doctor slow.json", "slow.json --json",
+        "slow.json --markdown", "demo", "--help",
+    ):  # fmt: skip
+        done = subprocess.run(
+            [*PROGRAM, *line.split()], capture_output=True, check=False, env=environment
+        )
+        assert (done.returncode, done.stderr) == (0, b""), line

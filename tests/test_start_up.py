@@ -1,0 +1,50 @@
+"""The program starts at once: what a user waits for before anything is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+# the budgets hold on a laptop; half as much again is for a busy shared machine
+MACHINE = 1.5
+IMPORT_S, HELP_S = 0.150, 0.300
+
+
+def seconds(*args: str) -> float:
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, *args], check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def best(*args: str) -> float:
+    """Return the least of up to seven runs: what the program takes when nothing else disturbs."""
+    seconds(*args)  # compiles the byte code
+    return min(seconds(*args) for _ in range(7))
+
+
+def test_import_takes_less_than_its_budget() -> None:
+    assert best("-c", "import torchtriage") < MACHINE * IMPORT_S
+
+
+def test_help_takes_less_than_its_budget() -> None:
+    assert best("-m", "torchtriage", "--help") < MACHINE * HELP_S
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import torchtriage", "numpy rich click msgspec isal tomllib json logging"),
+        ("import torchtriage.cli.main", "numpy rich msgspec isal"),
+        # reading and judging draw nothing
+        ("import torchtriage; torchtriage.analyze", "rich click torch"),
+    ],
+)
+def test_nothing_is_imported_before_it_is_needed(code: str, absent: str) -> None:
+    script = f"import sys; {code}; print([m for m in {absent.split()} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import itertools
 import json
 import os
@@ -418,6 +419,10 @@ def test_what_was_judged_is_said_before_anything_else(page: Page) -> None:
     page.open([healthy()])
     assert "Nothing found" in page.text(".head")
     assert "Every pattern could be checked" in page.text(".head")
+    assert page.text(".kicker .good") == "Nothing found"
+    page.open([dataclasses.replace(healthy(), not_checked=partial().not_checked)])
+    assert "Nothing found by 29 of 33 patterns" in page.text(".kicker")
+    assert page.js("return document.querySelector('.kicker .good')") is None
     page.open([partial()])
     assert "not everything judged" in page.text(".head")
     assert "5 patterns could not be checked (1 of them failed)" in page.text(".head")
@@ -498,3 +503,35 @@ def test_the_largest_result_opens_quickly_and_pans_smoothly(page: Page) -> None:
     page.frame()
     assert page.overflow() <= 0
     assert page.complaints() == []
+
+
+def test_a_recording_of_the_cpu_alone_shows_steps_without_classes(page: Page) -> None:
+    base = problems()
+    assert base.summary is not None
+    steps = tuple(dataclasses.replace(step, classes=None) for step in base.summary.steps)
+    summary = dataclasses.replace(base.summary, steps=steps, devices=(), top_kernels=())
+    trace = dataclasses.replace(base.trace, vendor="cpu", device_names=())
+    page.open([dataclasses.replace(base, summary=summary, trace=trace)])
+    assert "CPU only" in page.text(".facts")
+    assert page.js("return document.querySelector('#account, #idle, #steps .legend')") is None
+    assert "#10 142 ms #11 48.1 ms" in page.text("#steps .under")
+    assert page.text("#step-say") == "ProfilerStep#10: 142 ms, not counted as steady"
+    assert page.text("#ops thead").endswith("Self per call")
+    assert page.text("#ops tbody td:nth-child(5)").endswith("s")
+    assert page.complaints() == []
+
+
+def test_idle_time_is_listed_by_finding(page: Page) -> None:
+    page.open([problems()])
+    assert "Shares of the 59.7 ms that GPU 0 stood idle in the 4 steady steps" in page.text("#idle")
+    rows = page.js(
+        "return [...document.querySelectorAll('.cause')].map((row) => row.innerText.split('\\n'))"
+    )
+    assert [row[0] for row in rows] == [
+        "SYN001 host-sync-scalar",
+        "LCH016 optimizer-per-tensor",
+        "Not explained by a finding",
+    ]
+    page.click(".cause:nth-child(2) a")
+    assert page.js("return document.querySelectorAll('.finding')[2].open")
+    assert "44 operator names" in page.text("#ops")

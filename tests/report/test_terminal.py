@@ -306,3 +306,9 @@ def test_a_long_path_keeps_its_name():
     (line,) = [line for line in text.splitlines() if "worker0.json" in line]
     assert line.startswith("  …/folder/")
     assert len(line) <= 80
+
+
+def test_only_what_was_checked_whole_is_green():
+    assert "\x1b[1;32mNothing to win" in printed([healthy()], colour=True)
+    some = replace(healthy(), not_checked=partial().not_checked)
+    assert "\x1b[1mNothing to win" in printed([some], colour=True)

@@ -143,7 +143,9 @@ def test_only_a_recording_of_the_cpu_alone_takes_gpu_patterns_calmly():
 
 def test_an_outcome_never_calls_the_unknown_clean():
     assert words.outcome(healthy()) == "rank 0: nothing found"
-    assert words.outcome(partial()) == "nothing found, not everything checked"
+    assert words.outcome(partial()) == ("nothing found by 24 of 29 patterns, not everything judged")
+    some = replace(healthy(), not_checked=partial().not_checked, checked=("SYN001",))
+    assert words.outcome(some) == "rank 0: nothing found by 1 of 5 patterns"
     assert words.outcome(refused()) == "rank 0: no verdict"
     assert words.outcome(problems()) == (
         "rank 0: 5 findings, SYN001 first, 12.3-27.8 ms of 48.2 ms per step (26-58 %)"

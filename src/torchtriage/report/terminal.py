@@ -241,7 +241,9 @@ def _overview(page: _Page, results: Sequence[Result]) -> None:
 def _verdict_style(result: Result) -> str:
     if result.refused:
         return "bold red"
-    return "bold green" if result.healthy else "bold"
+    # green is for what was looked at whole
+    clean = result.healthy and not result.not_checked and not result.crashes
+    return "bold green" if clean else "bold"
 
 
 def _facts(page: _Page, result: Result, *, named: bool = False) -> None:

@@ -259,8 +259,9 @@ def outcome(result: Result) -> str:
     if result.refused:
         return f"{rank}no verdict"
     if not result.findings:
-        state = "nothing found" if result.healthy else "nothing found, not everything checked"
-        return f"{rank}{state}"
+        n_checked, n_open = len(result.checked), len(result.not_checked) + len(result.crashes)
+        by = f" by {n_checked:,} of {count(n_checked + n_open, 'pattern')}" if n_open else ""
+        return f"{rank}nothing found{by}{'' if result.healthy else ', not everything judged'}"
     parts = [count(len(result.findings), "finding"), f"{visible(result.findings[0].code)} first"]
     if result.joint_cost is not None:
         parts.append(saving(result.joint_cost))

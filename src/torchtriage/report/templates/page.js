@@ -17,6 +17,7 @@ const SPAN_WORDS = {
   wait: "waits for the device", python: "Python", loader: "data loading", step: "steps",
 };
 const NB = "\u00a0"; // a number stays with its unit
+const glued = (text) => text.replace(/(\d) (?=(?:%|[nµm]?s|[KMGT]i?B|B)(?:\W|$))/g, `$1${NB}`);
 const say = (text) => { document.getElementById("said").textContent = text; };
 
 // -- numbers as people read them ----------------------------------------------------------------
@@ -543,7 +544,7 @@ function card(finding, model) {
   }
   for (const [key, value] of finding.evidence) facts.push([evidenceName(key), evidenceText(key, value)]);
   node.append(h("div", { class: "inside" },
-    h("p", { class: "message wide" }, finding.message),
+    h("p", { class: "message wide" }, glued(finding.message)),
     finding.list.length && model.lanes.length ? picture(finding, model) : null,
     h("div", {},
       h("h4", {}, "Fix"), h("p", {}, fix.text), fix.code ? copyable(fix.code) : null,
@@ -615,9 +616,7 @@ function accountSection(model) {
 
 function stepsSection(model) {
   const steps = model.steps;
-  if (!steps.length) {
-    return section("steps", "Step by step", null, h("p", {}, "The recording marks no steps, so shares are of the window. Mark them with profiler.step() to see each one."));
-  }
+  if (!steps.length) return null;
   const walls = steps.map((step) => step[3] - step[2]), divided = steps.some((step) => step[5]);
   const steady = model.summary.stepMs ? model.summary.stepMs * 1e6 : null;
   // an outlier is cut, not allowed to flatten all others
@@ -656,7 +655,7 @@ function stepsSection(model) {
   return section("steps", "Step by step",
     `${shown}Each bar is the wall time of one step${divided ? ", split by class; shares are of that step" : ""}. Full height ${ns(top)}${steady ? `; dashed: the median of ${many(model.summary.nSteady, "steady step")}, ${ms(model.summary.stepMs)}` : ""}.${steps.every((step) => step[4]) ? "" : " Pale: not steady."}${walls.some((wall) => wall > top * 1.001) ? " Dotted top: taller than drawn." : ""}`,
     chart, labels, text,
-    h("ul", { class: "legend" }, shownParts.filter((_, k) => steps.some((step) => step[5] && step[5][k + 1])).map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
+    divided && h("ul", { class: "legend" }, shownParts.filter((_, k) => steps.some((step) => step[5] && step[5][k + 1])).map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),
       scroller("Steps", h("table", {},
         h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
@@ -758,7 +757,7 @@ function notesSection(result) {
   const notes = [...result.notes].sort((a, b) => rank[a.level] - rank[b.level]);
   return section("recording", "The recording", "What it can and cannot answer.",
     h("ul", { class: "notes" }, notes.map((note) => h("li", { class: note.level },
-      h("p", {}, note.message), note.fix ? h("p", { class: "how" }, note.fix) : null,
+      h("p", {}, glued(note.message)), note.fix ? h("p", { class: "how" }, note.fix) : null,
       h("p", { class: "tag" }, h("span", { class: "mono" }, note.code), ` · ${words[note.level]}`,
         note.evidence.map(([key, value]) => ` · ${evidenceName(key)} ${evidenceText(key, value)}`))))));
 }
@@ -779,18 +778,20 @@ function headline(result) {
   const t = result.trace, s = result.summary, n = result.nFindings;
   const limited = result.notChecked.length + result.crashes.length;
   const state = result.refused ? h("b", {}, "No verdict") : n ? h("b", {}, many(n, "finding"))
-    : result.healthy ? h("b", { class: "good" }, "Nothing found") : h("b", {}, "Nothing found, not everything judged");
+    : !result.healthy ? h("b", {}, "Nothing found, not everything judged")
+    : limited ? h("span", {}, `Nothing found by ${count(result.checked.length)} of ${many(result.checked.length + limited, "pattern")}`)
+    : h("b", { class: "good" }, "Nothing found");
   const rank = t.rank === null ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
   const facts = [
     ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" ? "CPU only" : "none recorded"],
-    ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "no steps marked"],
+    ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
   ];
   if (t.nLost || t.nRepaired) facts.push(["Lost", `${many(t.nLost, "event")} lost, ${many(t.nRepaired, "value")} repaired`]);
   return h("div", { class: "head" },
     h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),
-    h("h1", {}, result.verdict[0]), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, line)),
+    h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
     !result.refused && !n ? h("div", { class: limited ? "unsure" : "clean" },
       h("p", {}, limited ? `No pattern that could be checked spoke up. ${many(limited, "pattern")} could not be checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
         : "Every pattern could be checked on this recording, and none spoke up."),

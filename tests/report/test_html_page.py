@@ -261,7 +261,7 @@ def test_summary_without_scripts_names_every_finding_note_and_gap() -> None:
             assert note.message in text
         for item in (*result.not_checked, *result.crashes):
             assert item.code in text
-    assert "Saves 9.10 ms to 11.9 ms of 48.2 ms per step (19 % to 25 %), measured." in text
+    assert "Saves 9.10-11.9 ms of 48.2 ms per step (19-25 %), measured." in text
 
 
 # -- size and time -----------------------------------------------------------------------------
@@ -278,6 +278,9 @@ def test_the_largest_result_fits_with_nothing_left_out() -> None:
     packed = data["results"][0]
     assert [len(lane["spans"]) for lane in packed["summary"]["lanes"]] == [4 * N_SPANS] * 12
     assert [len(f["place"]["marks"]) for f in packed["findings"]] == [400] * 50
+    assert all(f["place"]["costliest"] for f in packed["findings"])
+    few = data_of(render([problems()]))["results"][0]["findings"]
+    assert not any(f["place"]["costliest"] for f in few)
     # 0.2 s on two cores; the margin is for busy machines
     assert took_s < 2
 
@@ -322,7 +325,9 @@ def test_longest_spans_and_intervals_are_the_ones_kept(monkeypatch: pytest.Monke
         "a",
         "c",
     ]
-    assert data["results"][0]["findings"][0]["place"]["marks"] == [5, 4]
+    place = data["results"][0]["findings"][0]["place"]
+    assert place["marks"] == [5, 4]
+    assert place["costliest"] is True
     assert data["cut"] == [
         "the 2 longest spans of a timeline lane",
         "the 1 longest intervals of a finding",

@@ -271,7 +271,7 @@ def test_a_recording_without_a_gpu_says_so_once_and_shows_its_host():
     text = terminal.render([result]).plain
     assert "  18 GPU patterns: need GPU rows; add ProfilerActivity.CUDA" in text
     assert not any(name in text for name in names)
-    assert "  top ops    2.00 ms  aten::conv2d, 20 calls\n" in text
+    assert "  top ops   2.00 ms  aten::conv2d, 20 calls\n" in text
     everything = terminal.doctor(result).plain
     assert all(f"{name} name-{name}" in " ".join(everything.split()) for name in names)
 

@@ -31,12 +31,14 @@ from torchtriage.finding import (
     TimelineLane,
 )
 from torchtriage.names import short_name, visible
-from torchtriage.report.words import event_name, needs_device, without_device
-from torchtriage.units import format_ms, format_share
+from torchtriage.report.words import event_name, needs_device, saving, without_device
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
 
 MAX_PAGE_BYTES = 3_000_000
+
+MAX_INTERVALS = 200
+"""A place this full holds its costliest intervals only."""
 
 SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
 
@@ -177,7 +179,7 @@ def _plain_summary(results: Sequence[Result], detail: _Detail) -> str:
             put("h3", f"{finding.code} {finding.title}")
             put("p", finding.message)
             if finding.cost:
-                put("p", _saving(finding.cost))
+                put("p", f"Saves {saving(finding.cost)}, {finding.cost.basis}.")
             if finding.fix.text:
                 put("p", f"Fix: {finding.fix.text}")
         if result.not_checked:
@@ -187,14 +189,6 @@ def _plain_summary(results: Sequence[Result], detail: _Detail) -> str:
             codes = ", ".join(item.code for item in result.crashes)
             put("p", f"Not checked, the pattern failed: {codes}", 1000)
     return "\n".join(lines)
-
-
-def _saving(cost: Cost) -> str:
-    return (
-        f"Saves {format_ms(cost.low_ms)} to {format_ms(cost.high_ms)} of "
-        f"{format_ms(cost.of_ms)} per {cost.per} "
-        f"({format_share(cost.share_low)} to {format_share(cost.share_high)}), {cost.basis}."
-    )
 
 
 # -- the data ----------------------------------------------------------------------------------
@@ -409,6 +403,7 @@ class _Packer:
                     for start_ns, end_ns in sorted(marks)
                     for value in (start_ns - origin_ns, end_ns - start_ns)
                 ],
+                "costliest": len(marks) < len(place.intervals_ns) or len(marks) >= MAX_INTERVALS,
                 "lane": _text(place.lane, 120),
                 "ops": [_text(op, 200) for op in place.ops[: detail.facts]],
                 "frame": _frame(place.frame) if place.frame else None,

@@ -286,16 +286,18 @@ def _host(page: _Page, summary: Summary) -> None:
         )
     page.blank(not walls)
     label = "top ops"
-    for op in summary.top_ops[:N_OPS]:
+    top_ops = summary.top_ops[:N_OPS]
+    room = max((len(format_ns(op.self_ns)) for op in top_ops), default=0)
+    for op in top_ops:
         page.labelled(
             label,
-            (f"{format_ns(op.self_ns):>8}", "bold"),
+            (format_ns(op.self_ns).rjust(room), "bold"),
             (f"  {words.event_name(op.name)}", ""),
             (f", {words.count(op.count, 'call')}", "dim"),
         )
         label = ""
-    if summary.top_ops:
-        page.labelled("", ("own time in the window, without the operators each calls", "dim"))
+    if top_ops:
+        page.labelled("", ("self time in the window", "dim"))
 
 
 def _device(page: _Page, device: DeviceSummary) -> None:

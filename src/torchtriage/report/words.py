@@ -201,7 +201,9 @@ def _fact(key: str, value: Any) -> str:
 
 def _spoken(key: str) -> str:
     words = visible(key).replace("_", " ").split(" ")
-    return elide(" ".join({"gpu": "GPU", "cpu": "CPU"}.get(word, word) for word in words))
+    return elide(
+        " ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words)
+    )
 
 
 @dataclass(frozen=True)

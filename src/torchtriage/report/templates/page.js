@@ -40,6 +40,7 @@ function ns(value) {
   }
   return `${digits(value / 1e9)}${NB}s`;
 }
+const per = (cost) => (cost.per === "step" ? "per step" : "in the window");
 const ms = (value) => (value === null ? "–" : ns(value * 1e6));
 function share(ratio) {
   if (ratio === null || !Number.isFinite(ratio)) return "–";
@@ -426,7 +427,7 @@ function timeline(model) {
 function saving(cost) {
   if (!cost) return h("div", { class: "gain" }, "No time saving claimed");
   const wide = (part) => `${Math.max(0, Math.min(1, part || 0)) * 100}%`;
-  const text = `${between(cost.lowMs, cost.highMs, ms)} of ${ms(cost.ofMs)} per ${cost.per}`;
+  const text = `${between(cost.lowMs, cost.highMs, ms)} of ${ms(cost.ofMs)} ${per(cost)}`;
   return h("div", { class: "gain" },
     h("div", { class: "range", role: "img", "aria-label": `Saving ${text}` },
       h("i", { class: "may", style: { width: wide(cost.shareHigh) } }),
@@ -500,8 +501,9 @@ function copyable(code) {
 function stretch(finding, model) {
   const [from, to] = finding.list.reduce((best, mark) => mark[1] - mark[0] > best[1] - best[0] ? mark : best);
   const step = model.steps.find(([, , start, end]) => from >= start && from < end);
-  if (step && (step[3] - step[2]) <= 60 * (to - from)) return [step[2], step[3], step[1]];
-  const around = Math.max((to - from) * 4, 5000);
+  if (step) return [step[2], step[3], step[1]];
+  // closer than this the lanes, merged to what a screen shows of the whole window, have no detail
+  const around = Math.max((to - from) * 4, model.wall / 60);
   return [Math.max(0, from - around), Math.min(model.wall, to + around), ""];
 }
 function picture(finding, model) {
@@ -512,7 +514,7 @@ function picture(finding, model) {
   const lanes = [...new Set([device, own || host, own && own !== device ? null : host])].filter(Boolean);
   const inside = finding.list.filter(([from, to]) => to > t0 && from < t1);
   const sum = inside.reduce((total, [from, to]) => total + Math.min(to, t1) - Math.max(from, t0), 0);
-  const text = `${step || "Around the longest interval"}: ${many(inside.length, "interval")}, ${ns(sum)} of the ${ns(t1 - t0)} shown`;
+  const text = `${step || "Around the longest interval"}: ${many(inside.length, "interval")}${finding.place.costliest ? ` of the ${count(finding.list.length)} costliest` : ""}, ${ns(sum)} of the ${ns(t1 - t0)} shown`;
   const canvas = h("canvas", { role: "img", "aria-label": `${finding.code}: ${text}` });
   finding.draw = () => paint(canvas, layout(lanes, [], false), t0, t1, { axis: false, marks: inside, focus: null });
   return h("figure", { class: "wide" }, h("div", { class: "frame" }, canvas), h("figcaption", {}, text, ". ",
@@ -579,7 +581,7 @@ function findingsSection(result, model) {
     toggle.textContent = open ? "Close all" : "Open all";
   } } }, "Open all");
   return section("findings", "What to fix, worst first",
-    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} per ${joint.per} (${between(joint.shareLow, joint.shareHigh, share)}), each millisecond counted once; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
+    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), each millisecond counted once; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
       : "Savings have one denominator each, written beside them.",
     cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,
     cards,

@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz clean
+.PHONY: help demo test lint format docs fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -34,6 +34,9 @@ lint: $(VENV)/.dev ## Style, types and the import contract
 format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(VENV)/.core ## Write the generated pages again: command line, columns, patterns
+	@PYTHONPATH=. $(BIN)/python docs/build.py
 
 fuzz: $(VENV)/.fuzz ## Feed broken input to the reader for two minutes
 	@echo "==> fuzzing the trace reader for $(FUZZ_SECONDS) s"

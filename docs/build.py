@@ -1,0 +1,190 @@
+"""Write the generated pages again: ``make docs``.
+
+The command line, the columns of a trace and every pattern are documented where they are defined;
+these pages are that text in Markdown, and a test holds them current.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from torchtriage.cli.main import cli
+from torchtriage.patterns import Entry, catalogue
+from torchtriage.patterns.base import NEEDS, SECTIONS
+from torchtriage.trace.columns import Detail
+from torchtriage.trace.schema import CATEGORY_KINDS, COLUMNS, Kind
+
+HERE = Path(__file__).parent
+NOTE = "<!-- written by docs/build.py: change the source, then run make docs -->\n"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every generated page by its path below ``docs``."""
+    entries = sorted(catalogue(), key=lambda one: (one.pattern.family, one.pattern.code))
+    found = {"cli.md": _cli(), "schema.md": _schema(), "patterns/index.md": _index(entries)}
+    for entry in entries:
+        found[f"patterns/{entry.pattern.code}.md"] = _pattern(entry)
+    return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
+
+
+def write(folder: Path = HERE) -> None:
+    """Write the pages, and take away those of patterns that are gone."""
+    found = pages()
+    for old in (folder / "patterns").glob("*.md"):
+        if f"patterns/{old.name}" not in found:
+            old.unlink()
+    for name, text in found.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _code(text: str) -> str:
+    """Return docstring text with Markdown's quotes instead of reStructuredText's."""
+    return text.replace("``", "`")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, (":--",) * len(head), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+def _cli() -> str:
+    context = click.Context(cli, info_name="torchtriage")
+    commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    parts = [
+        "# The command line",
+        inspect.cleandoc(cli.help or ""),
+        cli.epilog or "",
+        _options(cli),
+    ]
+    for command in filter(None, commands):
+        arguments = " ".join(
+            one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)
+        )
+        parts += [
+            f"## torchtriage {command.name}",
+            f"```console\n$ torchtriage {command.name} [OPTIONS] {arguments}".rstrip() + "\n```",
+            inspect.cleandoc(command.help or ""),
+            _options(command),
+        ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _options(command: click.Command) -> str:
+    rows = [
+        (f"`{_spelling(one)}`", one.help or "", _default(one))
+        for one in command.params
+        if isinstance(one, click.Option)
+    ]
+    return _table(("option", "meaning", "default"), rows) if rows else ""
+
+
+def _spelling(option: click.Option) -> str:
+    value = ""
+    if isinstance(option.type, click.Choice):
+        value = "|".join(map(str, option.type.choices))
+    elif option.metavar:
+        value = option.metavar
+    return f"{', '.join(option.opts)} {value}".strip()
+
+
+def _default(option: click.Option) -> str:
+    return f"`{option.default}`" if option.show_default else ""
+
+
+# -- the columns -------------------------------------------------------------------------------
+
+
+def _schema() -> str:
+    columns = [(f"`{one.name}`", f"`{one.dtype}`", one.unit, one.meaning) for one in COLUMNS]
+    kinds = [
+        (
+            f"`{kind.name}`",
+            ", ".join(f"`{cat}`" for cat, one in CATEGORY_KINDS.items() if one is kind),
+        )
+        for kind in Kind
+    ]
+    details = ", ".join(f"`{name}`" for name in Detail._fields)
+    return f"""# The columns of a trace
+
+`torchtriage.load(path)` returns a `Trace`: numpy arrays of equal length, one element per row, and
+tables of strings. A row is one complete event (`ph: X`, or a `B`/`E` pair) or one instant that is
+not an allocator record. Flow arrows, counters and metadata are counted, and are not rows.
+
+{_table(("column", "dtype", "unit", "meaning"), columns)}
+
+`details` entries hold, as raw JSON text: {details}.
+`trace.args(row)` reads all arguments of one row from the file again.
+
+## Kinds
+
+The category says what a row is, whatever its age and vendor called it. Categories that are not
+listed become `OTHER`; those that end in `_runtime` or `_driver` become `RUNTIME`.
+
+{_table(("kind", "categories"), kinds)}
+"""
+
+
+# -- the patterns ------------------------------------------------------------------------------
+
+
+def _index(entries: list[Entry]) -> str:
+    parts = [
+        "# Patterns",
+        f"{len(entries)} patterns, by family. `torchtriage explain CODE` prints the same pages.",
+    ]
+    for family, group in groupby(entries, key=lambda one: one.pattern.family):
+        rows = [
+            (
+                f"[{one.pattern.code}]({one.pattern.code}.md)",
+                one.pattern.name,
+                one.pattern.title,
+                _needs(one),
+            )
+            for one in group
+        ]
+        parts += [f"## {family}", _table(("code", "name", "what it finds", "needs"), rows)]
+    return "\n\n".join(parts)
+
+
+def _needs(entry: Entry) -> str:
+    return ", ".join(NEEDS[need][1] for need in sorted(entry.pattern.needs))
+
+
+def _pattern(entry: Entry) -> str:
+    return "\n\n".join(_pattern_parts(entry))
+
+
+def _pattern_parts(entry: Entry) -> Iterator[str]:
+    pattern = entry.pattern
+    yield f"# {pattern.code} {pattern.name}"
+    yield _code(entry.page.strip().split("\n", 1)[0])
+    for title in SECTIONS:
+        yield f"**{title}**: {_code(entry.section(title))}"
+    if entry.fix.code:
+        yield f"```python\n{entry.fix.code}\n```"
+    if entry.fix.link:
+        yield f"More: <{entry.fix.link}>"
+    needs = _needs(entry)
+    yield f"Family: {pattern.family}. " + (
+        f"Needs {needs}; without them it is reported as not checked."
+        if needs
+        else "Needs nothing beyond a readable trace."
+    )
+    if pattern.suppresses:
+        others = ", ".join(pattern.suppresses)
+        yield f"While this is certain, {others} mean nothing and stay silent."
+
+
+if __name__ == "__main__":
+    write()

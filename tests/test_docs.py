@@ -1,0 +1,89 @@
+"""The pages say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import click
+import pytest
+from docs import build
+
+from torchtriage import finding
+from torchtriage.cli.main import COMMANDS, cli
+from torchtriage.diagnose import doctor
+from torchtriage.patterns import catalogue
+from torchtriage.trace.schema import COLUMNS
+
+DOCS = Path(build.__file__).parent
+PAGES = build.pages()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_generated_pages_are_current(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run: make docs"
+
+
+def test_no_page_is_left_of_a_pattern_that_is_gone() -> None:
+    found = {f"patterns/{path.name}" for path in (DOCS / "patterns").glob("*")}
+    assert found == {name for name in PAGES if name.startswith("patterns/")}
+
+
+def test_every_pattern_is_in_the_index_and_has_a_page() -> None:
+    index = PAGES["patterns/index.md"]
+    for entry in catalogue():
+        code, name = entry.pattern.code, entry.pattern.name
+        assert f"[{code}]({code}.md) | {name} |" in index
+        page = PAGES[f"patterns/{code}.md"]
+        assert f"# {code} {name}" in page
+        assert entry.fix.link in page
+
+
+def test_every_command_and_option_is_in_the_page_of_the_command_line() -> None:
+    page = PAGES["cli.md"]
+    context = click.Context(cli)
+    for name in COMMANDS:
+        assert f"## torchtriage {name}\n" in page
+        command = cli.get_command(context, name)
+        assert command is not None
+        for param in command.params:
+            assert all(one in page for one in param.opts if isinstance(param, click.Option))
+
+
+def test_every_column_is_documented() -> None:
+    for column in COLUMNS:
+        assert f"| `{column.name}` | `{column.dtype}` |" in PAGES["schema.md"]
+
+
+def note_codes() -> set[str]:
+    """Return every first argument of a ``Note`` in the doctor's source."""
+    source = Path(doctor.__file__).read_text(encoding="utf-8")
+    return {
+        part.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Note"
+        for part in ast.walk(node.args[0])
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+
+
+def test_every_note_of_the_doctor_is_documented_and_no_other() -> None:
+    text = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert listed == note_codes()
+
+
+def test_every_word_of_a_result_is_defined() -> None:
+    text = (DOCS / "definitions.md").read_text(encoding="utf-8")
+    fields = [*vars(finding.TimeClasses)["__annotations__"], *vars(finding.Cost)["__annotations__"]]
+    for field in fields:
+        assert f"`{field}`" in text, field
+    for word in ("measured", "modelled", "bounded", "certain", "likely", "hint", "high", "medium"):
+        assert f"`{word}`" in text, word
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_every_linked_file_exists(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

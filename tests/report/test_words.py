@@ -150,3 +150,10 @@ def test_an_outcome_never_calls_the_unknown_clean():
     assert words.outcome(problems()) == (
         "rank 0: 5 findings, SYN001 first, 12.3-27.8 ms of 48.2 ms per step (26-58 %)"
     )
+
+
+def test_a_rank_alone_in_its_world_is_not_worth_a_word():
+    result = problems()
+    assert "rank 0 of 8" in words.recording(result)[2]
+    alone = replace(result, trace=replace(result.trace, world_size=1))
+    assert "rank" not in words.recording(alone)[2]

@@ -301,7 +301,7 @@ def recording(result: Result) -> tuple[str, ...]:
     where = []
     if trace.device_names:
         where.append(_devices(trace.device_names))
-    if trace.rank is not None:
+    if trace.rank is not None and trace.world_size != 1:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
         where.append(f"rank {trace.rank}{size}")
     if summary is not None and summary.n_steady_steps:

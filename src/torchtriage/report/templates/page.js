@@ -783,10 +783,10 @@ function headline(result) {
     : !result.healthy ? h("b", {}, "Nothing found, not everything judged")
     : limited ? h("span", {}, `Nothing found by ${count(result.checked.length)} of ${many(result.checked.length + limited, "pattern")}`)
     : h("b", { class: "good" }, "Nothing found");
-  const rank = t.rank === null ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
+  const rank = t.rank === null || t.worldSize === 1 ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
   const facts = [
     ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" ? "CPU only" : "none recorded"],
-    ["Step", s && s.stepMs !== null ? `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
+    ["Step", s && s.stepMs !== null ? s.nSteps === 1 ? `${ms(s.stepMs)}, one step` : `${ms(s.stepMs)}, median of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
   ];

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
+    "SCHEMA",
     "Certainty",
     "Cost",
     "Crash",

@@ -20,7 +20,7 @@ from torchtriage.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use"]
+__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "profiler_stop"]
 
 Ints = NDArray[np.int64]
 

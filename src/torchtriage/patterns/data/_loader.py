@@ -12,7 +12,7 @@ from torchtriage import intervals
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 
-__all__ = ["Fetches", "find_fetches"]
+__all__ = ["MIN_SHARE", "Fetches", "find_fetches"]
 
 Ints = NDArray[np.int64]
 

@@ -1,0 +1,200 @@
+"""What is promised is there, what is used is promised, and the examples run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import shutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+import torchtriage as tt
+from torchtriage import api, errors
+from torchtriage.cli.main import cli
+from torchtriage.patterns import Entry, catalogue
+
+SOURCE = Path(tt.__file__).parent
+ROOT = SOURCE.parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = sorted(_name(path) for path in SOURCE.rglob("*.py") if path.name != "__main__.py")
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(inspect.getsource(import_module(name)))
+
+
+@pytest.fixture(params=MODULES)
+def module(request: pytest.FixtureRequest) -> ModuleType:
+    return import_module(request.param)
+
+
+# -- __all__ -----------------------------------------------------------------------------------
+
+
+def test_all_is_sorted_and_true(module: ModuleType) -> None:
+    names = getattr(module, "__all__", None)
+    if names is None:
+        return
+    # constants first, then classes, then functions, each by name: as ruff sorts them
+    assert len(set(names)) == len(names)
+    assert names == sorted(names, key=lambda one: (not one.isupper(), not one[:1].isupper(), one))
+    assert [one for one in names if not hasattr(module, one)] == []
+
+
+def test_what_others_import_is_in_all() -> None:
+    """A name that another module uses is public, unless both are one pattern's own helpers."""
+    odd = []
+    for name in MODULES:
+        for node in ast.walk(tree(name)):
+            if not (
+                isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchtriage")
+            ):
+                continue
+            home = import_module(str(node.module))
+            names = getattr(home, "__all__", None)
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}" in MODULES
+                if names is not None and not inside and alias.name not in names:
+                    odd.append(f"{name} uses {node.module}.{alias.name}")
+                assert not (alias.name.startswith("_") and not alias.name.startswith("__")), name
+    assert odd == []
+
+
+def test_every_module_that_is_no_pattern_says_what_it_exports() -> None:
+    without = {name for name in MODULES if not hasattr(import_module(name), "__all__")}
+    patterns = {entry.find.__module__ for entry in catalogue()}
+    packages = {name for name in MODULES if (SOURCE.parent / name.replace(".", "/")).is_dir()}
+    helpers = {name for name in MODULES if name.rsplit(".", 1)[-1].startswith("_")}
+    assert without <= patterns | packages | helpers
+
+
+def test_every_public_function_and_class_is_described(module: ModuleType) -> None:
+    for name, one in vars(module).items():
+        if name.startswith("_") or getattr(one, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(one) or inspect.isclass(one):
+            assert inspect.getdoc(one), name
+
+
+# -- the promised names ------------------------------------------------------------------------
+
+
+def test_promised_names_load_when_used() -> None:
+    assert dir(tt) == sorted(tt.__all__)
+    assert set(tt.__all__) == {"__version__", *tt._HOMES}
+    for name in tt.__all__:
+        assert getattr(tt, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tt.nothing
+
+
+def test_errors_are_one_tree() -> None:
+    for name in errors.__all__:
+        one = getattr(errors, name)
+        assert issubclass(one, tt.TriageError)
+        assert f"``{name}``" in str(errors.__doc__)
+    shown = str(tt.UsageError("expected a, found b", where="file", hint="c"))
+    assert shown == "file: expected a, found b\n  try: c"
+
+
+def test_explain_gives_pages() -> None:
+    assert tt.explain() == catalogue()
+    one = tt.explain("host-sync-scalar")
+    assert isinstance(one, Entry)
+    assert one is tt.explain("SYN001")
+    with pytest.raises(tt.UsageError):
+        tt.explain("nothing")
+
+
+def test_a_report_shows_itself(tmp_path: Path) -> None:
+    result = tt.analyze(api.sample_path())
+    assert isinstance(result, tt.Report)
+    assert isinstance(result, tt.Result)
+    assert result.verdict[0] in " ".join(str(result).split())
+    assert result.to_json().startswith(b'{"schema":"torchtriage/1"')
+    assert result.to_html().startswith("<!doctype html>")
+    assert result.to_markdown()
+    # in a notebook the page has a frame, and no part of it is the notebook's own
+    cell = result._repr_html_()
+    assert cell.startswith("<iframe srcdoc=")
+    assert "<script" not in cell
+
+
+def test_a_trace_is_judged_without_reading_it_again() -> None:
+    trace = tt.load(api.sample_path())
+    assert tt.analyze(trace) == tt.analyze(api.sample_path())
+
+
+def test_progress_is_told_in_bytes() -> None:
+    told: list[tuple[int, int]] = []
+    path = api.sample_path()
+    tt.analyze(path, progress=lambda read, size: told.append((read, size)))
+    reads = [read for read, _ in told]
+    assert reads == sorted(reads)
+    assert {size for _, size in told} == {path.stat().st_size}
+
+
+# -- traces in folders -------------------------------------------------------------------------
+
+
+def test_folders_are_searched_and_files_taken_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    for name in ("b/2.json", "b/c/1.json.gz", "b/3.zip", "b/notes.txt", "odd.name"):
+        (tmp_path / name).touch()
+    (tmp_path / "b" / "d.json").mkdir()
+    found = api.find_traces([tmp_path / "b", tmp_path / "odd.name", tmp_path / "b" / "2.json"])
+    assert [str(one.relative_to(tmp_path)) for one in found] == [
+        "b/2.json", "b/3.zip", "b/c/1.json.gz", "odd.name"
+    ]  # fmt: skip
+    with pytest.raises(tt.TraceFormatError, match="expected traces in this folder"):
+        api.find_traces([tmp_path / "b" / "d.json"])
+
+
+# -- the README's examples ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with the files that the README's examples name."""
+    (tmp_path / "runs" / "ranks").mkdir(parents=True)
+    for name in ("trace.json.gz", "t.json", "runs/ranks/0.json.gz"):
+        shutil.copy(api.sample_path(), tmp_path / name)
+    CliRunner().invoke(cli, [str(api.sample_path()), "--json", "-o", str(tmp_path / "result.json")])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_python_examples_run(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ours = [block for block in blocks if "torchtriage" in block]
+    assert ours
+    for block in ours:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "DAT018" in capsys.readouterr().out
+
+
+def test_command_examples_run(bench: Path) -> None:
+    lines = re.findall(r"^\$ (.*?torchtriage .*?)(?:\s{2,}#.*| # .*)?$", README, re.MULTILINE)
+    assert len(lines) > 8
+    for line in lines:
+        command = line.rpartition("|")[2].replace('eval "$(', "").replace(')"', "")
+        args = shlex.split(command)[1:]
+        stdin = (bench / "t.json").read_bytes() if "|" in line else None
+        result = CliRunner().invoke(cli, args, input=stdin)
+        expected = 1 if "--fail-on" in args else 0
+        assert result.exit_code == expected, (line, result.output)

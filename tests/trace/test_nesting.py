@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtriage.trace import Trace
-from torchtriage.trace.nesting import contain
+from torchtriage.trace.nesting import _contain_in_turn, contain
 
 
 def row(trace: Trace, name: str, nth: int = 0) -> int:
@@ -65,6 +65,45 @@ def test_own_time_is_the_time_no_child_covers(rows: list[tuple[int, int, int]]) 
             for time in range(int(start), int(end), 500)
         }
         assert trace.tree.self_ns[one] == trace.dur_ns[one] - 500 * len(covered)
+
+
+@given(intervals_of, st.integers(0, 3))
+def test_containment_in_turn_is_the_same(rows: list[tuple[int, int, int]], tolerance: int) -> None:
+    rows = sorted(rows, key=lambda one: (one[0], one[1], -one[2]))
+    lane, start, dur = (np.array([one[i] for one in rows], np.int64) for i in range(3))
+    first = np.append(True, lane[1:] != lane[:-1])[: len(rows)]
+    found = _contain_in_turn(first, start, start + dur, tolerance)
+    assert found.tolist() == brute(rows, tolerance)
+
+
+DEEP = 30_000
+
+
+def deep_trace(outer: str = "outer") -> Trace:
+    """One op inside the other, and a flat row of ops once they are all over."""
+    builder = TraceBuilder().op(outer, 0, 200)
+    for i in range(DEEP):
+        builder.op("deep", 1 + i * 0.001, 100 - i * 0.002)
+    for i in range(DEEP):
+        builder.op("flat", 110 + i * 0.002, 0.001)
+    return builder.build()
+
+
+def test_deep_nesting_is_read_in_time_that_grows_with_the_events() -> None:
+    # climbing ancestor by ancestor takes minutes here
+    trace = deep_trace()
+    tree = trace.tree
+    deep, flat = np.flatnonzero(trace.named("deep")), np.flatnonzero(trace.named("flat"))
+    outer, innermost = row(trace, "outer"), int(deep[-1])
+    assert tree.parent[deep].tolist() == [outer, *deep[:-1].tolist()]
+    assert (tree.parent[flat] == outer).all()
+    assert (tree.nearest(trace.tree.members, trace.named("outer"))[1:] == outer).all()
+    assert (tree.outermost(deep[1:], trace.named("deep")) == deep[0]).all()
+    assert tree.under(trace.named("deep")).sum() == DEEP - 1
+    times = np.append(trace.start_ns[flat], trace.start_ns[innermost]) + 1
+    assert tree.at(np.zeros(len(times), np.int64), times - 1).tolist() == [*flat, innermost]
+    between = trace.end_ns[flat]
+    assert (tree.at(np.zeros(len(flat), np.int64), between) == outer).all()
 
 
 # -- trees -------------------------------------------------------------------------------------

@@ -30,6 +30,11 @@ _OUTER_FIRST[Kind.ANNOTATION] = 0
 _OUTER_FIRST[Kind.OP] = 1
 _OUTER_FIRST[Kind.RUNTIME] = 2
 
+_NEAR = 64
+"""Ancestors to climb one by one; real stacks are less deep, and short ways are cheap."""
+_MAX_ROUNDS = 1000
+"""Beyond, one pass over all intervals is faster: nesting deeper than Python's own limit."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tree:
@@ -90,6 +95,8 @@ class Tree:
 
     def under(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
+        if len(self.levels) > _NEAR:
+            return self._nearest(mask) >= 0
         out = np.zeros(len(self.parent), dtype=bool)
         for rows in self.levels[1:]:
             above = self.parent[rows]
@@ -111,23 +118,40 @@ class Tree:
     def nearest(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
         """Return for each row its innermost proper ancestor in ``mask``, -1 without one."""
         current: Ints = self.parent[rows].astype(np.int64)
-        while True:
+        for _ in range(_NEAR):
             climb = np.flatnonzero((current >= 0) & ~mask[current])
             if not len(climb):
                 return current
             current[climb] = self.parent[current[climb]]
+        found: Ints = self._nearest(mask)[rows].astype(np.int64)
+        return found
 
     def outermost(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
         """Return for each row its outermost proper ancestor in ``mask``, -1 without one."""
         found = np.full(len(rows), -1, np.int64)
         current = self.parent[rows].astype(np.int64)
-        while True:
+        for _ in range(_NEAR):
             alive = np.flatnonzero(current >= 0)
             if not len(alive):
                 return found
             hit = alive[mask[current[alive]]]
             found[hit] = current[hit]
             current[alive] = self.parent[current[alive]]
+        return self.nearest(rows, mask & ~self.under(mask))
+
+    def _nearest(self, mask: Mask) -> Rows:
+        """Return int32[n]: each member's innermost proper ancestor in ``mask``, -1 without one.
+
+        By pointer doubling: rounds grow with the logarithm of the depth.
+        """
+        near = self.parent.copy()
+        rows = self.members
+        while True:
+            above = near[rows]
+            rows = rows[(above >= 0) & ~mask[above]]
+            if not len(rows):
+                return near
+            near[rows] = near[near[rows]]
 
     def chain(self, row: int) -> list[int]:
         """Return the proper ancestors of one row, innermost first."""
@@ -159,13 +183,29 @@ class Tree:
             pick = np.flatnonzero(lanes == lane)
             index = np.searchsorted(trace.start_ns[rows], times_ns[pick], side="right") - 1
             current = np.where(index >= 0, rows[np.maximum(index, 0)], -1)
-            while True:
+            for _ in range(_NEAR):
                 over = np.flatnonzero((current >= 0) & (trace.end_ns[current] <= times_ns[pick]))
                 if not len(over):
                     break
                 current[over] = self.parent[current[over]]
+            else:
+                current = self._open(rows, times_ns[pick])
             out[pick] = current
         return out
+
+    def _open(self, rows: Ints, times_ns: Ints) -> Ints:
+        """Return the innermost of one lane's members open at each time, however deep."""
+        trace, count = self.trace, len(rows)
+        start_ns = np.concatenate([trace.start_ns[rows], times_ns])
+        end_ns = np.concatenate([trace.end_ns[rows], times_ns])
+        order = np.argsort(start_ns, kind="stable")
+        found = contain(
+            np.zeros(len(order), np.int64), start_ns[order], end_ns[order], tolerance_ns=0
+        )
+        out = np.full(len(order), -1, np.int64)
+        # a moment contains nothing: what is found is a member
+        out[order] = np.where(found >= 0, order[found], -1)
+        return np.where(out >= 0, rows[np.minimum(out, count - 1)], -1)[count:]
 
 
 def host_tree(trace: Trace) -> Tree:
@@ -264,7 +304,9 @@ def contain(lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, toleranc
     first[1:] = lane[1:] != lane[:-1]
     candidate[first] = -1
     active = np.flatnonzero(candidate >= 0)
-    while len(active):
+    for _ in range(_MAX_ROUNDS):
+        if not len(active):
+            return candidate
         above = candidate[active]
         fails = (end_ns[above] + tolerance_ns < end_ns[active]) | (
             start_ns[active] >= end_ns[above]
@@ -272,7 +314,21 @@ def contain(lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, toleranc
         active = active[fails]
         candidate[active] = candidate[above[fails]]
         active = active[candidate[active] >= 0]
-    return candidate
+    return _contain_in_turn(first, start_ns, end_ns, tolerance_ns)
+
+
+def _contain_in_turn(first: Mask, start_ns: Ints, end_ns: Ints, tolerance_ns: int) -> Ints:
+    """Return what :func:`contain` does, one interval after the other: linear at any depth."""
+    ends = end_ns.tolist()
+    out: list[int] = []
+    for i, (alone, start, end) in enumerate(
+        zip(first.tolist(), start_ns.tolist(), ends, strict=True)
+    ):
+        above = -1 if alone else i - 1
+        while above >= 0 and (ends[above] + tolerance_ns < end or start >= ends[above]):
+            above = out[above]
+        out.append(above)
+    return np.array(out, np.int64)
 
 
 def _running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:

@@ -229,6 +229,14 @@ def test_a_long_wait_over_an_idle_gpu_means_missing_rows() -> None:
     assert note.level == "warn"
     assert note.evidence["busy_share"] < 0.01
     assert note.evidence["wait_ns"] == 60_000_000
+    assert "rows are missing, so" in note.message
+
+
+def test_among_ranks_the_gpu_may_wait_for_others() -> None:
+    builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": 8})
+    builder.step(0, 0, 25_000).op("aten::mm", 1, 30).sync(40, 20_000)
+    builder.launch(10, 5, 20, 100, "gemm")
+    assert "or the GPU waits for other ranks" in notes(builder.build())["missing-kernels"].message
 
 
 # -- orphans -----------------------------------------------------------------------------------

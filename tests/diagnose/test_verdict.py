@@ -130,8 +130,11 @@ def test_a_refused_trace_is_not_judged(install: Install) -> None:
     assert result.refused
     assert not result.healthy
     assert (result.findings, result.checked, result.summary) == ((), (), None)
+    assert [(one.code, one.missing) for one in result.not_checked] == [
+        ("TST001", ("recording that can be judged",))
+    ]
     assert result.verdict[0].startswith("No verdict: 10 launches and copies, but no GPU row")
-    assert result.verdict[1].startswith("Record again: ")
+    assert result.verdict[1].startswith("Check that no other profiler was attached")
 
 
 # -- crashes -----------------------------------------------------------------------------------

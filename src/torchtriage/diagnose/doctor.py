@@ -178,11 +178,12 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
     if wait <= BLIND_SHARE * trace.window.wall_ns:
         return
     share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
+    or_peers = ", or the GPU waits for other ranks" if (trace.origin.world_size or 1) > 1 else ""
     yield Note(
         "missing-kernels",
         "warn",
         f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
-        " shows GPU work: rows are missing, so idle time here proves nothing",
+        f" shows GPU work: rows are missing{or_peers}, so idle time here proves nothing",
         "record whole steps without filtering; graph kernels need CUPTI's graph support"
         " (torch 2.1 or newer)",
         {"wait_ns": wait, "busy_share": round(share, 4)},

@@ -82,7 +82,9 @@ def diagnose(
     not_checked: list[NotChecked] = []
     crashes: list[Crash] = []
     checked: list[str] = []
-    if not refused:
+    if refused:
+        not_checked += [_withheld(entry, notes[0]) for entry in chosen]
+    else:
         claims: list[tuple[Pattern, Claim]] = []
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
@@ -173,6 +175,15 @@ def _run(
     else:
         checked.append(pattern.code)
     claims += [(pattern, claim) for claim in found]
+
+
+def _withheld(entry: Entry, refusal: Note) -> NotChecked:
+    return NotChecked(
+        entry.pattern.code,
+        entry.pattern.name,
+        ("recording that can be judged",),
+        refusal.fix,
+    )
 
 
 def _sound(trace: Trace, claim: Claim) -> Claim:
@@ -395,7 +406,7 @@ def _verdict(trace: Trace, result: Result, min_share: float) -> tuple[str, str, 
         first = refusals[0]
         return (
             f"No verdict: {first.message}.",
-            f"Record again: {first.fix}." if first.fix else "Record again.",
+            f"{first.fix[:1].upper()}{first.fix[1:]}.",
             f"{trace.report.n_events} events were read.",
         )
     limits = [note.message for note in result.notes if note.level == "warn"]

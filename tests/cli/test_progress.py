@@ -1,0 +1,79 @@
+"""The progress line: only on a terminal, only after a second, and gone at the end."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from torchtriage.cli import progress
+
+
+class Screen(io.StringIO):
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a clock that stands still until it is told otherwise."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (True, True)])
+def test_nothing_without_a_terminal_or_when_quiet(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool
+) -> None:
+    screen = Screen(terminal=terminal)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.reading("trace.json", quiet=quiet) as told:
+        assert told is None
+    assert screen.getvalue() == ""
+
+
+def test_a_short_read_shows_nothing(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.reading("trace.json", quiet=False) as told:
+        assert told is not None
+        now[0] = 0.9
+        told(1 << 20, 1 << 30)
+    assert screen.getvalue() == ""
+
+
+def test_a_long_read_shows_bytes_and_rate_and_cleans_up(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.reading("\x1b[31mtrace.json", quiet=False) as told:
+        assert told is not None
+        for now[0] in (2.0, 2.05, 4.0):  # the second comes too soon to be drawn
+            told(200 << 20, 1 << 30)
+    text = screen.getvalue()
+    assert text.count("reading ") == 2
+    assert "200 MiB, 100 MiB/s" in text
+    assert text.endswith("\r\x1b[K")
+    assert "\x1b[31m" not in text  # a name cannot colour the terminal
+
+
+def test_the_line_goes_away_when_reading_fails(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with (
+        pytest.raises(ValueError, match="odd"),
+        progress.reading("trace.json", quiet=False) as told,
+    ):
+        assert told is not None
+        now[0] = 2.0
+        told(1, 2)
+        raise ValueError("odd")
+    assert screen.getvalue().endswith("\r\x1b[K")

@@ -60,10 +60,8 @@ def test_an_unreadable_trace_is_one_clear_message(run: Run) -> None:
     result = run("analyze", "broken.json", code=2)
     assert result.stdout == ""
     first, hint = result.stderr.splitlines()
-    assert first == (
-        "torchtriage: broken.json: expected a profiler trace (JSON), found text that starts"
-        " with 'hello'"
-    )
+    assert first.startswith("torchtriage: broken.json: expected a profiler trace")
+    assert "'hello'" in first
     assert hint.startswith("  try: ")
 
 

@@ -68,12 +68,14 @@ def test_the_line_goes_away_when_reading_fails(
 ) -> None:
     screen = Screen(terminal=True)
     monkeypatch.setattr("sys.stderr", screen)
-    with (
-        pytest.raises(ValueError, match="odd"),
-        progress.reading("trace.json", quiet=False) as told,
-    ):
-        assert told is not None
-        now[0] = 2.0
-        told(1, 2)
-        raise ValueError("odd")
+
+    def fail() -> None:
+        with progress.reading("trace.json", quiet=False) as told:
+            assert told is not None
+            now[0] = 2.0
+            told(1, 2)
+            raise ValueError("odd")
+
+    with pytest.raises(ValueError, match="odd"):
+        fail()
     assert screen.getvalue().endswith("\r\x1b[K")

@@ -55,6 +55,12 @@ def test_quiet_without_any_computation():
     assert not list(find(builder.build()))
 
 
+@pytest.mark.parametrize("size", [[1, 2], {"a": 1}, "many"])
+def test_sizes_of_any_type_are_compared(size):
+    (claim,) = find(job(size=size, durs=[200, 250, 300, 350, 400]).build())
+    assert claim.gain_low.tolist() == pytest.approx([1, 200 / 250, 200 / 300, 200 / 350, 0.5], abs=0.01)
+
+
 def test_high_is_all_that_is_exposed():
     trace = job().build()
     (claim,) = find(trace)

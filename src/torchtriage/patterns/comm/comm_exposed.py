@@ -137,8 +137,9 @@ def _pieces(
 
 def _transfer_share(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the part of each collective that the fastest equal one took, 0 where unknown."""
+    # as text: what a file writes as a size need not be one
     keys = [
-        (_collective(trace, row), size, dtype) if size else None
+        (_collective(trace, row), str(size or ""), str(dtype))
         for row, size, dtype in zip(
             rows.tolist(),
             trace.details_of("nelems", rows),
@@ -146,14 +147,14 @@ def _transfer_share(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.float64
             strict=True,
         )
     ]
-    share = np.zeros(len(rows))
-    for key, count in Counter(key for key in keys if key is not None).items():
-        if count < MIN_EQUAL:
-            continue
-        mine = np.array([one == key for one in keys])
-        dur = trace.dur_ns[rows[mine]]
-        share[mine] = dur.min() / np.maximum(dur, 1)
-    return share
+    code: dict[tuple[str, str, str], int] = {}
+    group = np.array([code.setdefault(key, len(code)) for key in keys], np.int64)
+    sized = np.array([bool(size) for _, size, _ in keys], dtype=bool)
+    dur = np.maximum(trace.dur_ns[rows], 1)
+    fastest = np.full(len(code), np.iinfo(np.int64).max)
+    np.minimum.at(fastest, group, dur)
+    enough = sized & (np.bincount(group)[group] >= MIN_EQUAL)
+    return np.where(enough, fastest[group] / dur, 0.0)
 
 
 def _blocking_share(

@@ -32,6 +32,9 @@ def test_products(name, dims, expected):
         ("aten::mm", [[4, 8], [9, 16]]),
         ("aten::mm", [[4, 0], [0, 16]]),
         ("aten::mm", [[4, 8], [[8, 16]]]),
+        ("aten::mm", [[10**30, 2], [2, 10**30]]),
+        ("aten::mm", [[1 << 62, 2], [2, 8]]),
+        ("aten::mm", [[4, -8], [-8, 16]]),
         ("aten::bmm", [[4, 8], [8, 16]]),
         ("aten::linear", [[], [16, 8]]),
         ("aten::relu", [[4, 8], [8, 16]]),
@@ -87,3 +90,10 @@ def test_columns_of_many_rows():
     assert work.flop.tolist() == [1024, 1024, 0, 0, 0]
     assert work.n_elements.tolist() == [4 * 8 + 8 * 16 + 4 * 16] * 2 + [0] * 3
     assert work.least_side.tolist()[:2] == [4, 4]
+
+
+def test_convolutions_with_impossible_arguments_make_no_product():
+    far = f"[{10**25}, {10**25}]"
+    concrete = ["", "", "", "[1, 1]", far, "[1, 1]", "False", "[0, 0]", "1"]
+    dims = [[8, 3, 32, 32], [16, 3, 3, 3], [], [], [], [], [], [], []]
+    assert product_of("aten::convolution", dims, concrete) is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from torchtriage.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["BATCHED", "GEMMS", "Product", "Products", "product_of", "products"]
+__all__ = ["BATCHED", "GEMMS", "Product", "Products", "is_shape", "product_of", "products"]
 
 Ints = NDArray[np.int64]
 
@@ -36,6 +37,8 @@ _CONVOLUTION_GRADIENTS = {
     "aten::convolution_backward": (0, 2, 2),
     "aten::cudnn_convolution_backward_input": (1, 2, 1),
 }
+MAX_ELEMENTS = 1 << 40
+"""No tensor is larger; a shape that says so is damaged, and would not fit the arithmetic."""
 _HALF = {"c10::Half", "c10::BFloat16"}
 
 
@@ -145,7 +148,9 @@ def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
         elif len(left) == len(right) == (3 if name in BATCHED else 2) and left[-1] == right[-2]:
             batch = left[0] if name in BATCHED else 1
             found = Product(batch, left[-2], right[-1], left[-1])
-    return found if found is not None and min(found) > 0 else None
+    if found is None or min(found) <= 0 or max(found) > MAX_ELEMENTS:
+        return None
+    return found
 
 
 def _linear(left: Sequence[int], weight: Sequence[int]) -> Product | None:
@@ -180,11 +185,18 @@ def _gradient(dims: list[Any], at: tuple[int, int, int]) -> Product | None:
     return Product(at[2], rows, weight[0], int(np.prod(weight[1:], dtype=np.int64)))
 
 
+def is_shape(value: Any) -> TypeGuard[list[int]]:
+    """Return whether a recorded value is the shape of a tensor that can exist."""
+    return (
+        isinstance(value, list)
+        and all(isinstance(side, int) and 0 <= side <= MAX_ELEMENTS for side in value)
+        and math.prod(value) <= MAX_ELEMENTS
+    )
+
+
 def _shape(dims: list[Any], index: int) -> list[int]:
     value = dims[index] if index < len(dims) else None
-    if isinstance(value, list) and all(isinstance(side, int) for side in value):
-        return value
-    return []
+    return value if is_shape(value) else []
 
 
 def _numbers(concrete: Any, index: int) -> list[int]:

@@ -50,6 +50,25 @@ def test_the_backlog_from_before_the_recording_is_no_step_of_ours() -> None:
     assert trace.window.start_ns == 45_000
 
 
+def test_marks_that_are_not_used_are_counted() -> None:
+    builder = TraceBuilder().step(0, 0, 100).step(1, 100, 100).step(2, 200, 100.5)
+    builder.step(0, 10, 100, tid=2).step(1, 150, 10)
+    basis = builder.build().window.basis
+    assert basis == "3 ProfilerStep# marks of the main loop, 2 more on other threads or overlapping"
+
+
+def test_files_with_many_names_are_read_in_time_that_grows_with_the_events() -> None:
+    # one pass over all rows for each name takes minutes here
+    builder = TraceBuilder()
+    for i in range(20_000):
+        at = 40_000.0 * i
+        builder.annotation(f"request {i}", at, 30_000)
+        builder.call(f"cudaCall{i}", at + 1, 15_000).call(f"cudaCall{i}", at + 16_000, 100.5)
+    trace = builder.build()
+    assert not len(trace.steps)
+    assert len(trace.steps.first_use) == 20_000
+
+
 def test_gpu_projections_of_the_marks_are_not_steps() -> None:
     builder = TraceBuilder().step(4, 0, 100).step(5, 100, 100.5)
     builder.event("ProfilerStep#4", "gpu_user_annotation", 20, 90, pid=0, tid=7)

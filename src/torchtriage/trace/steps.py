@@ -163,18 +163,29 @@ def first_use(trace: Trace) -> Ints:
     )
     calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(_WAITS)
     slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
-    for code in np.unique(trace.name[slow]).tolist():
-        same = slow[trace.name[slow] == code]
-        usual = trace.dur_ns[calls & (trace.name == code) & (trace.dur_ns < FIRST_USE_NS)]
-        bar = FIRST_USE_RATIO * float(np.median(usual)) if len(usual) else 0.0
-        if len(same) <= FIRST_USES:
-            marked[same[trace.dur_ns[same] >= bar]] = True
+    n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
+    slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
+    usual = np.flatnonzero(calls & (trace.dur_ns < FIRST_USE_NS))
+    usual = usual[n_slow[trace.name[usual]] > 0]
+    marked[
+        slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]
+    ] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
     work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
     busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
     idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
     return idle
+
+
+def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:
+    """Return float64[names], ns: the median duration of these rows by name, 0 without any."""
+    out = np.zeros(len(trace.names))
+    rows = rows[np.lexsort((trace.dur_ns[rows], trace.name[rows]))]
+    codes, first, count = np.unique(trace.name[rows], return_index=True, return_counts=True)
+    middle = trace.dur_ns[rows[first + (count - 1) // 2]], trace.dur_ns[rows[first + count // 2]]
+    out[codes] = np.mean(middle, axis=0)
+    return out
 
 
 class _Found(NamedTuple):
@@ -196,11 +207,13 @@ def _by_profiler(trace: Trace) -> Found:
     if not len(rows):
         return None
     names = [trace.name_of(row) for row in rows.tolist()]
+    n_more = int(mask.sum()) - len(rows)
+    more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
     return _Found(
         names,
         trace.start_ns[rows],
         trace.end_ns[rows],
-        f"{len(rows)} ProfilerStep# mark{'s' if len(rows) > 1 else ''}",
+        f"{len(rows)} ProfilerStep# mark{'s' if len(rows) > 1 else ''}{more}",
         int(trace.lane[rows[0]]),
     )
 
@@ -213,12 +226,13 @@ def _by_annotation(trace: Trace) -> Found:
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
     window = _whole(trace, "")
-    for code in np.unique(trace.name[rows]).tolist():
+    # all threads together first: few names get any further, and files can hold many names
+    often = np.bincount(trace.name[rows]) >= 3
+    often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
+    for code in np.flatnonzero(often).tolist():
         same = _one_lane(trace, rows[trace.name[rows] == code])
-        if len(same) < 3:
-            continue
         start, end = trace.start_ns[same], trace.end_ns[same]
-        if (end - start).sum() < 0.5 * window.wall_ns:
+        if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
             continue
         name = trace.names[code]
         labels = [f"{name} {i}" for i in range(len(same))]

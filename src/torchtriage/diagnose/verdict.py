@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.diagnose.doctor import examine
 from torchtriage.diagnose.ownership import Share, share_out
+from torchtriage.diagnose.sentences import sentences
 from torchtriage.diagnose.summary import summarise
 from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import (
@@ -32,7 +33,7 @@ from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
 from torchtriage.patterns.base import NEEDS, missing_needs
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import module_path, user_stack
-from torchtriage.units import format_ms, format_ns, format_share, ms
+from torchtriage.units import ms
 
 __all__ = ["DEFAULT_MIN_SHARE", "diagnose"]
 
@@ -113,7 +114,7 @@ def diagnose(
         joint_cost=_joint(trace, findings),
         checked=tuple(checked),
     )
-    return replace(result, verdict=_verdict(trace, result, min_share))
+    return replace(result, verdict=sentences(trace, result, min_share))
 
 
 # -- patterns ----------------------------------------------------------------------------------
@@ -396,116 +397,7 @@ def _joint(trace: Trace, findings: list[Finding]) -> Cost | None:
     )
 
 
-# -- words -------------------------------------------------------------------------------------
-
-
-def _verdict(trace: Trace, result: Result, min_share: float) -> tuple[str, str, str]:
-    """Return three sentences: where the time goes, what costs most, how far to trust it."""
-    refusals = [note for note in result.notes if note.level == "refuse"]
-    if refusals:
-        first = refusals[0]
-        return (
-            f"No verdict: {first.message}.",
-            f"{first.fix[:1].upper()}{first.fix[1:]}.",
-            f"{trace.report.n_events} events were read.",
-        )
-    limits = [note.message for note in result.notes if note.level == "warn"]
-    n_missing, n_failed = len(result.not_checked), len(result.crashes)
-    trust = (
-        f"{_many(result.checked, 'pattern')} checked"
-        + (f", {n_missing} not checked (see torchtriage doctor)" if n_missing else "")
-        + (f", {n_failed} failed" if n_failed else "")
-    )
-    if limits:
-        trust = f"Limited trust: {'; '.join(limits[:2])}"
-    return _where_time_goes(trace), _costliest(result, min_share), f"{trust}."
-
-
-def _where_time_goes(trace: Trace) -> str:
-    steps = trace.steps
-    if len(steps):
-        n = int(steps.steady.sum())
-        over = f"{n} steady step{'s' * (n > 1)} of {format_ns(steps.wall_ns)}"
-    else:
-        over = f"one window of {format_ns(trace.window.wall_ns)}"
-    if not trace.devices:
-        return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
-    judged = steps.judged
-    total = [0] * 6
-    for one in trace.devices[0].classes(judged):
-        for i, value in enumerate(
-            (
-                one.compute_ns,
-                one.comm_only_ns,
-                one.copy_only_ns,
-                one.idle_host_late_ns,
-                one.idle_queued_ns,
-                one.idle_unknown_ns,
-            )
-        ):
-            total[i] += value
-    wall = max(sum(total), 1)
-    busy = sum(total[:3]) / wall
-    parts = [
-        f"{format_share(value / wall)} {label}"
-        for value, label in zip(
-            total[1:],
-            (
-                "only communicating",
-                "only copying",
-                "idle because the host is late",
-                "idle with work queued",
-                "idle for unknown reasons",
-            ),
-            strict=True,
-        )
-        if value / wall >= 0.02
-    ]
-    name = trace.devices[0].name or "GPU"
-    tail = f" ({', '.join(parts)})" if parts else ""
-    return f"{name} is busy {format_share(busy)} of {over}{tail}."
-
-
-def _costliest(result: Result, min_share: float) -> str:
-    findings, joint = result.findings, result.joint_cost
-    timed = [finding for finding in findings if finding.cost and finding.cost.high_ms > 0]
-    if timed and joint is not None:
-        first = timed[0]
-        cost = first.cost
-        assert cost is not None
-        others = len(findings) - 1
-        rest = (
-            f"; with {_many(findings[1:], 'more finding')} up to {format_ms(joint.high_ms)}"
-            if others
-            else ""
-        )
-        return (
-            f"Costliest: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
-            f" {format_ms(cost.of_ms)} per {cost.per}{rest}."
-        )
-    if findings:
-        return (
-            f"No lost time found; {_many(findings, 'thing')} to know:"
-            f" {findings[0].title} ({findings[0].code})."
-        )
-    if not result.checked:
-        return "Nothing was checked."
-    return f"Nothing found that gives back {format_share(min_share)} of a step or more."
-
-
-def _many(items: Sequence[object], noun: str) -> str:
-    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
-
-
-def _range(low_ms: float, high_ms: float) -> str:
-    if low_ms <= 0:
-        return f"up to {format_ms(high_ms)}"
-    low, high = format_ms(low_ms), format_ms(high_ms)
-    if low == high:
-        return low
-    if low.split(" ")[1] == high.split(" ")[1]:
-        return f"{low.split(' ')[0]}-{high}"
-    return f"{low}-{high}"
+# -- facts --------------------------------------------------------------------------------------
 
 
 def _facts(trace: Trace) -> TraceFacts:

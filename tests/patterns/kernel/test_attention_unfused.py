@@ -30,8 +30,17 @@ class Line(TraceBuilder):
         return self
 
 
-def attention(line, *, length=1024, keys=None, head=64, heads=16, between=True, types=HALF,
-              softmax="aten::_softmax"):
+def attention(
+    line,
+    *,
+    length=1024,
+    keys=None,
+    head=64,
+    heads=16,
+    between=True,
+    types=HALF,
+    softmax="aten::_softmax",
+):
     keys = length if keys is None else keys
     scores = [heads, length, keys]
     line.run("aten::bmm", [[heads, length, head], [heads, head, keys]], 100, types=types)
@@ -43,6 +52,15 @@ def attention(line, *, length=1024, keys=None, head=64, heads=16, between=True, 
 
 def test_quiet_on_fused_attention():
     line = Line().run("aten::_flash_attention_forward", [[1, 1024, 16, 64]] * 3, 500)
+    assert not list(find(line.build()))
+
+
+@pytest.mark.parametrize("shape", [["a", "b"], [None, 4, 4], [10**30, 512, 512], [[16], 8, 8], {}])
+def test_quiet_on_shapes_that_are_none(shape):
+    line = attention(Line())
+    for event in line.events:
+        if event["name"] == "aten::_softmax":
+            event["args"]["Input Dims"] = [shape, [], []]
     assert not list(find(line.build()))
 
 
@@ -169,3 +187,78 @@ def test_grouped_steps_count_per_step():
     (claim,) = find(line.build())
     assert claim.evidence["chains_per_step"] == 1
     assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)
+
+
+class Cpu(TraceBuilder):
+    """Ops one after the other on the host of a machine without a device."""
+
+    def __init__(self):
+        super().__init__(vendor="cpu")
+        self.at = 0.0
+
+    def run(self, op, dims, dur, *, types=("float", "float"), **_):
+        self.op(op, self.at, dur, dims=dims, types=list(types))
+        self.at += dur
+        return self
+
+
+def backward_chain(line):
+    scores, side = [16, 1024, 1024], [16, 1024, 64]
+    line.run("aten::bmm", [scores, side], 100).run("aten::bmm", [side, [16, 64, 1024]], 100)
+    line.run("aten::_softmax_backward_data", [scores, scores, [], []], 300)
+    return line.run("aten::bmm", [[16, 64, 1024], scores], 100).run(
+        "aten::bmm", [scores, side], 100
+    )
+
+
+def test_quiet_on_a_cpu_with_dropout():
+    # scaled_dot_product_attention with dropout is the same chain there
+    line = Cpu().run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 100)
+    line.run("aten::_softmax", [[16, 1024, 1024], [], []], 300)
+    line.run("aten::bernoulli_", [[16, 1024, 1024], [], []], 300)
+    line.run("aten::bmm", [[16, 1024, 1024], [16, 1024, 64]], 100)
+    assert not list(find(line.build()))
+
+
+@pytest.mark.parametrize(
+    "call", ["aten::_scaled_dot_product_attention_math", "aten::_native_multi_head_attention"]
+)
+def test_quiet_on_a_cpu_inside_the_calls_of_torch(call):
+    line = attention(Cpu())
+    line.op(call, 0, 700)
+    assert not list(find(line.build()))
+
+
+def test_quiet_on_a_cpu_below_5_percent_of_the_step():
+    line = attention(Cpu()).run("aten::relu", [[1]], 20_000)
+    assert not list(find(line.build()))
+
+
+def test_quiet_on_the_host_of_a_device_that_was_not_recorded():
+    line = attention(Cpu()).call("cudaLaunchKernel", 5, 1)
+    assert not list(find(line.build()))
+
+
+def test_inference_on_a_cpu():
+    line = Cpu().run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 100)
+    line.run("aten::_softmax", [[16, 1024, 1024], [], []], 300)
+    line.run("aten::addmm", [[64], [1024, 64], [64, 64]], 70)
+    line.run("aten::bmm", [[16, 1024, 1024], [16, 1024, 64]], 100)
+    (claim,) = find(line.build())
+    assert (claim.certainty, claim.time_class) == ("likely", "host")
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [400_000, 100_000]
+    assert np.allclose(claim.gain_low, 0.1)
+    assert np.allclose(claim.gain_high, 0.75)
+    assert claim.evidence["share_of_step"] == pytest.approx(500 / 570, abs=1e-4)
+
+
+def test_training_on_a_cpu_promises_nothing_and_shows_the_forward_pass():
+    line = backward_chain(attention(Cpu(), between=False))
+    trace = line.build()
+    (claim,) = find(trace)
+    assert claim.certainty == "hint"
+    assert np.all(np.asarray(claim.gain_low) == 0)
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [500_000, 700_000]
+    assert np.asarray(claim.gain_high).tolist() == [0.75, 0.25]
+    assert trace.name_of(claim.anchor) == "aten::_softmax"
+    assert claim.evidence["training"] is True

@@ -31,13 +31,20 @@ def loop(
     return builder
 
 
-def cpu_loop(*, dims: list[list[int]] | None = None, wall: float = 10_000) -> TraceBuilder:
+def cpu_loop(
+    *,
+    n: int = 120,
+    dims: list[list[int]] | None = None,
+    wall: float = 10_000,
+    shapes: bool = True,
+) -> TraceBuilder:
     builder = TraceBuilder(vendor="cpu")
+    sizes = (dims or [[64, 64], []]) if shapes else None
     for i in range(4):
         at = wall * i
-        builder.step(i, at, wall).annotation(STEP, at + 1_000, 2_400)
-        for k in range(120):
-            builder.op("aten::add_", at + 1_000 + 20 * k, 18.5, dims=dims or [[64, 64], []])
+        builder.step(i, at, wall).annotation(STEP, at + 1_000, 20 * n)
+        for k in range(n):
+            builder.op("aten::add_", at + 1_000 + 20 * k, 18.5, dims=sizes)
     return builder
 
 
@@ -129,16 +136,25 @@ def test_on_a_cpu_step_counters_do_not_count() -> None:
     assert not claims(cpu_loop(dims=[[1], []]))
 
 
-def test_on_a_cpu_the_default_loop_is_fine_below_five_percent() -> None:
-    assert not claims(cpu_loop(wall=50_000))
+def test_on_a_cpu_two_percent_of_the_step_count() -> None:
+    assert not claims(cpu_loop(wall=130_000))
+    (claim,) = claims(cpu_loop(wall=110_000))
+    assert claim.certainty == "likely"
+
+
+def test_on_a_cpu_fifty_operators_count() -> None:
+    assert not claims(cpu_loop(n=49))
+    assert claims(cpu_loop(n=50))
 
 
 def test_without_shapes_a_cpu_loop_is_a_hint() -> None:
-    builder = cpu_loop()
-    for one in builder.events:
-        one.get("args", {}).pop("Input Dims", None)
-    (claim,) = claims(builder)
+    (claim,) = claims(cpu_loop(shapes=False))
     assert claim.certainty == "hint"
+
+
+def test_without_shapes_a_cpu_loop_needs_five_percent_and_hundred_operators() -> None:
+    assert not claims(cpu_loop(shapes=False, wall=50_000))
+    assert not claims(cpu_loop(shapes=False, n=99))
 
 
 def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:

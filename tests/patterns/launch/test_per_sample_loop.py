@@ -54,6 +54,26 @@ def claims(builder: TraceBuilder) -> list[Claim]:
     return list(find(builder.build()))
 
 
+def test_quiet_on_a_loader_that_reads_item_by_item() -> None:
+    for vendor in ("cuda", "cpu"):
+        builder = loop(vendor=vendor)
+        for step in [one for one in builder.events if "ProfilerStep" in one["name"]]:
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            builder.annotation(name, step["ts"], step["dur"])
+        assert not claims(builder)
+
+
+def test_quiet_when_the_index_is_the_number_of_the_step() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(12):
+        at = 100.0 * i
+        builder.step(i, at, 100)
+        dims, concrete = [[12, 64], [], []], ["", "0", str(i)]
+        builder.op("aten::select", at, 10, dims=dims, concrete=concrete)
+        builder.op("aten::mul", at + 20, 60, dims=[[64]])
+    assert not claims(builder)
+
+
 def test_quiet_on_seven_rounds() -> None:
     assert not claims(loop(7))
 

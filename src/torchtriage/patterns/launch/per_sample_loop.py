@@ -1,8 +1,8 @@
 """Python loops over the elements of a tensor.
 
 Looks like: ``aten::select`` operators that are not inside another operator and whose index runs
-    0, 1, 2, ... over eight values or more on tensors of one shape, each value followed by the same
-    sequence of operators.
+    0, 1, 2, ... over eight values or more on tensors of one shape in one step, each value followed
+    by the same sequence of operators; those of a ``DataLoader`` are left out.
 Slow because: every element pays for its operators and launches, and each is too small to use the
     device.
 Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device:
@@ -54,6 +54,7 @@ MAX_ROUND_OPS = 1000
 MAX_GAIN_ROUNDS = 16
 MAX_CLAIMS = 5
 _RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
+_LOADER = r"^enumerate\(DataLoader\)#"
 _PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*)$"
 
 
@@ -123,11 +124,15 @@ def _loops(trace: Trace) -> list[_Loop]:
 
 
 def _outer_ops(trace: Trace) -> Ints:
-    """Return the main thread's ops that are in no other op, in time order."""
+    """Return the main thread's ops that are in no other op nor loader, in time order.
+
+    A loader reads a data set item by item, which is its own finding where it costs.
+    """
     is_op: NDArray[np.bool_] = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    outer: Ints = rows[~trace.tree.under(is_op)[rows]]
+    inside = is_op | (trace.is_kind(Kind.ANNOTATION) & trace.matching(_LOADER))
+    outer: Ints = rows[~trace.tree.under(inside)[rows]]
     return outer
 
 
@@ -144,7 +149,9 @@ def _rounds(trace: Trace, ops: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     step, near = np.diff(index), np.diff(at) <= MAX_ROUND_OPS
     same = (shape[1:] == shape[:-1]) & near
     begins = np.append(True, ~(same & (step == 0)))[: len(at)]
-    joined = np.append(False, same & (step == 1))[: len(at)]
+    # data[i] with i the number of the step is the loop of the training, not one in it
+    of = trace.steps.of_host(ops[at])
+    joined = np.append(False, same & (step == 1) & (of[1:] == of[:-1]))[: len(at)]
     return at[begins], joined[begins]
 
 

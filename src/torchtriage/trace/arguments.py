@@ -45,13 +45,15 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
 
 def _read_rows(trace: Trace, index: int) -> list[dict[str, Any]]:
     """Return the events of a chunk's rows, checked against the columns."""
-    first, offset, size = trace.report.chunks[index].tolist()
+    chunks = trace.report.chunks
+    first, offset, size = chunks[index].tolist()
+    stop = int(chunks[index + 1, 0]) if index + 1 < len(chunks) else len(trace)
     chunk = _read_chunk(trace, offset, size)
     if chunk is not None:
         kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
         rows = [event for event in chunk.events if isinstance(event, Row) and is_row(event)]
-        names = trace.name[first : first + len(rows)].tolist()
-        start_ns = trace.start_ns[first : first + len(rows)]
+        names = trace.name[first:stop].tolist()
+        start_ns = trace.start_ns[first:stop]
         if [row.name for row in rows] == [trace.names[name] for name in names] and np.array_equal(
             Times(chunk).starts(rows), start_ns
         ):

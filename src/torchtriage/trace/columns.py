@@ -125,7 +125,8 @@ class Trace:
     def is_kind(self, *kinds: Kind) -> Mask:
         """Return bool[n]: rows of any of these kinds."""
         if len(kinds) == 1:
-            return self.kind == kinds[0]
+            same: Mask = self.kind == kinds[0]
+            return same
         table = np.zeros(256, dtype=bool)
         table[list(kinds)] = True
         return table[self.kind]

@@ -25,6 +25,7 @@ import msgspec
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.salvage import (
     BROKEN,
+    MAX_MENDED_BYTES,
     closes_list,
     error_position,
     find_start,
@@ -32,9 +33,11 @@ from torchtriage.trace.salvage import (
     mend,
     walk,
 )
+from torchtriage.trace.source import EXPORT
 from torchtriage.units import format_bytes
 
 __all__ = [
+    "CHUNK_BYTES",
     "NO_ARGS",
     "PHASES",
     "Args",
@@ -51,13 +54,16 @@ __all__ = [
     "TextBlock",
     "TextSource",
     "UnfinishedBlock",
+    "text_of",
+    "whole",
 ]
 
 CHUNK_BYTES = 256 << 10
 """Fits the L2 cache: whole-file decoding is 2-3x slower (measured, docs/performance.md)."""
-MAX_EVENT_BYTES = 64 << 20
+MAX_EVENT_BYTES = 16 << 20
 """No real event comes near this; beyond it the text has lost its event boundaries."""
 MAX_HEADER_BYTES = 64 << 20
+"""Metadata of real traces stays below a megabyte."""
 
 _NO_TEXT = msgspec.Raw(b"")
 
@@ -437,17 +443,16 @@ class EventReader:
         if start.startswith(b"["):
             self._is_list = True
             self._pos += 1
+            while not (first := self._buffer[self._pos :].lstrip()[:1]) and self._more():
+                pass
+            if first not in (b"{", b"]", b""):
+                raise self._refusal(f"a JSON list of something else ({_shown(start[:24])})")
             return
         if not start.startswith(b"{"):
-            raise TraceFormatError(
-                "expected a profiler trace (JSON), found "
-                + (f"text that starts with {_shown(start[:24])}" if start else "only white space"),
-                where=self._source.name,
-                hint=_EXPORT,
-            )
+            raise self._refusal(_describe(self._buffer[:4096]))
         searched = 0
         while True:
-            for match in _EVENTS_KEY.finditer(self._buffer, searched):
+            for match in islice(_EVENTS_KEY.finditer(self._buffer, searched), 32):
                 # what stands before the key is a complete object once closed: that proves that
                 # the key is one of the top level, and not text in a string
                 if self._take_meta(self._buffer[self._pos : match.start()].rstrip(b", \t\r\n")):
@@ -457,39 +462,43 @@ class EventReader:
             searched = max(len(self._buffer) - 64, 0)
             if len(self._buffer) > MAX_HEADER_BYTES or not self._more(len(self._buffer)):
                 break
-        first = _EVENTS_KEY.search(self._buffer)
-        if first:
+        likely = _EVENTS_KEY.search(self._buffer)
+        if likely:
             self.loss.say("the metadata before the events cannot be read")
-            self._pos = first.end()
+            self._pos = likely.end()
             return
         keys = _top_keys(self._buffer)
-        raise TraceFormatError(
-            "expected the key traceEvents, found "
-            + (f"only {', '.join(keys[:6])}" if keys else "JSON without it"),
-            where=self._source.name,
-            hint=_EXPORT,
-        )
+        found = f"JSON with the keys {', '.join(keys[:6])}" if keys else "JSON without any key"
+        if not self._buffer.rstrip().endswith(b"}"):
+            found += ", cut short"
+        raise self._refusal(found)
 
     def _refuse_other_json(self) -> None:
         """Name the JSON files that people mistake for traces."""
         keys = set(_top_keys(self._buffer))
         if "nodes" in keys:
-            what = "a PyTorch execution trace (ExecutionTraceObserver)"
-        elif "cells" in keys:
-            what = "a Jupyter notebook"
-        elif "segments" in keys:
-            what = "a memory snapshot"
-        elif b'"torchtriage/' in self._buffer[:256]:
-            what = "a torchtriage report"
-        else:
-            return
-        raise TraceFormatError(
-            f"expected a profiler trace, found {what}", where=self._source.name, hint=_EXPORT
+            raise self._refusal("a PyTorch execution trace (ExecutionTraceObserver)")
+        if "cells" in keys:
+            raise self._refusal("a Jupyter notebook")
+        if "segments" in keys:
+            raise self._refusal("a memory snapshot")
+        if b'"torchtriage/' in self._buffer[:256]:
+            raise self._refusal(
+                "a report of torchtriage", "render it again with: torchtriage show FILE"
+            )
+
+    def _refusal(self, found: str, hint: str = EXPORT) -> TraceFormatError:
+        return TraceFormatError(
+            f"expected a profiler trace (JSON with traceEvents), found {found}",
+            where=self._source.name,
+            hint=hint,
         )
 
     def _take_meta(self, text: bytes) -> bool:
         """Keep the keys of an object that only lacks its closing brace; False if it is not one."""
         for mending in (bytes, mend):
+            if mending is mend and len(text) > MAX_MENDED_BYTES:
+                break
             try:
                 found = _decode_any(mending(text) + b"}")
             except BROKEN:
@@ -590,11 +599,12 @@ class EventReader:
 
 # -- text helpers ------------------------------------------------------------------------------
 
-_EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
 _CLOSE = ord("]")
 _GAP = re.compile(rb"[\s,]*")
 _SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 
 
@@ -611,6 +621,18 @@ def _shown(text: bytes) -> str:
     return repr(text.decode("utf-8", "replace"))
 
 
+def _describe(head: bytes) -> str:
+    """Say what a text that is no JSON seems to be."""
+    start = head.lstrip()
+    if not start:
+        return "only white space"
+    if _LOG_LINE.match(start):
+        return "a PyTorch log (TORCH_TRACE or TORCH_LOGS)"
+    if _BINARY.search(head) or b"\xff" in head:
+        return "binary data (another profiler's, or a compressed file?)"
+    return f"text that starts with {_shown(start[:24])}"
+
+
 def _top_keys(text: bytes) -> list[str]:
     """Return the top-level keys within the first few thousand tokens of an object's text."""
     keys: list[str] = []
@@ -621,6 +643,8 @@ def _top_keys(text: bytes) -> list[str]:
             depth += 1
         elif token in (b"}", b"]"):
             depth -= 1
+            if depth == 0:
+                break
         elif depth == 1 and text[match.end() : match.end() + 8].lstrip().startswith(b":"):
             keys.append(token[1:-1].decode("utf-8", "replace"))
     return keys
@@ -637,14 +661,16 @@ _ARG_FIELDS = {
 def _tight(loose: LooseEvent) -> Event:
     """Return a typed event from one whose fields may have any type."""
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
-    pid, tid = _identifier(loose.pid), _identifier(loose.tid)
+    if kind is End:
+        return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, 0))
     if kind is Label:
         given = loose.args if isinstance(loose.args, dict) else {}
         return Label(
-            text_of(loose.name), pid, tid, LabelArgs(given.get("name"), given.get("labels"))
+            name=text_of(loose.name),
+            pid=_identifier(loose.pid),
+            tid=_identifier(loose.tid),
+            args=LabelArgs(given.get("name"), given.get("labels")),
         )
-    if kind is End:
-        return End(pid, tid, _number(loose.ts, 0))
     if not issubclass(kind, Row):
         return kind()
     args = InstantArgs()
@@ -660,8 +686,8 @@ def _tight(loose: LooseEvent) -> Event:
     return kind(
         cat=text_of(loose.cat),
         name=text_of(loose.name),
-        pid=pid,
-        tid=tid,
+        pid=_identifier(loose.pid),
+        tid=_identifier(loose.tid),
         ts=_number(loose.ts, 0),
         dur=_number(loose.dur, -1),
         args=args,

@@ -15,6 +15,7 @@ import msgspec
 
 __all__ = [
     "BROKEN",
+    "MAX_MENDED_BYTES",
     "Piece",
     "closes_list",
     "error_position",
@@ -238,7 +239,8 @@ def _whole_pairs(match: re.Match[bytes]) -> bytes:
 
 # an unescaped quote inside a name (pytorch#146900): the name ends where the next key begins
 _NAME_START = re.compile(rb'"name"\s*:\s*"')
-_NAME_END = re.compile(rb'"\s*(?:,\s*' + _KEY + rb"|\})")
+_NAME_END = re.compile(rb'"\s*(?:,\s*' + _KEY + rb"|\}\s*,?\s*\Z)")
+_LOST_KEY = re.compile(_KEY)
 
 
 def _quote_name(text: bytes) -> bytes:
@@ -246,6 +248,9 @@ def _quote_name(text: bytes) -> bytes:
     end = _NAME_END.search(text, start.end()) if start else None
     if not start or not end:
         return text
-    inner = text[start.end() : end.start()].replace(b'\\"', b'"')
+    inner = text[start.end() : end.start()]
+    if _LOST_KEY.search(inner):
+        return text  # not a quote too many: something else is broken
+    inner = inner.replace(b'\\"', b'"')
     inner = inner.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
     return text[: start.end()] + inner + text[end.start() :]

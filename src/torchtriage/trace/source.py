@@ -18,7 +18,7 @@ from isal import isal_zlib
 from torchtriage.errors import TraceFormatError
 from torchtriage.units import format_bytes
 
-__all__ = ["DEFAULT_MAX_BYTES", "Input", "Source", "open_source", "reopenable"]
+__all__ = ["DEFAULT_MAX_BYTES", "EXPORT", "Input", "Source", "open_source", "reopenable"]
 
 DEFAULT_MAX_BYTES = 64 << 30
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
@@ -29,8 +29,10 @@ _SNIFF_BYTES = 64 << 10
 _INFLATE_BYTES = 64 << 10
 """A damaged stream loses what one call to the inflater would have returned: keep it small."""
 _TYPICAL_RATIO = 12
+_NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
-_EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
+EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
+"""What to try with a file that is no trace."""
 _NSYS = (
     "Nsight Systems files are not read; record with torch.profiler and"
     " prof.export_chrome_trace('trace.json.gz')"
@@ -39,7 +41,6 @@ _NSYS = (
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", _NSYS),
     (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
-    (0, b"NVIDIA Tegra", "an Nsight Systems report", _NSYS),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (0, b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     (0, b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
@@ -47,18 +48,18 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (257, b"ustar", "a tar archive", "unpack it and pass the .json or .json.gz inside"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-zip archive", "unpack it and pass the .json inside"),
     (0, b"Rar!", "a RAR archive", "unpack it and pass the .json inside"),
-    (0, b"\x89HDF", "an HDF5 file", _EXPORT),
-    (0, b"PAR1", "a Parquet file", _EXPORT),
-    (0, b"ARROW1", "an Arrow file", _EXPORT),
-    (0, b"\x93NUMPY", "a NumPy array", _EXPORT),
-    (0, b"\x7fELF", "an executable", _EXPORT),
-    (0, b"MZ", "an executable", _EXPORT),
-    (0, b"\x89PNG", "a picture", _EXPORT),
-    (0, b"\xff\xd8\xff", "a picture", _EXPORT),
-    (0, b"%PDF", "a PDF document", _EXPORT),
-    (0, b"<!doctype", "an HTML page", _EXPORT),
-    (0, b"<html", "an HTML page", _EXPORT),
-    (0, b"<?xml", "an XML document", _EXPORT),
+    (0, b"\x89HDF", "an HDF5 file", EXPORT),
+    (0, b"PAR1", "a Parquet file", EXPORT),
+    (0, b"ARROW1", "an Arrow file", EXPORT),
+    (0, b"\x93NUMPY", "a NumPy array", EXPORT),
+    (0, b"\x7fELF", "an executable", EXPORT),
+    (0, b"MZ", "an executable", EXPORT),
+    (0, b"\x89PNG", "a picture", EXPORT),
+    (0, b"\xff\xd8\xff", "a picture", EXPORT),
+    (0, b"%PDF", "a PDF document", EXPORT),
+    (0, b"<!doctype", "an HTML page", EXPORT),
+    (0, b"<html", "an HTML page", EXPORT),
+    (0, b"<?xml", "an XML document", EXPORT),
     (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
 )
 _InflateError: Any = isal_zlib.error
@@ -248,10 +249,22 @@ def reopenable(path: Input) -> tuple[Input, str]:
     return _spooled(path), "<stream>"
 
 
+class _Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """A copy of a stream that lives as long as somebody may read it again."""
+
+    def seekable(self) -> bool:
+        """Return True (Python 3.10 does not say)."""
+        return True
+
+    def __del__(self) -> None:
+        """Close without a warning."""
+        self.close()
+
+
 def _spooled(stream: BinaryIO) -> BinaryIO:
-    if stream.seekable():
+    if stream.closed or stream.seekable():
         return stream
-    spool = tempfile.SpooledTemporaryFile(max_size=16 << 20)  # noqa: SIM115 - outlives us
+    spool = _Spool(max_size=16 << 20)
     while block := stream.read(1 << 20):
         spool.write(block)
     return cast(BinaryIO, spool)
@@ -363,7 +376,7 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
                 raise TraceFormatError(
                     "expected a profiler trace, found a torch.save checkpoint",
                     where=name,
-                    hint=_EXPORT,
+                    hint=EXPORT,
                 )
             traces = [item for item in names if item.endswith((".json", ".json.gz"))]
             if len(traces) != 1:
@@ -390,7 +403,11 @@ def _refuse_foreign(head: bytes, name: str) -> None:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",
             where=name,
-            hint="view memory snapshots at https://pytorch.org/memory_viz; " + _EXPORT,
+            hint="view memory snapshots at https://pytorch.org/memory_viz; " + EXPORT,
+        )
+    if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
+        raise TraceFormatError(
+            "expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS
         )
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():

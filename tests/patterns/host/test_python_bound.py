@@ -180,6 +180,36 @@ def test_on_a_cpu_time_outside_operators_is_host_time() -> None:
     assert claim.evidence["hot_frame"] == "train.py(3): prepare"
 
 
+def test_on_a_cpu_quiet_where_another_frame_is_late_each_time() -> None:
+    # the thread lost its core: 4 ms in which nothing of its own ran
+    builder = cpu_loop()
+    for i in range(4):
+        builder.frame("train.py(3): step", 10_000 * i, 9_999)
+        builder.frame(f"<built-in function op_{i}>", 10_000 * i + 1, 3_990)
+    assert not claims(builder)
+
+
+def test_on_a_cpu_quiet_where_one_step_is_late() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(5):
+        at = 10_000 * i
+        free = 4_000 if i == 2 else 10
+        builder.step(i, at, 10_000).op("aten::mm", at + free, 10_000 - free)
+        builder.frame("train.py(3): step", at, 9_999)
+    assert not claims(builder)
+
+
+def test_on_a_cpu_waits_of_the_backward_engine_are_not_python() -> None:
+    builder, hooked = cpu_loop(), cpu_loop()
+    name = "<built-in method run_backward of torch._C._EngineBase object at 0x1>"
+    for i in range(4):
+        builder.frame(name, 10_000 * i, 3_990)
+        hooked.frame(name, 10_000 * i, 3_990).frame("train.py(9): hook", 10_000 * i + 10, 3_000)
+    assert not claims(builder)
+    (claim,) = claims(hooked)
+    assert claim.evidence["python_ms_per_step"] == 3.0
+
+
 def test_on_a_cpu_operators_of_any_thread_count() -> None:
     builder = cpu_loop()
     for i in range(4):

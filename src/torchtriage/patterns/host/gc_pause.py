@@ -28,7 +28,7 @@ PATTERN = Pattern(
     code="HST021",
     name="gc-pause",
     family="host",
-    title="Garbage collection holds the device up",
+    title="Garbage collection holds the step up",
     order=310,
     needs=frozenset({"stacks"}),
 )

@@ -1,9 +1,10 @@
-"""The device waits while the host runs Python, holds a lock or does I/O.
+"""The step waits while the host runs Python, holds a lock or does I/O.
 
 Looks like: stretches of 1 ms and more in which the device is idle because the next launch came
     late, and in which the thread that issued it spent less than half of the time in operators or
     runtime calls; 5 % of the step together. Time in loaders, in garbage collection and in the
-    profiler itself is not counted. On a CPU: the same stretches of the main thread, between ops.
+    profiler itself is not counted. On a CPU: the same stretches of the main thread, between ops,
+    where the same frames run in step after step; waits inside the backward engine are not Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by
     the profiler's inflation.
@@ -35,7 +36,7 @@ PATTERN = Pattern(
     code="HST020",
     name="python-bound",
     family="host",
-    title="The device waits for Python",
+    title="The step waits for Python",
     order=370,
     needs=frozenset({"ops"}),
 )
@@ -54,6 +55,9 @@ MAX_WORK = 0.5
 """Share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)."""
 MIN_SHARE = 0.05
 """Share of the step (catalogue 20)."""
+MAX_STEPS = 8
+"""Steps that are compared; more would say the same."""
+_ENGINE = r"^<built-in method run_backward of"
 _ELSEWHERE = r"^enumerate\(DataLoader\)#"
 _PAUSE = r"^Python GC|^<built-in function collect>|(^|/)torch/(autograd/)?profiler"
 _KINDS = {
@@ -74,6 +78,8 @@ def find(trace: Trace) -> Iterator[Claim]:
     lost_ns = intervals.length(lost)
     if not lost_ns or lost_ns < MIN_SHARE * intervals.length(trace.steps.judged):
         return
+    if not on_device and not _recurs(trace, lost):
+        return
     n_steps, wall_ms = trace.steps.n_steady, trace.steps.wall_ns / 1e6
     lost_ms = lost_ns / 1e6 / n_steps
     evidence: dict[str, Any] = {
@@ -86,7 +92,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     hot, frames = _attribute(trace, stretches, evidence)
     where = ""
     if hot >= 0 and (frame := parse_frame(trace.name_of(hot))) is not None:
-        where = f", half of it and more in {frame.function}() of {frame.file}"
+        where = f", more than half of it in {frame.function}() of {frame.file}"
     waits = "the GPU waits" if on_device else "the main thread spends"
     yield Claim(
         message=f"{waits} {lost_ms:.1f} of {wall_ms:.1f} ms per {per(trace)}"
@@ -123,9 +129,41 @@ def _host_stretches(trace: Trace) -> dict[int, Spans]:
     """Return the main thread's time in which no thread was inside an op."""
     rows = np.flatnonzero(trace.kind == Kind.OP)
     work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    free = intervals.subtract(trace.steps.judged, work)
+    free = intervals.subtract(intervals.subtract(trace.steps.judged, work), _engine(trace))
     free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
     return {trace.steps.lane: _without_others(trace, free)}
+
+
+def _engine(trace: Trace) -> Spans:
+    """Return the time inside the backward engine in which it called no Python.
+
+    It waits there for other threads, and for other ranks.
+    """
+    engine = (trace.kind == Kind.PYTHON) & trace.matching(_ENGINE)
+    parent = trace.frames.parent
+    called = np.flatnonzero((parent >= 0) & engine[parent])
+    rows = np.flatnonzero(engine)
+    return intervals.subtract(
+        intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows])),
+        intervals.union(intervals.spans(trace.start_ns[called], trace.end_ns[called])),
+    )
+
+
+def _recurs(trace: Trace, lost: Spans) -> bool:
+    """Return whether the same frames take the time in step after step.
+
+    A thread that loses its core to another process stretches a different frame each time.
+    """
+    steps = trace.steps
+    walls = intervals.spans(steps.start_ns, steps.end_ns)[steps.steady][:MAX_STEPS]
+    if len(walls) < 3:
+        return True
+    by_step = []
+    for wall in walls:
+        _, own = own_time_ns(trace, steps.lane, intervals.intersect(lost, wall[None, :]))
+        by_step.append(np.bincount(trace.name, weights=own, minlength=len(trace.names)))
+    usual = np.median(by_step, axis=0).sum()
+    return bool(2 * usual >= np.sum(by_step) / len(walls))
 
 
 def _without_others(trace: Trace, spans: Spans) -> Spans:

@@ -31,7 +31,8 @@ PROCESSES_VARIABLE = "TORCHTRIAGE_PROCESSES"
 WORTH_IT_BYTES = 192 << 20
 """Below this the interpreters' start and memory outweigh what they save (measured)."""
 MAX_WORKERS = 4
-BLOCK_BYTES = 4 << 20
+BLOCK_CHUNKS = 16
+"""A block is whole chunks, so that chunks end where they would have ended."""
 _TASK = struct.Struct("<QQQ")  # text offset, size, chunk size
 _REPLY = struct.Struct("<Q")
 
@@ -79,7 +80,7 @@ def read_parallel(reader: EventReader, builder: ColumnBuilder, n_workers: int) -
         more = True
         while pool.alive and not reader.ended and (more or pending):
             while more and len(pending) <= n_workers:
-                offset, text = reader.offset, reader.take_block(BLOCK_BYTES)
+                offset, text = reader.offset, reader.take_block(BLOCK_CHUNKS * reader.chunk_bytes)
                 more = len(text) > 0
                 if more:
                     pending.append((offset, text, pool.submit(offset, text)))

@@ -83,6 +83,11 @@ class Steps:
         return len(self.start_ns)
 
     @property
+    def per(self) -> str:
+        """What amounts are given over, as it reads: ``per step`` or ``in the window``."""
+        return "per step" if len(self) else "in the window"
+
+    @property
     def n_steady(self) -> int:
         """Number of steps costs are averaged over; 1 (the window) without steps."""
         return int(self.steady.sum()) if len(self) else 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtriage.units import format_bytes, format_ms, format_ns, format_share, ms
+from torchtriage.units import format_bytes, format_count, format_ms, format_ns, format_share, ms
 
 _SCALE = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -68,6 +68,22 @@ def test_milliseconds_keep_the_nanosecond() -> None:
 )
 def test_shares(ratio: float, text: str) -> None:
     assert format_share(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 reads"),
+        (1, "1 read"),
+        (0.5, "0.5 reads"),
+        (1332, "1,332 reads"),
+        (1332.5, "1,332 reads"),
+    ],
+)
+def test_counts(number: float, text: str) -> None:
+    assert format_count(number, "read") == text
+    assert format_count(number) == text.split()[0]
+    assert format_count(2, "pass", "passes") == "2 passes"
 
 
 @pytest.mark.parametrize(

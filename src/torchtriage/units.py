@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_ms", "format_ns", "format_share", "ms"]
+__all__ = ["format_bytes", "format_count", "format_ms", "format_ns", "format_share", "ms"]
 
 NS_PER_MS = 1_000_000
 
@@ -27,6 +27,13 @@ def format_ns(value_ns: float) -> str:
 def format_ms(value_ms: float) -> str:
     """Return milliseconds with a unit that fits: ``12.3 ms``, ``1.20 s``."""
     return format_ns(value_ms * NS_PER_MS)
+
+
+def format_count(number: float, noun: str = "", plural: str = "") -> str:
+    """Return a number of things, also a median of such: ``1 read``, ``1,332 rounds``, ``0.5``."""
+    whole = number == int(number) or abs(number) >= 100
+    text = f"{number:,.0f}" if whole else f"{number:.3g}"
+    return f"{text} {noun if number == 1 else plural or noun + 's'}" if noun else text
 
 
 def format_share(ratio: float) -> str:

@@ -277,6 +277,28 @@ def test_without_steps_cost_is_per_window(install: Install) -> None:
     assert (finding.cost.per, finding.cost.of_ms, finding.cost.high_ms) == ("window", 0.2, 0.05)
 
 
+def test_evidence_names_the_denominator_there_is(install: Install) -> None:
+    evidence = {
+        "n_reads_per_step": 1,
+        "share_of_step": 0.1,
+        "fetch_share_of_step": 0.2,
+        "share_of_steady_steps": 1.0,
+        "median_step_ms": 1.0,
+    }
+    install(entry("TST001", claim((10, 60), always=True, evidence=evidence)))
+    (finding,) = diagnose(steps().build()).findings
+    assert finding.evidence == evidence
+    builder = TraceBuilder(vendor="cpu").op("a", 0, 100).op("b", 100, 50).op("c", 150, 50)
+    (finding,) = diagnose(builder.build()).findings
+    assert finding.evidence == {
+        "n_reads_per_window": 1,
+        "share_of_window": 0.1,
+        "fetch_share_of_window": 0.2,
+        "share_of_steady_steps": 1.0,
+        "median_step_ms": 1.0,
+    }
+
+
 def test_small_findings_are_left_out_unless_they_are_configuration(install: Install) -> None:
     install(
         entry("TST001", claim((1000, 1020))),  # 20 of 3000 us
@@ -354,6 +376,29 @@ def test_the_place_is_where_the_anchor_was_launched(install: Install) -> None:
     assert {one.name for one in place.examples} == {"gemm"}
     assert [one.event for one in place.examples] == kernels[1:].tolist()
     assert finding.n_events == 3
+
+
+def test_examples_are_the_longest_rows_unless_the_claim_picks_them(install: Install) -> None:
+    builder = steps()
+    builder.launch(3020, 5, 3510, 450, "longer")
+    trace = builder.build()
+    kernels = np.flatnonzero(trace.works)
+    install(entry("TST001", claim((1000, 2000), rows=kernels[1:])))
+    (finding,) = diagnose(trace).findings
+    assert [one.name for one in finding.place.examples] == ["longer", "gemm", "gemm"]
+    install(entry("TST001", claim((1000, 2000), rows=kernels, examples=(int(kernels[2]),))))
+    (finding,) = diagnose(trace).findings
+    assert [one.event for one in finding.place.examples] == [kernels[2]]
+
+
+def test_no_text_holds_a_memory_address(install: Install) -> None:
+    name = "<built-in method decode of ImagingDecoder object at 0x7f49e81f5cf0>"
+    trace = TraceBuilder(vendor="cpu").step(0, 0, 100).frame(name, 10, 50).op("a", 1, 90).build()
+    rows = np.array([trace.names[code] == name for code in trace.name]).nonzero()[0]
+    install(entry("TST001", claim((10, 60), rows=rows)))
+    (finding,) = diagnose(trace).findings
+    assert [one.name for one in finding.place.examples] == ["decode of ImagingDecoder"]
+    assert "0x" not in str(finding)
 
 
 # -- arguments ---------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.finding import Frame
-from torchtriage.trace import Trace
+from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import (
+    frame_label,
     hot_frame,
     is_user_frame,
     module_path,
@@ -160,6 +161,27 @@ def test_own_time_counts_only_inside_the_given_time() -> None:
     assert own[row(trace, "train.py(1): main")] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        (
+            "<built-in method decode of ImagingDecoder object at 0x7f49e8>",
+            "decode of ImagingDecoder",
+        ),
+        (
+            "<built-in method run_backward of torch._C._EngineBase object at 0x7F>",
+            "run_backward of torch._C._EngineBase",
+        ),
+        ("<method 'append' of 'list' objects>", "append of 'list' objects"),
+        ("<built-in function print>", "<built-in function print>"),
+        ("train.py(3): <lambda at 0x7f01>", "train.py(3): <lambda>"),
+        ("train.py(3): step", "train.py(3): step"),
+    ],
+)
+def test_labels_hold_no_memory_address(name: str, label: str) -> None:
+    assert frame_label(name) == label
+
+
 def test_top_frames_are_sorted_and_limited() -> None:
     trace, lane = timed()
     _, own = own_time_ns(trace, lane, np.array([[0, 100_000]]))
@@ -168,6 +190,17 @@ def test_top_frames_are_sorted_and_limited() -> None:
         ("data.py(5): load", 30_000),
     ]
     assert top_frames(trace, np.zeros(len(trace), np.int64)) == []
+
+
+def test_a_method_of_several_objects_is_one_top_frame() -> None:
+    builder = TraceBuilder()
+    for index in range(2):
+        name = f"<built-in method decode of Decoder object at 0x7f{index}>"
+        builder.frame(name, 100 * index, 50)
+    trace = builder.build()
+    assert top_frames(trace, trace.dur_ns * (trace.kind == Kind.PYTHON)) == [
+        ("decode of Decoder", 100_000)
+    ]
 
 
 def test_the_hot_frame_is_the_deepest_that_was_open_for_half() -> None:

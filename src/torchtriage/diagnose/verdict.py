@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from torchtriage.finding import (
 from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
 from torchtriage.patterns.base import NEEDS, missing_needs
 from torchtriage.trace import Kind, Trace
-from torchtriage.trace.frames import module_path, user_stack
+from torchtriage.trace.frames import frame_label, module_path, user_stack
 from torchtriage.units import ms
 
 __all__ = ["DEFAULT_MIN_SHARE", "diagnose"]
@@ -243,11 +244,14 @@ def _finding(
     )
 
 
+_STEP = re.compile(r"(?<=_per_)step$|(?<=share_of_)step$")
+
+
 def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
     """Return the evidence with keys that name the denominator there is: step or window."""
     if len(trace.steps):
         return claim.evidence
-    return {key.replace("_per_step", "_per_window"): one for key, one in claim.evidence.items()}
+    return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
 
 
 def _idle_ns(trace: Trace, share: Share) -> int:
@@ -335,7 +339,7 @@ def _place(trace: Trace, share: Share) -> Place:
     if host >= 0:
         chain = [one for one in [host, *trace.tree.chain(host)] if trace.hosts[one]]
         ops = tuple(
-            trace.name_of(one)
+            frame_label(trace.name_of(one))
             for one in reversed(chain[:8])
             if not trace.name_of(one).startswith("ProfilerStep#")
         )
@@ -349,7 +353,7 @@ def _place(trace: Trace, share: Share) -> Place:
     works = trace.works[rows]
     step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
     judged = rows[trace.steps.in_steady(step_of)]
-    longest = judged[np.argsort(-trace.dur_ns[judged], kind="stable")[:3]]
+    longest = judged[np.argsort(-trace.dur_ns[judged], kind="stable")].tolist()
     return Place(
         steps=tuple(np.unique(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
         intervals_ns=tuple((int(a), int(b)) for a, b in share.pieces[top].tolist()),
@@ -358,7 +362,7 @@ def _place(trace: Trace, share: Share) -> Place:
         frame=stack[0] if stack else None,
         stack=stack,
         module=module,
-        examples=tuple(_example(trace, row) for row in longest.tolist()),
+        examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:3]),
     )
 
 
@@ -373,7 +377,7 @@ def _example(trace: Trace, row: int) -> Example:
     lane = trace.lanes[trace.lane[row]]
     return Example(
         event=row,
-        name=trace.name_of(row),
+        name=frame_label(trace.name_of(row)),
         start_ns=int(trace.start_ns[row]),
         dur_ns=int(trace.dur_ns[row]),
         pid=lane.pid,

@@ -110,6 +110,7 @@ class Claim:
     """One occurrence-set of a pattern in a trace.
 
     ``rows`` : the events that are the evidence, over the whole recording.
+    ``examples`` : rows to show first, the most telling first (none: the longest of ``rows``).
     ``spans`` : int64[k, 2], wall time at stake: device time, or host time where there is no device.
     May overlap and may lie outside the judged steps; it is clipped later.
     ``gain_low``/``gain_high`` : the fraction of that time a fix gives back, one number or one per
@@ -133,6 +134,7 @@ class Claim:
     fix: Fix | None = None
     always: bool = False
     edits: tuple[Edit, ...] = ()
+    examples: tuple[int, ...] = ()
 
 
 Find = Callable[[Trace], Iterator[Claim]]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
 __all__ = [
+    "frame_label",
     "hot_frame",
     "is_user_frame",
     "module_path",
@@ -30,6 +31,8 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
+_METHOD = re.compile(r"^<(?:built-in )?method '?(?P<method>[^' ]+)'? of (?P<owner>.+?)>$")
+_ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-fA-F]+")
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 # libraries a user does not edit; paths are shortened by sys.path prefix, so also matched inside
 _LIBRARY = re.compile(
@@ -63,6 +66,17 @@ def is_user_frame(name: str) -> bool:
     """Return whether a frame name is code of the user rather than of a library."""
     frame = parse_frame(name)
     return frame is not None and _LIBRARY.search(frame.file) is None
+
+
+@lru_cache(maxsize=65536)
+def frame_label(name: str) -> str:
+    """Return a name without memory addresses, which differ from run to run of one program.
+
+    ``<built-in method decode of Decoder object at 0x7f...>`` is ``decode of Decoder``.
+    """
+    name = _ADDRESS.sub("", name)
+    method = _METHOD.match(name)
+    return f"{method['method']} of {method['owner']}" if method is not None else name
 
 
 def user_stack(trace: Trace, row: int, *, limit: int = 6) -> tuple[Frame, ...]:
@@ -128,11 +142,15 @@ def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
 
 
 def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, int]]:
-    """Return the frame names with the most own time and that time in ns, longest first."""
+    """Return the frame labels with the most own time and that time in ns, longest first."""
     rows = np.flatnonzero(own_ns)
     by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
-    best = np.argsort(-by_name, kind="stable")[:limit]
-    return [(trace.names[code], int(by_name[code])) for code in best.tolist() if by_name[code]]
+    by_label: dict[str, int] = {}
+    for code in np.argsort(-by_name, kind="stable")[: np.count_nonzero(by_name)].tolist():
+        # a method of several objects is one function
+        label = frame_label(trace.names[code])
+        by_label[label] = by_label.get(label, 0) + int(by_name[code])
+    return sorted(by_label.items(), key=lambda item: -item[1])[:limit]
 
 
 def hot_frame(trace: Trace, total_ns: Ints, span_ns: int) -> int:

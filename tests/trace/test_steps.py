@@ -157,9 +157,9 @@ def test_the_window_leaves_out_the_profilers_own_rows() -> None:
 def steps(*walls: float) -> TraceBuilder:
     builder, start = TraceBuilder(), 0.0
     for i, wall in enumerate(walls):
-        builder.step(i, start, wall)
+        builder.step(i, start, wall).op("aten::add", start + 0.1, wall / 50)
         start += wall
-    return builder.op("aten::add", 1, 2.5)
+    return builder
 
 
 def test_the_first_of_three_is_not_steady() -> None:
@@ -186,6 +186,13 @@ def test_a_step_that_loads_kernels_is_not_steady() -> None:
     builder = steps(100, 100, 100)
     builder.event("Lazy Function Loading", "overhead", 110, 20, pid=-1, tid=0)
     assert builder.build().steps.steady.tolist() == [False, False, True]
+
+
+def test_a_mark_after_the_last_iteration_is_not_steady() -> None:
+    builder = steps(100, 100, 100).step(3, 300, 1)
+    assert builder.build().steps.steady.tolist() == [False, True, True, False]
+    builder.op("aten::mm", 300.1, 0.5)
+    assert builder.build().steps.steady.tolist() == [False, True, True, True]
 
 
 def test_when_no_step_is_steady_all_count() -> None:

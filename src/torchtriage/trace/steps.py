@@ -329,6 +329,11 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
 
 def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:
     steady = wall > 0
+    ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
+    filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
+    # prof.step() after the last iteration opens a step in which nothing happens any more
+    if filled[:-1].all():
+        steady &= filled
     if len(wall) >= 3:
         steady[0] = False
     rows = first_use(trace)

@@ -199,6 +199,16 @@ def test_on_a_cpu_quiet_where_one_step_is_late() -> None:
     assert not claims(builder)
 
 
+def test_on_a_cpu_quiet_where_half_of_the_steps_are_late() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(5):
+        at = 10_000 * i
+        free = 4_000 if i in (2, 3) else 10
+        builder.step(i, at, 10_000).op("aten::mm", at + free, 10_000 - free)
+        builder.frame("train.py(3): step", at, 9_999)
+    assert not claims(builder)
+
+
 def test_on_a_cpu_waits_of_the_backward_engine_are_not_python() -> None:
     builder, hooked = cpu_loop(), cpu_loop()
     name = "<built-in method run_backward of torch._C._EngineBase object at 0x1>"

@@ -12,9 +12,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.patterns._recurrence import call_sites, frame_around, per, recurs
+from torchtriage.patterns._recurrence import call_sites, frame_around, recurs
 from torchtriage.patterns.base import Claim, Edit
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 __all__ = ["TRANSFER_OPS", "bulk_reads", "claim_reads", "log_reads", "scalar_reads", "shape_reads"]
 
@@ -135,12 +136,14 @@ def claim_reads(
     *,
     message: str,
     method: str,
+    what: str,
     whole: bool = True,
 ) -> Claim | None:
     """Return the claim on the idle time these waits cause, None if they do not recur or cost.
 
-    ``message`` may use the fields ``times``, ``wait``, ``idle``, ``ops`` and ``per``. ``whole`` :
-    the holders go with the waits, so that their time counts at the high end.
+    ``message`` may use the fields ``times``, ``wait``, ``idle`` and ``ops``. ``what`` : what the
+    waits are in the evidence, in the plural. ``whole`` : the holders go with the waits, so that
+    their time counts at the high end.
     """
     waits, steps = trace.waits, trace.steps
     if not len(index) or not recurs(trace, waits.row[index]):
@@ -155,20 +158,20 @@ def claim_reads(
     step_of = steps.of_host(waits.row[index])
     steady = index[steps.in_steady(step_of)]
     n_reads = steps.median_count(step_of)
-    wait_ms = int(waits.wait_ns[steady].sum()) / steps.n_steady / 1e6
+    wait_ns = int(waits.wait_ns[steady].sum()) / steps.n_steady
     idle = waits.idle(steady)
-    idle_ms = int((idle[:, 1] - idle[:, 0]).sum()) / steps.n_steady / 1e6
+    idle_ns = int((idle[:, 1] - idle[:, 0]).sum()) / steps.n_steady
     names, counts = np.unique(trace.name[holder], return_counts=True)
     ops = [trace.names[code] for code in names[np.argsort(-counts, kind="stable")][:5].tolist()]
     worst = int(index[np.argmax(waits.bubble_ns[index])])
-    unit = per(trace)
+    sites = call_sites(trace, waits.row[index])
+    times = "once" if n_reads == 1 else format_count(n_reads, "time")
     return Claim(
         message=message.format(
-            times="once" if n_reads == 1 else f"{n_reads:g} times",
-            wait=f"{wait_ms:.3g}",
-            idle=f"{idle_ms:.3g}",
+            times=f"{times} {steps.per}",
+            wait=format_ns(wait_ns),
+            idle=format_ns(idle_ns),
             ops=", ".join(ops),
-            per=unit,
         ),
         certainty="likely" if steps.n_steady >= 2 or n_reads >= MANY else "hint",
         rows=waits.row[index],
@@ -179,13 +182,12 @@ def claim_reads(
         basis="bounded",
         method=method,
         evidence={
-            "per": unit,
-            "reads": n_reads,
-            "wait_ms": round(wait_ms, 4),
-            "gpu_idle_ms": round(idle_ms, 4),
-            "inflation": trace.origin.inflation,
+            f"n_{what}_per_step": n_reads,
+            "gpu_idle_ms_per_step": ms(idle_ns),
+            "wait_ms_per_step": ms(wait_ns),
             "ops": ops,
-            "call_sites": call_sites(trace, waits.row[index]),
+            **({"call_sites": sites} if sites else {}),
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(waits.row[worst]),
         edits=(Edit("unblock", waits.sync_row[index]), *([Edit("drop", holder)] if whole else [])),

@@ -67,9 +67,9 @@ def test_a_round_trip_in_every_step() -> None:
     built = loop().build()
     (claim,) = find(built)
     assert claim.certainty == "likely"
-    assert claim.evidence["pairs"] == 1
-    assert claim.evidence["bytes_median"] == MB
-    assert claim.evidence["round_trip_ms"] == pytest.approx(0.83)
+    assert claim.evidence["n_round_trips_per_step"] == 1
+    assert claim.evidence["median_tensor_bytes"] == MB
+    assert claim.evidence["round_trip_ms_per_step"] == pytest.approx(0.83)
 
 
 def test_small_round_trips_are_a_hint() -> None:

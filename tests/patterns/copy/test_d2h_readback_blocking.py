@@ -67,10 +67,10 @@ def test_a_result_copied_in_every_step() -> None:
     built = loop().build()
     (claim,) = find(built)
     assert claim.certainty == "likely"
-    assert claim.evidence["reads"] == 1
-    assert claim.evidence["mbytes"] == pytest.approx(0.12)
-    assert claim.evidence["transfer_ms"] == pytest.approx(0.02)
-    assert claim.evidence["wait_ms"] == pytest.approx(0.524)
+    assert claim.evidence["n_copies_per_step"] == 1
+    assert claim.evidence["copied_bytes_per_step"] == 120_000
+    assert claim.evidence["transfer_ms_per_step"] == pytest.approx(0.02)
+    assert claim.evidence["wait_ms_per_step"] == pytest.approx(0.524)
 
 
 def test_the_gap_behind_it_and_the_slow_transfer() -> None:
@@ -91,7 +91,7 @@ def test_pinned_memory_saves_nothing_of_the_transfer() -> None:
 
 def test_rocm_blocks_in_its_own_call() -> None:
     (claim,) = find(loop(vendor="rocm", kind="DtoH (Device -> Host)").build())
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_copies_per_step"] == 1
 
 
 def test_quiet_when_the_call_takes_no_longer_than_its_transfer() -> None:

@@ -54,9 +54,9 @@ def test_quiet_on_one_request() -> None:
 def test_a_pinned_batch_on_the_compute_stream() -> None:
     (claim,) = find(loop().build())
     assert claim.certainty == "likely"
-    assert claim.evidence["exposed_ms"] == pytest.approx(0.5)
+    assert claim.evidence["exposed_copy_ms_per_step"] == pytest.approx(0.5)
     assert claim.evidence["streams"] == [7]
-    assert claim.evidence["blocking_copies_in_all"] == 0
+    assert claim.evidence["n_blocking_copies_per_step"] == 0
     lengths = claim.spans[:, 1] - claim.spans[:, 0]
     assert (lengths * claim.gain_low).sum() == 4 * 500_000
     assert (lengths * claim.gain_high).sum() == 4 * 500_000
@@ -64,7 +64,7 @@ def test_a_pinned_batch_on_the_compute_stream() -> None:
 
 def test_a_blocking_copy_also_costs_the_gap_behind_it() -> None:
     (claim,) = find(loop(blocks=True).build())
-    assert claim.evidence["blocking_copies_in_all"] == 4
+    assert claim.evidence["n_blocking_copies_per_step"] == 1
     lengths = claim.spans[:, 1] - claim.spans[:, 0]
     assert (lengths * claim.gain_low).sum() == 4 * 500_000
     # 10-20 before the copy (the device is dry from the step before), 520-570 behind it; the

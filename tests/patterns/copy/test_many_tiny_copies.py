@@ -92,16 +92,16 @@ def test_quiet_while_the_gpu_is_busy() -> None:
 def test_many_in_every_step() -> None:
     (claim,) = find(loop().build())
     assert claim.certainty == "likely"
-    assert claim.evidence["copies"] == 60
-    assert claim.evidence["bytes_max"] == 512
+    assert claim.evidence["n_copies_per_step"] == 60
+    assert claim.evidence["max_copy_bytes"] == 512
     assert claim.evidence["ops"] == ["aten::copy_"]
-    assert claim.evidence["host_ms"] == pytest.approx(0.6)
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(0.6)
 
 
 def test_some_that_are_most_of_the_work_are_a_hint() -> None:
     (claim,) = find(loop(30).build())
     assert claim.certainty == "hint"
-    assert claim.evidence["share_of_gpu_rows"] == pytest.approx(30 / 31, abs=1e-3)
+    assert claim.evidence["share_of_gpu_events"] == pytest.approx(30 / 31, abs=1e-3)
 
 
 def test_they_cost_the_time_of_their_operators() -> None:

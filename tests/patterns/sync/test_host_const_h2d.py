@@ -75,13 +75,13 @@ def test_quiet_on_one_step() -> None:
 def test_a_constant_made_and_copied_in_every_step(before: list[str]) -> None:
     (claim,) = find(loop(*before).build())
     assert claim.certainty == "likely"
-    assert claim.evidence["reads"] == 1
-    assert claim.evidence["bytes_median"] == 12
+    assert claim.evidence["n_copies_per_step"] == 1
+    assert claim.evidence["median_copy_bytes"] == 12
 
 
 def test_a_list_made_a_tensor_on_the_device() -> None:
     (claim,) = find(loop(after="aten::lift_fresh").build())
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_copies_per_step"] == 1
 
 
 def test_a_module_that_moves_its_bias_in_every_step() -> None:
@@ -89,7 +89,7 @@ def test_a_module_that_moves_its_bias_in_every_step() -> None:
     for step in range(4):
         trace.frame("nn.Module: Owlv2_0", step * 1000 + 290, 100)
     (claim,) = find(trace.build())
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_copies_per_step"] == 1
 
 
 def test_the_copying_operator_counts_at_the_high_end() -> None:

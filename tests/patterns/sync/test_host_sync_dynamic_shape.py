@@ -65,7 +65,7 @@ def test_a_result_whose_size_is_read_back(name: str) -> None:
     built = loop(name).build()
     (claim,) = find(built)
     assert claim.evidence["ops"] == [name]
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_waits_per_step"] == 1
     assert claim.certainty == "likely"
     assert not list(find_scalar(built))
 

@@ -80,13 +80,13 @@ def test_quiet_at_an_interval() -> None:
 def test_a_value_printed_in_every_step(frame: str) -> None:
     (claim,) = find(loop(frame).build())
     assert claim.certainty == "likely"
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_reads_per_step"] == 1
     assert claim.evidence["call_sites"] == ["train.py(3): log_step"]
 
 
 def test_a_printed_tensor_without_stacks() -> None:
     (claim,) = find(printing().build())
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_reads_per_step"] == 1
 
 
 def test_the_whole_logging_frame_counts_at_the_high_end() -> None:

@@ -118,11 +118,10 @@ def test_quiet_on_what_other_patterns_explain() -> None:
 def test_reads_in_every_step(name: str, vendor: str) -> None:
     (claim,) = claims(loop(2, name=name, vendor=vendor))
     assert claim.certainty == "likely"
-    assert claim.evidence["per"] == "step"
-    assert claim.evidence["reads"] == 2
+    assert claim.evidence["n_reads_per_step"] == 2
     assert claim.evidence["ops"] == [name]
-    assert claim.evidence["wait_ms"] == pytest.approx(0.032)
-    assert claim.evidence["gpu_idle_ms"] == pytest.approx(0.032)
+    assert claim.evidence["wait_ms_per_step"] == pytest.approx(0.032)
+    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(0.032)
     assert len(claim.rows) == 8
     assert "2 times per step" in claim.message
 
@@ -144,7 +143,7 @@ def test_a_second_read_beside_the_gradient_scalers_counts() -> None:
         trace.op("aten::_amp_foreach_non_finite_check_and_unscale_", step * 1000 + 450, 20)
         one_read(trace, step * 1000 + 500)
     (claim,) = claims(trace)
-    assert claim.evidence["reads"] == 1
+    assert claim.evidence["n_reads_per_step"] == 1
 
 
 # -- cost ----------------------------------------------------------------------------------

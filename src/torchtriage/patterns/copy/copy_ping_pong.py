@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns._reads import bulk_reads
-from torchtriage.patterns._recurrence import call_sites, per, recurs
+from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="CPY009",
@@ -39,8 +40,9 @@ PATTERN = Pattern(
 )
 
 FIX = Fix(
-    text="Do the step on the device.",
-    code="x = x.clamp(0, 1)   # not torch.from_numpy(np.clip(x.cpu().numpy(), 0, 1)).to(x.device)",
+    text="Do on the device what is done on the host in between.",
+    code="""x = x.clamp(0, 1)
+# instead of: torch.from_numpy(np.clip(x.cpu().numpy(), 0, 1)).to(x.device)""",
     link="https://docs.pytorch.org/docs/stable/torch.html#math-operations",
 )
 
@@ -77,11 +79,13 @@ def find(trace: Trace) -> Iterator[Claim]:
     low[: len(sure)] = 1 / trace.origin.inflation
     size = waits.copy_bytes[index]
     pick = steps.in_steady(steps.of_host(rows))
-    apart_ms = float((end[index] - waits.start_ns[index])[pick].sum()) / steps.n_steady / 1e6
-    count, unit = steps.median_count(steps.of_host(rows)), per(trace)
+    apart_ns = int((end[index] - waits.start_ns[index])[pick].sum()) / steps.n_steady
+    count = steps.median_count(steps.of_host(rows))
+    sites = call_sites(trace, rows)
+    times = "once" if count == 1 else format_count(count, "time")
     yield Claim(
-        message=f"tensors are copied to the host and come back in the same size {count:g}x per"
-        f" {unit}; the round trips take {apart_ms:.3g} ms",
+        message=f"tensors are copied to the host and back in the same size {times} {steps.per}: the"
+        f" host spends {format_ns(apart_ns)} on the way",
         certainty="likely" if size.max() >= SURE_BYTES and steps.n_steady >= 2 else "hint",
         rows=np.concatenate([rows, calls]),
         spans=spans,
@@ -90,12 +94,11 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="host-late idle time up to the next launched work, capped by the round trip",
         evidence={
-            "per": unit,
-            "pairs": count,
-            "round_trip_ms": round(apart_ms, 4),
-            "bytes_median": int(np.median(size)),
-            "inflation": trace.origin.inflation,
-            "call_sites": call_sites(trace, rows),
+            "n_round_trips_per_step": count,
+            "round_trip_ms_per_step": ms(apart_ns),
+            "median_tensor_bytes": int(np.median(size)),
+            **({"call_sites": sites} if sites else {}),
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(rows[np.argmax(end[index] - waits.start_ns[index])]),
         edits=(Edit("drop", rows), Edit("drop", calls)),

@@ -27,6 +27,7 @@ from torchtriage.patterns._reads import bulk_reads, claim_reads
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.patterns.copy._link import beyond_pinned, exposed
 from torchtriage.trace import Trace
+from torchtriage.units import ms
 
 PATTERN = Pattern(
     code="CPY006",
@@ -55,8 +56,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         holder,
-        message="whole tensors are copied to the host {times} per {per}: the host waits {wait} ms"
-        " and the GPU idles {idle} ms for it",
+        message="whole tensors are copied to the host {times}: the host waits {wait}, and the GPU"
+        " idles {idle}",
+        what="copies",
         method="host-late idle time up to the next launched work, capped by the time in the copy;"
         " exposed transfer time beyond pinned speed",
     )
@@ -70,18 +72,20 @@ def find(trace: Trace) -> Iterator[Claim]:
     high = np.broadcast_to(claim.gain_high, len(claim.spans))
     steps = trace.steps
     steady = copies[steps.in_steady(steps.of_work(copies))]
-    moved = int(trace.value[steady].sum()) / steps.n_steady
+    size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
     transfer_ns = int(trace.dur_ns[steady].sum()) / steps.n_steady
+    exposed_ns = intervals.length(intervals.intersect(transfer, steps.judged)) / steps.n_steady
+    numbers = {
+        # ROCm 6.2 records no sizes
+        **({"copied_bytes_per_step": size} if size else {}),
+        "transfer_ms_per_step": ms(transfer_ns),
+        "exposed_pageable_transfer_ms_per_step": ms(exposed_ns),
+    }
     yield dataclasses.replace(
         claim,
         spans=np.concatenate([claim.spans, transfer]),
         gain_low=np.concatenate([low, np.zeros(len(transfer))]),
         gain_high=np.concatenate([high, np.full(len(transfer), saved)]),
         time_class="copy",
-        evidence={
-            **claim.evidence,
-            "mbytes": round(moved / 1e6, 4),
-            "transfer_ms": round(transfer_ns / 1e6, 4),
-            "exposed_transfer_ms_in_all": round(intervals.length(transfer) / 1e6, 4),
-        },
+        evidence={**claim.evidence, **numbers},
     )

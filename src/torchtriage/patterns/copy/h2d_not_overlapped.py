@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import call_sites, per, recurs
+from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.copy._link import exposed
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_bytes, format_ns, ms
 
 PATTERN = Pattern(
     code="CPY008",
@@ -39,7 +40,7 @@ FIX = Fix(
     text="Prefetch the next batch on a side stream.",
     code="""side = torch.cuda.Stream()
 with torch.cuda.stream(side):
-    upcoming = batch.to(device, non_blocking=True)     # while the model runs
+    upcoming = batch.to(device, non_blocking=True)  # while the model runs
 ...
 torch.cuda.current_stream().wait_stream(side)
 upcoming.record_stream(torch.cuda.current_stream())""",
@@ -65,13 +66,14 @@ def find(trace: Trace) -> Iterator[Claim]:
     if exposed_ns < max(MIN_NS, MIN_SHARE * steps.wall_ns):
         return
     transfer = exposed(trace, copies)
-    blocking = np.isin(waits.copy, copies)
-    blocked = waits.idle(blocking)
-    unit = per(trace)
-    size = int(np.maximum(trace.value[steady], 0).sum()) / steps.n_steady
+    blocked = waits.idle(np.isin(waits.copy, copies))
+    n_blocking = int(np.isin(steady, waits.copy).sum())
+    size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
+    amount = f"{format_bytes(size)} {steps.per} are" if size else "data is"
+    sites = call_sites(trace, calls)
     yield Claim(
-        message=f"{size / 1e6:.3g} MB per {unit} are copied to the GPU with nothing running beside"
-        f" them for {exposed_ns / 1e6:.3g} ms",
+        message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else"
+        " running there",
         certainty="likely",
         rows=copies,
         spans=np.concatenate([transfer, blocked]),
@@ -80,15 +82,14 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="exposed copy time (low), and the idle time of blocking calls (high)",
         evidence={
-            "per": unit,
-            "copies": steps.median_count(steps.of_work(copies)),
-            "mbytes": round(size / 1e6, 4),
-            "exposed_ms": round(exposed_ns / 1e6, 4),
-            "blocking_copies_in_all": int(blocking.sum()),
+            "exposed_copy_ms_per_step": ms(exposed_ns),
+            **({"copied_bytes_per_step": size} if size else {}),
+            "n_copies_per_step": steps.median_count(steps.of_work(copies)),
+            "n_blocking_copies_per_step": round(n_blocking / steps.n_steady, 2),
             "streams": np.unique([trace.lanes[lane].stream for lane in trace.lane[copies]])[
                 :5
             ].tolist(),
-            "call_sites": call_sites(trace, calls),
+            **({"call_sites": sites} if sites else {}),
         },
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
         edits=(Edit("overlap", copies),),

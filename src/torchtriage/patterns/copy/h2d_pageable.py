@@ -17,16 +17,19 @@ Source: PyTorch tutorial on ``pin_memory()`` and ``non_blocking``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import call_sites, per
+from torchtriage.intervals import Spans
+from torchtriage.patterns._recurrence import call_sites
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.copy._link import beyond_pinned, exposed, pinned_bytes_per_s
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_bytes, format_ns, ms
 
 PATTERN = Pattern(
     code="CPY007",
@@ -72,10 +75,23 @@ def find(trace: Trace) -> Iterator[Claim]:
     size = int(np.maximum(trace.value[steady], 0).sum())
     rate = size / took_ns if took_ns else 0.0
     calls = trace.links.call[copies].astype(np.int64)
-    unit = per(trace)
+    sites = call_sites(trace, calls)
+    evidence: dict[str, Any] = {
+        "copy_ms_per_step": ms(took_ns / steps.n_steady),
+        "n_copies_per_step": steps.median_count(steps.of_work(copies)),
+        "exposed_copy_ms_per_step": _judged_ms(trace, transfer),
+        "gpu_idle_ms_per_step": _judged_ms(trace, blocked),
+    }
+    how = f"takes {format_ns(took_ns / steps.n_steady)} {steps.per}"
+    if size:
+        evidence["copied_bytes_per_step"] = size // steps.n_steady
+        evidence["pageable_gb_per_s"] = round(rate, 2)
+        evidence["assumed_pinned_gb_per_s"] = pinned_bytes_per_s(trace) / 1e9
+        how += f" for {format_bytes(size / steps.n_steady)}, at {rate:.3g} GB/s"
+    if sites:
+        evidence["call_sites"] = sites
     yield Claim(
-        message=f"{size / steps.n_steady / 1e6:.3g} MB per {unit} are copied to the GPU from"
-        f" pageable memory at {rate:.3g} GB/s, {took_ns / steps.n_steady / 1e6:.3g} ms",
+        message=f"copying from pageable memory to the GPU {how}",
         certainty="likely",
         rows=copies,
         spans=spans,
@@ -84,20 +100,16 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="exposed copy time beyond pinned speed (low), all of it and the idle time of the"
         " blocking call (high)",
-        evidence={
-            "per": unit,
-            "copies": steps.median_count(steps.of_work(copies)),
-            "mbytes": round(size / steps.n_steady / 1e6, 4),
-            "copy_ms": round(took_ns / steps.n_steady / 1e6, 4),
-            "gb_per_s": round(rate, 2),
-            "pinned_gb_per_s_assumed": pinned_bytes_per_s(trace) / 1e9,
-            "exposed_ms_in_all": round(intervals.length(transfer) / 1e6, 4),
-            "gpu_idle_ms_in_all": round(intervals.length(blocked) / 1e6, 4),
-            "call_sites": call_sites(trace, calls),
-        },
+        evidence=evidence,
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
         edits=(Edit("overlap", copies), Edit("unblock", calls)),
     )
+
+
+def _judged_ms(trace: Trace, spans: Spans) -> float:
+    """Return how much of some time is in the judged steps, in ms per step."""
+    inside = intervals.intersect(intervals.union(spans), trace.steps.judged)
+    return ms(intervals.length(inside) / trace.steps.n_steady)
 
 
 def _pageable(trace: Trace, rows: Ints) -> Ints:

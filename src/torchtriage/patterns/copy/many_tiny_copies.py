@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns._reads import TRANSFER_OPS
-from torchtriage.patterns._recurrence import call_sites, per, recurs
+from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="CPY010",
@@ -38,8 +39,8 @@ PATTERN = Pattern(
 
 FIX = Fix(
     text="Copy once what belongs together.",
-    code="""batch = torch.stack(pieces).to(device, non_blocking=True)   # not one .to() per piece
-torch._foreach_copy_(targets, sources)                       # or one call for many tensors""",
+    code="""batch = torch.stack(pieces).to(device, non_blocking=True)  # not one .to() per piece
+torch._foreach_copy_(targets, sources)  # or one call for many tensors""",
     link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
 )
 
@@ -76,12 +77,13 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     ops, n_ops = np.unique(trace.name[holder], return_counts=True)
     sizes = trace.value[copies]
-    unit = per(trace)
+    sites = call_sites(trace, calls)
     steady = steps.in_steady(step_of)
-    host_ms = int(trace.dur_ns[np.unique(holder[steady])].sum()) / steps.n_steady / 1e6
+    host_ns = int(trace.dur_ns[np.unique(holder[steady])].sum()) / steps.n_steady
+    idle_ns = intervals.length(intervals.intersect(intervals.union(lost), steps.judged))
     yield Claim(
-        message=f"{count:g} copies below 64 KiB per {unit}, {share:.0%} of all GPU work: the host"
-        f" spends {host_ms:.3g} ms on them",
+        message=f"{format_count(count, 'copy', 'copies')} below 64 KiB {steps.per},"
+        f" {format_share(share)} of all GPU events, take {format_ns(host_ns)} of the host",
         certainty="likely" if count >= MANY else "hint",
         rows=copies,
         spans=lost,
@@ -90,17 +92,17 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="host-late idle time up to the next launched work, capped by the copying operators",
         evidence={
-            "per": unit,
-            "copies": count,
-            "share_of_gpu_rows": round(share, 4),
-            "host_ms": round(host_ms, 4),
-            "gpu_idle_ms_in_all": round(intervals.length(lost) / 1e6, 4),
-            "bytes_median": int(np.median(sizes)),
-            "bytes_max": int(sizes.max()),
+            "n_copies_per_step": count,
+            "share_of_gpu_events": round(share, 4),
+            "gpu_idle_ms_per_step": ms(idle_ns / steps.n_steady),
+            "host_ms_per_step": ms(host_ns),
+            "median_copy_bytes": int(np.median(sizes)),
+            "max_copy_bytes": int(sizes.max()),
             "ops": [
                 trace.names[code] for code in ops[np.argsort(-n_ops, kind="stable")][:5].tolist()
             ],
-            "call_sites": call_sites(trace, calls),
+            **({"call_sites": sites} if sites else {}),
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(calls[0]),
         edits=(Edit("drop", calls),),

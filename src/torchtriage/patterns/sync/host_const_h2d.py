@@ -18,6 +18,7 @@ Source: PyTorch performance tuning guide, "Create tensors directly on the target
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,14 +72,14 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index[constant],
         holder[constant],
-        message="constants built on the host are copied to the GPU {times} per {per}: the host"
-        " waits {wait} ms and the GPU idles {idle} ms for it",
+        message="constants built on the host are copied to the GPU {times}: the host waits {wait}"
+        " for the copies, and the GPU idles {idle}",
+        what="copies",
         method="host-late idle time up to the next launched work, capped by the time in the copy",
     )
     if claim is not None:
-        sizes = waits.copy_bytes[index[constant]]
-        claim.evidence["bytes_median"] = int(np.median(sizes))
-        yield claim
+        size = int(np.median(waits.copy_bytes[index[constant]]))
+        yield dataclasses.replace(claim, evidence={**claim.evidence, "median_copy_bytes": size})
 
 
 def _after_factory(trace: Trace, holder: Ints) -> Mask:

@@ -50,8 +50,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         holder,
-        message="the host waits for the size of a result {times} per {per} ({ops}): for {wait} ms,"
-        " while the GPU idles {idle} ms for it",
+        message="the host waits for the size of a result {times} ({ops}): it waits {wait}, and the"
+        " GPU idles {idle}",
+        what="waits",
         method="host-late idle time up to the next launched work, capped by the time in the wait",
         whole=False,
     )

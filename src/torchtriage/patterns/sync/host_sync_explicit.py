@@ -58,8 +58,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         trace.waits.row[index],
-        message="host and device are synchronised {times} per {per} ({ops}): the host waits"
-        " {wait} ms and the GPU idles {idle} ms for it",
+        message="host and device are synchronised {times} ({ops}): the host waits {wait}, and the"
+        " GPU idles {idle}",
+        what="syncs",
         method="host-late idle time up to the next launched work, capped by the time in the sync",
         whole=False,
     )

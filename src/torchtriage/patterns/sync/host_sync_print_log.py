@@ -49,8 +49,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         holder,
-        message="GPU values are read to print or log them {times} per {per}: the host waits"
-        " {wait} ms and the GPU idles {idle} ms for it",
+        message="GPU values are read to print or log them {times}: the host waits {wait}, and the"
+        " GPU idles {idle}",
+        what="reads",
         method="host-late idle time up to the next launched work, capped by the logging frames",
     )
     if claim is not None:

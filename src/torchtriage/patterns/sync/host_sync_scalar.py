@@ -54,8 +54,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         holder,
-        message="GPU scalars are read on the host {times} per {per} ({ops}): the host waits"
-        " {wait} ms and the GPU idles {idle} ms for it",
+        message="GPU scalars are read on the host {times} ({ops}): the host waits {wait}, and the"
+        " GPU idles {idle}",
+        what="reads",
         method="host-late idle time up to the next launched work, capped by the time in the read",
     )
     if claim is not None:

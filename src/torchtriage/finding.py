@@ -44,7 +44,7 @@ Severity = Literal["high", "medium", "low", "note"]
 class Cost:
     """What fixing one finding gives back: an interval with its denominator.
 
-    ``low_ms``/``high_ms`` are per ``per``; ``of_ms`` is the wall time of one ``per`` (the median
+    ``low_ms``/``high_ms`` are per ``per``; ``of_ms`` is the wall time of one ``per`` (the mean
     steady step, or the window), so ``share_low = low_ms / of_ms``. ``naive_ms`` is the plain sum of
     durations, for contrast. ``basis`` says how sure the arithmetic is, ``method`` how it was done.
     """
@@ -258,7 +258,7 @@ class Summary:
     window_end_ns: int
     window_basis: str
     step_ms: float | None
-    """Median wall time of the steady steps; None when the recording has no steps."""
+    """Mean wall time of the steady steps; None when the recording has no steps."""
     n_steady_steps: int
     steps: tuple[StepSummary, ...]
     devices: tuple[DeviceSummary, ...]

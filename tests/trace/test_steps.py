@@ -8,6 +8,7 @@ from builder import TraceBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtriage import intervals
 from torchtriage.trace import Trace
 from torchtriage.trace.steps import first_use, profiler_stop
 
@@ -48,6 +49,21 @@ def test_the_backlog_from_before_the_recording_is_no_step_of_ours() -> None:
     trace = builder.build()
     assert (trace.steps.start_ns / 1000).tolist() == [45, 100]
     assert trace.window.start_ns == 45_000
+
+
+def test_no_step_loses_more_than_it_lasts_where_steps_differ() -> None:
+    # with the median as the denominator this loop was idle 17 of 10 ms
+    builder, at = TraceBuilder(), 0.0
+    for index, dur in enumerate([1000, 1000, 1000, 2700, 2800]):
+        builder.step(index, at, dur)
+        builder.launch(at + dur - 20, 5, at + dur - 12, 10.5)
+        at += dur
+    trace = builder.build()
+    steps = trace.steps
+    assert steps.steady.tolist() == [False, True, True, True, True]
+    idle_ns = intervals.length(intervals.intersect(trace.devices[0].idle, steps.judged))
+    assert idle_ns / steps.n_steady < steps.wall_ns
+    assert steps.wall_ns * steps.n_steady == pytest.approx(intervals.length(steps.judged), abs=4)
 
 
 def test_marks_that_are_not_used_are_counted() -> None:
@@ -167,10 +183,10 @@ def test_the_first_of_three_is_not_steady() -> None:
     assert steps(100, 100).build().steps.steady.tolist() == [True, True]
 
 
-def test_outliers_are_not_steady_and_the_median_is_the_denominator() -> None:
+def test_outliers_are_not_steady_and_the_mean_of_the_others_is_the_denominator() -> None:
     trace = steps(100, 100, 120, 400, 100).build()
     assert trace.steps.steady.tolist() == [False, True, True, False, True]
-    assert trace.steps.wall_ns == 100_000
+    assert trace.steps.wall_ns == 320_000 // 3
     assert trace.steps.n_steady == 3
     assert trace.steps.judged.tolist() == [[100_000, 320_000], [720_000, 820_000]]
 

@@ -94,10 +94,14 @@ class Steps:
 
     @property
     def wall_ns(self) -> int:
-        """Median wall time of the steady steps; the window's without steps. The denominator."""
+        """Mean wall time of the steady steps; the window's without steps. The denominator.
+
+        The mean, because what is lost per step is a mean too: with a median, a skewed loop could
+        lose more than its step.
+        """
         if not len(self):
             return self.window.wall_ns
-        return int(np.median((self.end_ns - self.start_ns)[self.steady]))
+        return int((self.end_ns - self.start_ns)[self.steady].mean())
 
     @property
     def judged(self) -> intervals.Spans:

@@ -145,14 +145,17 @@ class Device:
         """Time of host-late gaps in which the thread they waited for was in ops or calls."""
         trace, gaps = self.trace, self.gaps
         late = gaps.blame == HOST_LATE
-        inside = trace.is_kind(Kind.OP, Kind.RUNTIME)
+        rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.RUNTIME))
+        lane = np.where(np.isin(trace.lane[rows], self._crew), trace.steps.lane, trace.lane[rows])
+        order = np.argsort(lane, kind="stable")
+        rows, lane = rows[order], lane[order]
+        waited_for, where = np.unique(self.gap_lane[late], return_inverse=True)
+        spans = gaps.spans[late]
         found = [intervals.EMPTY]
-        for lane in np.unique(self.gap_lane[late]).tolist():
-            threads = self._crew if lane == trace.steps.lane else [lane]
-            rows = np.flatnonzero(inside & np.isin(trace.lane, threads))
-            work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-            waiting = late & (self.gap_lane == lane)
-            found.append(intervals.intersect(gaps.spans[waiting], work))
+        for index, one in enumerate(waited_for.tolist()):
+            mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+            work = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
+            found.append(intervals.intersect(spans[where == index], work))
         return intervals.union(np.concatenate(found))
 
     @cached_property

@@ -23,9 +23,9 @@ def check_trace(trace: Trace) -> None:
         (trace.lane, trace.lanes),
     ):
         assert len(column) == n
-        assert not n or (0 <= column.min() and column.max() < len(table))
+        assert not n or (column.min() >= 0 and column.max() < len(table))
     assert (trace.dur_ns >= 0).all()
-    assert not n or (-1 <= trace.detail.min() and trace.detail.max() < len(trace.details))
+    assert not n or (trace.detail.min() >= -1 and trace.detail.max() < len(trace.details))
 
     for tree in (trace.tree, trace.frames):
         child = tree.members[tree.parent[tree.members] >= 0]

@@ -80,6 +80,14 @@ def test_quiet_below_two_percent_of_the_step() -> None:
     assert not claims(loop(wall=130_000))
 
 
+def test_files_with_many_optimizer_names_take_no_longer() -> None:
+    # twenty thousand names, each looked at over the whole trace, take a minute
+    builder = loop()
+    for i in range(20_000):
+        builder.annotation(f"Optimizer.step#A{i}.step", 50_000 + i, 0.5)
+    assert len(claims(builder)) == 1
+
+
 def test_quiet_when_queued_work_hides_it() -> None:
     builder = loop()
     for i in range(4):

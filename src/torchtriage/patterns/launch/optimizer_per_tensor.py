@@ -73,12 +73,16 @@ def find(trace: Trace) -> Iterator[Claim]:
     steps, tree = trace.steps, trace.tree
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOOPS)
     marks &= ~tree.under(marks)
-    for code in np.unique(trace.name[marks]).tolist():
+    judged = np.flatnonzero(marks)
+    judged = judged[steps.in_steady(steps.of_host(judged))]
+    held_ns = np.bincount(trace.name[judged], weights=trace.dur_ns[judged])
+    least_ns = max(MIN_SHARE * steps.wall_ns * steps.n_steady, 1)
+    # what follows looks at the whole trace for each name: only for those that take long enough
+    for code in np.flatnonzero(held_ns >= least_ns).tolist():
         mine = marks & (trace.name == code)
-        rows = np.flatnonzero(mine)
-        rows = rows[steps.in_steady(steps.of_host(rows))]
+        rows = judged[trace.name[judged] == code]
         inside = tree.under(mine)
-        if not len(rows) or (inside & trace.matching(f"{_GROUPED}|{_BEYOND}")).any():
+        if (inside & trace.matching(f"{_GROUPED}|{_BEYOND}")).any():
             continue
         calls, kernels = _work(trace, inside)
         if trace.matching("multi_tensor")[kernels].any():

@@ -51,6 +51,31 @@ def test_anomaly_detection_costs_its_checks():
     assert claim.gain_low == pytest.approx(1 / 1.5)
 
 
+def test_stack_traces_of_the_forward_pass_count_where_frames_show_them():
+    builder = TraceBuilder(vendor="cpu")
+    for index in range(6):
+        builder.frame("torch/fx/traceback.py(497): format_stack", 5000 + 200 * index, 100)
+        builder.frame("traceback.py(217): format_stack", 5010 + 200 * index, 80)
+    (claim,) = find(backward(builder, checked=6).build())
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).sum() == 6 * 30_000 + 6 * 100_000
+    assert np.allclose(claim.gain_low, 1 / 2.0)
+    assert np.allclose(claim.gain_high, 1.0)
+    assert "not counted" not in claim.message
+
+
+def test_stack_traces_that_no_frame_shows_widen_the_high_end_alone():
+    builder = TraceBuilder(vendor="cpu")
+    for index in range(6):
+        builder.op("aten::linear", 5000 + 1000 * index, 900, seq=index)
+        builder.op("aten::addmm", 5010 + 1000 * index, 500, seq=index)
+        builder.op("aten::argmax", 5910 + 1000 * index, 50)
+    (claim,) = find(backward(builder, checked=6).build())
+    length = claim.spans[:, 1] - claim.spans[:, 0]
+    assert (length * claim.gain_low).sum() == pytest.approx(6 * 30_000 / 1.5)
+    assert (length * claim.gain_high).sum() == pytest.approx(6 * 30_000 + 6 * 300_000)
+    assert "stack traces not counted" in claim.message
+
+
 def launches(builder, *, blocking, count=40, gap=30.0):
     """Add kernels of 20 us; a blocking launch returns 2 us after its kernel has ended."""
     for index in range(count):

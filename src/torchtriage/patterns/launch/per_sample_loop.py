@@ -6,7 +6,8 @@ Looks like: ``aten::select`` operators that are not inside another operator and 
 Slow because: every element pays for its operators and launches, and each is too small to use the
     device.
 Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device:
-    of its host time); the low end is half of it, divided by the profiler's inflation.
+    of its host time without convolutions); the low end is half of it, divided by the profiler's
+    inflation; nothing on a CPU whose rounds hold products, which take their time in any case.
 Fix: one call on the whole batch.
 Leave it when: a round needs the result of the one before (decoding, recurrences), or the rounds are
     micro-batches that memory asks for.
@@ -53,6 +54,7 @@ MAX_ROUND_OPS = 1000
 """A longer way to the next index is a coincidence of two loops over steps or layers."""
 MAX_GAIN_ROUNDS = 16
 MAX_CLAIMS = 5
+_CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
 _RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
 _LOADER = r"^enumerate\(DataLoader\)#"
 _PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*)$"
@@ -195,12 +197,18 @@ def _signatures(names: NDArray[np.int32], start: Ints, length: Ints) -> Ints:
     return out.view(np.int64)
 
 
+def _convolutions(trace: Trace) -> intervals.Spans:
+    rows = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
+    return intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+
+
 def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     steps, body = trace.steps, loop.body
     selects = loop.selects[steps.in_steady(steps.of_host(loop.selects))]
     if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
         return None
-    at_stake, waits = loop.spans, "it takes"
+    # a CPU takes as long for the convolutions of a batch as for those of its images
+    at_stake, waits = intervals.subtract(loop.spans, _convolutions(trace)), "it takes"
     if trace.devices:
         at_stake = intervals.intersect(loop.spans, trace.devices[0].host_late)
         waits = "the GPU waits"
@@ -212,6 +220,7 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     lost_ms = judged_ms(at_stake)
     if not lost_ms:
         return None
+    shown_ms = lost_ms if trace.devices else judged_ms(loop.spans)
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
     shape = trace.details_of("dims", selects[:1])[0][0]
     per_step = len(selects) / n_steps
@@ -219,12 +228,12 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     carries = any(re.search(_PRODUCT, name) for name in body)
     return Claim(
         message=f"a loop over a tensor of shape {shape} runs {per_step:.0f} rounds of"
-        f" {len(body)} operators per {per(trace)}; {waits} {lost_ms:.2f} of"
+        f" {len(body)} operators per {per(trace)}; {waits} {shown_ms:.2f} of"
         f" {steps.wall_ns / 1e6:.2f} ms",
         certainty="hint" if carries else "likely",
         rows=selects,
         spans=at_stake,
-        gain_low=0.5 * gain / trace.origin.inflation,
+        gain_low=0.0 if carries and not trace.devices else 0.5 * gain / trace.origin.inflation,
         gain_high=gain,
         time_class="idle" if trace.devices else "host",
         method="idle time of the device inside the loop"

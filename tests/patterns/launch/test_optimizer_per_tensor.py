@@ -37,6 +37,7 @@ def cpu_loop(
     dims: list[list[int]] | None = None,
     wall: float = 10_000,
     shapes: bool = True,
+    plain: bool = False,
 ) -> TraceBuilder:
     builder = TraceBuilder(vendor="cpu")
     sizes = (dims or [[64, 64], []]) if shapes else None
@@ -44,7 +45,8 @@ def cpu_loop(
         at = wall * i
         builder.step(i, at, wall).annotation(STEP, at + 1_000, 20 * n)
         for k in range(n):
-            builder.op("aten::add_", at + 1_000 + 20 * k, 18.5, dims=sizes)
+            name = "aten::add_" if plain or k % 2 else "aten::mul_"
+            builder.op(name, at + 1_000 + 20 * k, 18.5, dims=sizes)
     return builder
 
 
@@ -137,6 +139,11 @@ def test_on_a_cpu_operators_on_tensors_count() -> None:
     assert claim.evidence["operators_per_call"] == 120
     assert claim.evidence["lost_ms_per_step"] == 2.4
     assert claim.gain_low == pytest.approx(0.5 / 2.0)
+
+
+def test_on_a_cpu_a_single_operator_per_parameter_promises_nothing() -> None:
+    (claim,) = claims(cpu_loop(plain=True))
+    assert claim.gain_low == 0.0
 
 
 def test_on_a_cpu_step_counters_do_not_count() -> None:

@@ -85,6 +85,16 @@ def test_workers_started_again_have_their_own_fix() -> None:
     assert claim.evidence["lost_ms_per_step"] == pytest.approx((2 * 4_008) / 5 / 1000, abs=0.001)
 
 
+def test_stopping_the_workers_of_an_epoch_counts_with_starting_them() -> None:
+    builder = loop([150, 150, 4_000, 150, 150, 150], vendor="cpu")
+    builder.frame(NEW, 20_001, 8)
+    builder.frame("torch/utils/data/dataloader.py(1606): _shutdown_workers", 39_000, 900)
+    (claim,) = claims(builder)
+    assert claim.evidence["kind"] == "respawn"
+    assert claim.evidence["starts"] == 1
+    assert claim.evidence["lost_ms_per_step"] == pytest.approx((4_008 + 900) / 5 / 1000, abs=0.001)
+
+
 def test_quiet_when_starting_workers_costs_little() -> None:
     builder = loop([150] * 6)
     builder.frame(NEW, 20_001, 8)

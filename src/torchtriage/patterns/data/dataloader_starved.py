@@ -3,7 +3,8 @@
 Looks like: ``enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__`` annotations that take
     5 % of the step or more in 30 % of the steps, the late ones included, while, with GPU rows, the
     device is idle; a loader that keeps up answers in less than 0.2 ms. Respawn: ``_get_iterator``
-    frames that start the workers of a new epoch inside the recording, with the wait that follows.
+    frames that start the workers of a new epoch inside the recording, with the wait that follows
+    and the stop of the old ones.
 Slow because: the main thread waits for the next batch, and the device with it.
 Cost: device idle time inside the waits (without a device: the waits). A wait that queued work
     hides costs nothing. The low end is half: more workers help until the cores are used up.
@@ -52,6 +53,7 @@ RESPAWN_FIX = Fix(
 MIN_STEPS = 0.3
 """Share of the steps that wait (catalogue 19)."""
 _NEW_ITERATOR = r"utils/data/dataloader\.py\(\d+\): _get_iterator$"
+_STOP = r"utils/data/dataloader\.py\(\d+\): _shutdown_workers$"
 
 
 def find(trace: Trace) -> Iterator[Claim]:
@@ -100,7 +102,9 @@ def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
     rows = fetches.rows[order]
     following = np.searchsorted(trace.start_ns[rows], trace.end_ns[new])
     first = rows[following[following < len(rows)]]
-    both = np.concatenate([new, first])
+    stop = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_STOP))
+    stop = stop[trace.steps.in_steady(trace.steps.of_host(stop))]
+    both = np.concatenate([new, first, stop])
     at_stake = intervals.union(intervals.spans(trace.start_ns[both], trace.end_ns[both]))
     if trace.devices:
         at_stake = intervals.intersect(at_stake, trace.devices[0].host_late)

@@ -78,14 +78,14 @@ def test_idle_time_inside_the_fetches_is_at_stake() -> None:
     # steady: steps 1-3; the device runs dry at 10 ms of each step and the fetch begins at 10 us
     assert claim.time_class == "idle"
     assert claim.certainty == "certain"
-    assert claim.evidence["fetches_per_step"] == 1
+    assert claim.evidence["n_fetches_per_step"] == 1
     assert claim.evidence["fetch_ms_per_step"] == 4.0
     assert claim.evidence["gpu_idle_ms_per_step"] == 4.0
-    assert claim.evidence["fetch_share_of_step"] == 0.4
+    assert claim.evidence["share_of_step"] == 0.4
     assert claim.spans.tolist()[1] == [20_010_000, 24_010_000]
     assert claim.gain_high == 1.0
     assert claim.gain_low == pytest.approx(0.8 / 1.5)
-    assert "4.0 of 10.0 ms per step" in claim.message
+    assert "4.00 ms of 10.0 ms per step" in claim.message
 
 
 def test_only_the_idle_part_of_a_fetch_counts() -> None:
@@ -128,7 +128,7 @@ def test_an_annotation_written_twice_counts_once() -> None:
     for i in range(4):
         builder.annotation(SINGLE, 10_000 * i + 10, 4_000)
     (claim,) = claims(builder)
-    assert claim.evidence["fetches_per_step"] == 1
+    assert claim.evidence["n_fetches_per_step"] == 1
 
 
 def test_frames_name_what_the_fetch_does() -> None:

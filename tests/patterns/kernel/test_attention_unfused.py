@@ -123,10 +123,10 @@ def test_cost_against_a_fused_kernel():
     assert np.allclose(claim.gain_high, 1 - fast / 700_000)
     assert np.allclose(claim.gain_low, min(500 / 700, 1 - slow / 700_000))
     assert claim.evidence["query_length"] == 1024
-    assert claim.evidence["head_dim"] == 64
+    assert claim.evidence["head_dimension"] == 64
     assert claim.evidence["softmax_ms_per_step"] == pytest.approx(0.3)
     assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)
-    assert claim.evidence["chains_per_step"] == 1
+    assert claim.evidence["n_chains_per_step"] == 1
 
 
 def test_narrow_heads_promise_no_more_than_64():
@@ -185,7 +185,7 @@ def test_grouped_steps_count_per_step():
         attention(line)
         line.step(index, start - 5 if index else 0, 9_900)
     (claim,) = find(line.build())
-    assert claim.evidence["chains_per_step"] == 1
+    assert claim.evidence["n_chains_per_step"] == 1
     assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)
 
 

@@ -71,7 +71,7 @@ def test_cost_is_the_time_above_the_aligned_rate():
     left = (flop[0] / 5000) / (flop[1] / 2000)
     assert claim.gain_high == pytest.approx([1 - left])
     assert claim.gain_low == pytest.approx([(1 - left) / 2])
-    assert claim.evidence["batch_m_n_k"] == [1, 4096, 50257, 1024]
+    assert claim.evidence["longest_batch_m_n_k"] == [1, 4096, 50257, 1024]
     assert claim.rows.tolist() == [2]
     assert claim.time_class == "compute"
 

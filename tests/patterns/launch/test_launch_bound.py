@@ -138,12 +138,12 @@ def test_late_idle_time_is_at_stake() -> None:
     trace = loop().build()
     (claim,) = find(trace)
     # every 50 us: a kernel from 48 to 53, then idle; the device waits 45 of 50 us
-    assert claim.evidence["idle_ms_per_step"] == pytest.approx(0.9, abs=0.001)
-    assert claim.evidence["idle_share_of_step"] == pytest.approx(0.9, abs=0.001)
-    assert claim.evidence["work_rows_per_step"] == 20
-    assert claim.evidence["kind"] == "tiny"
+    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(0.9, abs=0.001)
+    assert claim.evidence["share_of_step"] == pytest.approx(0.9, abs=0.001)
+    assert claim.evidence["n_gpu_events_per_step"] == 20
+    assert claim.evidence["kind"] == "tiny kernels"
     assert claim.evidence["median_kernel_us"] == 5.0
-    assert claim.evidence["top_ops_idle_ms_per_step"] == {"aten::add": 0.9}
+    assert claim.evidence["top_ops_gpu_idle_ms_per_step"] == {"aten::add": 0.9}
     assert claim.time_class == "idle"
     assert claim.gain_low == pytest.approx(0.5 / 1.5)
     assert claim.gain_high == 1.0
@@ -160,11 +160,11 @@ def test_rocm_is_judged_alike() -> None:
 
 def test_large_kernels_with_slow_dispatch() -> None:
     (claim,) = claims(loop(op=100, kernel=30))
-    assert claim.evidence["kind"] == "slow-dispatch"
+    assert claim.evidence["kind"] == "slow dispatch"
 
 
 def test_the_same_kernels_in_every_step_can_become_a_graph() -> None:
-    assert claims(loop())[0].evidence["graphable"] is True
+    assert claims(loop())[0].evidence["same_kernels_every_step"] is True
 
 
 @pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaMalloc"])
@@ -172,11 +172,11 @@ def test_a_step_that_waits_or_allocates_is_no_graph(call: str) -> None:
     builder = loop()
     for i in range(5):
         builder.call(call, 1000 * i + 30, 1)
-    assert claims(builder)[0].evidence["graphable"] is False
+    assert claims(builder)[0].evidence["same_kernels_every_step"] is False
 
 
 def test_kernels_that_change_are_no_graph() -> None:
-    assert claims(loop(name="kernel_{k}_{i}"))[0].evidence["graphable"] is False
+    assert claims(loop(name="kernel_{k}_{i}"))[0].evidence["same_kernels_every_step"] is False
 
 
 def test_graphs_are_not_proposed_again() -> None:
@@ -185,8 +185,8 @@ def test_graphs_are_not_proposed_again() -> None:
         builder.call("cudaGraphLaunch", 1_000 * i + 2, 3, correlation=9_000 + i)
         builder.kernel("a", 1_000 * i + 6, 4, correlation=9_000 + i)
         builder.kernel("b", 1_000 * i + 10, 4, correlation=9_000 + i)
-    assert claims(builder)[0].evidence["graphable"] is False
+    assert claims(builder)[0].evidence["same_kernels_every_step"] is False
 
 
 def test_two_steady_steps_are_too_few_for_a_graph() -> None:
-    assert claims(loop(n_steps=3))[0].evidence["graphable"] is False
+    assert claims(loop(n_steps=3))[0].evidence["same_kernels_every_step"] is False

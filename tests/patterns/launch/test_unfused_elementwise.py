@@ -96,11 +96,11 @@ def test_traffic_of_the_chain_is_the_model() -> None:
     # three kernels read and write 6 tensors; fused 2: two thirds are saved
     assert claim.gain_high == pytest.approx([2 / 3] * 12)
     assert claim.gain_low == pytest.approx([1 / 3] * 12)
-    assert claim.evidence["chains_per_step"] == 4
-    assert claim.evidence["kernels_in_chains_per_step"] == 12
+    assert claim.evidence["n_chains_per_step"] == 4
+    assert claim.evidence["n_kernels_per_step"] == 12
     assert claim.evidence["chain_ms_per_step"] == 1.2
     assert claim.evidence["share_of_kernel_time"] == 0.75
-    assert claim.evidence["longest_chain"] == 3
+    assert claim.evidence["n_kernels_of_longest_chain"] == 3
     assert claim.evidence["costliest_chain_ops"] == ["aten::exp"] * 3
     assert claim.time_class == "compute"
     assert claim.certainty == "likely"
@@ -131,7 +131,7 @@ def test_what_the_next_launch_does_not_follow_has_no_low_end() -> None:
 def test_batch_norm_with_stored_statistics_is_pointwise() -> None:
     norm: Op = ("aten::cudnn_batch_norm", "cudnn::bn_fw_inf_1C11_kernel_NCHW", [[1024, 64], [64]])
     (claim,) = claims(run(EXP, norm, EXP, GEMM))
-    assert claim.evidence["kernels_in_chains_per_step"] == 12
+    assert claim.evidence["n_kernels_per_step"] == 12
 
 
 def test_without_shapes_grids_say_what_belongs_together() -> None:
@@ -141,7 +141,7 @@ def test_without_shapes_grids_say_what_belongs_together() -> None:
         builder.launch(10 * k + 2, 4, 2_000 + 100 * k, 100, EXP[1], grid=grid, block=[128, 1, 1])
     (claim,) = claims(builder)
     assert claim.certainty == "hint"
-    assert claim.evidence["kernels_in_chains_per_step"] == 4
+    assert claim.evidence["n_kernels_per_step"] == 4
 
 
 def test_interleaved_streams_keep_their_own_chains() -> None:
@@ -152,4 +152,4 @@ def test_interleaved_streams_keep_their_own_chains() -> None:
             builder.op(op, at, 8, dims=list(dims))
             builder.launch(at + 1, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
     (claim,) = claims(builder)
-    assert claim.evidence["longest_chain"] == 4
+    assert claim.evidence["n_kernels_of_longest_chain"] == 4

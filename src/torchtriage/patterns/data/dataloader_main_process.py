@@ -22,11 +22,11 @@ import numpy as np
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.data._loader import MIN_SHARE, find_fetches
 from torchtriage.trace import Trace
 from torchtriage.trace.frames import own_time_ns, top_frames
+from torchtriage.units import format_ns, ms
 
 PATTERN = Pattern(
     code="DAT018",
@@ -39,8 +39,9 @@ PATTERN = Pattern(
 
 FIX = Fix(
     text="Load batches in worker processes; start with about one worker per spare core.",
-    code="DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True,"
-    " persistent_workers=True, prefetch_factor=4)",
+    code="""loader = DataLoader(
+    dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True
+)""",
     link="https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading",
 )
 
@@ -66,28 +67,27 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     if fetches.lost_per_step_ns < MIN_IDLE * fetches.per_step_ns:
         return
-    rows, wall_ms = fetches.rows, steps.wall_ns / 1e6
-    fetch_ms, lost_ms = fetches.per_step_ns / 1e6, fetches.lost_per_step_ns / 1e6
+    rows = fetches.rows
+    idle_ns = fetches.lost_per_step_ns
     evidence: dict[str, Any] = {
-        "fetches_per_step": round(steps.median_count(fetches.step_of), 2),
-        "fetch_ms_per_step": round(fetch_ms, 3),
-        "fetch_share_of_step": round(fetch_ms / wall_ms, 4),
-        "median_fetch_ms": round(float(np.median(trace.dur_ns[rows])) / 1e6, 3),
+        "fetch_ms_per_step": ms(fetches.per_step_ns),
+        "share_of_step": round(fetches.per_step_ns / steps.wall_ns, 4),
+        **({"gpu_idle_ms_per_step": ms(idle_ns)} if trace.devices else {}),
+        "n_fetches_per_step": steps.median_count(fetches.step_of),
+        "median_fetch_ms": ms(float(np.median(trace.dur_ns[rows]))),
     }
-    if trace.devices:
-        evidence["gpu_idle_ms_per_step"] = round(lost_ms, 3)
     if trace.has_stacks:
         held = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
         _, own = own_time_ns(trace, int(trace.lane[rows[0]]), held)
         evidence["top_frames_ms_per_step"] = {
             name: round(ns / 1e6 / steps.n_steady, 3) for name, ns in top_frames(trace, own)
         }
-    waits = f", and the GPU stands idle for {lost_ms:.1f} ms of it" if trace.devices else ""
+    waits = f", and the GPU stands idle for {format_ns(idle_ns)} of it" if trace.devices else ""
     # only the host was recorded, on a machine with a GPU: device work may hide the fetches
     blind = not trace.devices and not trace.is_host_only
     yield Claim(
-        message=f"DataLoader.__next__ runs on the main thread for {fetch_ms:.1f} of"
-        f" {wall_ms:.1f} ms per {per(trace)}{waits}",
+        message=f"DataLoader.__next__ runs on the main thread for {format_ns(fetches.per_step_ns)}"
+        f" of {format_ns(steps.wall_ns)} {steps.per}{waits}",
         certainty="hint" if blind else "certain",
         rows=rows,
         spans=fetches.at_stake,

@@ -26,6 +26,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.data._loader import MIN_SHARE, Fetches, find_fetches
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="DAT019",
@@ -39,14 +40,17 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Add workers or make the transforms cheaper (decode on the GPU, resize at ingest), and"
     " prefetch more.",
-    code="DataLoader(dataset, num_workers=16, prefetch_factor=4, persistent_workers=True,"
-    " pin_memory=True)",
+    code="""loader = DataLoader(
+    dataset, num_workers=16, prefetch_factor=4, persistent_workers=True, pin_memory=True
+)""",
     link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 
 RESPAWN_FIX = Fix(
     text="Create the loader once and keep its workers alive between epochs.",
-    code="loader = DataLoader(dataset, num_workers=8, persistent_workers=True)  # before the loop",
+    code="""loader = DataLoader(dataset, num_workers=8, persistent_workers=True)
+for epoch in range(n_epochs):
+    for batch in loader: ...""",
     link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
 )
 
@@ -76,8 +80,10 @@ def find(trace: Trace) -> Iterator[Claim]:
         fetches.rows,
         fetches.at_stake,
         fetches,
-        f"the main thread waits for DataLoader workers in {len(waiting)} of {len(steady)} steps",
-        {"kind": "starved", "waiting_steps": len(waiting), "steps": len(steady)},
+        f"the main thread waits for DataLoader workers in {len(waiting):,} of"
+        f" {format_count(len(steady), 'steady step')}",
+        {"n_waiting_steps": len(waiting), "n_steady_steps": len(steady)},
+        "workers too slow",
         FIX,
     )
 
@@ -115,8 +121,10 @@ def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
         both,
         at_stake,
         fetches,
-        f"DataLoader workers are started {len(new)} times in {trace.steps.n_steady} steps",
-        {"kind": "respawn", "starts": len(new), "steps": trace.steps.n_steady},
+        f"DataLoader workers are started {'once' if len(new) == 1 else f'{len(new):,} times'} in"
+        f" {format_count(trace.steps.n_steady, 'steady step')}",
+        {"n_worker_starts": len(new), "n_steady_steps": trace.steps.n_steady},
+        "workers started again",
         RESPAWN_FIX,
     )
 
@@ -128,13 +136,15 @@ def _claim(
     fetches: Fetches,
     what: str,
     evidence: dict[str, Any],
+    kind: str,
     fix: Fix,
 ) -> Claim:
     steps = trace.steps
-    lost_ms = intervals.length(at_stake) / 1e6 / steps.n_steady
-    who = "the GPU" if trace.devices else "the step"
+    lost_ns = intervals.length(at_stake) / steps.n_steady
+    who = "the GPU stands idle" if trace.devices else "the step waits"
     return Claim(
-        message=f"{what}; {who} loses {lost_ms:.1f} of {steps.wall_ns / 1e6:.1f} ms per step",
+        message=f"{what}, and {who} for {format_ns(lost_ns)} of {format_ns(steps.wall_ns)}"
+        f" {steps.per}",
         certainty="likely",
         rows=rows,
         spans=at_stake,
@@ -145,11 +155,12 @@ def _claim(
         if trace.devices
         else "host time of the waits",
         evidence={
+            ("gpu_idle_ms_per_step" if trace.devices else "wait_ms_per_step"): ms(lost_ns),
             **evidence,
-            "fetches_per_step": round(steps.median_count(fetches.step_of), 2),
-            "median_fetch_ms": round(float(np.median(trace.dur_ns[fetches.rows])) / 1e6, 3),
-            "longest_fetch_ms": round(float(trace.dur_ns[fetches.rows].max()) / 1e6, 3),
-            "lost_ms_per_step": round(lost_ms, 3),
+            "longest_fetch_ms": ms(int(trace.dur_ns[fetches.rows].max())),
+            "median_fetch_ms": ms(float(np.median(trace.dur_ns[fetches.rows]))),
+            "n_fetches_per_step": steps.median_count(fetches.step_of),
+            "kind": kind,
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         fix=fix,

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_ns, ms
 
 PATTERN = Pattern(
     code="HST021",
@@ -36,7 +36,9 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Freeze long-lived objects after the warm-up, switch automatic collection off, and collect"
     " every few hundred steps on all ranks at once.",
-    code="gc.collect(); gc.freeze(); gc.disable()  # and: if step % 500 == 0: gc.collect()",
+    code="""gc.collect(); gc.freeze(); gc.disable()  # after the warm-up
+if step % 500 == 0:
+    gc.collect()""",
     link="https://docs.python.org/3/library/gc.html#gc.freeze",
 )
 
@@ -59,17 +61,17 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not len(rows):
         return
     spans = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    pause_ms = intervals.length(spans) / 1e6 / steps.n_steady
+    pause_ns = intervals.length(spans) / steps.n_steady
     if trace.devices:
         spans = intervals.intersect(spans, trace.devices[0].host_late)
-    lost_ms = intervals.length(spans) / 1e6 / steps.n_steady
-    if not lost_ms:
+    lost_ns = intervals.length(spans) / steps.n_steady
+    if not lost_ns:
         return
     explicit = int(trace.matching(_EXPLICIT)[rows].sum())
-    waits = f", of which the GPU waits {lost_ms:.1f} ms" if trace.devices else ""
+    waits = f", and the GPU stands idle for {format_ns(lost_ns)} of it" if trace.devices else ""
     yield Claim(
-        message=f"garbage collection stops the launching thread for {pause_ms:.1f} of"
-        f" {steps.wall_ns / 1e6:.1f} ms per {per(trace)}{waits}",
+        message=f"garbage collection stops the launching thread for {format_ns(pause_ns)} of"
+        f" {format_ns(steps.wall_ns)} {steps.per}{waits}",
         certainty="likely",
         rows=rows,
         spans=spans,
@@ -80,13 +82,14 @@ def find(trace: Trace) -> Iterator[Claim]:
         if trace.devices
         else "host time of the pauses",
         evidence={
-            "pauses": len(rows),
-            "explicit_pauses": explicit,
-            "steps": steps.n_steady,
-            "median_pause_ms": round(float(np.median(trace.dur_ns[rows])) / 1e6, 3),
-            "longest_pause_ms": round(float(trace.dur_ns[rows].max()) / 1e6, 3),
-            "pause_ms_per_step": round(pause_ms, 3),
-            "lost_ms_per_step": round(lost_ms, 3),
+            "pause_ms_per_step": ms(pause_ns),
+            **({"gpu_idle_ms_per_step": ms(lost_ns)} if trace.devices else {}),
+            "n_pauses": len(rows),
+            "n_explicit_pauses": explicit,
+            "longest_pause_ms": ms(int(trace.dur_ns[rows].max())),
+            "median_pause_ms": ms(float(np.median(trace.dur_ns[rows]))),
+            "n_steady_steps": steps.n_steady,
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         edits=(Edit("drop", rows),),

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import hot_frame, own_time_ns, parse_frame, top_frames
+from torchtriage.units import format_ns, ms
 
 PATTERN = Pattern(
     code="HST020",
@@ -44,7 +44,9 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Move this work to DataLoader workers or another thread, prepare the next batch while the"
     " device computes, or cache the result.",
-    code="next_inputs = executor.submit(preprocess, raw)  # then: model(next_inputs.result())",
+    code="""upcoming = executor.submit(preprocess, next_raw)  # while the device computes
+...
+outputs = model(upcoming.result())""",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
 
@@ -80,23 +82,25 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     if not on_device and not _recurs(trace, lost):
         return
-    n_steps, wall_ms = trace.steps.n_steady, trace.steps.wall_ns / 1e6
-    lost_ms = lost_ns / 1e6 / n_steps
+    n_steps = trace.steps.n_steady
     evidence: dict[str, Any] = {
-        "kind": "unattributed",
-        "python_ms_per_step": round(lost_ms, 3),
+        ("gpu_idle_ms_per_step" if on_device else "host_ms_per_step"): ms(lost_ns / n_steps),
         "share_of_step": round(lost_ns / intervals.length(trace.steps.judged), 4),
-        "stretches_per_step": round(len(lost) / n_steps, 2),
-        "longest_stretch_ms": round(float((lost[:, 1] - lost[:, 0]).max()) / 1e6, 3),
+        "n_stretches_per_step": round(len(lost) / n_steps, 2),
+        "longest_stretch_ms": ms(int((lost[:, 1] - lost[:, 0]).max())),
     }
     hot, frames = _attribute(trace, stretches, evidence)
+    evidence.setdefault("kind", "not known without stacks")
+    evidence["profiler_inflation"] = trace.origin.inflation
     where = ""
     if hot >= 0 and (frame := parse_frame(trace.name_of(hot))) is not None:
         where = f", more than half of it in {frame.function}() of {frame.file}"
-    waits = "the GPU waits" if on_device else "the main thread spends"
+    lost_of = f"{format_ns(lost_ns / n_steps)} of {format_ns(trace.steps.wall_ns)}"
     yield Claim(
-        message=f"{waits} {lost_ms:.1f} of {wall_ms:.1f} ms per {per(trace)}"
-        f" {'for host code' if on_device else 'in host code'} between operators{where}",
+        message=f"the GPU stands idle for {lost_of} {trace.steps.per} while host code runs between"
+        f" operators{where}"
+        if on_device
+        else f"the main thread spends {lost_of} {trace.steps.per} between operators{where}",
         certainty="likely" if len(frames) else "hint",
         rows=frames if len(frames) else _next_rows(trace, spans),
         spans=spans,
@@ -194,13 +198,11 @@ def _attribute(
     if not len(frames):
         return -1, frames
     best = top_frames(trace, own)
-    evidence["kind"] = _kind(trace, own)
-    evidence["top_frames_ms_per_step"] = {
-        name: round(ns / 1e6 / trace.steps.n_steady, 3) for name, ns in best
-    }
     hot = hot_frame(trace, total, span_ns)
     if hot >= 0:
         evidence["hot_frame"] = trace.name_of(hot)
+    evidence["kind"] = _kind(trace, own)
+    evidence["top_frames_ms_per_step"] = {name: ms(ns / trace.steps.n_steady) for name, ns in best}
     return hot, frames
 
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["queued_share"]
 
 
-def queued_share(
-    trace: Trace, device: Device, at: NDArray[np.integer]
-) -> NDArray[np.float64]:
+def queued_share(trace: Trace, device: Device, at: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return the part of each kernel, from its end, in which the next work was already enqueued.
 
     Shortening the kernel by more than that frees nothing: the device would wait for the launch.

@@ -33,7 +33,7 @@ from torchtriage.patterns.kernel._peaks import peak_of
 from torchtriage.patterns.kernel._products import Products, is_shape, products
 from torchtriage.patterns.kernel._queue import queued_share
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import format_share, ms
+from torchtriage.units import format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="KRN025",
@@ -47,8 +47,10 @@ FIX = Fix(
     text="Let one fused kernel compute the attention.",
     code=(
         "out = torch.nn.functional.scaled_dot_product_attention(\n"
-        "    q, k, v, attn_mask=mask, dropout_p=p if self.training else 0.0)\n"
-        'model = AutoModel.from_pretrained(name, attn_implementation="sdpa")   # transformers'
+        "    q, k, v, attn_mask=mask, dropout_p=p if self.training else 0.0\n"
+        ")\n"
+        "# or, with transformers:\n"
+        'model = AutoModel.from_pretrained(name, attn_implementation="sdpa")'
     ),
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
 )
@@ -138,8 +140,8 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     anchor, shapes = _costliest(trace, chains, cost)
     yield Claim(
         message=(
-            f"{format_share(chain_ns / compute_ns)} of the kernel time"
-            f" {_described(trace, chain_ns, shapes)}"
+            f"{_described(trace, chain_ns, shapes)}, {format_share(chain_ns / compute_ns)} of the"
+            " kernel time"
         ),
         certainty="likely" if half else "hint",
         rows=rows,
@@ -151,8 +153,8 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
         basis="modelled",
         method="the chain's kernels minus a fused kernel at 40-60 % of the peak rate",
         evidence={
-            "share_of_kernel_time": round(chain_ns / compute_ns, 4),
             "chain_ms_per_step": ms(chain_ns / n_steady),
+            "share_of_kernel_time": round(chain_ns / compute_ns, 4),
             "softmax_ms_per_step": ms(float(trace.dur_ns[rows[softmax & steady]].sum()) / n_steady),
             **_sizes(trace, chains, shapes),
             "half_precision": half,
@@ -209,8 +211,8 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
         basis="modelled",
         method="what fused attention saved on a CPU, measured over lengths and head sizes",
         evidence={
-            "share_of_step": round(chain_ns / judged_ns, 4),
             "chain_ms_per_step": ms(chain_ns / steps.n_steady),
+            "share_of_step": round(chain_ns / judged_ns, 4),
             "softmax_ms_per_step": ms(float(trace.dur_ns[softmax].sum()) / steps.n_steady),
             **_sizes(trace, chains, shapes),
             "training": trains,
@@ -230,10 +232,10 @@ def _costliest(
 
 
 def _described(trace: Trace, chain_ns: int, shapes: tuple[int, int, int, int]) -> str:
-    per_step = ms(chain_ns / trace.steps.n_steady)
+    per_step = format_ns(chain_ns / trace.steps.n_steady)
     return (
-        f"({per_step:.3g} ms per {'step' if len(trace.steps) else 'window'}) is attention as"
-        f" separate product, softmax and product over {shapes[1]} x {shapes[2]} scores"
+        f"attention as separate product, softmax and product over {shapes[1]:,} x {shapes[2]:,}"
+        f" scores takes {per_step} {trace.steps.per}"
     )
 
 
@@ -243,11 +245,11 @@ def _sizes(
     in_steady = trace.steps.in_steady(trace.steps.of_host(chains.softmax))
     batch, queries, keys, head = shapes
     return {
-        "chains_per_step": round(int(in_steady.sum()) / trace.steps.n_steady, 1),
+        "n_chains_per_step": round(int(in_steady.sum()) / trace.steps.n_steady, 2),
         "batch_times_heads": batch,
         "query_length": queries,
         "key_length": keys,
-        "head_dim": head,
+        "head_dimension": head,
     }
 
 

@@ -32,7 +32,7 @@ from torchtriage.patterns.kernel._peaks import Peak, peak_of
 from torchtriage.patterns.kernel._products import Products, products
 from torchtriage.patterns.kernel._queue import queued_share
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import format_share, ms
+from torchtriage.units import format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="KRN022",
@@ -120,12 +120,9 @@ def find(trace: Trace) -> Iterator[Claim]:
     names, index = np.unique(trace.name[rows], return_inverse=True)
     by_name = np.argsort(-np.bincount(index, weights=trace.dur_ns[rows]))[:3]
     evidence = {
-        "share_of_kernel_time": round(share, 4),
         "fp32_ms_per_step": ms(per_step),
-        "kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 1),
-        "kernels": [short_name(trace.names[names[one]]) for one in by_name.tolist()],
-        "input_types_recorded": bool((inputs.dtype == "float").any()),
-        "compute_capability": list(trace.origin.capability or ()),
+        "share_of_kernel_time": round(share, 4),
+        "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
     }
     known = inputs.known
     if peak is not None and known.any():
@@ -133,11 +130,14 @@ def find(trace: Trace) -> Iterator[Claim]:
         evidence["achieved_tflops"] = round(rate / 1e3, 1)
         evidence["peak_fp32_tflops"] = peak.fp32_tflops
         evidence["peak_half_tflops"] = peak.half_tflops
+    evidence["top_kernels"] = [short_name(trace.names[names[one]]) for one in by_name.tolist()]
+    if trace.origin.capability:
+        evidence["compute_capability"] = ".".join(map(str, trace.origin.capability))
+    evidence["input_types_recorded"] = bool((inputs.dtype == "float").any())
     yield Claim(
         message=(
-            f"{format_share(share)} of the kernel time ({ms(per_step):.3g} ms per"
-            f" {'step' if len(trace.steps) else 'window'}) is fp32 matrix products and convolutions"
-            " that leave the tensor cores idle"
+            f"fp32 matrix products and convolutions take {format_ns(per_step)} {trace.steps.per},"
+            f" {format_share(share)} of the kernel time, and leave the tensor cores idle"
         ),
         certainty="likely",
         rows=rows,

@@ -33,7 +33,7 @@ from torchtriage.patterns.kernel._peaks import Peak, peak_of
 from torchtriage.patterns.kernel._products import GEMMS, Products, products
 from torchtriage.patterns.kernel._queue import queued_share
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import format_share, ms
+from torchtriage.units import format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="KRN023",
@@ -46,7 +46,7 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Pad the odd side to the next multiple of 8 (vocabulary, sequence length, heads).",
     code=(
-        "vocab_size = -(-vocab_size // 8) * 8          # 50257 -> 50264\n"
+        "vocab_size = -(-vocab_size // 8) * 8  # 50257 -> 50264\n"
         "batch = tokenizer(texts, padding=True, pad_to_multiple_of=8)"
     ),
     link="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html#requirements-tc",
@@ -103,23 +103,24 @@ def find(trace: Trace) -> Iterator[Claim]:
     rate = float(work.flop[slow].sum() / dur[slow].sum())
     longest = int(np.argmax(dur * slow))
     shape = [int(side[longest]) for side in (work.batch, work.m, work.n, work.k)]
+    batch = f"{shape[0]:,} x " if shape[0] > 1 else ""
     per_step = slow_ns / trace.steps.n_steady
     steady = trace.steps.in_steady(trace.steps.of_work(rows))
     evidence = {
-        "share_of_kernel_time": round(slow_ns / compute_ns, 4),
         "misaligned_ms_per_step": ms(per_step),
-        "kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 1),
-        "batch_m_n_k": shape,
+        "share_of_kernel_time": round(slow_ns / compute_ns, 4),
+        "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
         "achieved_tflops": round(rate / 1e3, 1),
-        "kernel": short_name(trace.name_of(device.rows[at[np.argmax(trace.dur_ns[rows])]])),
+        "longest_kernel": short_name(trace.name_of(rows[np.argmax(trace.dur_ns[rows])])),
+        "longest_batch_m_n_k": shape,
     }
     if peak is not None:
-        evidence["share_of_peak"] = round(rate / peak.flop_per_ns("half"), 4)
+        evidence["share_of_peak_half_rate"] = round(rate / peak.flop_per_ns("half"), 4)
     yield Claim(
         message=(
-            f"{format_share(slow_ns / compute_ns)} of the kernel time ({ms(per_step):.3g} ms per"
-            f" {'step' if len(trace.steps) else 'window'}) is matrix products with misaligned"
-            f" sides, the longest {shape[0]} x [{shape[1]}, {shape[3]}] @ [{shape[3]}, {shape[2]}]"
+            f"matrix products with misaligned sides take {format_ns(per_step)} {trace.steps.per},"
+            f" {format_share(slow_ns / compute_ns)} of the kernel time, the longest {batch}"
+            f"[{shape[1]}, {shape[3]}] @ [{shape[3]}, {shape[2]}]"
         ),
         certainty="likely",
         rows=rows,

@@ -17,16 +17,15 @@ Source: PyTorch performance tuning guide, "Reduce CPU overhead with CUDA graphs"
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="LCH014",
@@ -79,14 +78,13 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     kernels = work[trace.kind[work] == Kind.KERNEL]
     tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
-    n_steps, wall_ms = steps.n_steady, steps.wall_ns / 1e6
     per_step = steps.median_count(steps.of_work(work))
-    rest_ms = rest_ns / 1e6 / n_steps
     late_rows = np.unique(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
+    latest = _latest(trace, rest)
     yield Claim(
-        message=f"the GPU waits for launches {rest_ms:.2f} of {wall_ms:.2f} ms per {per(trace)}:"
-        f" {per_step:.0f} pieces of work, {100 * tiny:.0f} % of the kernels below"
-        f" {TINY_NS // 1000} us",
+        message=f"the GPU waits for launches for {format_ns(rest_ns / steps.n_steady)} of"
+        f" {format_ns(steps.wall_ns)} {steps.per}: {format_count(per_step, 'GPU event')},"
+        f" {format_share(tiny)} of the kernels shorter than {TINY_NS // 1000} µs",
         certainty="likely",
         rows=late_rows,
         spans=spans,
@@ -96,20 +94,26 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="modelled",
         method="host-late idle time; low: half of it over the profiler's inflation",
         evidence={
-            "kind": "tiny" if tiny >= 0.5 else "slow-dispatch",
-            "graphable": _graphable(trace, work),
-            "idle_ms_per_step": round(rest_ms, 3),
-            "idle_share_of_step": round(rest_ns / judged, 4),
-            "in_ops_share": round(dispatch / rest_ns, 3),
-            "work_rows_per_step": per_step,
-            "median_kernel_us": round(float(np.median(trace.dur_ns[kernels])) / 1e3, 2)
-            if len(kernels)
-            else 0.0,
-            "host_us_per_row": round(rest_ns / len(work) / 1e3, 2),
-            "inflation": trace.origin.inflation,
-            "top_ops_idle_ms_per_step": _top_ops(trace, rest),
+            "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
+            "share_of_step": round(rest_ns / judged, 4),
+            "n_gpu_events_per_step": per_step,
+            "idle_us_before_gpu_event": round(rest_ns / len(work) / 1e3, 2),
+            **(
+                {
+                    "median_kernel_us": round(float(np.median(trace.dur_ns[kernels])) / 1e3, 2),
+                    "short_share_of_kernels": round(tiny, 4),
+                }
+                if len(kernels)
+                else {}
+            ),
+            "top_ops_gpu_idle_ms_per_step": _top_ops(trace, rest),
+            "in_ops_share_of_idle": round(dispatch / rest_ns, 4),
+            "profiler_inflation": trace.origin.inflation,
+            "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
+            "same_kernels_every_step": _graphable(trace, work),
         },
-        anchor=_worst(trace, rest),
+        anchor=latest[0],
+        examples=latest,
         edits=(Edit("shrink", np.unique(trace.links.call[work[trace.links.call[work] >= 0]])),),
     )
 
@@ -162,17 +166,17 @@ def _top_ops(trace: Trace, rest: intervals.Spans) -> dict[str, float]:
     by_name = np.bincount(trace.name[op[known]], weights=idle[known], minlength=1)
     best = np.argsort(-by_name, kind="stable")[:5]
     return {
-        trace.names[code]: round(float(by_name[code]) / 1e6 / trace.steps.n_steady, 3)
+        trace.names[code]: ms(float(by_name[code]) / trace.steps.n_steady)
         for code in best.tolist()
         if by_name[code]
     }
 
 
-def _worst(trace: Trace, rest: intervals.Spans) -> int:
-    """Return the op that was waited for longest, else the launch, else the work itself."""
-    gaps: Any = trace.devices[0].gaps
-    row = int(gaps.next_row[np.argmax(intervals.covered(gaps.spans, rest))])
-    for host in (int(trace.links.op[row]), int(trace.links.call[row])):
-        if host >= 0:
-            return host
-    return row
+def _latest(trace: Trace, rest: intervals.Spans) -> tuple[int, ...]:
+    """Return the ops (else the calls, else the work) the device waited for longest, at most 3."""
+    gaps = trace.devices[0].gaps
+    idle = intervals.covered(gaps.spans, rest)
+    work = gaps.next_row[np.argsort(-idle, kind="stable")[:3]]
+    work = work[np.sort(-idle)[: len(work)] < 0]
+    op, call = trace.links.op[work], trace.links.call[work]
+    return tuple(np.where(op >= 0, op, np.where(call >= 0, call, work)).tolist())

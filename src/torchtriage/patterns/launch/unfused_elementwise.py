@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="LCH015",
@@ -77,13 +77,15 @@ def find(trace: Trace) -> Iterator[Claim]:
     gain = _traffic_gain(trace, rows, chain)
     chain_ns = _time_ns(trace, rows)
     n_chains = len(np.unique(chain))
-    n_steps, chain_ms = steps.n_steady, chain_ns / 1e6 / steps.n_steady
+    n_steps = steps.n_steady
     cost = np.bincount(chain, weights=trace.dur_ns[rows])
     worst = rows[chain == cost.argmax()]
+    ops = [trace.name_of(op) for op in trace.links.op[worst].tolist() if op >= 0][:5]
     yield Claim(
-        message=f"{len(rows) / n_steps:.0f} pointwise kernels in {n_chains / n_steps:.0f} chains"
-        f" take {chain_ms:.2f} of {steps.wall_ns / 1e6:.2f} ms per {per(trace)},"
-        f" {100 * chain_ns / kernel_ns:.0f} % of the kernel time",
+        message=f"{format_count(len(rows) / n_steps, 'pointwise kernel')} in"
+        f" {format_count(n_chains / n_steps, 'chain')} take {format_ns(chain_ns / n_steps)} of"
+        f" {format_ns(steps.wall_ns)} {steps.per}, {format_share(chain_ns / kernel_ns)} of the"
+        " kernel time",
         certainty="likely" if trace.has_shapes else "hint",
         rows=rows,
         spans=intervals.spans(trace.start_ns[rows], trace.end_ns[rows]),
@@ -93,16 +95,16 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="modelled",
         method="memory traffic of the chains, separate against fused",
         evidence={
-            "chains_per_step": round(n_chains / n_steps, 2),
-            "kernels_in_chains_per_step": round(len(rows) / n_steps, 2),
-            "chain_ms_per_step": round(chain_ms, 3),
+            "chain_ms_per_step": ms(chain_ns / n_steps),
             "share_of_kernel_time": round(chain_ns / kernel_ns, 4),
-            "paced_by_device_share": round(_time_ns(trace, rows[paced]) / chain_ns, 3),
-            "longest_chain": int(np.bincount(chain).max()),
-            "costliest_chain_ops": [
-                trace.name_of(op) for op in trace.links.op[worst].tolist() if op >= 0
-            ][:5],
+            "n_chains_per_step": round(n_chains / n_steps, 2),
+            "n_kernels_per_step": round(len(rows) / n_steps, 2),
+            "n_kernels_of_longest_chain": int(np.bincount(chain).max()),
             "costliest_chain_us": round(float(cost.max()) / 1e3, 2),
+            **({"costliest_chain_ops": ops} if ops else {}),
+            "next_launch_in_time_share_of_chain_time": round(
+                _time_ns(trace, rows[paced]) / chain_ns, 4
+            ),
         },
         anchor=_anchor(trace, worst),
         edits=(Edit("shrink", rows, float(1 - gain.mean())),),

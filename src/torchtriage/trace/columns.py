@@ -171,7 +171,7 @@ class Trace:
     # -- arguments -------------------------------------------------------------------------
 
     def details_of(self, what: str, rows: Sequence[int] | Ints) -> list[Any]:
-        """Return one decoded detail per row, None where it was not recorded.
+        """Return one decoded detail per row, None where it was not recorded (or is no list).
 
         ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``,
         ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``.
@@ -184,7 +184,7 @@ class Trace:
                 continue
             known = self._decoded.get((what, code), self)
             if known is self:
-                known = _decode(self.details[code][index])
+                known = _decode(what, self.details[code][index])
                 self._decoded[(what, code)] = known
             out.append(known)
         return out
@@ -198,7 +198,7 @@ class Trace:
         table = np.zeros(len(self.details) + 1, dtype=bool)
         for code, entry in enumerate(self.details):
             if entry[index]:
-                value = _decode(entry[index])
+                value = _decode(what, entry[index])
                 table[code] = value is not None and bool(test(value))
         return table[self.detail]  # -1 reads the last entry, which is False
 
@@ -299,10 +299,15 @@ class Trace:
         check_trace(self)
 
 
-def _decode(raw: bytes) -> Any:
+_LISTS = frozenset({"dims", "types", "concrete", "strides", "grid", "block"})
+
+
+def _decode(what: str, raw: bytes) -> Any:
     if not raw:
         return None
     try:
-        return msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw)
     except msgspec.DecodeError:
         return None
+    # patterns index into these: what is no list was not recorded
+    return value if what not in _LISTS or isinstance(value, list) else None

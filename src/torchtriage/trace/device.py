@@ -149,13 +149,15 @@ class Device:
         lane = np.where(np.isin(trace.lane[rows], self._crew), trace.steps.lane, trace.lane[rows])
         order = np.argsort(lane, kind="stable")
         rows, lane = rows[order], lane[order]
-        waited_for, where = np.unique(self.gap_lane[late], return_inverse=True)
-        spans = gaps.spans[late]
+        gap_lane, spans = self.gap_lane[late], gaps.spans[late]
+        by_lane = np.argsort(gap_lane, kind="stable")
+        gap_lane, spans = gap_lane[by_lane], spans[by_lane]
         found = [intervals.EMPTY]
-        for index, one in enumerate(waited_for.tolist()):
+        for one in np.unique(gap_lane).tolist():
             mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
             work = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
-            found.append(intervals.intersect(spans[where == index], work))
+            waiting = spans[slice(*np.searchsorted(gap_lane, [one, one + 1]))]
+            found.append(intervals.intersect(waiting, work))
         return intervals.union(np.concatenate(found))
 
     @cached_property

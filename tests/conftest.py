@@ -32,12 +32,6 @@ def recordings() -> Path:
 
 
 @pytest.fixture(scope="session")
-def load() -> Callable[[Path], tt.Trace]:
-    """Return a function that reads each recording once."""
-    return cache(tt.load)
-
-
-@pytest.fixture(scope="session")
-def judge(load: Callable[[Path], tt.Trace]) -> Callable[[Path], tt.Report]:
-    """Return a function that judges each recording once."""
-    return cache(lambda path: tt.analyze(load(path)))
+def judge() -> Callable[[Path], tt.Report]:
+    """Return a function that judges each recording once; results are small, traces are not."""
+    return cache(tt.analyze)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.api import Report
 from torchtriage.diagnose import diagnose, examine
 from torchtriage.errors import TraceFormatError
 from torchtriage.finding import Note
@@ -406,26 +407,26 @@ def _told(found: dict[str, Note], fact: str) -> bool:
 @pytest.mark.data
 @pytest.mark.parametrize("name", sorted(VERDICTS))
 def test_every_fact_of_the_review_is_told(
-    recordings: Path, name: str, load: Callable[[Path], Trace]
+    recordings: Path, name: str, judge: Callable[[Path], Report]
 ) -> None:
     facts = set(VERDICTS[name]["doctor"])
     if facts & {"refused", "empty"}:
         with pytest.raises(TraceFormatError):
-            load(recordings / name)
+            judge(recordings / name)
         return
-    found = notes(load(recordings / name))
+    found = {note.code: note for note in judge(recordings / name).notes}
     assert [fact for fact in sorted(facts) if not _told(found, fact)] == []
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", sorted(VERDICTS))
 def test_no_false_alarm_on_the_shared_recordings(
-    recordings: Path, name: str, load: Callable[[Path], Trace]
+    recordings: Path, name: str, judge: Callable[[Path], Report]
 ) -> None:
     facts = set(VERDICTS[name]["doctor"])
     if facts & {"refused", "empty"}:
         return
-    found = notes(load(recordings / name))
+    found = {note.code: note for note in judge(recordings / name).notes}
     for code in ("cold-start", "cut-window", "missing-kernels", "salvaged", "orphans"):
         if code in found and found[code].level != "info" and code not in facts:
             assert (name, code) in ALSO_TRUE or "salvaged" in facts

@@ -282,17 +282,14 @@ def same_rows(left: Trace, right: Trace) -> bool:
 
 @pytest.mark.data
 def test_overlays_of_the_shared_recordings_read_back_as_the_same_rows(
-    recordings: Path,
-    tmp_path: Path,
-    judge: Callable[[Path], tt.Report],
-    load: Callable[[Path], Trace],
+    recordings: Path, tmp_path: Path, judge: Callable[[Path], tt.Report]
 ) -> None:
     n_files = 0
     for path in sorted(recordings.rglob("*.json*")):
         if path.stat().st_size > SMALL:
             continue
         try:
-            trace, result = load(path), judge(path)
+            trace, result = tt.load(path), judge(path)
         except TraceFormatError:
             continue
         out = tmp_path / "out.json.gz"

@@ -9,7 +9,8 @@ import numpy as np
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.build import Times, is_row
 from torchtriage.trace.columns import Trace
-from torchtriage.trace.events import Chunk, EventReader, Row, TextBlock
+from torchtriage.trace.event_types import Row
+from torchtriage.trace.events import Chunk, EventReader, TextBlock
 from torchtriage.trace.salvage import BROKEN
 from torchtriage.trace.source import open_source
 

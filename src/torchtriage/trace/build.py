@@ -14,21 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
-from torchtriage.trace.events import (
+from torchtriage.trace.event_types import (
+    ARROWS,
+    CATEGORIES,
+    GROUP_OF,
     NO_ARGS,
     PHASES,
-    Args,
+    Arrow,
     Begin,
-    Chunk,
     Complete,
+    DeviceArgs,
     End,
     Event,
+    Group,
     Instant,
+    KnownInstant,
     Label,
+    OldInstant,
+    OpArgs,
     Row,
     text_of,
     whole,
 )
+from torchtriage.trace.events import Chunk
 from torchtriage.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
 __all__ = ["ColumnBuilder", "Part", "Times", "is_row"]
@@ -51,21 +59,46 @@ COLUMN_TYPES: dict[str, Any] = {
 }
 
 MEMORY = "[memory]"
-_PHASE_OF = {kind: phase for phase, kind in PHASES.items()}
-_INSTANTS = frozenset({kind for kind in PHASES.values() if issubclass(kind, Instant)})
-_SIMPLE = frozenset(PHASES.values()) - _INSTANTS - {Begin, End, Label}
+_CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
+_CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
+_PHASE_OF: dict[type[Event], str] = {
+    **{kind: phase for phase, kind in PHASES.items()},
+    **dict.fromkeys(_CALLS, "X"),
+    KnownInstant: "i",
+}
+_ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | ARROWS
+MAX_CATEGORIES = 1 << 15
+"""What the column's type holds; whatever comes behind them counts as the last one."""
 
 
 class _Codes(dict[Any, int]):
     """Dictionary coding: an unknown key gets the next code."""
 
+    def __init__(self, limit: int = 1 << 31) -> None:
+        super().__init__()
+        self._limit = limit
+
     def __missing__(self, key: Any) -> int:
+        if len(self) == self._limit:
+            return self._limit - 1
         code = self[key] = len(self)
         return code
 
     def add(self, keys: Iterable[Any]) -> NDArray[np.int32]:
         """Return the code of each key."""
         return np.array([self[key] for key in keys], np.int32)
+
+
+class _ClassCodes(dict[type[Event], int]):
+    """Category codes by class of event, given in the order in which the classes appear."""
+
+    def __init__(self, cats: _Codes) -> None:
+        super().__init__()
+        self._cats = cats
+
+    def __missing__(self, kind: type[Event]) -> int:
+        code = self[kind] = self._cats[_CATEGORY_OF[kind]]
+        return code
 
 
 class Part(msgspec.Struct):
@@ -91,7 +124,7 @@ class ColumnBuilder:
     def __init__(self) -> None:
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMN_TYPES}
         self._names = _Codes()
-        self._cats = _Codes()
+        self._cats = _Codes(MAX_CATEGORIES)
         self._lanes = _Codes()
         self._details = _Codes()
         self._kinds = np.empty(0, np.uint8)  # of each category
@@ -111,39 +144,40 @@ class ColumnBuilder:
         """Append a chunk's events to the columns."""
         events = chunk.events
         times = Times(chunk)
-        kinds = set(map(type, events))
-        rows: list[Row]
-        if kinds == {Complete}:
-            rows = events  # type: ignore[assignment]
-            self._phases["X"] += len(rows)
-        else:
-            for kind, n in Counter(map(type, events)).items():
+        kinds = Counter(map(type, events))
+        for kind, n in kinds.items():
+            if kind not in ARROWS:
                 self._phases[_PHASE_OF.get(kind, "")] += n
-            if kinds <= _SIMPLE:
-                rows = [event for event in events if type(event) is Complete]
-            else:
-                rows = self._sort_out(events, times)
+        if not kinds.keys().isdisjoint(ARROWS):
+            self._phases.update(event.ph for event in events if isinstance(event, Arrow))
+        rows: list[Any]
+        if kinds.keys() <= _CALLS:
+            rows = events
+        elif kinds.keys() <= _CALLS | _ROWLESS:
+            rows = [event for event in events if type(event) in _CALLS]
+        else:
+            rows = self._sort_out(events, times)
         self._chunks.append((self._n_rows, chunk.offset, chunk.size))
         if rows:
-            self._add_rows(rows, times)
+            self._add_rows(rows, times, by_category=chunk.by_category)
 
-    def _sort_out(self, events: list[Event], times: Times) -> list[Row]:
+    def _sort_out(self, events: list[Event], times: Times) -> list[Any]:
         """Return the events that become rows; take what the others say."""
-        rows: list[Row] = []
-        memory: list[Instant] = []
+        rows: list[Any] = []
+        memory: list[Instant | KnownInstant] = []
         marks: list[Begin | End] = []
         mark_rows: list[int] = []
         for event in events:
-            kind = type(event)
-            if kind is Complete:
-                rows.append(event)  # type: ignore[arg-type]
-            elif isinstance(event, Instant):
+            if type(event) in _CALLS:
+                rows.append(event)
+            elif isinstance(event, Instant | KnownInstant):
                 if event.name == MEMORY:
                     memory.append(event)
-                else:
+                    continue
+                if isinstance(event, Instant):
                     event.cat = event.cat or "instant"
-                    event.dur = 0
-                    rows.append(event)
+                event.dur = 0
+                rows.append(event)
             elif isinstance(event, Begin):
                 event.dur = 0
                 marks.append(event)
@@ -178,12 +212,16 @@ class ColumnBuilder:
         if text is not None:
             self._labels[event.name, str(event.pid), str(event.tid)] = text_of(text)
 
-    def _add_rows(self, rows: list[Row], times: Times) -> None:
+    def _add_rows(self, rows: list[Any], times: Times, *, by_category: bool) -> None:
         n = len(rows)
         names, cats, lanes = self._names, self._cats, self._lanes
         start, dur = times.starts(rows), times.durations(rows)
         name = np.fromiter([names[row.name] for row in rows], np.int32, n)
-        cat = np.fromiter([cats[row.cat] for row in rows], np.int16, n)
+        if by_category:
+            codes = _ClassCodes(cats)
+            cat = np.fromiter([codes[kind] for kind in map(type, rows)], np.int16, n)
+        else:
+            cat = np.fromiter([cats[row.cat] for row in rows], np.int16, n)
         lane = self._thread_lanes([row.pid for row in rows], [row.tid for row in rows])
         if len(cats) > len(self._kinds):
             self._kinds = np.array([_kind_of(text) for text in cats], np.uint8)
@@ -199,22 +237,22 @@ class ColumnBuilder:
             self._n_negative += int(negative.sum()) - n_no_dur
             dur[negative] = 0
 
-        groups = _GROUP_OF[kind]
+        groups = _GROUPS[kind]
         for group in np.flatnonzero(np.bincount(groups)).tolist():
             at = np.flatnonzero(groups == group)
             chosen = rows if len(at) == n else [rows[i] for i in at.tolist()]
-            args: list[Args] = [row.args or NO_ARGS for row in chosen]
-            if group == _PYTHON:
+            args: list[Any] = [row.args or NO_ARGS for row in chosen]
+            if group == Group.FRAMES:
                 key[at] = _int64([a.python_id for a in args])
                 value[at] = _int64([a.python_parent for a in args])
-            elif group == _OPS:
+            elif group == Group.OPS:
                 key[at] = _int64([a.sequence for a in args])
                 value[at] = _int64([a.fwd_thread for a in args])
                 detail[at] = [self._op_detail(a) for a in args]
             else:
                 key[at] = _int64([a.correlation for a in args])
                 value[at] = _int64([a.size_bytes for a in args])
-                if group == _DEVICE:
+                if group == Group.DEVICES:
                     detail[at] = [self._kernel_detail(a) for a in args]
                     lane[at] = [
                         lanes[
@@ -237,13 +275,13 @@ class ColumnBuilder:
         # map hands zip its tuple back: cheaper than a comprehension
         return np.fromiter(map(self._lanes.__getitem__, zip(pids, tids, strict=True)), np.int32, n)
 
-    def _op_detail(self, args: Args) -> int:
+    def _op_detail(self, args: OpArgs) -> int:
         if not args.dims and not args.concrete:
             return self._kernel_detail(args) if args.collective else -1
         shape = bytes(args.dims), bytes(args.types), bytes(args.concrete), bytes(args.strides)
         return self._details[(*shape, b"", b"", *_collective(args))]
 
-    def _kernel_detail(self, args: Args) -> int:
+    def _kernel_detail(self, args: OpArgs | DeviceArgs) -> int:
         if not args.grid and not args.collective:
             return -1
         size = bytes(args.grid), bytes(args.block)
@@ -368,7 +406,7 @@ class ColumnBuilder:
 
 def is_row(event: Event) -> bool:
     """Return whether the event becomes a row: a call or an instant, but no allocator record."""
-    if isinstance(event, Instant):
+    if isinstance(event, Instant | KnownInstant):
         return event.name != MEMORY
     return isinstance(event, Row)
 
@@ -405,21 +443,8 @@ def _kind_of(category: str) -> Kind:
     return Kind.OTHER
 
 
-# how the arguments of a kind become `key`, `value` and `detail`
-_CALLS, _PYTHON, _OPS, _DEVICE = range(4)
-_GROUP_OF = np.full(256, _CALLS, np.uint8)
-_GROUP_OF[Kind.PYTHON] = _PYTHON
-_GROUP_OF[[Kind.OP, Kind.ANNOTATION]] = _OPS
-_GROUP_OF[
-    [
-        Kind.KERNEL,
-        Kind.MEMCPY,
-        Kind.MEMSET,
-        Kind.GPU_ANNOTATION,
-        Kind.DEVICE_SYNC,
-        Kind.DEVICE_OTHER,
-    ]
-] = _DEVICE
+_GROUPS = np.full(256, Group.CALLS, np.uint8)
+_GROUPS[list(GROUP_OF)] = list(GROUP_OF.values())
 
 
 def _lane(key: tuple[Any, ...]) -> Lane:
@@ -429,7 +454,7 @@ def _lane(key: tuple[Any, ...]) -> Lane:
     return Lane("thread", str(key[0]), str(key[1]), -1, -1)
 
 
-def _collective(args: Args) -> tuple[bytes, bytes, bytes]:
+def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, bytes, bytes]:
     # empty in all but a few events
     if not args.collective and not args.nelems and not args.dtype:
         return b"", b"", b""

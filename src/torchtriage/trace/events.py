@@ -10,19 +10,25 @@ backslashes, quotes in names and bytes that are not UTF-8 are mended.
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
-from types import GenericAlias
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from torchtriage.errors import TraceFormatError
+from torchtriage.trace.event_types import (
+    Event,
+    Times,
+    decode_by_category,
+    decode_by_phase,
+    decode_loosely,
+    decode_times,
+    is_complete,
+)
 from torchtriage.trace.salvage import (
     BROKEN,
     MAX_MENDED_BYTES,
@@ -38,24 +44,12 @@ from torchtriage.units import format_bytes
 
 __all__ = [
     "CHUNK_BYTES",
-    "NO_ARGS",
-    "PHASES",
-    "Args",
-    "Begin",
     "Chunk",
-    "Complete",
-    "End",
-    "Event",
     "EventReader",
-    "Instant",
-    "Label",
     "Loss",
-    "Row",
     "TextBlock",
     "TextSource",
     "UnfinishedBlock",
-    "text_of",
-    "whole",
 ]
 
 CHUNK_BYTES = 256 << 10
@@ -64,154 +58,10 @@ MAX_EVENT_BYTES = 16 << 20
 """No real event comes near this; beyond it the text has lost its event boundaries."""
 MAX_HEADER_BYTES = 64 << 20
 """Metadata of real traces stays below a megabyte."""
-
-_NO_TEXT = msgspec.Raw(b"")
-
-
-class Args(msgspec.Struct, gc=False):
-    """The arguments that become columns; the rest stays in the file, by byte range."""
-
-    python_id: int = msgspec.field(default=-1, name="Python id")
-    python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
-    correlation: int = -1
-    sequence: int = msgspec.field(default=-1, name="Sequence number")
-    fwd_thread: int = msgspec.field(default=-1, name="Fwd thread id")
-    concrete: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Concrete Inputs")
-    types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
-    strides: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Strides")
-    dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
-    stream: int | str | None = None
-    device: int | str | None = None
-    # ROCm writes sizes as text
-    size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
-    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
-    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
-    dtype: msgspec.Raw = _NO_TEXT
+MAX_DOUBT = 16
+"""So many more chunks with unknown categories than without, and the short cut is not worth it."""
 
 
-class InstantArgs(Args, gc=False):
-    """Those of an instant, which may be an allocator record."""
-
-    memory_bytes: int = msgspec.field(default=0, name="Bytes")
-    addr: int = msgspec.field(default=0, name="Addr")
-    allocated: int = msgspec.field(default=-1, name="Total Allocated")
-    reserved: int = msgspec.field(default=-1, name="Total Reserved")
-    device_type: int = msgspec.field(default=-1, name="Device Type")
-    device_id: int = msgspec.field(default=-1, name="Device Id")
-
-
-class LabelArgs(msgspec.Struct, gc=False):
-    """Those of a metadata event."""
-
-    name: Any = None
-    labels: Any = None
-
-
-NO_ARGS = InstantArgs()
-
-
-class Event(msgspec.Struct, gc=False, tag_field="ph", tag=""):
-    """Any event: the phase (``ph``) chooses the class, so that arrows cost next to nothing."""
-
-
-class Row(Event, gc=False, tag=""):
-    """An event that becomes a row; ``ts`` and ``dur`` in microseconds."""
-
-    cat: str = ""
-    name: str = ""
-    pid: int | str = ""
-    tid: int | str = ""
-    # whole numbers stay integers: old versions write epoch microseconds, beyond a double's reach
-    ts: int | float = 0
-    dur: int | float = -1
-    args: Args | None = None
-
-
-class Complete(Row, gc=False, tag="X"):
-    """A call with its duration."""
-
-
-class Begin(Row, gc=False, tag="B"):
-    """The start of a call whose end is an event of its own."""
-
-
-class Instant(Row, gc=False, tag="i"):
-    """A moment, or a record of the allocator."""
-
-    args: InstantArgs | None = None
-
-
-class OldInstant(Instant, gc=False, tag="I"):
-    """The same under its older name."""
-
-
-class End(Event, gc=False, tag="E"):
-    """The end of the innermost open call of its thread."""
-
-    pid: int | str = ""
-    tid: int | str = ""
-    ts: int | float = 0
-
-
-class Label(Event, gc=False, tag="M"):
-    """What a process or thread is called."""
-
-    name: str = ""
-    pid: int | str = ""
-    tid: int | str = ""
-    args: LabelArgs | None = None
-
-
-PHASES: dict[str, type[Event]] = {
-    "X": Complete,
-    "B": Begin,
-    "i": Instant,
-    "I": OldInstant,
-    "E": End,
-    "M": Label,
-}
-# arrows, counters, asynchronous and object events are counted and otherwise skipped unread
-for _phase in "stfCbneSTpFPNODVvRc(),":
-    _skipped: Any = msgspec.defstruct("Skipped", [], bases=(Event,), tag=_phase, gc=False)
-    PHASES[_phase] = _skipped
-
-
-class LooseEvent(msgspec.Struct, gc=False):
-    """An event with nothing assumed about types: old, foreign and hand-edited files."""
-
-    ph: Any = ""
-    cat: Any = ""
-    name: Any = ""
-    pid: Any = ""
-    tid: Any = ""
-    ts: msgspec.Raw = _NO_TEXT
-    dur: msgspec.Raw = _NO_TEXT
-    args: Any = None
-
-
-class Times(NamedTuple):
-    """``ts`` and ``dur`` as written."""
-
-    ts: bytes
-    dur: bytes
-
-
-class _RawTimes(msgspec.Struct, gc=False):
-    ts: msgspec.Raw = _NO_TEXT
-    dur: msgspec.Raw = _NO_TEXT
-
-
-class _Shape(msgspec.Struct, gc=False):
-    """Nothing of an event: only its brackets and quotes are checked."""
-
-
-_decode_times = msgspec.json.Decoder(list[_RawTimes]).decode
-_EventList: Any = GenericAlias(list, (functools.reduce(operator.or_, PHASES.values()),))
-_decode_fast: Callable[[bytes], list[Event]] = msgspec.json.Decoder(_EventList).decode
-_decode_loose = msgspec.json.Decoder(list[LooseEvent]).decode
-_decode_shape = msgspec.json.Decoder(list[_Shape]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -260,10 +110,12 @@ class Chunk:
     events: list[Event]
     document: bytes
     """The events as a JSON array, damaged ones mended."""
+    by_category: bool = False
+    """Whether the classes of the events stand for their categories."""
 
     def text_times(self) -> list[Times]:
         """Return the times of every event as written, for clocks that a double cannot hold."""
-        return [Times(bytes(row.ts), bytes(row.dur)) for row in _decode_times(self.document)]
+        return decode_times(self.document)
 
     def untyped(self) -> list[dict[str, Any]]:
         """Return the events with everything they hold, in the order of ``events``."""
@@ -324,6 +176,7 @@ class EventReader:
         self._base = offset  # of self._buffer[0] in the text
         self._eof = False
         self._is_list = False
+        self._doubt = 0
 
     @property
     def offset(self) -> int:
@@ -540,7 +393,7 @@ class EventReader:
                     self.ended = True
                     return chunk
                 size = cut - self.offset
-                if not is_cut_short(error) or size > MAX_EVENT_BYTES or _is_complete(document):
+                if not is_cut_short(error) or size > MAX_EVENT_BYTES or is_complete(document):
                     break
             # that was a boundary in an event's arguments or in a string: try the next ones
             n_tries += 1
@@ -552,13 +405,21 @@ class EventReader:
         return self._salvage(first_cut)
 
     def _decode(self, document: bytes) -> Chunk:
-        """Decode complete events and move behind them: typed if possible, else loosely."""
-        offset, size = self.offset, len(document) - 2
-        try:
-            chunk = Chunk(offset, size, _decode_fast(document), document)
-        except msgspec.ValidationError:
-            loose = _decode_loose(document)
-            chunk = Chunk(offset, size, [_tight(event) for event in loose], document)
+        """Decode complete events and move behind them."""
+        size = len(document) - 2
+        chunk = Chunk(self.offset, size, [], document)
+        if self._doubt < MAX_DOUBT:
+            try:
+                chunk.events = decode_by_category(document)
+                chunk.by_category = True
+                self._doubt = max(self._doubt - 1, 0)
+            except msgspec.ValidationError:
+                self._doubt += 1
+        if not chunk.by_category:
+            try:
+                chunk.events = decode_by_phase(document)
+            except msgspec.ValidationError:
+                chunk.events = decode_loosely(document)
         self._pos += size
         return chunk
 
@@ -594,7 +455,7 @@ class EventReader:
                 self.ended = True
         self._pos += n_used
         document = b"[" + b",\n".join(kept) + b"]"
-        return Chunk(offset, n_used, [_tight(event) for event in _decode_loose(document)], document)
+        return Chunk(offset, n_used, decode_loosely(document), document)
 
 
 # -- text helpers ------------------------------------------------------------------------------
@@ -606,15 +467,6 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
-
-
-def _is_complete(document: bytes) -> bool:
-    """Return whether every bracket and quote is closed, whatever stands between them."""
-    try:
-        _decode_shape(document)
-    except BROKEN:
-        return False
-    return True
 
 
 def _shown(text: bytes) -> str:
@@ -648,79 +500,3 @@ def _top_keys(text: bytes) -> list[str]:
         elif depth == 1 and text[match.end() : match.end() + 8].lstrip().startswith(b":"):
             keys.append(token[1:-1].decode("utf-8", "replace"))
     return keys
-
-
-# -- loose events ------------------------------------------------------------------------------
-
-_ARG_FIELDS = {
-    item.encode_name: (item.name, isinstance(item.default, msgspec.Raw))
-    for item in msgspec.structs.fields(InstantArgs)
-}
-
-
-def _tight(loose: LooseEvent) -> Event:
-    """Return a typed event from one whose fields may have any type."""
-    kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
-    if kind is End:
-        return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, 0))
-    if kind is Label:
-        given = loose.args if isinstance(loose.args, dict) else {}
-        return Label(
-            name=text_of(loose.name),
-            pid=_identifier(loose.pid),
-            tid=_identifier(loose.tid),
-            args=LabelArgs(given.get("name"), given.get("labels")),
-        )
-    if not issubclass(kind, Row):
-        return kind()
-    args = InstantArgs()
-    if isinstance(loose.args, dict):
-        for key, value in loose.args.items():
-            name, is_raw = _ARG_FIELDS.get(key, ("", False))
-            if is_raw:
-                setattr(args, name, msgspec.Raw(msgspec.json.encode(value)))
-            elif name in ("stream", "device"):
-                setattr(args, name, _identifier(value))
-            elif name:
-                setattr(args, name, whole(value))
-    return kind(
-        cat=text_of(loose.cat),
-        name=text_of(loose.name),
-        pid=_identifier(loose.pid),
-        tid=_identifier(loose.tid),
-        ts=_number(loose.ts, 0),
-        dur=_number(loose.dur, -1),
-        args=args,
-    )
-
-
-def whole(value: Any) -> int:
-    """Return a whole number that fits 64 bits, from a number or its text; -1 otherwise."""
-    if isinstance(value, str):
-        try:
-            value = int(value)
-        except ValueError:
-            return -1
-    if isinstance(value, int | float) and -_LARGEST <= value < _LARGEST:
-        return int(value)
-    return -1
-
-
-_LARGEST = 1 << 63
-
-
-def text_of(value: Any) -> str:
-    """Return what a label says, whatever its type; empty for none."""
-    return value if isinstance(value, str) else "" if value is None else str(value)
-
-
-def _identifier(value: Any) -> int | str:
-    return value if isinstance(value, int) else text_of(value)
-
-
-def _number(text: msgspec.Raw, missing: int) -> int | float:
-    digits = bytes(text).strip(b'"')
-    try:
-        return int(digits) if digits.isdigit() else float(digits)
-    except ValueError:
-        return missing

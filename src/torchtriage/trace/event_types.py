@@ -1,0 +1,419 @@
+"""What an event may hold, as the classes its JSON is decoded into.
+
+Three ways, the cheaper first: by category, where each class has the arguments of its kind and no
+others; by phase, where a call may have any category; and loosely, where nothing is what it should
+be. All three give the same columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from types import GenericAlias
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from torchtriage.trace.schema import CATEGORY_KINDS, Kind
+
+__all__ = [
+    "ARROWS",
+    "CATEGORIES",
+    "GROUP_OF",
+    "NO_ARGS",
+    "PHASES",
+    "Arrow",
+    "Begin",
+    "Complete",
+    "DeviceArgs",
+    "End",
+    "Event",
+    "Group",
+    "Instant",
+    "KnownInstant",
+    "Label",
+    "OldInstant",
+    "OpArgs",
+    "Row",
+    "Times",
+    "decode_by_category",
+    "decode_by_phase",
+    "decode_loosely",
+    "decode_times",
+    "is_complete",
+    "text_of",
+    "whole",
+]
+
+_NO_TEXT = msgspec.Raw(b"")
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+class CallArgs(msgspec.Struct, gc=False):
+    """The arguments of a runtime call that become columns; the others stay in the file."""
+
+    correlation: int = -1
+    # ROCm writes sizes as text
+    size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
+
+
+class DeviceArgs(CallArgs, gc=False):
+    """Those of work on a device."""
+
+    stream: int | str | None = None
+    device: int | str | None = None
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
+    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
+    dtype: msgspec.Raw = _NO_TEXT
+
+
+class FrameArgs(msgspec.Struct, gc=False):
+    """Those of a Python frame."""
+
+    python_id: int = msgspec.field(default=-1, name="Python id")
+    python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
+
+
+class OpArgs(msgspec.Struct, gc=False):
+    """Those of an op or annotation."""
+
+    sequence: int = msgspec.field(default=-1, name="Sequence number")
+    fwd_thread: int = msgspec.field(default=-1, name="Fwd thread id")
+    concrete: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Concrete Inputs")
+    types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Strides")
+    dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
+    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
+    dtype: msgspec.Raw = _NO_TEXT
+
+
+class Args(OpArgs, gc=False):
+    """Those of a call of any category."""
+
+    correlation: int = -1
+    size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
+    stream: int | str | None = None
+    device: int | str | None = None
+    python_id: int = msgspec.field(default=-1, name="Python id")
+    python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
+
+
+class InstantArgs(Args, gc=False):
+    """Those of an instant, which may be an allocator record."""
+
+    memory_bytes: int = msgspec.field(default=0, name="Bytes")
+    addr: int = msgspec.field(default=0, name="Addr")
+    allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: int = msgspec.field(default=-1, name="Total Reserved")
+    device_type: int = msgspec.field(default=-1, name="Device Type")
+    device_id: int = msgspec.field(default=-1, name="Device Id")
+
+
+class LabelArgs(msgspec.Struct, gc=False):
+    """Those of a metadata event."""
+
+    name: Any = None
+    labels: Any = None
+
+
+NO_ARGS = InstantArgs()
+
+
+class Group(IntEnum):
+    """How the arguments of a kind become the columns `key`, `value` and `detail`."""
+
+    CALLS = 0
+    FRAMES = 1
+    OPS = 2
+    DEVICES = 3
+
+
+GROUP_OF: dict[Kind, Group] = {
+    **dict.fromkeys(Kind, Group.CALLS),
+    Kind.PYTHON: Group.FRAMES,
+    Kind.OP: Group.OPS,
+    Kind.ANNOTATION: Group.OPS,
+    Kind.KERNEL: Group.DEVICES,
+    Kind.MEMCPY: Group.DEVICES,
+    Kind.MEMSET: Group.DEVICES,
+    Kind.GPU_ANNOTATION: Group.DEVICES,
+    Kind.DEVICE_SYNC: Group.DEVICES,
+    Kind.DEVICE_OTHER: Group.DEVICES,
+}
+_ARGS_OF: dict[Group, Any] = {
+    Group.CALLS: CallArgs,
+    Group.FRAMES: FrameArgs,
+    Group.OPS: OpArgs,
+    Group.DEVICES: DeviceArgs,
+}
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+class Event(msgspec.Struct, gc=False):
+    """Any event."""
+
+
+class Row(Event, gc=False):
+    """An event that becomes a row; ``ts`` and ``dur`` in microseconds."""
+
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    # whole numbers stay integers: old versions write epoch microseconds, beyond a double's reach
+    ts: int | float = 0
+    dur: int | float = -1
+
+
+class Complete(Row, gc=False, tag_field="ph", tag="X"):
+    """A call with its duration."""
+
+    cat: str = ""
+    args: Args | None = None
+
+
+class Begin(Row, gc=False, tag_field="ph", tag="B"):
+    """The start of a call whose end is an event of its own."""
+
+    cat: str = ""
+    args: Args | None = None
+
+
+class Instant(Row, gc=False, tag_field="ph", tag="i"):
+    """A moment, or a record of the allocator."""
+
+    cat: str = ""
+    args: InstantArgs | None = None
+
+
+class OldInstant(Instant, gc=False, tag_field="ph", tag="I"):
+    """The same under its older name."""
+
+
+class End(Event, gc=False, tag_field="ph", tag="E"):
+    """The end of the innermost open call of its thread."""
+
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: int | float = 0
+
+
+class Label(Event, gc=False, tag_field="ph", tag="M"):
+    """What a process or thread is called."""
+
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    args: LabelArgs | None = None
+
+
+def _make(name: str, fields: list[Any], base: type[Event], field: str, tag: str) -> type[Event]:
+    made: Any = msgspec.defstruct(
+        name,
+        fields,
+        bases=(base,),
+        module=__name__,
+        gc=False,
+        kw_only=True,
+        tag_field=field,
+        tag=tag,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+PHASES: dict[str, type[Event]] = {
+    "X": Complete,
+    "B": Begin,
+    "i": Instant,
+    "I": OldInstant,
+    "E": End,
+    "M": Label,
+    # arrows, counters, asynchronous and object events are counted and otherwise skipped unread
+    **{phase: _make("Skipped", [], Event, "ph", phase) for phase in "stfCbneSTpFPNODVvRc(),"},
+}
+
+
+class KnownInstant(Row, gc=False, kw_only=True, tag_field="cat", tag="cpu_instant_event"):
+    """An instant, decoded by category."""
+
+    ph: Literal["i"]
+    args: InstantArgs | None = None
+
+
+class Arrow(Event, gc=False, tag_field="cat", tag="ac2g"):
+    """A flow arrow, decoded by category: counted and otherwise skipped unread."""
+
+    ph: Literal["s", "t", "f"]
+
+
+CATEGORIES: dict[str, type[Event]] = {
+    KnownInstant.__struct_config__.tag: KnownInstant,  # type: ignore[dict-item]
+    Arrow.__struct_config__.tag: Arrow,  # type: ignore[dict-item]
+    **{
+        category: _make(
+            "KnownCall",
+            [("ph", Literal["X"]), ("args", _ARGS_OF[GROUP_OF[kind]] | None, None)],
+            Row,
+            "cat",
+            category,
+        )
+        for category, kind in CATEGORY_KINDS.items()
+    },
+    **{
+        category: _make("Arrow", [], Arrow, "cat", category)
+        for category in ("fwdbwd", "async_gpu", "async_cpu_to_gpu")
+    },
+}
+ARROWS = frozenset(kind for kind in CATEGORIES.values() if issubclass(kind, Arrow))
+
+
+class LooseEvent(msgspec.Struct, gc=False):
+    """An event with nothing assumed about types: old, foreign and hand-edited files."""
+
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = ""
+    tid: Any = ""
+    ts: msgspec.Raw = _NO_TEXT
+    dur: msgspec.Raw = _NO_TEXT
+    args: Any = None
+
+
+class Times(NamedTuple):
+    """``ts`` and ``dur`` as written."""
+
+    ts: bytes
+    dur: bytes
+
+
+class _RawTimes(msgspec.Struct, gc=False):
+    ts: msgspec.Raw = _NO_TEXT
+    dur: msgspec.Raw = _NO_TEXT
+
+
+class _Shape(msgspec.Struct, gc=False):
+    """Nothing of an event: only its brackets and quotes are checked."""
+
+
+def _list_of(classes: Iterable[type[Event]]) -> Any:
+    return GenericAlias(list, (functools.reduce(operator.or_, classes),))
+
+
+# -- decoding ----------------------------------------------------------------------------------
+
+Decode = Callable[[bytes], list[Event]]
+decode_by_category: Decode = msgspec.json.Decoder(_list_of(CATEGORIES.values())).decode
+"""Decode an array of events of known categories; ValidationError when there are others."""
+decode_by_phase: Decode = msgspec.json.Decoder(_list_of(PHASES.values())).decode
+"""Decode an array of events; ValidationError when a field has another type than it should."""
+_decode_loose = msgspec.json.Decoder(list[LooseEvent]).decode
+_decode_times = msgspec.json.Decoder(list[_RawTimes]).decode
+_decode_shape = msgspec.json.Decoder(list[_Shape]).decode
+
+
+def decode_loosely(document: bytes) -> list[Event]:
+    """Decode an array of events whose fields may have any type."""
+    return [_tight(event) for event in _decode_loose(document)]
+
+
+def decode_times(document: bytes) -> list[Times]:
+    """Return the times of an array of events as written."""
+    return [Times(bytes(row.ts), bytes(row.dur)) for row in _decode_times(document)]
+
+
+def is_complete(document: bytes) -> bool:
+    """Return whether every bracket and quote is closed, whatever stands between them."""
+    try:
+        _decode_shape(document)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+# -- loose events ------------------------------------------------------------------------------
+
+_ARG_FIELDS = {
+    item.encode_name: (item.name, isinstance(item.default, msgspec.Raw))
+    for item in msgspec.structs.fields(InstantArgs)
+}
+
+
+def _tight(loose: LooseEvent) -> Event:
+    """Return a typed event from one whose fields may have any type."""
+    kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
+    if kind is End:
+        return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, 0))
+    if kind is Label:
+        given = loose.args if isinstance(loose.args, dict) else {}
+        return Label(
+            name=text_of(loose.name),
+            pid=_identifier(loose.pid),
+            tid=_identifier(loose.tid),
+            args=LabelArgs(given.get("name"), given.get("labels")),
+        )
+    if kind not in (Complete, Begin, Instant, OldInstant):
+        return kind()
+    args = InstantArgs()
+    if isinstance(loose.args, dict):
+        for key, value in loose.args.items():
+            name, is_raw = _ARG_FIELDS.get(key, ("", False))
+            if is_raw:
+                setattr(args, name, msgspec.Raw(msgspec.json.encode(value)))
+            elif name in ("stream", "device"):
+                setattr(args, name, _identifier(value))
+            elif name:
+                setattr(args, name, whole(value))
+    row: Any = kind
+    made: Event = row(
+        cat=text_of(loose.cat),
+        name=text_of(loose.name),
+        pid=_identifier(loose.pid),
+        tid=_identifier(loose.tid),
+        ts=_number(loose.ts, 0),
+        dur=_number(loose.dur, -1),
+        args=args,
+    )
+    return made
+
+
+def whole(value: Any) -> int:
+    """Return a whole number that fits 64 bits, from a number or its text; -1 otherwise."""
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return -1
+    if isinstance(value, int | float) and -_LARGEST <= value < _LARGEST:
+        return int(value)
+    return -1
+
+
+_LARGEST = 1 << 63
+
+
+def text_of(value: Any) -> str:
+    """Return what a label says, whatever its type; empty for none."""
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _identifier(value: Any) -> int | str:
+    return value if isinstance(value, int) else text_of(value)
+
+
+def _number(text: msgspec.Raw, missing: int) -> int | float:
+    digits = bytes(text).strip(b'"')
+    try:
+        return int(digits) if digits.isdigit() else float(digits)
+    except ValueError:
+        return missing

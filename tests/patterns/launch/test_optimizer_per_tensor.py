@@ -105,11 +105,11 @@ def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
     (claim,) = claims(loop())
     assert claim.evidence["optimizer"] == "AdamW"
     assert claim.evidence["method"] == "step"
-    assert claim.evidence["launches_per_call"] == 120
-    assert claim.evidence["calls_per_step"] == 1
+    assert claim.evidence["n_launches_per_call"] == 120
+    assert claim.evidence["n_calls_per_step"] == 1
     assert claim.evidence["host_ms_per_step"] == 2.4
     # the device works 2 of 20 us; nothing follows the last kernel of all, 6 us before the end
-    assert claim.evidence["lost_ms_per_step"] == round(2.4 - 120 * 0.002 - 0.006 / 3, 3)
+    assert claim.evidence["gpu_idle_ms_per_step"] == round(2.4 - 120 * 0.002 - 0.006 / 3, 3)
     assert claim.time_class == "idle"
     assert claim.certainty == "likely"
     assert claim.gain_low == pytest.approx(0.5 / 1.5)
@@ -136,8 +136,8 @@ def test_two_optimizers_are_two_claims() -> None:
 def test_on_a_cpu_operators_on_tensors_count() -> None:
     (claim,) = claims(cpu_loop())
     assert claim.time_class == "host"
-    assert claim.evidence["operators_per_call"] == 120
-    assert claim.evidence["lost_ms_per_step"] == 2.4
+    assert claim.evidence["n_operators_per_call"] == 120
+    assert claim.evidence["host_ms_per_step"] == 2.4
     assert claim.gain_low == pytest.approx(0.5 / 2.0)
 
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="LCH016",
@@ -118,25 +118,25 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
     held = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
     on_device = bool(trace.devices)
     n_steps = steps.n_steady
-    held_ms = intervals.length(held) / 1e6 / n_steps
-    wall_ms = steps.wall_ns / 1e6
+    held_ns = intervals.length(held) / n_steps
     sighted = trace.has_shapes and not on_device
     least = MIN_SHARE if on_device or sighted else MIN_SHARE_BLIND
-    if per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS) or held_ms < least * wall_ms:
+    if per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS) or held_ns < least * steps.wall_ns:
         return None
     spans = intervals.intersect(held, trace.devices[0].host_late) if on_device else held
-    lost_ms = intervals.length(spans) / 1e6 / n_steps
-    if not lost_ms:
+    lost_ns = intervals.length(spans) / n_steps
+    if not lost_ns:
         return None
     method, _, name = trace.name_of(int(rows[0])).removeprefix("Optimizer.").partition("#")
     name = name.rpartition(".")[0] or name
     what = "launches" if on_device else "operators"
     kinds = len(np.unique(trace.name[calls]))
     single = not on_device and method == "step" and kinds < MIN_KINDS_CPU
-    waits = f", while the GPU waits {lost_ms:.2f} ms" if on_device else ""
+    work = format_count(per_call, what, what)
+    waits = f", while the GPU stands idle for {format_ns(lost_ns)}" if on_device else ""
     return Claim(
-        message=f"{name}.{method} handles parameters one by one: {per_call:.0f} {what} a call and"
-        f" {held_ms:.2f} of {wall_ms:.2f} ms of the host per {per(trace)}{waits}",
+        message=f"{name}.{method} handles parameters one by one: {work} a call take the host"
+        f" {format_ns(held_ns)} of {format_ns(steps.wall_ns)} {steps.per}{waits}",
         certainty="likely" if on_device or trace.has_shapes else "hint",
         rows=rows,
         spans=spans,
@@ -147,13 +147,14 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
         if on_device
         else "host time of the optimizer",
         evidence={
+            "host_ms_per_step": ms(held_ns),
+            "share_of_step": round(held_ns / steps.wall_ns, 4),
+            **({"gpu_idle_ms_per_step": ms(lost_ns)} if on_device else {}),
+            f"n_{what}_per_call": per_call,
+            "n_calls_per_step": round(len(rows) / n_steps, 2),
             "optimizer": name,
             "method": method,
-            f"{what}_per_call": per_call,
-            "calls_per_step": round(len(rows) / n_steps, 2),
-            "host_ms_per_step": round(held_ms, 3),
-            "host_share_of_step": round(held_ms / wall_ms, 4),
-            "lost_ms_per_step": round(lost_ms, 3),
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         fix=ZERO_FIX if method == "zero_grad" else None,

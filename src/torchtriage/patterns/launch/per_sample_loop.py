@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._recurrence import per
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="LCH017",
@@ -75,7 +75,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not trace.devices and not trace.is_host_only:
         return
     claims = [claim for loop in _loops(trace) if (claim := _claim(trace, loop)) is not None]
-    claims.sort(key=lambda claim: -claim.evidence["lost_ms_per_step"])
+    claims.sort(key=lambda claim: -_judged_ns(trace, claim.spans))
     yield from claims[:MAX_CLAIMS]
 
 
@@ -166,7 +166,7 @@ def _index_and_shape(trace: Trace, selects: Ints) -> tuple[Ints, Ints]:
     concrete = trace.details_of("concrete", selects[first])
     dims = trace.details_of("dims", selects[first])
     for code, (values, sizes) in enumerate(zip(concrete, dims, strict=True)):
-        if isinstance(values, list) and len(values) == 3:
+        if sizes and isinstance(values, list) and len(values) == 3:
             # the dimension belongs to the loop, the last value runs
             shape[code] = seen.setdefault(f"{sizes} {values[1]}", len(seen))
             text = str(values[2])
@@ -202,34 +202,41 @@ def _convolutions(trace: Trace) -> intervals.Spans:
     return intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
 
 
+def _judged_ns(trace: Trace, spans: intervals.Spans) -> float:
+    """Return how much of some time is in the judged steps, per step."""
+    inside = intervals.intersect(spans, trace.steps.judged)
+    return intervals.length(inside) / trace.steps.n_steady
+
+
 def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     steps, body = trace.steps, loop.body
     selects = loop.selects[steps.in_steady(steps.of_host(loop.selects))]
     if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
         return None
     # a CPU takes as long for the convolutions of a batch as for those of its images
-    at_stake, waits = intervals.subtract(loop.spans, _convolutions(trace)), "it takes"
+    at_stake = intervals.subtract(loop.spans, _convolutions(trace))
     if trace.devices:
         at_stake = intervals.intersect(loop.spans, trace.devices[0].host_late)
-        waits = "the GPU waits"
     n_steps = steps.n_steady
 
-    def judged_ms(spans: intervals.Spans) -> float:
-        return intervals.length(intervals.intersect(spans, steps.judged)) / 1e6 / n_steps
-
-    lost_ms = judged_ms(at_stake)
-    if not lost_ms:
+    lost_ns, held_ns = _judged_ns(trace, at_stake), _judged_ns(trace, loop.spans)
+    if not lost_ns:
         return None
-    shown_ms = lost_ms if trace.devices else judged_ms(loop.spans)
+    time = (
+        f"the GPU stands idle for {format_ns(lost_ns)}"
+        if trace.devices
+        else f"they take {format_ns(held_ns)}"
+    )
+    lost = "gpu_idle" if trace.devices else "host_without_convolutions"
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
     shape = trace.details_of("dims", selects[:1])[0][0]
     per_step = len(selects) / n_steps
     # a product may carry a state from round to round, which a trace does not show
     carries = any(re.search(_PRODUCT, name) for name in body)
     return Claim(
-        message=f"a loop over a tensor of shape {shape} runs {per_step:.0f} rounds of"
-        f" {len(body)} operators per {per(trace)}; {waits} {shown_ms:.2f} of"
-        f" {steps.wall_ns / 1e6:.2f} ms",
+        message=f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
+        f" {format_count(len(body), 'operator')} {steps.per}: {time} of"
+        f" {format_ns(steps.wall_ns)}",
         certainty="hint" if carries else "likely",
         rows=selects,
         spans=at_stake,
@@ -240,14 +247,15 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
         if trace.devices
         else "host time of the loop",
         evidence={
-            "loops": loop.runs,
-            "rounds_of_longest_loop": loop.rounds,
-            "rounds_per_step": round(per_step, 2),
-            "ops_per_round": len(body),
-            "first_ops_of_round": body[:5],
+            f"{lost}_ms_per_step": ms(lost_ns),
+            "host_ms_per_step": ms(held_ns),
+            "n_rounds_per_step": round(per_step, 2),
+            "n_ops_per_round": len(body),
+            "n_rounds_of_longest_loop": loop.rounds,
+            "n_loops": loop.runs,
             "tensor_shape": shape,
-            "host_ms_per_step": round(judged_ms(loop.spans), 3),
-            "lost_ms_per_step": round(lost_ms, 3),
+            "first_ops_of_round": body[:5],
+            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(selects[0]),
         edits=(Edit("shrink", selects, 1.0 - gain),),

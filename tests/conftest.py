@@ -7,11 +7,16 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import torchtriage as tt
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+# how long one example takes says more about the machine than about the code
+hypothesis.settings.register_profile("torchtriage", deadline=None)
+hypothesis.settings.load_profile("torchtriage")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

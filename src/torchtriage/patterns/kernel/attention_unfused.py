@@ -198,8 +198,8 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     rows = np.unique(np.concatenate([chains.softmax, chains.gemms]))
     yield Claim(
         message=(
-            f"{format_share(chain_ns / judged_ns)} of the step"
-            f" {_described(trace, chain_ns, shapes)}"
+            f"{_described(trace, chain_ns, shapes)}, {format_share(chain_ns / judged_ns)} of the"
+            " time"
         ),
         certainty="hint" if trains else "likely",
         rows=rows,

@@ -45,6 +45,7 @@ def test_a_resumed_function_knows_the_line_its_graph_broke_at() -> None:
         "/home/me/torchy/model.py(3): forward",
         "project/torch_utils.py(1): f",
         "datasets/images.py(5): __getitem__",
+        "project/http/server.py(5): serve",
     ],
 )
 def test_code_of_the_user(name: str) -> None:
@@ -60,6 +61,7 @@ def test_code_of_the_user(name: str) -> None:
         "<string>(1): <module>",
         "<frozen importlib._bootstrap>(1): _find",
         "threading.py(9): wait",
+        "re/__init__.py(208): findall",
         "_weakrefset.py(1): add",
         "<built-in function print>",
         "nn.Module: Linear_0",

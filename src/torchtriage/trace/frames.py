@@ -40,6 +40,7 @@ _LIBRARY = re.compile(
     r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
     r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|importlib|asyncio|multiprocessing"
     r"|concurrent|logging|json|unittest|concurrent|site-packages|dist-packages)/"
+    r"|^(collections|ctypes|email|encodings|http|re|urllib|xml)/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"
     r"|re|enum|types|warnings|collections|dataclasses|traceback|linecache|socket|selectors"

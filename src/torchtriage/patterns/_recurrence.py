@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torchtriage.trace import Trace
 from torchtriage.trace.frames import is_user_frame
 
-__all__ = ["call_sites", "frame_around", "per", "recurs"]
+__all__ = ["call_sites", "frame_around", "recurs"]
 
 Ints = NDArray[np.int64]
 
@@ -26,11 +26,6 @@ def recurs(trace: Trace, rows: NDArray[np.integer]) -> bool:
     if trace.steps.n_steady >= 2:
         return trace.steps.share_of_steps(step_of) >= MOST_STEPS
     return int(trace.steps.per_step(step_of).sum()) >= MIN_TIMES
-
-
-def per(trace: Trace) -> str:
-    """Return what counts and times are given per: a steady step, or the window."""
-    return "step" if len(trace.steps) else "window"
 
 
 def frame_around(

@@ -79,9 +79,9 @@ def test_cost_and_count_with_stacks(frames):
     trace = loop(python(TraceBuilder()), frames=frames).build()
     (claim,) = find(trace)
     assert claim.certainty == "certain"
-    assert claim.evidence["calls_per_step"] == 1
-    assert claim.evidence["frees_per_step"] == 2
-    assert claim.evidence["mallocs_per_step"] == 1
+    assert claim.evidence["n_calls_per_step"] == 1
+    assert claim.evidence["n_frees_per_step"] == 2
+    assert claim.evidence["n_mallocs_per_step"] == 1
     assert claim.evidence["host_ms_per_step"] == pytest.approx(0.25)
     # 200 us of frees before the next step's first kernel, 50 us of malloc before its second
     lost = ((claim.spans[:, 1] - claim.spans[:, 0]) * claim.gain_high).round().tolist()
@@ -92,11 +92,11 @@ def test_cost_and_count_with_stacks(frames):
 
 def test_every_tenth_step_counts():
     (claim,) = find(loop(python(TraceBuilder()), steps=21, only=[5, 15]).build())
-    assert claim.evidence["share_of_steps"] == pytest.approx(0.1)
+    assert claim.evidence["share_of_steady_steps"] == pytest.approx(0.1)
 
 
 def test_without_stacks_the_burst_is_seen():
     (claim,) = find(loop(TraceBuilder(), frames=()).build())
     assert claim.certainty == "likely"
-    assert claim.evidence["share_of_steps"] == 1
-    assert claim.evidence["frees_per_step"] == 2
+    assert claim.evidence["share_of_steady_steps"] == 1
+    assert claim.evidence["n_frees_per_step"] == 2

@@ -46,7 +46,7 @@ def test_anomaly_detection_costs_its_checks():
     assert claim.always
     assert claim.time_class == "host"
     assert claim.evidence["n_backward_nodes"] == 6
-    assert claim.evidence["n_checked"] == 6
+    assert claim.evidence["n_checked_nodes"] == 6
     assert (claim.spans[:, 1] - claim.spans[:, 0]).sum() == 6 * 30_000
     assert claim.gain_low == pytest.approx(1 / 1.5)
 
@@ -106,7 +106,7 @@ def test_blocking_launches_cost_what_could_overlap():
     assert claim.certainty == "certain"
     assert claim.time_class == "idle"
     assert "CUDA_LAUNCH_BLOCKING" in claim.fix.code
-    assert claim.evidence["share_finished_at_return"] == 1.0
+    assert claim.evidence["finished_at_return_share_of_kernels"] == 1.0
     # 34 us of idle follow 20 us of work: at most the work can run beside the host
     wall = trace.steps.judged
     idle = np.minimum(claim.spans[:, 1], wall[0, 1]) - np.maximum(claim.spans[:, 0], wall[0, 0])

@@ -130,5 +130,5 @@ def test_certain_on_repeated_inference_even_with_a_loss():
 def test_loud_on_validation_steps():
     (claim,) = find(steps(cpu(), "tvvt"))
     assert claim.certainty == "likely"
-    assert claim.evidence["n_recording"] == 24
+    assert claim.evidence["n_recording_ops"] == 24
     assert "2 steps without a backward pass" in claim.message

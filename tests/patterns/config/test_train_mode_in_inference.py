@@ -84,17 +84,15 @@ def test_counts_each_module_once():
     assert claim.certainty == "certain"
     assert claim.time_class == "none"
     assert claim.rows.tolist() == [0, 1]
-    assert claim.evidence["n_batch_norm"] == 1
-    assert claim.evidence["n_dropout"] == 1
-    assert "1 batch norms and 1 dropouts" in claim.message
+    assert claim.evidence["n_batch_norms"] == 1
+    assert claim.evidence["n_dropouts"] == 1
+    assert "1 batch norm and 1 dropout run" in claim.message
 
 
 @pytest.mark.parametrize("inner", ["aten::native_dropout", "aten::bernoulli_"])
 def test_sees_dropout_without_shapes_by_what_it_calls(inner):
-    (claim,) = find(
-        TraceBuilder(vendor="cpu").op("aten::dropout", 0, 5).op(inner, 1, 2).build()
-    )
-    assert claim.evidence["n_dropout"] == 1
+    (claim,) = find(TraceBuilder(vendor="cpu").op("aten::dropout", 0, 5).op(inner, 1, 2).build())
+    assert claim.evidence["n_dropouts"] == 1
 
 
 def test_sees_a_norm_without_shapes_by_its_kernel():
@@ -116,5 +114,5 @@ def test_loud_on_validation_steps_left_in_train_mode():
             builder.op("AddmmBackward0", at + 50, 5)
     (claim,) = find(builder.build())
     assert claim.certainty == "likely"
-    assert claim.evidence["n_dropout"] == 2
+    assert claim.evidence["n_dropouts"] == 2
     assert claim.evidence["n_steps"] == 2

@@ -103,6 +103,11 @@ def test_tf32_asks_for_multiples_of_four():
     device = "NVIDIA A100-SXM4-40GB"
     trace = odd(TraceBuilder(device=device), kernel=kernel, dims=dims, types=float2, dur=20_000)
     assert list(find(trace.build()))
-    trace = odd(TraceBuilder(device=device), kernel=kernel, types=float2, dur=20_000,
-                dims=[[4096, 1024], [1024, 50260]])
+    trace = odd(
+        TraceBuilder(device=device),
+        kernel=kernel,
+        types=float2,
+        dur=20_000,
+        dims=[[4096, 1024], [1024, 50260]],
+    )
     assert not list(find(trace.build()))

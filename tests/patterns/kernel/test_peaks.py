@@ -32,8 +32,16 @@ def test_known_devices(name, fp32, half):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "AMD Radeon Graphics", "NVIDIA RTX A4000", "NVIDIA GeForce RTX 4090 D", "Quadro GP100",
-     "NVIDIA RTX 6000 Ada Generation", "MI300A", "GH100"],
+    [
+        "",
+        "AMD Radeon Graphics",
+        "NVIDIA RTX A4000",
+        "NVIDIA GeForce RTX 4090 D",
+        "Quadro GP100",
+        "NVIDIA RTX 6000 Ada Generation",
+        "MI300A",
+        "GH100",
+    ],
 )
 def test_unknown_devices_have_no_peak(name):
     assert peak_of(name) is None

@@ -24,7 +24,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import ms
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="MEM027",
@@ -36,13 +36,16 @@ PATTERN = Pattern(
 )
 FIX = Fix(
     text="Let segments grow in place, and keep shapes from varying without bounds.",
-    code="PYTORCH_ALLOC_CONF=expandable_segments:True python train.py"
-    "   # before torch 2.9: PYTORCH_CUDA_ALLOC_CONF",
+    code="""# in the environment, or before torch is imported;
+# before torch 2.9: PYTORCH_CUDA_ALLOC_CONF
+os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True\"""",
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
 )
 _FIX_OFF = Fix(
     text="The caching allocator looks switched off: unset the variable that does it.",
-    code="unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING",
+    code="""# in the environment, or before torch is imported
+os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)
+os.environ.pop("PYTORCH_NO_HIP_MEMORY_CACHING", None)""",
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
 )
 
@@ -83,23 +86,25 @@ def find(trace: Trace) -> Iterator[Claim]:
     n_retries = 0 if uncached else _n_retries(trace, rows, mallocs, frees)
     spans, share = idle_behind(trace, rows)
     evidence = {
-        "mallocs_per_step": n_mallocs,
-        "frees_per_step": n_frees,
-        "share_of_steps": round(steps.share_of_steps(step_of), 3),
         "host_ms_per_step": ms(host_ns / steps.n_steady),
-        "retries_per_step": round(n_retries / steps.n_steady, 2),
+        "n_mallocs_per_step": n_mallocs,
+        "n_frees_per_step": n_frees,
+        "share_of_steady_steps": round(steps.share_of_steps(step_of), 4),
+        "n_retries_per_step": round(n_retries / steps.n_steady, 2),
         "caching_allocator_off": uncached,
     }
     on_device = trace.memory.device_type != 0
     if on_device.any():
-        evidence["peak_allocated_mib"] = int(trace.memory.allocated_bytes[on_device].max()) >> 20
-        evidence["peak_reserved_mib"] = int(trace.memory.reserved_bytes[on_device].max()) >> 20
+        evidence["peak_allocated_bytes"] = int(trace.memory.allocated_bytes[on_device].max())
+        evidence["peak_reserved_bytes"] = int(trace.memory.reserved_bytes[on_device].max())
     if trace.origin.memory_bytes:
-        evidence["device_memory_mib"] = trace.origin.memory_bytes >> 20
+        evidence["device_memory_bytes"] = trace.origin.memory_bytes
+    evidence["profiler_inflation"] = trace.origin.inflation
     yield Claim(
         message=(
-            f"{n_mallocs:g} allocations and {n_frees:g} frees per step go to the device and take"
-            f" {ms(host_ns / steps.n_steady):.3g} ms of the host"
+            f"{format_count(n_mallocs, 'allocation')} and {format_count(n_frees, 'free')}"
+            f" {steps.per} go to the device and take {format_ns(host_ns / steps.n_steady)} of the"
+            " host"
         ),
         certainty="likely",
         rows=rows,

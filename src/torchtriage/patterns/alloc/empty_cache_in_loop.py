@@ -25,7 +25,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import ms
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="MEM028",
@@ -37,7 +37,8 @@ PATTERN = Pattern(
 )
 FIX = Fix(
     text="Delete the call from the loop; keep it between phases, where memory changes hands.",
-    code="# torch.cuda.empty_cache()      <- remove from the loop",
+    code="""for batch in loader:
+    train_step(batch)  # and no torch.cuda.empty_cache() here""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
 )
 
@@ -74,15 +75,24 @@ def find(trace: Trace) -> Iterator[Claim]:
     host = np.union1d(freed, again)
     spans, share = idle_behind(trace, host)
     host_ns = int(trace.dur_ns[host].sum())
-    per_step = len(calls) / steps.n_steady
     n_freed = int(steps.in_steady(steps.of_host(freed)).sum())
-    what = "empty_cache() runs" if trace.has_stacks else "The device's cache is handed back"
-    often = per_step if trace.has_stacks else steps.share_of_steps(step_of)
+    share_of_steps = steps.share_of_steps(step_of)
+    evidence = {
+        "host_ms_per_step": ms(host_ns / steps.n_steady),
+        "share_of_steady_steps": round(share_of_steps, 4),
+        "n_frees_per_step": round(n_freed / steps.n_steady, 2),
+        "n_mallocs_per_step": round(len(again) / steps.n_steady, 2),
+    }
+    what = "the allocator's cache goes back to the device"
+    if trace.has_stacks:
+        what = "empty_cache() runs"
+        evidence["n_calls_per_step"] = round(len(calls) / steps.n_steady, 2)
     yield Claim(
         message=(
-            f"{what} {often:.3g} times per step, {n_freed / steps.n_steady:.3g} frees and"
-            f" {len(again) / steps.n_steady:.3g} allocations that follow take"
-            f" {ms(host_ns / steps.n_steady):.3g} ms of the host"
+            f"{what} in {format_share(share_of_steps)} of the steady steps:"
+            f" {format_count(n_freed / steps.n_steady, 'free')} and the"
+            f" {format_count(len(again) / steps.n_steady, 'allocation')} that follow take"
+            f" {format_ns(host_ns / steps.n_steady)} of the host {steps.per}"
         ),
         certainty="certain" if trace.has_stacks else "likely",
         rows=np.union1d(calls, host),
@@ -94,12 +104,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="device idle before the launches that these calls delayed, by at most their time",
         evidence={
-            "calls_per_step": round(often, 2),
-            "share_of_steps": round(steps.share_of_steps(step_of), 3),
-            "frees_per_step": round(n_freed / steps.n_steady, 2),
-            "mallocs_per_step": round(len(again) / steps.n_steady, 2),
-            "host_ms_per_step": ms(host_ns / steps.n_steady),
-            "seen_by": "python frame" if trace.has_stacks else "burst of frees outside ops",
+            **evidence,
+            "seen_by": "Python frame" if trace.has_stacks else "burst of frees outside operators",
+            "profiler_inflation": trace.origin.inflation,
         },
         edits=(Edit("drop", host),),
     )
@@ -136,7 +143,5 @@ def _bursts(
     keep = np.zeros(len(freed), dtype=bool)
     for step in np.unique(step_of).tolist():
         mine = step_of == step
-        keep[mine] = (
-            mine.sum() >= 2 and outside[mine].all() and len(np.unique(burst[mine])) == 1
-        )
+        keep[mine] = mine.sum() >= 2 and outside[mine].all() and len(np.unique(burst[mine])) == 1
     return freed[keep]

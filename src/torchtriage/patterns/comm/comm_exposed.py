@@ -31,7 +31,7 @@ from torchtriage.names import short_name
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.device import Device
-from torchtriage.units import format_share, ms
+from torchtriage.units import format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="COM035",
@@ -44,10 +44,12 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Start collectives while there is still something to compute, and wait for them late.",
     code=(
-        "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
+        "model = DistributedDataParallel(\n"
+        "    model, gradient_as_bucket_view=True, static_graph=True\n"
+        ")\n"
         "# or by hand:\n"
         "work = torch.distributed.all_reduce(tensor, async_op=True)\n"
-        "...                                   # computation that does not need it\n"
+        "...  # computation that does not need it\n"
         "work.wait()"
     ),
     link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
@@ -83,16 +85,15 @@ def find(trace: Trace) -> Iterator[Claim]:
         low = np.zeros(len(spans))  # the next layer needs the sum
     steady = trace.steps.in_steady(trace.steps.of_work(rows))
     per_step = exposed_ns / trace.steps.n_steady
-    unit = "step" if len(trace.steps) else "window"
     comm_ns = intervals.length(intervals.intersect(device.communication, judged))
     names: Counter[str] = Counter()
     for row, time_ns in zip(rows[steady].tolist(), own[steady].tolist(), strict=True):
         names[_collective(trace, row)] += time_ns
     yield Claim(
         message=(
-            f"{ms(per_step):.3g} ms per {unit} ({format_share(exposed_ns / wall_ns)}) of"
-            f" communication has no computation beside it, {format_share(exposed_ns / comm_ns)} of"
-            " all communication"
+            f"communication has no computation beside it for {format_ns(per_step)} of"
+            f" {format_ns(trace.steps.wall_ns)} {trace.steps.per},"
+            f" {format_share(exposed_ns / comm_ns)} of all communication"
         ),
         certainty="likely" if training else "hint",
         rows=rows,
@@ -108,12 +109,15 @@ def find(trace: Trace) -> Iterator[Claim]:
         ),
         evidence={
             "exposed_ms_per_step": ms(per_step),
-            "communication_ms_per_step": ms(comm_ns / trace.steps.n_steady),
             "share_of_step": round(exposed_ns / wall_ns, 4),
-            "collectives_per_step": round(int(steady.sum()) / trace.steps.n_steady, 1),
-            "longest_exposed_ms": {name: ms(time_ns) for name, time_ns in names.most_common(3)},
+            "exposed_share_of_communication": round(exposed_ns / comm_ns, 4),
+            "communication_ms_per_step": ms(comm_ns / trace.steps.n_steady),
+            "n_collectives_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
             "n_streams": len(np.unique(trace.lane[rows])),
-            "world_size": trace.origin.world_size,
+            "top_exposed_ms_per_step": {
+                name: ms(time_ns / trace.steps.n_steady) for name, time_ns in names.most_common(3)
+            },
+            **({"world_size": trace.origin.world_size} if trace.origin.world_size else {}),
             "waiting_for_other_ranks": "part of the exposed time that one rank cannot tell apart",
         },
         edits=(Edit("overlap", rows),),

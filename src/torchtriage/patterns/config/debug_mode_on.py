@@ -27,7 +27,7 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import format_share, ms
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="CFG044",
@@ -45,7 +45,9 @@ FIX = Fix(
 )
 _FIX_BLOCKING = Fix(
     text="Unset the variable that makes launches block.",
-    code="unset CUDA_LAUNCH_BLOCKING AMD_SERIALIZE_KERNEL AMD_SERIALIZE_COPY HIP_LAUNCH_BLOCKING",
+    code="""# in the environment, or before torch is imported; on AMD also AMD_SERIALIZE_KERNEL,
+# AMD_SERIALIZE_COPY and HIP_LAUNCH_BLOCKING
+os.environ.pop("CUDA_LAUNCH_BLOCKING", None)""",
     link="https://docs.pytorch.org/docs/stable/cuda_environment_variables.html",
 )
 
@@ -96,9 +98,9 @@ def _anomaly(trace: Trace) -> Iterator[Claim]:
     host_ns = intervals.length(intervals.intersect(own, trace.steps.judged))
     yield Claim(
         message=(
-            f"Anomaly detection checks {n_checked} of {n_nodes} backward nodes for NaN and takes"
-            f" {ms(host_ns / trace.steps.n_steady):.3g} ms of the host per"
-            f" {'step' if len(trace.steps) else 'window'}"
+            f"anomaly detection checks {n_checked:,} of"
+            f" {format_count(n_nodes, 'backward node')} for NaN and takes the host"
+            f" {format_ns(host_ns / trace.steps.n_steady)} {trace.steps.per}"
             + ("" if share == 1.0 else ", stack traces not counted")
         ),
         certainty="certain",
@@ -112,10 +114,11 @@ def _anomaly(trace: Trace) -> Iterator[Claim]:
         method="host time of checks and stack traces"
         + (" while the device idles" if trace.devices else ""),
         evidence={
-            "mode": "anomaly detection",
-            "n_backward_nodes": n_nodes,
-            "n_checked": n_checked,
             "host_ms_per_step": ms(host_ns / trace.steps.n_steady),
+            "n_checked_nodes": n_checked,
+            "n_backward_nodes": n_nodes,
+            "mode": "anomaly detection",
+            "profiler_inflation": trace.origin.inflation,
         },
         always=True,
         edits=(Edit("drop", direct),),
@@ -158,7 +161,7 @@ def _blocking(trace: Trace) -> Iterator[Claim]:
     idle_ns = max(idle_ns, 1)
     yield Claim(
         message=(
-            f"{format_share(share)} of {len(rows)} kernels have finished when their launch call"
+            f"{format_share(share)} of {len(rows):,} kernels have finished when their launch call"
             " returns: launches block"
         ),
         certainty="certain",
@@ -172,11 +175,12 @@ def _blocking(trace: Trace) -> Iterator[Claim]:
         basis="modelled",
         method="host-late idle time, as far as device work can hide the host",
         evidence={
-            "mode": "blocking launches",
-            "share_finished_at_return": round(share, 4),
+            "finished_at_return_share_of_kernels": round(share, 4),
             "n_kernels": len(rows),
-            "host_late_ms_per_step": ms(idle_ns / trace.steps.n_steady),
-            "busy_ms_per_step": ms(busy_ns / trace.steps.n_steady),
+            "gpu_idle_ms_per_step": ms(idle_ns / trace.steps.n_steady),
+            "gpu_busy_ms_per_step": ms(busy_ns / trace.steps.n_steady),
+            "mode": "blocking launches",
+            "profiler_inflation": trace.origin.inflation,
         },
         fix=_FIX_BLOCKING,
         always=True,

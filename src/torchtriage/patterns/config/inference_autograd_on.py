@@ -23,7 +23,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.patterns.config._phases import inference_phase
 from torchtriage.trace import Kind, Trace
-from torchtriage.units import format_share
+from torchtriage.units import format_count, format_share
 
 PATTERN = Pattern(
     code="CFG043",
@@ -69,10 +69,11 @@ def find(trace: Trace) -> Iterator[Claim]:
     n_nodes = len(np.unique(trace.key[recorded]))
     if len(recorded) < MIN_SHARE * len(rows) or n_nodes < MIN_ADVANCING * len(recorded):
         return
-    where = "" if phase.whole else f" in {phase.n_steps} steps without a backward pass"
+    n_steps = format_count(phase.n_steps, "step")
+    where = "" if phase.whole else f" in {n_steps} without a backward pass"
     yield Claim(
         message=(
-            f"{len(recorded)} of {len(rows)} core operators"
+            f"{len(recorded):,} of {format_count(len(rows), 'core operator')}"
             f" ({format_share(len(recorded) / len(rows))}){where} record a graph that no backward"
             " node uses"
         ),
@@ -82,8 +83,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         anchor=int(recorded[0]),
         method="configuration visible in the recording",
         evidence={
+            "recording_share_of_core_ops": round(len(recorded) / len(rows), 4),
             "n_core_ops": len(rows),
-            "n_recording": len(recorded),
+            "n_recording_ops": len(recorded),
             "n_graph_nodes": n_nodes,
             "n_steps": phase.n_steps,
         },

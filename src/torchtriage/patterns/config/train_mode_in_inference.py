@@ -24,6 +24,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.patterns.config._phases import inference_phase
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count
 
 PATTERN = Pattern(
     code="CFG042",
@@ -58,22 +59,23 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not len(rows):
         return
     parts = [
-        f"{len(some)} {what}"
-        for some, what in ((norms, "batch norms"), (drops, "dropouts"))
+        format_count(len(some), what)
+        for some, what in ((norms, "batch norm"), (drops, "dropout"))
         if len(some)
     ]
     yield Claim(
         message=(
-            f"{' and '.join(parts)} run in train mode although"
-            f" {'nothing is trained' if phase.whole else f'{phase.n_steps} steps train nothing'}"
+            f"{' and '.join(parts)} {'runs' if len(rows) == 1 else 'run'} in train mode although"
+            " nothing is trained"
+            + ("" if phase.whole else f" in {format_count(phase.n_steps, 'step')} of the recording")
         ),
         certainty="certain" if phase.whole else "likely",
         rows=rows,
         anchor=int(rows[0]),
         method="configuration visible in the recording",
         evidence={
-            "n_batch_norm": len(norms),
-            "n_dropout": len(drops),
+            "n_batch_norms": len(norms),
+            "n_dropouts": len(drops),
             "n_steps": phase.n_steps,
             "seen_by": "inputs" if trace.has_shapes else "operators and kernels that only train",
         },

@@ -25,7 +25,8 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Kind, Trace
-from torchtriage.trace.frames import is_user_frame
+from torchtriage.trace.frames import frame_label, is_user_frame
+from torchtriage.units import format_count, format_ns, format_share, ms
 
 PATTERN = Pattern(
     code="MSR034",
@@ -38,13 +39,17 @@ PATTERN = Pattern(
 
 FIX = Fix(
     text="Warm up before recording: let the schedule skip the first steps, compilation included.",
-    code="profile(schedule=torch.profiler.schedule(wait=1, warmup=3, active=5, repeat=1), ...)",
+    code="""schedule = torch.profiler.schedule(wait=1, warmup=3, active=5, repeat=1)
+with torch.profiler.profile(schedule=schedule) as prof:
+    ...  # prof.step() after each iteration""",
     link="https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
 )
 
 CLOCK_FIX = Fix(
     text="Wait for the device before reading the clock, or use a timer that does.",
-    code="torch.cuda.synchronize()  # before each perf_counter(); or torch.utils.benchmark.Timer",
+    code="""torch.cuda.synchronize()  # before each reading of the clock
+elapsed_s = time.perf_counter() - start
+# or: torch.utils.benchmark.Timer("train_step(batch)", globals=globals()).timeit(10)""",
     link="https://docs.pytorch.org/docs/stable/benchmark_utils.html",
 )
 
@@ -82,16 +87,16 @@ def _first_use(trace: Trace) -> Claim | None:
     best = np.argsort(-by_name, kind="stable")[:5]
     left = intervals.length(intervals.intersect(inside, trace.steps.judged))
     return _claim(
-        f"first use or compilation takes {lost_ns / 1e6:.1f} of {window.wall_ns / 1e6:.1f} ms"
-        f" recorded ({100 * lost_ns / window.wall_ns:.0f} %)",
+        f"first use or compilation takes {format_ns(lost_ns)} of the {format_ns(window.wall_ns)}"
+        f" recorded ({format_share(lost_ns / window.wall_ns)})",
         rows,
         {
-            "first_use_ms": round(lost_ns / 1e6, 3),
+            "first_use_ms": ms(lost_ns),
             "share_of_window": round(lost_ns / window.wall_ns, 4),
-            "ms_left_in_judged_time": round(left / 1e6, 3),
-            "n_events": len(rows),
-            "longest_ms": {
-                trace.names[code]: round(float(by_name[code]) / 1e6, 3)
+            "first_use_in_judged_time_ms": ms(left),
+            "n_first_uses": len(rows),
+            "top_first_uses_ms": {
+                frame_label(trace.names[code]): ms(float(by_name[code]))
                 for code in best.tolist()
                 if by_name[code]
             },
@@ -112,13 +117,12 @@ def _first_step(trace: Trace) -> Claim | None:
     rows = np.flatnonzero(inside & trace.is_kind(Kind.OP, Kind.RUNTIME))
     rows = rows[np.argsort(-trace.dur_ns[rows], kind="stable")][:5]
     return _claim(
-        f"the first step takes {wall[0] / 1e6:.1f} ms, the others {usual / 1e6:.1f} ms: it is a"
-        " warm-up, recorded",
+        f"the first step takes {format_ns(int(wall[0]))}, the others {format_ns(usual)}: a warm-up"
+        " was recorded",
         np.sort(rows),
         {
-            "first_step_ms": round(float(wall[0]) / 1e6, 3),
-            "median_of_others_ms": round(usual / 1e6, 3),
-            "ratio": round(float(wall[0]) / usual, 2) if usual else None,
+            "first_step_ms": ms(int(wall[0])),
+            "median_other_step_ms": ms(usual),
         },
         int(rows[0]) if len(rows) else -1,
     )
@@ -148,15 +152,16 @@ def _early_clock(trace: Trace) -> Claim | None:
         return None
     worst = int(second[np.argmax(np.where(wrong, done - end, 0))])
     return Claim(
-        message=f"{int(wrong.sum())} of {len(pair)} clock intervals end before the device does, by"
-        f" {100 * float(np.median(error[wrong])):.0f} % of their length",
+        message=f"the device still works at the end of {int(wrong.sum()):,} of"
+        f" {format_count(len(pair), 'clock interval')}, for another"
+        f" {format_share(float(np.median(error[wrong])))} of the interval",
         certainty="hint",
         rows=np.unique(np.concatenate([first[wrong], second[wrong]])),
         evidence={
-            "clock_intervals": len(pair),
-            "too_short": int(wrong.sum()),
-            "median_error_share": round(float(np.median(error[wrong])), 4),
-            "median_missed_ms": round(float(np.median((done - end)[wrong])) / 1e6, 3),
+            "median_missed_ms": ms(float(np.median((done - end)[wrong]))),
+            "median_missed_share_of_interval": round(float(np.median(error[wrong])), 4),
+            "n_early_intervals": int(wrong.sum()),
+            "n_clock_intervals": len(pair),
         },
         anchor=worst,
         fix=CLOCK_FIX,

@@ -25,6 +25,7 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
     code="MSR045",
@@ -38,7 +39,9 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Record three to five steps after a warm-up; switch shapes, stacks and memory on one at a"
     " time, when a question needs them.",
-    code="profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1))",
+    code="""schedule = torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+with torch.profiler.profile(schedule=schedule) as prof:
+    ...  # prof.step() after each iteration""",
     link="https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
 )
 
@@ -59,7 +62,9 @@ def find(trace: Trace) -> Iterator[Claim]:
     reasons = list(_reasons(trace, evidence))
     if not reasons:
         return
-    evidence |= {"flags": list(trace.origin.flags), "inflation": trace.origin.inflation}
+    if trace.origin.flags:
+        evidence["flags"] = list(trace.origin.flags)
+    evidence["profiler_inflation"] = trace.origin.inflation
     yield Claim(
         message=f"the recording is heavier than it has to be: {'; '.join(reasons)}",
         certainty="certain",
@@ -73,27 +78,27 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
     steps, window = trace.steps, trace.window
     marks = [match for name in steps.names if (match := _PROFILER_STEP.match(name))]
     if len(marks) > MAX_STEPS:
-        evidence["recorded_steps"] = len(marks)
-        yield f"{len(marks)} steps"
+        evidence["n_recorded_steps"] = len(marks)
+        yield f"{len(marks):,} steps"
     elif len(marks) > 1 and marks[0][1] == "0":
-        evidence["first_step"] = 0
+        evidence["first_recorded_step"] = 0
         yield "recorded from step 0, without a warm-up"
     if window.wall_ns > MAX_WINDOW_NS:
-        evidence["window_s"] = round(window.wall_ns / 1e9, 1)
-        yield f"{window.wall_ns / 1e9:.0f} s"
+        evidence["window_ms"] = ms(window.wall_ns)
+        yield format_ns(window.wall_ns)
     if trace.report.n_events > MAX_EVENTS:
-        evidence["events"] = trace.report.n_events
-        yield f"{trace.report.n_events} events"
+        evidence["n_events"] = trace.report.n_events
+        yield f"{trace.report.n_events:,} events"
     if set(trace.origin.flags) >= ALL_FLAGS:
         yield "shapes, stacks and memory at once"
     rows = np.flatnonzero(trace.kind == Kind.OVERHEAD)
     own = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
     own_ns = intervals.length(intervals.intersect(own, steps.judged))
     if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
-        evidence["profiler_ms_per_step"] = round(own_ns / 1e6 / steps.n_steady, 3)
-        yield f"{own_ns / 1e6 / steps.n_steady:.2f} ms of the profiler's own work per step"
+        evidence["profiler_ms_per_step"] = ms(own_ns / steps.n_steady)
+        yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
     calls = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_MONITOR))
     step_of = steps.of_host(calls)
     if len(steps) > 1 and len(calls) and steps.share_of_steps(step_of) >= MIN_MONITORED:
-        evidence["monitor_calls_per_step"] = steps.median_count(step_of)
-        yield f"{steps.median_count(step_of):.0f} monitoring calls per step"
+        evidence["n_monitor_calls_per_step"] = steps.median_count(step_of)
+        yield f"{format_count(steps.median_count(step_of), 'monitoring call')} {steps.per}"

@@ -20,6 +20,7 @@ Source: PyTorch documentation, "Automatic Mixed Precision package" and "TensorFl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +120,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     per_step = fp32_ns / trace.steps.n_steady
     names, index = np.unique(trace.name[rows], return_inverse=True)
     by_name = np.argsort(-np.bincount(index, weights=trace.dur_ns[rows]))[:3]
-    evidence = {
+    evidence: dict[str, Any] = {
         "fp32_ms_per_step": ms(per_step),
         "share_of_kernel_time": round(share, 4),
         "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),

@@ -146,7 +146,6 @@ def _runs(numbers: Iterable[int], names: Mapping[int, str]) -> list[str]:
 # Evidence keys carry their unit, as every name here does.
 _UNITS: dict[str, Callable[[float], str]] = {
     "bytes": format_bytes,
-    "mbytes": lambda value: f"{value:.3g} MB",
     "gb_per_s": lambda value: f"{value:.3g} GB/s",
     "tflops": lambda value: f"{value:.3g} TFLOP/s",
     "ms": format_ms,
@@ -162,11 +161,7 @@ def evidence(finding: Finding) -> str:
 
     Lists of event ids and nested tables stay in the JSON.
     """
-    values = dict(finding.evidence)
-    per = values.pop("per", None)
-    facts = _facts(values)
-    if isinstance(per, str) and facts:
-        facts[0] = f"per {event_name(per)}: {facts[0]}"
+    facts = _facts(finding.evidence)
     rest = len(facts) - N_EVIDENCE
     return ", ".join(facts[:N_EVIDENCE]) + (f", {rest} more in the JSON" if rest > 0 else "")
 
@@ -177,9 +172,9 @@ def _facts(values: Mapping[str, Any]) -> list[str]:
 
 def _fact(key: str, value: Any) -> str:
     per = ""
-    for end in ("_per_step", "_per_window"):
+    for end, words in (("_per_step", " per step"), ("_per_window", " in the window")):
         if key.endswith(end):
-            key, per = key.removesuffix(end), " " + end[1:].replace("_", " ")
+            key, per = key.removesuffix(end), words
     if isinstance(value, str):
         return f"{_spoken(key)} {event_name(value)}{per}"
     if isinstance(value, bool):

@@ -89,7 +89,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         "host_ms_per_step": ms(host_ns / steps.n_steady),
         "n_mallocs_per_step": n_mallocs,
         "n_frees_per_step": n_frees,
-        "share_of_steady_steps": round(steps.share_of_steps(step_of), 4),
+        "share_of_steady_steps": round(steps.share_of_steps(step_of), 6),
         "n_retries_per_step": round(n_retries / steps.n_steady, 2),
         "caching_allocator_off": uncached,
     }

@@ -79,7 +79,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     share_of_steps = steps.share_of_steps(step_of)
     evidence = {
         "host_ms_per_step": ms(host_ns / steps.n_steady),
-        "share_of_steady_steps": round(share_of_steps, 4),
+        "share_of_steady_steps": round(share_of_steps, 6),
         "n_frees_per_step": round(n_freed / steps.n_steady, 2),
         "n_mallocs_per_step": round(len(again) / steps.n_steady, 2),
     }

@@ -109,8 +109,8 @@ def find(trace: Trace) -> Iterator[Claim]:
         ),
         evidence={
             "exposed_ms_per_step": ms(per_step),
-            "share_of_step": round(exposed_ns / wall_ns, 4),
-            "exposed_share_of_communication": round(exposed_ns / comm_ns, 4),
+            "share_of_step": round(exposed_ns / wall_ns, 6),
+            "exposed_share_of_communication": round(exposed_ns / comm_ns, 6),
             "communication_ms_per_step": ms(comm_ns / trace.steps.n_steady),
             "n_collectives_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
             "n_streams": len(np.unique(trace.lane[rows])),

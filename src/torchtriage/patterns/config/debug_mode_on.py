@@ -175,7 +175,7 @@ def _blocking(trace: Trace) -> Iterator[Claim]:
         basis="modelled",
         method="host-late idle time, as far as device work can hide the host",
         evidence={
-            "finished_at_return_share_of_kernels": round(share, 4),
+            "finished_at_return_share_of_kernels": round(share, 6),
             "n_kernels": len(rows),
             "gpu_idle_ms_per_step": ms(idle_ns / trace.steps.n_steady),
             "gpu_busy_ms_per_step": ms(busy_ns / trace.steps.n_steady),

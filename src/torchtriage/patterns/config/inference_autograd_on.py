@@ -83,11 +83,11 @@ def find(trace: Trace) -> Iterator[Claim]:
         anchor=int(recorded[0]),
         method="configuration visible in the recording",
         evidence={
-            "recording_share_of_core_ops": round(len(recorded) / len(rows), 4),
+            "recording_share_of_core_ops": round(len(recorded) / len(rows), 6),
             "n_core_ops": len(rows),
             "n_recording_ops": len(recorded),
             "n_graph_nodes": n_nodes,
-            "n_steps": phase.n_steps,
+            **({"n_steps": phase.n_steps} if phase.n_steps else {}),
         },
         always=True,
     )

@@ -76,7 +76,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         evidence={
             "n_batch_norms": len(norms),
             "n_dropouts": len(drops),
-            "n_steps": phase.n_steps,
+            **({"n_steps": phase.n_steps} if phase.n_steps else {}),
             "seen_by": "inputs" if trace.has_shapes else "operators and kernels that only train",
         },
         always=True,

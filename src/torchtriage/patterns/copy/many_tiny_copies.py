@@ -93,7 +93,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         method="host-late idle time up to the next launched work, capped by the copying operators",
         evidence={
             "n_copies_per_step": count,
-            "share_of_gpu_events": round(share, 4),
+            "share_of_gpu_events": round(share, 6),
             "gpu_idle_ms_per_step": ms(idle_ns / steps.n_steady),
             "host_ms_per_step": ms(host_ns),
             "median_copy_bytes": int(np.median(sizes)),

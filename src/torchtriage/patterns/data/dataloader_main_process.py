@@ -71,7 +71,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     idle_ns = fetches.lost_per_step_ns
     evidence: dict[str, Any] = {
         "fetch_ms_per_step": ms(fetches.per_step_ns),
-        "share_of_step": round(fetches.per_step_ns / steps.wall_ns, 4),
+        "share_of_step": round(fetches.per_step_ns / steps.wall_ns, 6),
         **({"gpu_idle_ms_per_step": ms(idle_ns)} if trace.devices else {}),
         "n_fetches_per_step": steps.median_count(fetches.step_of),
         "median_fetch_ms": ms(float(np.median(trace.dur_ns[rows]))),

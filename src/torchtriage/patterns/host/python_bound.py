@@ -85,7 +85,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     n_steps = trace.steps.n_steady
     evidence: dict[str, Any] = {
         ("gpu_idle_ms_per_step" if on_device else "host_ms_per_step"): ms(lost_ns / n_steps),
-        "share_of_step": round(lost_ns / intervals.length(trace.steps.judged), 4),
+        "share_of_step": round(lost_ns / intervals.length(trace.steps.judged), 6),
         "n_stretches_per_step": round(len(lost) / n_steps, 2),
         "longest_stretch_ms": ms(int((lost[:, 1] - lost[:, 0]).max())),
     }

@@ -154,7 +154,7 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
         method="the chain's kernels minus a fused kernel at 40-60 % of the peak rate",
         evidence={
             "chain_ms_per_step": ms(chain_ns / n_steady),
-            "share_of_kernel_time": round(chain_ns / compute_ns, 4),
+            "share_of_kernel_time": round(chain_ns / compute_ns, 6),
             "softmax_ms_per_step": ms(float(trace.dur_ns[rows[softmax & steady]].sum()) / n_steady),
             **_sizes(trace, chains, shapes),
             "half_precision": half,
@@ -212,7 +212,7 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
         method="what fused attention saved on a CPU, measured over lengths and head sizes",
         evidence={
             "chain_ms_per_step": ms(chain_ns / steps.n_steady),
-            "share_of_step": round(chain_ns / judged_ns, 4),
+            "share_of_step": round(chain_ns / judged_ns, 6),
             "softmax_ms_per_step": ms(float(trace.dur_ns[softmax].sum()) / steps.n_steady),
             **_sizes(trace, chains, shapes),
             "training": trains,

@@ -122,7 +122,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     by_name = np.argsort(-np.bincount(index, weights=trace.dur_ns[rows]))[:3]
     evidence: dict[str, Any] = {
         "fp32_ms_per_step": ms(per_step),
-        "share_of_kernel_time": round(share, 4),
+        "share_of_kernel_time": round(share, 6),
         "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
     }
     known = inputs.known

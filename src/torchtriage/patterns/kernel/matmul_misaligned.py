@@ -108,14 +108,14 @@ def find(trace: Trace) -> Iterator[Claim]:
     steady = trace.steps.in_steady(trace.steps.of_work(rows))
     evidence = {
         "misaligned_ms_per_step": ms(per_step),
-        "share_of_kernel_time": round(slow_ns / compute_ns, 4),
+        "share_of_kernel_time": round(slow_ns / compute_ns, 6),
         "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
         "achieved_tflops": round(rate / 1e3, 1),
         "longest_kernel": short_name(trace.name_of(rows[np.argmax(trace.dur_ns[rows])])),
         "longest_batch_m_n_k": shape,
     }
     if peak is not None:
-        evidence["share_of_peak_half_rate"] = round(rate / peak.flop_per_ns("half"), 4)
+        evidence["share_of_peak_half_rate"] = round(rate / peak.flop_per_ns("half"), 6)
     yield Claim(
         message=(
             f"matrix products with misaligned sides take {format_ns(per_step)} {trace.steps.per},"

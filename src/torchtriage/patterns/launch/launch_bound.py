@@ -82,9 +82,9 @@ def find(trace: Trace) -> Iterator[Claim]:
     late_rows = np.unique(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
     latest = _latest(trace, rest)
     yield Claim(
-        message=f"the GPU waits for launches for {format_ns(rest_ns / steps.n_steady)} of"
-        f" {format_ns(steps.wall_ns)} {steps.per}: {format_count(per_step, 'GPU event')},"
-        f" {format_share(tiny)} of the kernels shorter than {TINY_NS // 1000} µs",
+        message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)}"
+        f" {steps.per} for launches: {format_count(per_step, 'GPU event')}, {format_share(tiny)} of"
+        f" the kernels shorter than {TINY_NS // 1000} µs",
         certainty="likely",
         rows=late_rows,
         spans=spans,
@@ -95,19 +95,19 @@ def find(trace: Trace) -> Iterator[Claim]:
         method="host-late idle time; low: half of it over the profiler's inflation",
         evidence={
             "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
-            "share_of_step": round(rest_ns / judged, 4),
+            "share_of_step": round(rest_ns / judged, 6),
             "n_gpu_events_per_step": per_step,
-            "idle_us_before_gpu_event": round(rest_ns / len(work) / 1e3, 2),
+            "mean_idle_us_before_gpu_event": round(rest_ns / len(work) / 1e3, 2),
             **(
                 {
                     "median_kernel_us": round(float(np.median(trace.dur_ns[kernels])) / 1e3, 2),
-                    "short_share_of_kernels": round(tiny, 4),
+                    "short_share_of_kernels": round(tiny, 6),
                 }
                 if len(kernels)
                 else {}
             ),
             "top_ops_gpu_idle_ms_per_step": _top_ops(trace, rest),
-            "in_ops_share_of_idle": round(dispatch / rest_ns, 4),
+            "in_ops_share_of_idle": round(dispatch / rest_ns, 6),
             "profiler_inflation": trace.origin.inflation,
             "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
             "same_kernels_every_step": _graphable(trace, work),

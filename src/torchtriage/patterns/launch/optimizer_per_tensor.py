@@ -148,7 +148,7 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
         else "host time of the optimizer",
         evidence={
             "host_ms_per_step": ms(held_ns),
-            "share_of_step": round(held_ns / steps.wall_ns, 4),
+            "share_of_step": round(held_ns / steps.wall_ns, 6),
             **({"gpu_idle_ms_per_step": ms(lost_ns)} if on_device else {}),
             f"n_{what}_per_call": per_call,
             "n_calls_per_step": round(len(rows) / n_steps, 2),

@@ -96,14 +96,14 @@ def find(trace: Trace) -> Iterator[Claim]:
         method="memory traffic of the chains, separate against fused",
         evidence={
             "chain_ms_per_step": ms(chain_ns / n_steps),
-            "share_of_kernel_time": round(chain_ns / kernel_ns, 4),
+            "share_of_kernel_time": round(chain_ns / kernel_ns, 6),
             "n_chains_per_step": round(n_chains / n_steps, 2),
             "n_kernels_per_step": round(len(rows) / n_steps, 2),
             "n_kernels_of_longest_chain": int(np.bincount(chain).max()),
             "costliest_chain_us": round(float(cost.max()) / 1e3, 2),
             **({"costliest_chain_ops": ops} if ops else {}),
             "next_launch_in_time_share_of_chain_time": round(
-                _time_ns(trace, rows[paced]) / chain_ns, 4
+                _time_ns(trace, rows[paced]) / chain_ns, 6
             ),
         },
         anchor=_anchor(trace, worst),

@@ -87,12 +87,13 @@ def _first_use(trace: Trace) -> Claim | None:
     best = np.argsort(-by_name, kind="stable")[:5]
     left = intervals.length(intervals.intersect(inside, trace.steps.judged))
     return _claim(
+        trace,
         f"first use or compilation takes {format_ns(lost_ns)} of the {format_ns(window.wall_ns)}"
         f" recorded ({format_share(lost_ns / window.wall_ns)})",
         rows,
         {
             "first_use_ms": ms(lost_ns),
-            "share_of_window": round(lost_ns / window.wall_ns, 4),
+            "share_of_window": round(lost_ns / window.wall_ns, 6),
             "first_use_in_judged_time_ms": ms(left),
             "n_first_uses": len(rows),
             "top_first_uses_ms": {
@@ -101,7 +102,6 @@ def _first_use(trace: Trace) -> Claim | None:
                 if by_name[code]
             },
         },
-        int(rows[np.argmax(trace.dur_ns[rows])]),
     )
 
 
@@ -117,6 +117,7 @@ def _first_step(trace: Trace) -> Claim | None:
     rows = np.flatnonzero(inside & trace.is_kind(Kind.OP, Kind.RUNTIME))
     rows = rows[np.argsort(-trace.dur_ns[rows], kind="stable")][:5]
     return _claim(
+        trace,
         f"the first step takes {format_ns(int(wall[0]))}, the others {format_ns(usual)}: a warm-up"
         " was recorded",
         np.sort(rows),
@@ -124,12 +125,21 @@ def _first_step(trace: Trace) -> Claim | None:
             "first_step_ms": ms(int(wall[0])),
             "median_other_step_ms": ms(usual),
         },
-        int(rows[0]) if len(rows) else -1,
     )
 
 
-def _claim(message: str, rows: Ints, evidence: dict[str, object], anchor: int) -> Claim:
-    return Claim(message, "certain", rows, evidence=evidence, anchor=anchor, always=True)
+def _claim(trace: Trace, message: str, rows: Ints, evidence: dict[str, object]) -> Claim:
+    # none of it is in a steady step, where examples are looked for
+    longest = tuple(rows[np.argsort(-trace.dur_ns[rows], kind="stable")[:3]].tolist())
+    return Claim(
+        message,
+        "certain",
+        rows,
+        evidence=evidence,
+        anchor=longest[0] if longest else -1,
+        examples=longest,
+        always=True,
+    )
 
 
 def _early_clock(trace: Trace) -> Claim | None:
@@ -159,7 +169,7 @@ def _early_clock(trace: Trace) -> Claim | None:
         rows=np.unique(np.concatenate([first[wrong], second[wrong]])),
         evidence={
             "median_missed_ms": ms(float(np.median((done - end)[wrong]))),
-            "median_missed_share_of_interval": round(float(np.median(error[wrong])), 4),
+            "median_missed_share_of_interval": round(float(np.median(error[wrong])), 6),
             "n_early_intervals": int(wrong.sum()),
             "n_clock_intervals": len(pair),
         },

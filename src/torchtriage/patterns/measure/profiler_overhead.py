@@ -95,7 +95,7 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
     own = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
     own_ns = intervals.length(intervals.intersect(own, steps.judged))
     if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
-        evidence["profiler_ms_per_step"] = ms(own_ns / steps.n_steady)
+        evidence["profiler_overhead_ms_per_step"] = ms(own_ns / steps.n_steady)
         yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
     calls = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_MONITOR))
     step_of = steps.of_host(calls)

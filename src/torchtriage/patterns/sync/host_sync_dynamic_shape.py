@@ -50,8 +50,8 @@ def find(trace: Trace) -> Iterator[Claim]:
         trace,
         index,
         holder,
-        message="the host waits for the size of a result {times} ({ops}): it waits {wait}, and the"
-        " GPU idles {idle}",
+        message="the host needs the size of a result {times} ({ops}): it waits {wait}, and the GPU"
+        " idles {idle}",
         what="waits",
         method="host-late idle time up to the next launched work, capped by the time in the wait",
         whole=False,

@@ -447,7 +447,6 @@ function evidenceText(key, value) {
   if (/_ns(_|$)/.test(key)) return ns(value);
   if (/_us(_|$)/.test(key)) return ns(value * 1e3);
   if (/_ms(_|$)/.test(key)) return ms(value);
-  if (/(^|_)mbytes(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}MB`;
   if (/(^|_)tflops(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}TFLOP/s`;
   if (/(^|_)gb_per_s(_|$)/.test(key)) return `${Number(value.toPrecision(3))}${NB}GB/s`;
   if (/bytes/.test(key)) return bytes(value);
@@ -456,7 +455,7 @@ function evidenceText(key, value) {
   if (/(^|_)(ids?|event|events|line|pid|tid)$/.test(key)) return String(value);
   return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(4)));
 }
-const evidenceName = (key) => key.replace(/^n_/, "").replace(/_(gb_per_s|tflops|ns|us|ms|m?bytes)(?=_|$)/, "").replaceAll("_", " ");
+const evidenceName = (key) => key.replace(/^n_/, "").replace(/_(gb_per_s|tflops|ns|us|ms|bytes)(?=_|$)/, "").replace(/_per_window$/, "_in_the_window").replaceAll("_", " ");
 /** The steps of a place by the number in their names, runs joined: "550–554". */
 function stepList(place, model) {
   const names = new Map(model.steps.map(([index, name]) => [index, name.replace(/^ProfilerStep#/, "")]));

@@ -271,7 +271,7 @@ CATEGORIES: dict[str, type[Event]] = {
     },
     **{
         category: _make("Arrow", [], Arrow, "cat", category)
-        for category in ("fwdbwd", "async_gpu", "async_cpu_to_gpu")
+        for category in ("fwdbwd", "async", "async_gpu", "async_cpu_to_gpu")
     },
 }
 ARROWS = frozenset(kind for kind in CATEGORIES.values() if issubclass(kind, Arrow))

@@ -170,7 +170,7 @@ class EventReader:
         self.loss = Loss()
         self.ended = False
         self._source = source
-        self._buffer = b""
+        self._buffer = bytearray()  # drops its front and grows at its end without copying
         self._pos = 0
         self._is_block = is_block
         self._base = offset  # of self._buffer[0] in the text
@@ -214,14 +214,14 @@ class EventReader:
     def take_block(self, n_bytes: int) -> bytes:
         """Move past about ``n_bytes`` of text up to a likely event boundary, and return it."""
         stop = self._find_cut(self._boundary(n_bytes)) - self._base
-        block = self._buffer[self._pos : stop]
+        block = bytes(memoryview(self._buffer)[self._pos : stop])
         self._pos = stop
         return block
 
     def give_back(self, text: bytes) -> None:
         """Move back to read again ``text``, which ended where the reader stands."""
-        self._buffer = text + self._buffer[self._pos :]
         self._base = self.offset - len(text)
+        self._buffer[: self._pos] = text
         self._pos = 0
 
     # -- text ------------------------------------------------------------------------------
@@ -238,7 +238,8 @@ class EventReader:
             self._eof = True
             return False
         self._base += self._pos
-        self._buffer = self._buffer[self._pos :] + block
+        del self._buffer[: self._pos]
+        self._buffer += block
         self._pos = 0
         return True
 
@@ -296,7 +297,7 @@ class EventReader:
         if start.startswith(b"["):
             self._is_list = True
             self._pos += 1
-            while not (first := self._buffer[self._pos :].lstrip()[:1]) and self._more():
+            while not (first := bytes(self._buffer[self._pos :].lstrip()[:1])) and self._more():
                 pass
             if first not in (b"{", b"]", b""):
                 raise self._refusal(f"a JSON list of something else ({_shown(start[:24])})")
@@ -347,13 +348,13 @@ class EventReader:
             hint=hint,
         )
 
-    def _take_meta(self, text: bytes) -> bool:
+    def _take_meta(self, text: bytes | bytearray) -> bool:
         """Keep the keys of an object that only lacks its closing brace; False if it is not one."""
         for mending in (bytes, mend):
             if mending is mend and len(text) > MAX_MENDED_BYTES:
                 break
             try:
-                found = _decode_any(mending(text) + b"}")
+                found = _decode_any(mending(bytes(text)) + b"}")
             except BROKEN:
                 continue
             if isinstance(found, dict):
@@ -434,7 +435,7 @@ class EventReader:
         """Rescue what can be read of a damaged text, event by event."""
         stop = self._find_start(cut) - self._base
         offset = self.offset
-        text = self._buffer[self._pos : stop]
+        text = bytes(self._buffer[self._pos : stop])
         is_tail = self._eof and stop == len(self._buffer) and not self._is_block
         kept: list[bytes] = []
         n_used = len(text)
@@ -469,11 +470,11 @@ _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 
 
-def _shown(text: bytes) -> str:
+def _shown(text: bytes | bytearray) -> str:
     return repr(text.decode("utf-8", "replace"))
 
 
-def _describe(head: bytes) -> str:
+def _describe(head: bytes | bytearray) -> str:
     """Say what a text that is no JSON seems to be."""
     start = head.lstrip()
     if not start:
@@ -485,7 +486,7 @@ def _describe(head: bytes) -> str:
     return f"text that starts with {_shown(start[:24])}"
 
 
-def _top_keys(text: bytes) -> list[str]:
+def _top_keys(text: bytes | bytearray) -> list[str]:
     """Return the top-level keys within the first few thousand tokens of an object's text."""
     keys: list[str] = []
     depth = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.build import ColumnBuilder
+from torchtriage.trace.cache import digest_of, load, store
 from torchtriage.trace.columns import ReadReport, Trace
 from torchtriage.trace.events import CHUNK_BYTES, EventReader
 from torchtriage.trace.parallel import count_workers, read_parallel
@@ -20,6 +22,7 @@ def read_trace(
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
+    cache: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Trace:
     """Read a PyTorch profiler trace into columns.
@@ -35,6 +38,9 @@ def read_trace(
     processes : int, optional
         Worker processes for large inputs: 1 for none; by default as many as pay, or what
         ``$TORCHTRIAGE_PROCESSES`` says. The result does not depend on it.
+    cache : bool
+        Keep the columns in a file beside the trace, ``FILE.torchtriage-cache``, and take them
+        from there while the trace stays the same. Only for files.
     chunk_bytes : int
         How much text to decode at a time; the columns do not depend on it.
 
@@ -48,6 +54,24 @@ def read_trace(
         The input cannot be read, is something else, or holds no event.
     """
     opened, name = reopenable(path)
+    if not cache or not isinstance(opened, str) or not Path(opened).is_file():
+        return _read(opened, name, max_bytes, progress, processes, chunk_bytes)
+    digest = digest_of(opened)
+    trace = load(opened, digest, name)
+    if trace is None or trace.report.text_bytes > max_bytes:
+        trace = _read(opened, name, max_bytes, progress, processes, chunk_bytes)
+        store(trace, opened, digest)
+    return trace
+
+
+def _read(
+    opened: Input,
+    name: str,
+    max_bytes: int,
+    progress: Callable[[int, int], None] | None,
+    processes: int | None,
+    chunk_bytes: int,
+) -> Trace:
     with open_source(opened, max_bytes=max_bytes, name=name) as source:
         reader = EventReader(source, chunk_bytes)
         builder = ColumnBuilder()

@@ -66,7 +66,7 @@ def error_position(error: BaseException) -> int:
     return int(found.group(1)) - 1 if found else -1
 
 
-def closes_list(text: bytes, position: int) -> bool:
+def closes_list(text: bytes | bytearray, position: int) -> bool:
     """Return whether the ``]`` at ``position`` is followed by what may follow the events."""
     return _LIST_END.match(text, position) is not None
 
@@ -169,7 +169,7 @@ def _skip_gap(text: bytes, position: int) -> int:
     return match.end() if match else position
 
 
-def find_start(text: bytes, position: int) -> int:
+def find_start(text: bytes | bytearray, position: int) -> int:
     """Return where the next event seems to begin: a ``{`` and a known key, not a key's value."""
     for match in _EVENT_START.finditer(text, position):
         before = text[max(match.start() - 64, 0) : match.start()].rstrip()

@@ -164,18 +164,18 @@ class _Inflater:
 
     def read(self, size: int) -> bytes:
         """Return up to about ``size`` bytes; raise only when there is nothing left to give."""
-        out = bytearray()
-        while len(out) < size and self._trouble is None:
+        out: list[bytes] = []
+        while sum(map(len, out)) < size and self._trouble is None:
             try:
                 if not self._inflate(out):
                     break
             except (EOFError, OSError, _InflateError) as error:
                 self._trouble = error
-        if not out and self._trouble is not None:
+        if not any(out) and self._trouble is not None:
             raise self._trouble
-        return bytes(out)
+        return b"".join(out)
 
-    def _inflate(self, out: bytearray) -> bool:
+    def _inflate(self, out: list[bytes]) -> bool:
         """Append the next piece of text, perhaps empty; False at the end of the stream."""
         if self._member is None:
             if not self._start_member():
@@ -187,7 +187,7 @@ class _Inflater:
         if is_over and not block:
             raise EOFError
         self._checksum = isal_zlib.crc32(block, self._checksum)
-        out += block
+        out.append(block)
         if self._member.eof:
             self._packed = self._member.unused_data
             self._member = None

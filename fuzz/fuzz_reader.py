@@ -1,0 +1,76 @@
+"""Fuzz the trace reader: ``make fuzz``, or ``python fuzz/fuzz_reader.py CORPUS``.
+
+Any bytes must give an error of ours or a trace whose columns are consistent.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from torchtriage.errors import TriageError
+from torchtriage.trace import Trace, read_trace
+
+SEEDS = (
+    b'[{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": "x", "ts": 1.5, "dur": 2}]',
+    b'{"schemaVersion": 1, "traceEvents": [\n  {\n    "ph": "X", "cat": "kernel", "name": "k",'
+    b' "pid": 0, "tid": 7, "ts": 1712170298123456.789, "dur": 1,\n    "args": {"correlation": 3,'
+    b' "stream": 7, "grid": [1, 1, 1], "l": [{"a": 1}, {"b": "}, {"}]}\n  },\n  {"ph": "i",'
+    b' "cat": "cpu_instant_event", "name": "[memory]", "ts": 2, "args": {"Bytes": -4}},\n'
+    b' {"ph": "M", "name": "thread_name", "pid": 1, "args": {"name": "main"}},'
+    b' {"ph": "B", "ts": 1}, {"ph": "E", "ts": 2}, {"ph": "s", "cat": "ac2g"}], "deviceProperties":'
+    b' [{"id": 0, "name": "GPU"}]}',
+    b'{"traceEvents": [{"ph": "X", "name": "a"b", "ts": NaN, "dur": inf, "x": "\x01\\q\xff"}, {"ph',
+)
+
+
+def check_reading(data: bytes, chunk_bytes: int = 64) -> Trace | None:
+    """Read the bytes; raise unless that ends as it should."""
+    try:
+        trace = read_trace(
+            io.BytesIO(data), max_bytes=64 << 20, processes=1, chunk_bytes=chunk_bytes
+        )
+    except TriageError:
+        return None
+    n = len(trace)
+    for codes, table in (
+        (trace.name, trace.names),
+        (trace.cat, trace.cats),
+        (trace.lane, trace.lanes),
+    ):
+        assert len(codes) == n
+        assert not n or (codes.min() >= 0 and codes.max() < len(table))
+    assert not n or (trace.detail.min() >= -1 and trace.detail.max() < len(trace.details))
+    assert (trace.dur_ns >= 0).all()
+    report = trace.report
+    assert report.n_events == sum(report.phases.values())
+    assert n <= report.n_events
+    assert report.tier in ("strict", "repaired", "salvaged")
+    assert (report.n_lost > 0) == (report.tier == "salvaged")
+    first = report.chunks[:, 0]
+    assert (np.diff(first) >= 0).all()
+    assert (report.chunks[:, 2] >= 0).all()
+    for row in {0, n - 1} if n else ():
+        assert isinstance(trace.args(row), dict)
+    return trace
+
+
+def main() -> None:
+    """Run under atheris; the first folder named becomes the corpus."""
+    import atheris
+
+    atheris.instrument_all()
+    folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    for folder in folders[:1]:
+        folder.mkdir(parents=True, exist_ok=True)
+        for index, seed in enumerate(SEEDS):
+            (folder / f"seed-{index}").write_bytes(seed)
+    atheris.Setup(sys.argv, check_reading)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

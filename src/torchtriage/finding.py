@@ -302,7 +302,8 @@ class Result:
     version: str
     verdict: tuple[str, str, str]
     healthy: bool
-    """True only when the recording could be judged and nothing was found."""
+    """True only when nothing worse than a note was found, failed or warned about, and no more than
+    a tenth of the judged time is unexplained idle; ``not_checked`` says what was not judged."""
     refused: bool
     trace: TraceFacts
     notes: tuple[Note, ...]

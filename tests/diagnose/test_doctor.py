@@ -438,3 +438,41 @@ ALSO_TRUE = {
     # readbacks of 700 ms with the GPU less than half busy inside: left open by the review
     ("distributed/torchrec_a100_rank0_of_16.json.gz", "missing-kernels"),
 }
+
+
+def test_ranks_pasted_into_one_file_are_refused() -> None:
+    one, other = TraceBuilder(), TraceBuilder()
+    for index in range(5):
+        for builder in (one, other):
+            at = index * 1000
+            builder.step(index, at, 1000).op("aten::mm", at + 10, 900)
+            builder.launch(at + 20, 5, at + 100, 400, "gemm")
+    assert "merged" not in {note.code for note in examine(one.build())}
+    for event in other.events:
+        if event["cat"] != "kernel":
+            event["pid"] = 4711
+    one.events += other.events
+    notes = {note.code: note for note in examine(one.build())}
+    assert notes["merged"].level == "refuse"
+    assert notes["merged"].evidence == {"n_shared": 5, "n_processes": 2}
+
+
+def test_events_without_a_duration_are_told() -> None:
+    builder = TraceBuilder()
+    for index in range(5):
+        builder.step(index, index * 1000, 1000).op("aten::mm", index * 1000 + 10, 900)
+    assert "no-duration" not in {note.code for note in examine(builder.build())}
+    del builder.events[1]["dur"]
+    builder.events[3]["dur"] = -5
+    note = {note.code: note for note in examine(builder.build())}["no-duration"]
+    assert note.level == "warn"
+    assert note.evidence == {"n_no_dur": 1, "n_negative_dur": 1}
+
+
+def test_events_without_a_name_are_told() -> None:
+    builder = TraceBuilder()
+    for index in range(5):
+        builder.step(index, index * 1000, 1000).op("aten::mm", index * 1000 + 10, 900)
+    del builder.events[1]["name"]
+    note = {note.code: note for note in examine(builder.build())}["no-name"]
+    assert note.evidence == {"n_nameless": 1}

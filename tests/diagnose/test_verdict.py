@@ -68,6 +68,16 @@ def steps(n: int = 4, *, vendor: str = "cuda") -> TraceBuilder:
     return builder
 
 
+def busy_steps() -> TraceBuilder:
+    """Return four steps of 1000 us that leave the GPU idle for 20 us each."""
+    builder = TraceBuilder()
+    for index in range(4):
+        at = index * 1000
+        builder.step(index, at, 1000).op("aten::mm", at + 1.5, 990)
+        builder.launch(at + 10, 5, at + 20, 980, "gemm")
+    return builder
+
+
 def codes(result: Result) -> list[str]:
     return [finding.code for finding in result.findings]
 
@@ -92,9 +102,27 @@ def test_a_steady_loop_is_healthy_for_the_real_catalogue() -> None:
 
 def test_healthy_when_checked_and_nothing_is_found(install: Install) -> None:
     install(entry("TST001"))
-    result = diagnose(steps().build())
+    result = diagnose(busy_steps().build())
     assert result.healthy
     assert result.checked == ("TST001",)
+
+
+def test_idle_time_that_no_pattern_explains_is_said_and_never_healthy(install: Install) -> None:
+    install(entry("TST001"))
+    result = diagnose(steps().build())
+    assert not result.healthy
+    assert result.findings == ()
+    assert result.verdict[1] == (
+        "The device stands idle for 60 % of a step for reasons that no pattern explains."
+    )
+
+
+def test_a_note_leaves_a_trace_healthy(install: Install) -> None:
+    noted = claim(always=True, time_class="none", certainty="certain")
+    install(entry("TST001", noted, family="measure"))
+    result = diagnose(busy_steps().build())
+    assert [finding.severity for finding in result.findings] == ["note"]
+    assert result.healthy
 
 
 def test_not_healthy_when_nothing_was_checked(install: Install) -> None:
@@ -321,7 +349,7 @@ def test_joint_cost_counts_each_millisecond_once(install: Install) -> None:
 
 def test_joint_cost_is_none_without_lost_time(install: Install) -> None:
     install(entry("TST001", claim(always=True, time_class="none", certainty="certain")))
-    result = diagnose(steps().build())
+    result = diagnose(busy_steps().build())
     assert result.joint_cost is None
     assert result.findings[0].cost is None
     assert result.verdict[1] == "No lost time found; 1 thing to know: Title of TST001 (TST001)."

@@ -93,6 +93,25 @@ def _losses(trace: Trace) -> Iterator[Note]:
             "record again, and let the export finish before the process ends",
             {"loss": list(report.loss), "n_lost": report.n_lost, "n_repaired": report.n_repaired},
         )
+    n_bad = report.n_no_dur + report.n_negative_dur
+    if n_bad:
+        yield Note(
+            "no-duration",
+            "warn",
+            f"{n_bad} of {len(trace)} timed events have no duration or a negative one and count"
+            " as points: busy and self times are too low",
+            "record again; do not edit the file",
+            {"n_no_dur": report.n_no_dur, "n_negative_dur": report.n_negative_dur},
+        )
+    n_nameless = int(trace.named("").sum())
+    if n_nameless:
+        yield Note(
+            "no-name",
+            "warn",
+            f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot know them",
+            "record again; do not edit the file",
+            {"n_nameless": n_nameless},
+        )
     if report.n_unpaired:
         yield Note(
             "unpaired",
@@ -154,6 +173,29 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             "info",
             "recorded on the CPU only: costs are host time, GPU patterns are not checked",
             "if the script uses a GPU, add ProfilerActivity.CUDA to activities=",
+        )
+
+
+def _merged(trace: Trace) -> Iterator[Note]:
+    """Ranks pasted into one file: their correlation ids collide, so no launch can be trusted."""
+    calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.key > 0))
+    if not len(calls):
+        return
+    processes = {pid: code for code, pid in enumerate(sorted({one.pid for one in trace.lanes}))}
+    process = np.array([processes[one.pid] for one in trace.lanes])[trace.lane[calls]]
+    if len(np.unique(process)) < 2:
+        return
+    order = np.lexsort((process, trace.key[calls]))
+    key, process = trace.key[calls][order], process[order]
+    shared = int(((key[1:] == key[:-1]) & (process[1:] != process[:-1])).sum())
+    if shared > 0.05 * len(calls):
+        yield Note(
+            "merged",
+            "refuse",
+            f"several processes in one file share {shared} correlation ids: which launch made"
+            " which GPU work cannot be told",
+            "pass each rank's own file: torchtriage analyze FOLDER",
+            {"n_shared": shared, "n_processes": len(np.unique(process))},
         )
 
 
@@ -381,6 +423,7 @@ _CHECKS = (
     _content,
     _losses,
     _device_rows,
+    _merged,
     _host_rows,
     _missing_kernels,
     _orphans,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 
 import numpy as np
 
-from torchtriage.finding import Result
+from torchtriage import intervals
+from torchtriage.finding import Finding, Result
 from torchtriage.trace import Trace
 from torchtriage.units import format_ms, format_ns, format_share
 
-__all__ = ["sentences"]
+__all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
 
 
 def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str, str]:
@@ -82,15 +83,35 @@ def _costliest(trace: Trace, result: Result, min_share: float) -> str:
             f"Costliest: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
             f" {format_ms(cost.of_ms)} per {cost.per}{more if len(timed) > 1 else ''}."
         )
+    if not result.checked:
+        return "Nothing was checked."
+    whole = "a step" if len(trace.steps) else "the window"
+    share = unexplained_idle(trace, findings)
+    if share >= MUCH_IDLE:
+        return (
+            f"The device stands idle for {format_share(share)} of {whole} for reasons that no"
+            " pattern explains."
+        )
     if findings:
         return (
             f"No lost time found; {_many(findings, 'thing')} to know:"
             f" {findings[0].title} ({findings[0].code})."
         )
-    if not result.checked:
-        return "Nothing was checked."
-    whole = "a step" if len(trace.steps) else "the window"
     return f"Nothing found that gives back {format_share(min_share)} of {whole} or more."
+
+
+MUCH_IDLE = 0.10
+"""Idle time of this share of the judged time is a problem even when no pattern names it."""
+
+
+def unexplained_idle(trace: Trace, findings: Iterable[Finding]) -> float:
+    """Return the share of the judged time that the main device is idle and no finding owns."""
+    if not trace.devices:
+        return 0.0
+    judged = trace.steps.judged
+    idle = intervals.length(intervals.intersect(trace.devices[0].idle, judged))
+    rest = idle - sum(finding.idle_ns for finding in findings)
+    return max(rest, 0) / max(intervals.length(judged), 1)
 
 
 def _many(items: Sized, noun: str) -> str:

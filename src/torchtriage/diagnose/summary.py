@@ -122,7 +122,9 @@ def _ops(trace: Trace) -> tuple[OpSummary, ...]:
     own = np.bincount(trace.name[rows], weights=trace.tree.self_ns[rows], minlength=n)
     # an op that calls itself (or is written twice) counts once: its outermost call
     parent = trace.tree.parent[rows]
-    outer = (parent < 0) | (trace.name[parent] != trace.name[rows])
+    inside = np.zeros(len(trace) + 1, dtype=bool)
+    inside[rows] = True
+    outer = ~inside[parent] | (trace.name[parent] != trace.name[rows])
     outermost = rows[outer]
     total = np.bincount(trace.name[outermost], weights=trace.dur_ns[outermost], minlength=n)
     count = np.bincount(trace.name[outermost], minlength=n)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.diagnose.doctor import examine
 from torchtriage.diagnose.ownership import Share, share_out
-from torchtriage.diagnose.sentences import sentences
+from torchtriage.diagnose.sentences import MUCH_IDLE, sentences, unexplained_idle
 from torchtriage.diagnose.summary import summarise
 from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import (
@@ -41,6 +41,7 @@ __all__ = ["DEFAULT_MIN_SHARE", "diagnose"]
 DEFAULT_MIN_SHARE = 0.01
 """Findings that cannot give back this share of a step are not worth a reader's time."""
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
+_SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "note")
 MAX_INTERVALS = 200
 
 Ints = NDArray[np.int64]
@@ -103,8 +104,10 @@ def diagnose(
         version=__version__,
         verdict=("", "", ""),
         healthy=bool(checked)
-        and not (findings or crashes)
-        and all(note.level == "info" for note in notes),
+        and not crashes
+        and all(finding.severity == "note" for finding in findings)
+        and all(note.level == "info" for note in notes)
+        and unexplained_idle(trace, findings) < MUCH_IDLE,
         refused=refused,
         trace=_facts(trace),
         notes=notes,
@@ -319,7 +322,7 @@ def _rank(finding: Finding) -> tuple[Any, ...]:
     cost = finding.cost
     timed = cost is not None and cost.high_ms > 0
     return (
-        finding.severity == "note",
+        _SEVERITIES.index(finding.severity),
         not timed,
         -(cost.low_ms if cost else 0.0),
         -(cost.high_ms if cost else 0.0),
@@ -347,16 +350,15 @@ def _place(trace: Trace, share: Share) -> Place:
         module = module_path(trace, host)
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
-    owned = share.owned_ns
+    owned = share.taken[:, 1] - share.taken[:, 0]
     top = np.sort(np.argsort(-owned, kind="stable")[:MAX_INTERVALS])
-    top = top[owned[top] > 0]
     works = trace.works[rows]
     step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
     judged = rows[trace.steps.in_steady(step_of)]
     longest = judged[np.argsort(-trace.dur_ns[judged], kind="stable")].tolist()
     return Place(
         steps=tuple(np.unique(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
-        intervals_ns=tuple((int(a), int(b)) for a, b in share.pieces[top].tolist()),
+        intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
         lane=lane,
         ops=ops,
         frame=stack[0] if stack else None,

@@ -98,8 +98,10 @@ def link(trace: Trace) -> Links:
         found = last >= first
         pick = last.copy()
         while True:
-            late = found & (pick > first) & (
-                trace.start_ns[hosts[np.minimum(pick, len(hosts) - 1)]] > trace.start_ns[work]
+            late = (
+                found
+                & (pick > first)
+                & (trace.start_ns[hosts[np.minimum(pick, len(hosts) - 1)]] > trace.start_ns[work])
             )
             if not late.any():
                 break

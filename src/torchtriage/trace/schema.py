@@ -11,7 +11,15 @@ import re
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
+__all__ = [
+    "ANNOTATION_NAME",
+    "CATEGORY_KINDS",
+    "COLUMNS",
+    "HOST_KINDS",
+    "WORK_KINDS",
+    "Column",
+    "Kind",
+]
 
 
 class Kind(IntEnum):

@@ -252,7 +252,7 @@ def test_inference_on_a_cpu():
     assert claim.evidence["share_of_step"] == pytest.approx(500 / 570, abs=1e-4)
     assert claim.message == (
         "attention as separate product, softmax and product over 1,024 x 1,024 scores takes"
-        " 500 µs in the window, 88 % of the time"
+        " 500 µs of 570 µs in the window"
     )
 
 

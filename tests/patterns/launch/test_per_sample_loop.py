@@ -174,7 +174,7 @@ def test_products_may_carry_a_state() -> None:
 def test_on_a_cpu_the_loop_is_host_time() -> None:
     (claim,) = claims(loop(vendor="cpu"))
     assert claim.time_class == "host"
-    assert claim.evidence["host_without_convolutions_ms_per_step"] == pytest.approx(1.2, abs=0.01)
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(1.2, abs=0.01)
 
 
 def test_without_concrete_inputs_nothing_is_said() -> None:

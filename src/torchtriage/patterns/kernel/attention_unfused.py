@@ -140,8 +140,8 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     anchor, shapes = _costliest(trace, chains, cost)
     yield Claim(
         message=(
-            f"{_described(trace, chain_ns, shapes)}, {format_share(chain_ns / compute_ns)} of the"
-            " kernel time"
+            f"{_described(trace, chain_ns, shapes)} {trace.steps.per},"
+            f" {format_share(chain_ns / compute_ns)} of the kernel time"
         ),
         certainty="likely" if half else "hint",
         rows=rows,
@@ -197,10 +197,7 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     softmax = chains.softmax[steps.in_steady(steps.of_host(chains.softmax))]
     rows = np.unique(np.concatenate([chains.softmax, chains.gemms]))
     yield Claim(
-        message=(
-            f"{_described(trace, chain_ns, shapes)}, {format_share(chain_ns / judged_ns)} of the"
-            " time"
-        ),
+        message=f"{_described(trace, chain_ns, shapes)} of {format_ns(steps.wall_ns)} {steps.per}",
         certainty="hint" if trains else "likely",
         rows=rows,
         spans=at_stake,
@@ -235,7 +232,7 @@ def _described(trace: Trace, chain_ns: int, shapes: tuple[int, int, int, int]) -
     per_step = format_ns(chain_ns / trace.steps.n_steady)
     return (
         f"attention as separate product, softmax and product over {shapes[1]:,} x {shapes[2]:,}"
-        f" scores takes {per_step} {trace.steps.per}"
+        f" scores takes {per_step}"
     )
 
 

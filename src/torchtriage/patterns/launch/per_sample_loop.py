@@ -247,7 +247,7 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
         if trace.devices
         else "host time of the loop",
         evidence={
-            f"{lost}_ms_per_step": ms(lost_ns),
+            **({f"{lost}_ms_per_step": ms(lost_ns)} if trace.devices or lost_ns < held_ns else {}),
             "host_ms_per_step": ms(held_ns),
             "n_rounds_per_step": round(per_step, 2),
             "n_ops_per_round": len(body),

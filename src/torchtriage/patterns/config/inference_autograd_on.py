@@ -6,7 +6,7 @@ Looks like: at least 80 % of the outermost core operators (convolutions, product
     training script the same is judged for steps without a backward pass, once training goes on
     after them.
 Slow because: every node keeps its inputs alive, so memory grows with depth, and recording costs
-    the host 1-2 us per operator.
+    the host 1-2 µs per operator.
 Cost: not counted as time: memory first.
 Fix: run the model under ``torch.inference_mode()`` (or ``torch.no_grad()``).
 Leave it when: gradients are taken later, outside the recording, or with respect to inputs.

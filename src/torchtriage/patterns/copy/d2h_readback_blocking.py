@@ -1,7 +1,7 @@
 """Whole tensors are copied to the host synchronously inside a step.
 
 Looks like: copies of more than 16 bytes from device to host under ``aten::to`` or ``aten::copy_``
-    (``.cpu()``, ``.numpy()``, ``.tolist()``) whose call takes at least 20 us longer than the
+    (``.cpu()``, ``.numpy()``, ``.tolist()``) whose call takes at least 20 µs longer than the
     transfer; in at least half of the steps, or three times in a recording without steps.
 Slow because: the copy waits for everything enqueued before it, and the host waits for the copy;
     then the device waits for the host.

@@ -1,7 +1,7 @@
 """Copies to the GPU sit on the critical path although they could run beside the kernels.
 
 Looks like: host-to-device copies from pinned memory (on ROCm: by the asynchronous call) beside
-    which no kernel runs, for at least 2 % of the step and 100 us, in at least half of the steps.
+    which no kernel runs, for at least 2 % of the step and 100 µs, in at least half of the steps.
 Slow because: the copy is enqueued right before the work that needs it, on the same stream, or the
     host waits for it; the compute units stand still during the transfer.
 Cost: exposed copy time; at the high end also the idle time a blocking call causes.

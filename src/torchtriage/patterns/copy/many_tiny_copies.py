@@ -3,7 +3,7 @@
 Looks like: 50 or more copies below 64 KiB per step, or 20 or more that make up a fifth of all GPU
     work, uploads and copies on the device alike. Not counted: readbacks of single values, copies
     inside DDP's reducer or a collective, and copies replayed by a graph.
-Slow because: a copy below 64 KiB takes 1-3 us on the GPU and 5-10 us to launch whatever its size;
+Slow because: a copy below 64 KiB takes 1-3 µs on the GPU and 5-10 µs to launch whatever its size;
     the host cannot keep up.
 Cost: device idle time inside and behind the copying operators, at most as much as the host spent in
     them; low is divided by the profiler's inflation.

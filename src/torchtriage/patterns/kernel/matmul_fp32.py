@@ -2,7 +2,7 @@
 
 Looks like: ``mm``, ``addmm``, ``bmm`` or convolutions over ``float`` inputs whose kernels are the
     classic fp32 ones (``*sgemm*``, ``*scudnn*``, ``*f32f32_f32f32*``, ROCm's ``Cijk_*_SB_*``),
-    each at least 20 us, together at least a tenth of the kernel time, on a device with tensor
+    each at least 20 µs, together at least a tenth of the kernel time, on a device with tensor
     cores.
 Slow because: tensor cores multiply TF32 4-8 times and fp16/bf16 8-16 times as fast as the fp32
     units do, and half-precision inputs are half the bytes.

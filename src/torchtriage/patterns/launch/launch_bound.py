@@ -3,7 +3,7 @@
 Looks like: the device is idle for 20 % of the step or more because the next launch came late, and
     the host spent that time in operators and launch calls: dispatching, not loading data, waiting,
     allocating or running other Python, all of which is taken out first.
-Slow because: an operator costs the host 5-20 us and a launch call 3-9 us, which kernels that take
+Slow because: an operator costs the host 5-20 µs and a launch call 3-9 µs, which kernels that take
     less cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by
     the profiler's inflation, as that much survives without the profiler and goes with compilation.

@@ -2,7 +2,7 @@
 
 Looks like: ``*DeviceSynchronize``, ``*StreamSynchronize`` or ``*EventSynchronize`` outside every
     operator and not part of a copy, in at least half of the steps, or three times in a recording
-    without steps. Not counted: the profiler's own stop, event waits below 20 us, everything up to
+    without steps. Not counted: the profiler's own stop, event waits below 20 µs, everything up to
     the last CUDA graph capture, and waits for work that was not recorded.
 Slow because: the host stands until the device is done; the next step is launched into an empty
     queue, and the device idles until it arrives.

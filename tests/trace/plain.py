@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MEMORY = "[memory]"
+NO_TIME = -(1 << 100)
 
 
 class PlainRow(NamedTuple):
@@ -52,8 +53,8 @@ def plain_rows(document: Any) -> list[PlainRow]:
             continue
         rows.append(
             PlainRow(
-                to_ns(event.get("ts", 0)),
-                dur,
+                to_ns(event["ts"]) if "ts" in event else NO_TIME,
+                dur if "ts" in event else 0,
                 event.get("name", ""),
                 event.get("cat", "") or ("" if phase == "X" else "instant"),
                 str(event.get("pid", "")),
@@ -61,7 +62,9 @@ def plain_rows(document: Any) -> list[PlainRow]:
                 event.get("args") or {},
             )
         )
-    return rows
+    # an event without a time is kept, without a length, where the trace begins
+    first = min((row.start_ns for row in rows if row.start_ns != NO_TIME), default=0)
+    return [row._replace(start_ns=max(row.start_ns, first)) for row in rows]
 
 
 def plain_phases(document: Any) -> dict[str, int]:

@@ -40,9 +40,7 @@ def calls(n: int) -> list[dict[str, Any]]:
 
 
 def read(text: bytes, **options: Any) -> Trace:
-    trace = read_trace(io.BytesIO(text), **options)
-    trace.check()
-    return trace
+    return read_trace(io.BytesIO(text), **options)
 
 
 def python_ids(trace: Trace) -> list[int]:
@@ -173,10 +171,9 @@ def test_a_long_list_of_losses_is_told_briefly() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chunk_bytes", [TINY, 1 << 18])
 def test_cut_at_every_byte(layout: str, chunk_bytes: int) -> None:
-    text = document(calls(5), {"schemaVersion": 1}, layout, "last")
-    start = text.index(b"[") + 1
+    text = document(calls(3), {"schemaVersion": 1}, layout, "last")
     ends = _event_ends(text)
-    assert len(ends) == 5
+    assert len(ends) == 3
     for cut in range(len(text)):
         n_whole = sum(end <= cut for end in ends)
         if n_whole == 0:
@@ -186,12 +183,11 @@ def test_cut_at_every_byte(layout: str, chunk_bytes: int) -> None:
         trace = read(text[:cut], chunk_bytes=chunk_bytes)
         assert python_ids(trace) == list(range(n_whole))
         rest = text[ends[n_whole - 1] : cut].strip(b" \t\r\n,")
-        is_inside = bool(rest) and n_whole < 5
+        is_inside = bool(rest) and n_whole < 3
         assert trace.report.n_lost == is_inside
         if cut < len(text) - 2:
             assert trace.report.tier != "strict"
             assert trace.report.loss
-    assert start > 0
 
 
 def _event_ends(text: bytes) -> list[int]:

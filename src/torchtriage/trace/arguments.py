@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
 from torchtriage.errors import TraceFormatError
-from torchtriage.trace.build import Times, is_row
+from torchtriage.trace.build import NO_TIME_NS, Times, is_row
 from torchtriage.trace.columns import Trace
 from torchtriage.trace.event_types import Row
 from torchtriage.trace.events import Chunk, EventReader, TextBlock
-from torchtriage.trace.salvage import BROKEN
+from torchtriage.trace.salvage import mend
 from torchtriage.trace.source import open_source
 
 __all__ = ["read_args"]
@@ -39,13 +40,19 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
     if known is None or known[0] != index:
         known = index, _read_rows(trace, index)
         trace._decoded[_LATEST] = known
-    first = int(trace.report.chunks[index, 0])
-    args = known[1][row - first].get("args")
-    return args if isinstance(args, dict) else {}
+    text = known[1][row - int(trace.report.chunks[index, 0])]
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        try:
+            found = json.loads(mend(text))
+        except (ValueError, RecursionError):
+            found = {}
+    return found if isinstance(found, dict) else {}
 
 
-def _read_rows(trace: Trace, index: int) -> list[dict[str, Any]]:
-    """Return the events of a chunk's rows, checked against the columns."""
+def _read_rows(trace: Trace, index: int) -> list[bytes]:
+    """Return the text of the arguments of a chunk's rows, checked against the columns."""
     chunks = trace.report.chunks
     first, offset, size = chunks[index].tolist()
     stop = int(chunks[index + 1, 0]) if index + 1 < len(chunks) else len(trace)
@@ -55,14 +62,12 @@ def _read_rows(trace: Trace, index: int) -> list[dict[str, Any]]:
         rows = [event for event in chunk.events if isinstance(event, Row) and is_row(event)]
         names = trace.name[first:stop].tolist()
         start_ns = trace.start_ns[first:stop]
-        if [row.name for row in rows] == [trace.names[name] for name in names] and np.array_equal(
-            Times(chunk).starts(rows), start_ns
-        ):
-            try:
-                events = chunk.untyped()
-                return [events[i] for i in kept]
-            except BROKEN:
-                pass
+        found_ns = Times(chunk).starts(rows)
+        if [row.name for row in rows] == [trace.names[name] for name in names] and (
+            (found_ns == start_ns) | (found_ns == NO_TIME_NS)
+        ).all():
+            args = chunk.text_args()
+            return [args[i] for i in kept]
     raise TraceFormatError(
         f"expected the text that was read, found another at byte {offset}",
         where=trace.report.path,

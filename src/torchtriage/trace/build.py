@@ -39,7 +39,7 @@ from torchtriage.trace.event_types import (
 from torchtriage.trace.events import Chunk
 from torchtriage.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
-__all__ = ["ColumnBuilder", "Part", "Times", "is_row"]
+__all__ = ["NO_TIME_NS", "ColumnBuilder", "Part", "Times", "is_row"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
@@ -350,12 +350,18 @@ class ColumnBuilder:
             parts = self._columns.pop(name)
             columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype)
         n_unpaired = self._pair(columns)
+        timeless = columns["start_ns"] == NO_TIME_NS
         kinds = np.array([_kind_of(text) for text in self._cats], np.uint8)
         kind = kinds[columns["cat"]] if len(kinds) else np.empty(0, np.uint8)
         # some versions file annotations under the op category: the name decides
         notes = np.array([ANNOTATION_NAME.match(name) is not None for name in self._names], bool)
         if notes.any():
             kind[(kind == Kind.OP) & notes[columns["name"]]] = Kind.ANNOTATION
+        if timeless.any():
+            # kept, so that rows and arguments stay in step, but out of every figure
+            columns["start_ns"][timeless] = min(columns["start_ns"][~timeless], default=0)
+            columns["dur_ns"][timeless] = 0
+            kind[timeless] = Kind.INSTANT
         # ids are numbers in some events of a file and text in others
         columns["lane"], lanes = _renumber(columns["lane"], [_lane(key) for key in self._lanes])
         columns["detail"], details = _renumber(
@@ -369,6 +375,7 @@ class ColumnBuilder:
             n_no_dur=self._n_no_dur,
             n_negative_dur=self._n_negative,
             n_unpaired=n_unpaired,
+            n_no_time=int(timeless.sum()),
             chunks=np.array(self._chunks, np.int64).reshape(-1, 3),
         )
         return Trace(
@@ -390,6 +397,9 @@ class ColumnBuilder:
         stacks: dict[int, list[int]] = {}
         n_unpaired = 0
         for at_ns, opens, lane, row in sorted(self._marks, key=lambda mark: mark[0]):
+            if at_ns == NO_TIME_NS:
+                n_unpaired += 1
+                continue
             stack = stacks.setdefault(lane, [])
             if opens:
                 stack.append(row)
@@ -472,7 +482,9 @@ def _int64(values: list[Any]) -> NDArray[np.int64]:
 # -- times -------------------------------------------------------------------------------------
 
 _NO_DUR_NS = -1000
-_LARGEST_NS = 1 << 62
+_LARGEST_NS = 1 << 61
+"""Times beyond are damage (an epoch is below it), and sums of two must fit 64 bits."""
+NO_TIME_NS = -(1 << 62)
 
 
 class Times:
@@ -489,9 +501,7 @@ class Times:
         """Return int64[n], ns: ``dur`` of these events, negative when there is none."""
         return self._ns([event.dur for event in events], events, 1)
 
-    def _ns(
-        self, values: list[int | float], events: Sequence[Any], which: int
-    ) -> NDArray[np.int64]:
+    def _ns(self, values: list[Any], events: Sequence[Any], which: int) -> NDArray[np.int64]:
         try:
             us = np.fromiter(values, np.float64, len(values))
             if np.abs(us).max(initial=0.0) < EXACT_BELOW_US:
@@ -509,7 +519,7 @@ class Times:
     @cached_property
     def _exact(self) -> dict[int, tuple[int, int]]:
         return {
-            id(event): (_exact_ns(times.ts, 0), _exact_ns(times.dur, _NO_DUR_NS))
+            id(event): (_exact_ns(times.ts, NO_TIME_NS), _exact_ns(times.dur, _NO_DUR_NS))
             for event, times in zip(self._chunk.events, self._chunk.text_times(), strict=True)
         }
 

@@ -79,6 +79,7 @@ class ReadReport(msgspec.Struct, frozen=True):
     n_events: int = 0
     phases: dict[str, int] = {}
     n_no_dur: int = 0
+    n_no_time: int = 0
     n_negative_dur: int = 0
     n_unpaired: int = 0
     chunks: Any = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from types import GenericAlias
@@ -20,6 +21,7 @@ from torchtriage.trace.schema import CATEGORY_KINDS, Kind
 
 __all__ = [
     "ARROWS",
+    "BROKEN",
     "CATEGORIES",
     "GROUP_OF",
     "NO_ARGS",
@@ -38,11 +40,16 @@ __all__ = [
     "OpArgs",
     "Row",
     "Times",
+    "decode_args",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
     "decode_times",
+    "error_position",
+    "event_size",
     "is_complete",
+    "is_cut_short",
+    "is_event",
     "text_of",
     "whole",
 ]
@@ -171,7 +178,7 @@ class Row(Event, gc=False):
     pid: int | str = ""
     tid: int | str = ""
     # whole numbers stay integers: old versions write epoch microseconds, beyond a double's reach
-    ts: int | float = 0
+    ts: int | float | None = None
     dur: int | float = -1
 
 
@@ -205,7 +212,7 @@ class End(Event, gc=False, tag_field="ph", tag="E"):
 
     pid: int | str = ""
     tid: int | str = ""
-    ts: int | float = 0
+    ts: int | float | None = None
 
 
 class Label(Event, gc=False, tag_field="ph", tag="M"):
@@ -287,7 +294,7 @@ class LooseEvent(msgspec.Struct, gc=False):
     tid: Any = ""
     ts: msgspec.Raw = _NO_TEXT
     dur: msgspec.Raw = _NO_TEXT
-    args: Any = None
+    args: msgspec.Raw = _NO_TEXT
 
 
 class Times(NamedTuple):
@@ -297,9 +304,10 @@ class Times(NamedTuple):
     dur: bytes
 
 
-class _RawTimes(msgspec.Struct, gc=False):
+class _RawEvent(msgspec.Struct, gc=False):
     ts: msgspec.Raw = _NO_TEXT
     dur: msgspec.Raw = _NO_TEXT
+    args: msgspec.Raw = _NO_TEXT
 
 
 class _Shape(msgspec.Struct, gc=False):
@@ -312,13 +320,33 @@ def _list_of(classes: Iterable[type[Event]]) -> Any:
 
 # -- decoding ----------------------------------------------------------------------------------
 
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the parser raises on text that is not JSON, not UTF-8, or nested beyond reason."""
+_POSITION = re.compile(r"\(byte (\d+)\)")
+
+
+def is_cut_short(error: BaseException) -> bool:
+    """Return whether the text ended before the JSON value did."""
+    return isinstance(error, msgspec.DecodeError) and "truncated" in str(error)
+
+
+def error_position(error: BaseException) -> int:
+    """Return where text follows a complete JSON value, or -1 if that is not the trouble."""
+    message = str(error)
+    found = _POSITION.search(message) if "trailing" in message else None
+    return int(found.group(1)) - 1 if found else -1
+
+
 Decode = Callable[[bytes], list[Event]]
 decode_by_category: Decode = msgspec.json.Decoder(_list_of(CATEGORIES.values())).decode
 """Decode an array of events of known categories; ValidationError when there are others."""
 decode_by_phase: Decode = msgspec.json.Decoder(_list_of(PHASES.values())).decode
 """Decode an array of events; ValidationError when a field has another type than it should."""
 _decode_loose = msgspec.json.Decoder(list[LooseEvent]).decode
-_decode_times = msgspec.json.Decoder(list[_RawTimes]).decode
+_decode_raw = msgspec.json.Decoder(list[_RawEvent]).decode
+_decode_one = msgspec.json.Decoder(LooseEvent).decode
+_decode_args = msgspec.json.Decoder(InstantArgs).decode
+_decode_any = msgspec.json.Decoder().decode
 _decode_shape = msgspec.json.Decoder(list[_Shape]).decode
 
 
@@ -329,14 +357,41 @@ def decode_loosely(document: bytes) -> list[Event]:
 
 def decode_times(document: bytes) -> list[Times]:
     """Return the times of an array of events as written."""
-    return [Times(bytes(row.ts), bytes(row.dur)) for row in _decode_times(document)]
+    return [Times(bytes(event.ts), bytes(event.dur)) for event in _decode_raw(document)]
+
+
+def decode_args(document: bytes) -> list[bytes]:
+    """Return the arguments of an array of events as written."""
+    return [bytes(event.args) for event in _decode_raw(document)]
+
+
+def is_event(text: bytes | memoryview) -> bool:
+    """Return whether a text is one event, whatever the types of its fields."""
+    try:
+        _decode_one(text)
+    except BROKEN:
+        return False
+    return True
+
+
+def event_size(text: memoryview) -> int:
+    """Return the length of the event that the text starts with, 0 when it is damaged.
+
+    The parser's own error says where the event ends, so this needs no second grammar.
+    """
+    try:
+        _decode_one(text)
+    except BROKEN as error:
+        end = error_position(error)
+        return end if end > 0 and is_event(text[:end]) else 0
+    return len(text)
 
 
 def is_complete(document: bytes) -> bool:
     """Return whether every bracket and quote is closed, whatever stands between them."""
     try:
         _decode_shape(document)
-    except (msgspec.DecodeError, RecursionError):
+    except BROKEN:
         return False
     return True
 
@@ -353,9 +408,9 @@ def _tight(loose: LooseEvent) -> Event:
     """Return a typed event from one whose fields may have any type."""
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
     if kind is End:
-        return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, 0))
+        return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, None))
     if kind is Label:
-        given = loose.args if isinstance(loose.args, dict) else {}
+        given = _loose_args(loose.args)
         return Label(
             name=text_of(loose.name),
             pid=_identifier(loose.pid),
@@ -364,9 +419,11 @@ def _tight(loose: LooseEvent) -> Event:
         )
     if kind not in (Complete, Begin, Instant, OldInstant):
         return kind()
-    args = InstantArgs()
-    if isinstance(loose.args, dict):
-        for key, value in loose.args.items():
+    try:
+        args = _decode_args(loose.args or b"{}")
+    except BROKEN:
+        args = InstantArgs()
+        for key, value in _loose_args(loose.args).items():
             name, is_raw = _ARG_FIELDS.get(key, ("", False))
             if is_raw:
                 setattr(args, name, msgspec.Raw(msgspec.json.encode(value)))
@@ -380,11 +437,19 @@ def _tight(loose: LooseEvent) -> Event:
         name=text_of(loose.name),
         pid=_identifier(loose.pid),
         tid=_identifier(loose.tid),
-        ts=_number(loose.ts, 0),
+        ts=_number(loose.ts, None),
         dur=_number(loose.dur, -1),
         args=args,
     )
     return made
+
+
+def _loose_args(text: msgspec.Raw) -> dict[str, Any]:
+    try:
+        found = _decode_any(text or b"{}")
+    except BROKEN:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def whole(value: Any) -> int:
@@ -411,7 +476,7 @@ def _identifier(value: Any) -> int | str:
     return value if isinstance(value, int) else text_of(value)
 
 
-def _number(text: msgspec.Raw, missing: int) -> int | float:
+def _number(text: msgspec.Raw, missing: int | None) -> Any:
     digits = bytes(text).strip(b'"')
     try:
         return int(digits) if digits.isdigit() else float(digits)

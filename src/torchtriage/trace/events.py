@@ -21,24 +21,19 @@ import msgspec
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.event_types import (
+    BROKEN,
     Event,
     Times,
+    decode_args,
     decode_by_category,
     decode_by_phase,
     decode_loosely,
     decode_times,
-    is_complete,
-)
-from torchtriage.trace.salvage import (
-    BROKEN,
-    MAX_MENDED_BYTES,
-    closes_list,
     error_position,
-    find_start,
+    is_complete,
     is_cut_short,
-    mend,
-    walk,
 )
+from torchtriage.trace.salvage import MAX_MENDED_BYTES, closes_list, find_start, mend, walk
 from torchtriage.trace.source import EXPORT
 from torchtriage.units import format_bytes
 
@@ -117,14 +112,9 @@ class Chunk:
         """Return the times of every event as written, for clocks that a double cannot hold."""
         return decode_times(self.document)
 
-    def untyped(self) -> list[dict[str, Any]]:
-        """Return the events with everything they hold, in the order of ``events``."""
-        try:
-            found: list[dict[str, Any]] = _decode_any(self.document)
-        except BROKEN:
-            # what the columns do not need was skipped, and skipping is lenient
-            found = _decode_any(mend(self.document))
-        return found
+    def text_args(self) -> list[bytes]:
+        """Return the arguments of every event as written."""
+        return decode_args(self.document)
 
 
 class UnfinishedBlock(Exception):  # noqa: N818 - not an error: the block is cut inside an event

@@ -1,7 +1,6 @@
 """Damaged JSON text to whole events: mend what profilers are known to break, lose the rest.
 
-The parser's own error says where an event ends or breaks, so walking event by event costs a few
-microseconds each and needs no second grammar.
+Text is walked event by event, at a few microseconds each, with the parser as the only grammar.
 """
 
 from __future__ import annotations
@@ -11,22 +10,16 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
+from torchtriage.trace.event_types import event_size, is_event
 
 __all__ = [
-    "BROKEN",
     "MAX_MENDED_BYTES",
     "Piece",
     "closes_list",
-    "error_position",
     "find_start",
-    "is_cut_short",
     "mend",
     "walk",
 ]
-
-BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the parser raises on text that is not JSON, not UTF-8, or nested beyond reason."""
 
 MAX_BAD_IN_A_ROW = 1000
 """After so many unreadable pieces in a row the rest of the text is given up as well."""
@@ -39,7 +32,6 @@ _EVENT_START = re.compile(rb"\{\s*" + _KEY)
 _PHASE = re.compile(rb'"ph"\s*:')
 _GAP = re.compile(rb"[\s,]*")
 _LIST_END = re.compile(rb"\](?=\s*(?:\Z|\}|,\s*\"))")
-_POSITION = re.compile(r"\(byte (\d+)\)")
 
 
 class Piece(NamedTuple):
@@ -52,18 +44,6 @@ class Piece(NamedTuple):
     n_lost: int = 0
     closes: bool = False
     """Whether the list of events ends here, so that ``end`` is behind its ``]``."""
-
-
-def is_cut_short(error: BaseException) -> bool:
-    """Return whether the text ended before the JSON value did."""
-    return isinstance(error, msgspec.DecodeError) and "truncated" in str(error)
-
-
-def error_position(error: BaseException) -> int:
-    """Return where text follows a complete JSON value, or -1 if that is not the trouble."""
-    message = str(error)
-    found = _POSITION.search(message) if "trailing" in message else None
-    return int(found.group(1)) - 1 if found else -1
 
 
 def closes_list(text: bytes | bytearray, position: int) -> bool:
@@ -105,7 +85,7 @@ def walk(text: bytes) -> Iterator[Piece]:
 
 def _next_piece(text: bytes, position: int, *, after_loss: bool) -> Piece:
     """Return the event at ``position``, mended if need be, or its loss."""
-    size = _value_size(memoryview(text)[position:])
+    size = event_size(memoryview(text)[position:])
     end = position + size if size else find_start(text, position + 1)
     piece = text[position:end]
     if after_loss and not _PHASE.search(piece):
@@ -129,7 +109,7 @@ def _find_list_end(text: bytes, position: int) -> int:
     for match in islice(_LIST_END.finditer(text, position), 64):
         tail = text[match.end() :].strip()
         if tail in (b"", b"}") or (
-            tail.startswith(b",") and _is_object(mend(b"{" + tail.lstrip(b", \t\r\n")))
+            tail.startswith(b",") and is_event(mend(b"{" + tail.lstrip(b", \t\r\n")))
         ):
             return match.end()
     return 0
@@ -142,26 +122,6 @@ def _count_phases(text: bytes, start: int = 0, end: int | None = None) -> int:
 def _really_ends(text: bytes, position: int) -> bool:
     """Return whether a ``]`` in a damaged text ends the list of events, and not one inside it."""
     return closes_list(text, position) and not _PHASE.search(text, position)
-
-
-def _value_size(view: memoryview) -> int:
-    """Return the length of the object that the text starts with, 0 when it is damaged."""
-    try:
-        _decode_any(view)
-    except BROKEN as error:
-        end = error_position(error)
-        return end if end > 0 and _is_object(view[:end]) else 0
-    return len(view)
-
-
-def _is_object(text: bytes | memoryview) -> bool:
-    try:
-        return isinstance(_decode_any(text), dict)
-    except BROKEN:
-        return False
-
-
-_decode_any = msgspec.json.Decoder().decode
 
 
 def _skip_gap(text: bytes, position: int) -> int:
@@ -183,7 +143,7 @@ def _rescue(piece: bytes) -> bytes:
     if len(piece) > MAX_MENDED_BYTES:
         return b""
     for mended in (mend(piece), mend(_quote_name(piece))):
-        size = _value_size(memoryview(mended))
+        size = event_size(memoryview(mended))
         if size:
             return mended[:size]
     return b""

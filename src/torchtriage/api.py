@@ -88,7 +88,7 @@ def load(
     TraceFormatError
         The input is not a readable profiler trace.
     """
-    return read_trace(path, max_bytes=max_bytes, progress=progress)
+    return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
 
 
 def analyze(

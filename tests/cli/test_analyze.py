@@ -280,6 +280,7 @@ def test_defaults_are_those_of_the_library() -> None:
 
 def test_cache_gives_the_same_result_the_second_time(run: Run, folder: Path) -> None:
     first = run("slow.json", "--cache", "--json", code=0).stdout
+    assert (folder / "slow.json.torchtriage-cache").is_file()
     assert run("slow.json", "--cache", "--json", code=0).stdout == first
     assert run("slow.json", "--json", code=0).stdout == first
     # another trace under the same name is read again

@@ -476,3 +476,18 @@ def test_events_without_a_name_are_told() -> None:
     del builder.events[1]["name"]
     note = {note.code: note for note in examine(builder.build())}["no-name"]
     assert note.evidence == {"n_nameless": 1}
+
+
+@pytest.mark.parametrize("ts", [None, "soon", 1e18, -9e15, [1], float("nan")])
+def test_events_without_a_time_are_told_and_left_out(ts: object) -> None:
+    builder = TraceBuilder()
+    for index in range(5):
+        builder.step(index, index * 1000 + 5e9, 1000).op("aten::mm", index * 1000 + 5e9 + 10, 900)
+    window = builder.build().window
+    builder.op("aten::add", 0, 10)
+    builder.events[-1]["ts"] = ts
+    trace = builder.build()
+    assert trace.window == window
+    note = {note.code: note for note in examine(trace)}["no-time"]
+    assert note.level == "warn"
+    assert note.evidence == {"n_no_time": 1}

@@ -103,6 +103,15 @@ def _losses(trace: Trace) -> Iterator[Note]:
             "record again; do not edit the file",
             {"n_no_dur": report.n_no_dur, "n_negative_dur": report.n_negative_dur},
         )
+    if report.n_no_time:
+        yield Note(
+            "no-time",
+            "warn",
+            f"{report.n_no_time} of {len(trace)} events have no readable time and are left out of"
+            " every figure",
+            "record again; do not edit the file",
+            {"n_no_time": report.n_no_time},
+        )
     n_nameless = int(trace.named("").sum())
     if n_nameless:
         yield Note(

@@ -5,14 +5,23 @@ Any bytes must give an error of ours or a trace whose columns are consistent.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from torchtriage.errors import TriageError
-from torchtriage.trace import Trace, read_trace
+watched: Any = contextlib.nullcontext()
+if __name__ == "__main__":
+    import atheris
+
+    watched = atheris.instrument_imports(include=["torchtriage"])
+with watched:
+    from torchtriage.errors import TriageError
+    from torchtriage.trace import Trace, read_trace
+    from torchtriage.trace.arguments import read_args
 
 SEEDS = (
     b'[{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": "x", "ts": 1.5, "dur": 2}]',
@@ -54,14 +63,12 @@ def check_reading(data: bytes, chunk_bytes: int = 64) -> Trace | None:
     assert (np.diff(first) >= 0).all()
     assert (report.chunks[:, 2] >= 0).all()
     for row in {0, n - 1} if n else ():
-        assert isinstance(trace.args(row), dict)
+        assert isinstance(read_args(trace, row), dict)
     return trace
 
 
 def main() -> None:
     """Run under atheris; the first folder named becomes the corpus."""
-    import atheris
-
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
     for folder in folders[:1]:
         folder.mkdir(parents=True, exist_ok=True)

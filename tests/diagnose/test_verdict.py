@@ -113,7 +113,15 @@ def test_idle_time_that_no_pattern_explains_is_said_and_never_healthy(install: I
     assert not result.healthy
     assert result.findings == ()
     assert result.verdict[1] == (
-        "The device stands idle for 60 % of a step for reasons that no pattern explains."
+        "Nothing found that gives back 1.0 % of a step or more, yet the device stands idle for"
+        " 60 % of it."
+    )
+
+
+def test_idle_time_beside_a_finding_without_time_is_said(install: Install) -> None:
+    install(entry("TST001", claim(always=True, time_class="none", certainty="certain")))
+    assert diagnose(steps().build()).verdict[1] == (
+        "No finding explains that the device stands idle for 60 % of a step."
     )
 
 

@@ -87,17 +87,16 @@ def _costliest(trace: Trace, result: Result, min_share: float) -> str:
         return "Nothing was checked."
     whole = "a step" if len(trace.steps) else "the window"
     share = unexplained_idle(trace, findings)
-    if share >= MUCH_IDLE:
-        return (
-            f"The device stands idle for {format_share(share)} of {whole} for reasons that no"
-            " pattern explains."
-        )
+    much = format_share(share) if share >= MUCH_IDLE else ""
+    if findings and much:
+        return f"No finding explains that the device stands idle for {much} of {whole}."
     if findings:
         return (
             f"No lost time found; {_many(findings, 'thing')} to know:"
             f" {findings[0].title} ({findings[0].code})."
         )
-    return f"Nothing found that gives back {format_share(min_share)} of {whole} or more."
+    idle = f", yet the device stands idle for {much} of it" if much else ""
+    return f"Nothing found that gives back {format_share(min_share)} of {whole} or more{idle}."
 
 
 MUCH_IDLE = 0.10

@@ -7,14 +7,19 @@ import io
 import json
 import random
 import time
+from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pytest
 from fuzz.fuzz_reader import check_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.layouts import LAYOUTS, document
-from tests.trace.test_parallel import mixed
+from tests.trace.test_parallel import assert_same, mixed
+
+from torchtriage.errors import TriageError
+from torchtriage.trace import parallel, read_trace
 
 SEEDS = [document(mixed(8), {"schemaVersion": 1, "x": [{}]}, name, "first") for name in LAYOUTS]
 BYTES = st.binary(max_size=4) | st.sampled_from(
@@ -67,6 +72,47 @@ def test_mutated_traces(text: bytes, chunk_bytes: int) -> None:
     check_reading(text, chunk_bytes)
 
 
+class _PoolHere:
+    """Settles blocks in this process: the same cuts and merges, without the processes."""
+
+    alive = True
+
+    def __init__(self, n_workers: int, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+
+    def __enter__(self) -> _PoolHere:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def submit(self, offset: int, text: bytes) -> Any:
+        future: Future[Any] = Future()
+        settled = parallel._settle(offset, text, self._chunk_bytes)
+        packed = msgspec.msgpack.encode(settled) if settled else None
+        future.set_result(parallel._decode_settled(packed) if packed else None)
+        return future
+
+
+@settings(max_examples=150, deadline=5000)
+@given(mutated(), st.sampled_from([64, 200]))
+def test_blocks_of_mutated_traces_give_the_same(text: bytes, chunk_bytes: int) -> None:
+    def read(n_processes: int) -> Any:
+        try:
+            return read_trace(io.BytesIO(text), chunk_bytes=chunk_bytes, processes=n_processes)
+        except TriageError as error:
+            return str(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "_Pool", _PoolHere)
+        patch.setattr(parallel, "BLOCK_CHUNKS", 2)
+        one, other = read(1), read(2)
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert_same(one, other)
+
+
 @settings(max_examples=100, deadline=2000)
 @given(mutated(), st.integers(0, 1 << 16))
 def test_mutated_gzip(text: bytes, seed: int) -> None:
@@ -112,6 +158,14 @@ def test_deep_nesting(opening: bytes, depth: int) -> None:
     assert time.process_time() - begun < 20
 
 
+def test_an_event_at_the_very_limit_of_nesting() -> None:
+    for depth in range(880, 1020):
+        event = '{"ph": "X", "args": {"x": ' + "[" * depth + "]" * depth + "}}"
+        text = f'[{event}, {{"ph": "X" "Y"}}, {{"ph": "X"}}]'
+        trace = read_trace(io.BytesIO(text.encode()))
+        assert (len(trace), trace.report.n_lost) in ((1, 2), (2, 1))
+
+
 def test_many_categories() -> None:
     events = [
         {"ph": "X", "cat": f"kind {i}", "name": "a", "ts": i, "dur": 1} for i in range(40_000)
@@ -130,8 +184,6 @@ def test_a_stream_that_fails() -> None:
             if self.n_reads > 3:
                 raise OSError(5, "Input/output error")
             return super().read(size)
-
-    from torchtriage.trace import read_trace
 
     text = document(mixed(3000), {}, "indented", "first")
     trace = read_trace(Failing(text), chunk_bytes=1 << 16)

@@ -110,11 +110,17 @@ class Chunk:
 
     def text_times(self) -> list[Times]:
         """Return the times of every event as written, for clocks that a double cannot hold."""
-        return decode_times(self.document)
+        try:
+            return decode_times(self.document)
+        except BROKEN:  # so deeply nested that it depends on who asks
+            return [Times(b"", b"")] * len(self.events)
 
     def text_args(self) -> list[bytes]:
         """Return the arguments of every event as written."""
-        return decode_args(self.document)
+        try:
+            return decode_args(self.document)
+        except BROKEN:
+            return [b""] * len(self.events)
 
 
 class UnfinishedBlock(Exception):  # noqa: N818 - not an error: the block is cut inside an event
@@ -217,7 +223,8 @@ class EventReader:
     # -- text ------------------------------------------------------------------------------
 
     def _boundary(self, step: int) -> int:
-        return (self.offset // step + 1) * step
+        # by where the last event's brace stands: that is what the search for a boundary finds
+        return ((self.offset - 1) // step + 1) * step
 
     def _more(self, n_bytes: int = 0) -> bool:
         """Append text; False at the end of the stream."""
@@ -425,11 +432,12 @@ class EventReader:
         """Rescue what can be read of a damaged text, event by event."""
         stop = self._find_start(cut) - self._base
         offset = self.offset
-        text = bytes(self._buffer[self._pos : stop])
+        # ends behind a brace, as the strict chunks do
+        text = bytes(self._buffer[self._pos : stop]).rstrip(b", \t\r\n")
         is_tail = self._eof and stop == len(self._buffer) and not self._is_block
         kept: list[bytes] = []
         n_used = len(text)
-        for piece in walk(text):
+        for piece in walk(text, is_tail=is_tail):
             self.loss.n_repaired += piece.repaired
             if piece.n_lost:
                 self.loss.n_lost += piece.n_lost
@@ -445,8 +453,15 @@ class EventReader:
                 n_used = piece.end
                 self.ended = True
         self._pos += n_used
-        document = b"[" + b",\n".join(kept) + b"]"
-        return Chunk(offset, n_used, decode_loosely(document), document)
+        try:
+            document = _join(kept)
+            events = decode_loosely(document)
+        except BROKEN:  # an event nested to the limit: the list around it is one too deep
+            shallow = [text for text in kept if is_complete(_join([text]))]
+            self.loss.n_lost += len(kept) - len(shallow)
+            document = _join(shallow)
+            events = decode_loosely(document)
+        return Chunk(offset, n_used, events, document)
 
 
 # -- text helpers ------------------------------------------------------------------------------
@@ -458,6 +473,10 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
+
+
+def _join(events: list[bytes]) -> bytes:
+    return b"[" + b",\n".join(events) + b"]"
 
 
 def _shown(text: bytes | bytearray) -> str:

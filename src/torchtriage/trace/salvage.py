@@ -51,10 +51,11 @@ def closes_list(text: bytes | bytearray, position: int) -> bool:
     return _LIST_END.match(text, position) is not None
 
 
-def walk(text: bytes) -> Iterator[Piece]:
+def walk(text: bytes, *, is_tail: bool) -> Iterator[Piece]:
     """Yield the events of a damaged text one by one, each loss counted where it happened.
 
-    The text starts between two events. Stops behind the ``]`` that ends the list of events.
+    The text starts between two events; ``is_tail`` says that the file ends with it. Stops behind
+    the ``]`` that ends the list of events.
     """
     position = 0
     n_bad = 0  # pieces since the last event
@@ -66,7 +67,7 @@ def walk(text: bytes) -> Iterator[Piece]:
             yield Piece(position, len(text), n_lost=_count_phases(text, position))
             return
         if text[position] == _OPEN:
-            piece = _next_piece(text, position, after_loss=n_bad > 0)
+            piece = _next_piece(text, position, after_loss=n_bad > 0, is_tail=is_tail)
         elif _really_ends(text, position):
             piece = Piece(position, position + 1, closes=True)
         else:
@@ -83,7 +84,7 @@ def walk(text: bytes) -> Iterator[Piece]:
         position = piece.end
 
 
-def _next_piece(text: bytes, position: int, *, after_loss: bool) -> Piece:
+def _next_piece(text: bytes, position: int, *, after_loss: bool, is_tail: bool) -> Piece:
     """Return the event at ``position``, mended if need be, or its loss."""
     size = event_size(memoryview(text)[position:])
     end = position + size if size else find_start(text, position + 1)
@@ -93,7 +94,7 @@ def _next_piece(text: bytes, position: int, *, after_loss: bool) -> Piece:
         return Piece(position, end)
     if size:
         return Piece(position, end, piece)
-    closes = _find_list_end(text, position) if end == len(text) else 0
+    closes = _find_list_end(text, position) if is_tail and end == len(text) else 0
     end = closes or end
     mended = _rescue(text[position : closes - 1 if closes else end])
     if mended:

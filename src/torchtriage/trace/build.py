@@ -59,6 +59,7 @@ COLUMN_TYPES: dict[str, Any] = {
 }
 
 MEMORY = "[memory]"
+_INSTANTS = (Instant, KnownInstant)
 _CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
 _CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
 _PHASE_OF: dict[type[Event], str] = {
@@ -127,6 +128,7 @@ class ColumnBuilder:
         self._cats = _Codes(MAX_CATEGORIES)
         self._lanes = _Codes()
         self._details = _Codes()
+        self._shapes: dict[bytes, int] = {}  # codes of details that are nothing but an op's inputs
         self._kinds = np.empty(0, np.uint8)  # of each category
         self._memory: list[NDArray[np.int64]] = []
         # (ns, opens, lane, row) of B and E events, in file order
@@ -168,9 +170,12 @@ class ColumnBuilder:
         marks: list[Begin | End] = []
         mark_rows: list[int] = []
         for event in events:
-            if type(event) in _CALLS:
+            kind = type(event)
+            if kind in _CALLS:
                 rows.append(event)
-            elif isinstance(event, Instant | KnownInstant):
+            elif kind is Label:
+                self._take_label(event)
+            elif isinstance(event, _INSTANTS):
                 if event.name == MEMORY:
                     memory.append(event)
                     continue
@@ -186,8 +191,6 @@ class ColumnBuilder:
             elif isinstance(event, End):
                 marks.append(event)
                 mark_rows.append(-1)
-            elif isinstance(event, Label):
-                self._take_label(event)
         if memory:
             args = [event.args or NO_ARGS for event in memory]
             columns = [
@@ -204,7 +207,7 @@ class ColumnBuilder:
             self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
         return rows
 
-    def _take_label(self, event: Label) -> None:
+    def _take_label(self, event: Any) -> None:
         """Keep what a metadata event says of a process or thread."""
         if event.args is None:
             return
@@ -278,8 +281,15 @@ class ColumnBuilder:
     def _op_detail(self, args: OpArgs) -> int:
         if not args.dims and not args.concrete:
             return self._kernel_detail(args) if args.collective else -1
-        shape = bytes(args.dims), bytes(args.types), bytes(args.concrete), bytes(args.strides)
-        return self._details[(*shape, b"", b"", *_collective(args))]
+        # one copy and one look-up; JSON text holds no NUL
+        shape = b"\0".join((args.dims, args.types, args.concrete, args.strides))
+        if args.collective or args.nelems or args.dtype:
+            return self._details[(*shape.split(b"\0"), b"", b"", *_collective(args))]
+        code = self._shapes.get(shape)
+        if code is None:
+            nothing = b"", b"", b"", b"", b""
+            code = self._shapes[shape] = self._details[(*shape.split(b"\0"), *nothing)]
+        return code
 
     def _kernel_detail(self, args: OpArgs | DeviceArgs) -> int:
         if not args.grid and not args.collective:
@@ -416,7 +426,7 @@ class ColumnBuilder:
 
 def is_row(event: Event) -> bool:
     """Return whether the event becomes a row: a call or an instant, but no allocator record."""
-    if isinstance(event, Instant | KnownInstant):
+    if isinstance(event, _INSTANTS):
         return event.name != MEMORY
     return isinstance(event, Row)
 
@@ -465,9 +475,6 @@ def _lane(key: tuple[Any, ...]) -> Lane:
 
 
 def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, bytes, bytes]:
-    # empty in all but a few events
-    if not args.collective and not args.nelems and not args.dtype:
-        return b"", b"", b""
     return bytes(args.collective), bytes(args.nelems), bytes(args.dtype)
 
 

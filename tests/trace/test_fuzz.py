@@ -189,3 +189,18 @@ def test_a_stream_that_fails() -> None:
     trace = read_trace(Failing(text), chunk_bytes=1 << 16)
     assert 0 < len(trace) < 9000
     assert "Input/output error" in trace.report.loss[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the list seems to end inside a damaged event of a chunk that is not the last
+        b'{"traceEvents": [{"ph":, "traceEvents": [{"ph": "X", "name": "k", "x"":: "a"}], "d": "i",'
+        b' "name": "m", "ts": 2, "s": {"B": -8}},\n {"ph": "M", "name": "t", "pid"{"id": 0}]}',
+        # events behind what a damaged last event makes look like the end of the list
+        b'[{"ph": "B", "ts": 1}, {"ph"r "E", "ts": 2}, {"ph": "s", "cat": "a"}], "d": "x":r"u,'
+        b' "args": {"c"args": {"name": "m"}}, {"ph": "B", "ts": 1}, {"ph": "s"}], "d": 1',
+    ],
+)
+def test_damaged_lists_that_seem_to_end(text: bytes) -> None:
+    assert check_reading(text) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,13 @@ def _read_rows(trace: Trace, index: int) -> list[bytes]:
     chunks = trace.report.chunks
     first, offset, size = chunks[index].tolist()
     stop = int(chunks[index + 1, 0]) if index + 1 < len(chunks) else len(trace)
-    chunk = _read_chunk(trace, offset, size)
-    if chunk is not None:
+    names = [trace.names[name] for name in trace.name[first:stop].tolist()]
+    start_ns = trace.start_ns[first:stop]
+    for chunk in _read_chunk(trace, offset, size, is_last=index + 1 == len(chunks)):
         kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
         rows = [event for event in chunk.events if isinstance(event, Row) and is_row(event)]
-        names = trace.name[first:stop].tolist()
-        start_ns = trace.start_ns[first:stop]
         found_ns = Times(chunk).starts(rows)
-        if [row.name for row in rows] == [trace.names[name] for name in names] and (
+        if [row.name for row in rows] == names and (
             (found_ns == start_ns) | (found_ns == NO_TIME_NS)
         ).all():
             args = chunk.text_args()
@@ -75,12 +75,15 @@ def _read_rows(trace: Trace, index: int) -> list[bytes]:
     )
 
 
-def _read_chunk(trace: Trace, offset: int, size: int) -> Chunk | None:
+def _read_chunk(trace: Trace, offset: int, size: int, *, is_last: bool) -> Iterator[Chunk]:
+    """Yield what the chunk may have held: a damaged last one depends on what follows it."""
+    wanted = _ANY_SIZE if is_last else size
     with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path) as source:
         position = source.skip(offset)
         text = b""
-        while len(text) < size and (block := source.read(max(size - len(text), 1 << 16))):
+        while len(text) < wanted and (block := source.read(max(size - len(text), 1 << 16))):
             text += block[max(offset - position, 0) :]
             position += len(block)
-    reader = EventReader(TextBlock(text[:size]), size + 1 + offset, offset=offset)
-    return next(reader.chunks(), None)
+    yield EventReader(TextBlock(), offset=offset).decode_again(text[:size], is_tail=False)
+    if is_last:
+        yield EventReader(TextBlock(), offset=offset).decode_again(text, is_tail=True)

@@ -400,7 +400,11 @@ class EventReader:
                 if self._is_block:
                     raise UnfinishedBlock
                 break
-        return self._salvage(first_cut)
+        stop = self._find_start(first_cut) - self._base
+        # ends behind a brace, as the strict chunks do
+        text = bytes(self._buffer[self._pos : stop]).rstrip(_SPACE)
+        is_tail = self._eof and stop == len(self._buffer) and not self._is_block
+        return self._salvage(text, is_tail=is_tail)
 
     def _decode(self, document: bytes) -> Chunk:
         """Decode complete events and move behind them."""
@@ -428,13 +432,16 @@ class EventReader:
             return 0
         return end
 
-    def _salvage(self, cut: int) -> Chunk:
+    def decode_again(self, text: bytes, *, is_tail: bool) -> Chunk:
+        """Decode the text of a chunk as it was the first time, wherever it stands."""
+        try:
+            return self._decode(b"[" + text + b"]")
+        except BROKEN:
+            return self._salvage(text.rstrip(_SPACE), is_tail=is_tail)
+
+    def _salvage(self, text: bytes, *, is_tail: bool) -> Chunk:
         """Rescue what can be read of a damaged text, event by event."""
-        stop = self._find_start(cut) - self._base
         offset = self.offset
-        # ends behind a brace, as the strict chunks do
-        text = bytes(self._buffer[self._pos : stop]).rstrip(b", \t\r\n")
-        is_tail = self._eof and stop == len(self._buffer) and not self._is_block
         kept: list[bytes] = []
         n_used = len(text)
         for piece in walk(text, is_tail=is_tail):
@@ -467,6 +474,7 @@ class EventReader:
 # -- text helpers ------------------------------------------------------------------------------
 
 _CLOSE = ord("]")
+_SPACE = b", \t\r\n"
 _GAP = re.compile(rb"[\s,]*")
 _SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')

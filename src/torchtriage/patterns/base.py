@@ -23,6 +23,7 @@ from torchtriage import intervals
 from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import Certainty, Fix
 from torchtriage.intervals import Spans
+from torchtriage.replay.edits import Edit
 from torchtriage.trace import Kind, Trace
 
 __all__ = [
@@ -89,20 +90,6 @@ class Pattern:
     order: int
     needs: frozenset[str]
     suppresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Edit:
-    """What a fix does to the recorded events: the input of replay.
-
-    ``shrink`` multiplies the durations of ``rows`` by ``factor``; ``unblock`` lets the host run on
-    past the waits in ``rows``; ``drop`` removes ``rows``; ``overlap`` moves them off the critical
-    stream.
-    """
-
-    kind: Literal["shrink", "unblock", "drop", "overlap"]
-    rows: Ints
-    factor: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,29 @@
+"""Replay: the recorded run as a graph of work and waiting, run again with changes.
+
+::
+
+    model = replay.model(trace)           # built once per trace
+    if model.quality.accepted:
+        one = model.predict([Edit("drop", rows)])
+        one.low_ns, one.high_ns           # saving per steady step (or per window without steps)
+"""
+
+from torchtriage.replay.critical import CriticalPath, Piece, critical_path
+from torchtriage.replay.edits import Edit, EditKind
+from torchtriage.replay.predict import Model, Prediction, model
+from torchtriage.replay.quality import Quality
+from torchtriage.replay.what_if import WhatIf, parse_what_if
+
+__all__ = [
+    "CriticalPath",
+    "Edit",
+    "EditKind",
+    "Model",
+    "Piece",
+    "Prediction",
+    "Quality",
+    "WhatIf",
+    "critical_path",
+    "model",
+    "parse_what_if",
+]

@@ -373,7 +373,7 @@ def test_shapes_and_stacks() -> None:
     assert {"no-shapes", "no-stacks"} <= set(notes(plain.build()))
     assert not {"no-shapes", "no-stacks"} & set(notes(good().build()))
     # both at once cost host time, and the doctor says how much
-    assert notes(good().build())["heavy-flags"].evidence == {"inflation": 2.2}
+    assert notes(good().build())["heavy-flags"].evidence == {"profiler_inflation": 2.2}
     assert "heavy-flags" not in notes(plain.build())
 
 

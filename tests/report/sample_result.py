@@ -408,7 +408,7 @@ def problems() -> Result:
                 "warn",
                 "Python stacks and shapes make host time about 2.2 times longer than unprofiled.",
                 "Record a second trace without with_stack and record_shapes for the cost.",
-                {"inflation": 2.2},
+                {"profiler_inflation": 2.2},
             ),
         ),
         summary=_summary(hostile=True),

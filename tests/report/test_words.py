@@ -54,6 +54,13 @@ def test_evidence_reads_its_unit_from_its_name(evidence, text):
     assert words.evidence(replace(SYNC, evidence=evidence)) == text
 
 
+def test_evidence_names_the_window_once():
+    facts = {"wait_ms_per_window": 2.0, "n_reads_per_window": 3, "n_copies_per_step": 4}
+    assert words.evidence(replace(SYNC, evidence=facts)) == (
+        "wait 2.00 ms in the window, reads 3, copies 4 per step"
+    )
+
+
 @pytest.mark.parametrize(
     ("steps", "n_events", "text"),
     [

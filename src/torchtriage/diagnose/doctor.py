@@ -356,7 +356,7 @@ def _inputs(trace: Trace) -> Iterator[Note]:
             f"recorded with {', '.join(trace.origin.flags)}: host time looks about"
             f" {trace.origin.inflation:.1f}x longer than it is; low ends are divided by it",
             "for cost, record once without these flags; for location, as here",
-            {"inflation": trace.origin.inflation},
+            {"profiler_inflation": trace.origin.inflation},
         )
 
 

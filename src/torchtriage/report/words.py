@@ -41,6 +41,7 @@ __all__ = [
 # How kernels begin that are no C++ signature.
 _SYMBOLS = ("_Z", "Cijk_", "sm")
 
+_WINDOW = " in the window"
 N_EVIDENCE = 6
 """Facts shown beside a finding; the JSON has all."""
 N_NAMED = 3
@@ -167,12 +168,15 @@ def evidence(finding: Finding) -> str:
 
 
 def _facts(values: Mapping[str, Any]) -> list[str]:
-    return [words for key, value in values.items() if (words := _fact(str(key), value))]
+    facts = [words for key, value in values.items() if (words := _fact(str(key), value))]
+    said = next((i for i, words in enumerate(facts) if words.endswith(_WINDOW)), len(facts))
+    # there is one window: to say so once is enough
+    return facts[: said + 1] + [words.removesuffix(_WINDOW) for words in facts[said + 1 :]]
 
 
 def _fact(key: str, value: Any) -> str:
     per = ""
-    for end, words in (("_per_step", " per step"), ("_per_window", " in the window")):
+    for end, words in (("_per_step", " per step"), ("_per_window", _WINDOW)):
         if key.endswith(end):
             key, per = key.removesuffix(end), words
     if isinstance(value, str):

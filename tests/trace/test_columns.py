@@ -25,7 +25,11 @@ def test_details_that_are_no_list_were_not_recorded(value: Any) -> None:
 
 def test_names_of_collectives_are_text() -> None:
     builder = TraceBuilder()
-    builder.launch(0, 5, 10, 5, **{"Collective name": "allreduce", "In msg nelems": 16})
+    group = {"Process Group Name": "3", "Process Group Ranks": "[0, 4]", "Seq": 17}
+    builder.launch(0, 5, 10, 5, **{"Collective name": "allreduce", "In msg nelems": 16, **group})
     trace = builder.build()
     assert trace.details_of("collective", [1]) == ["allreduce"]
     assert trace.details_of("nelems", [1]) == [16]
+    assert trace.details_of("group", [1]) == ["3"]
+    assert trace.details_of("ranks", [1]) == ["[0, 4]"]  # the profiler writes a list as text
+    assert trace.details_of("seq", [1]) == [17]

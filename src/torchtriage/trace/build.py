@@ -287,7 +287,7 @@ class ColumnBuilder:
             return self._details[(*shape.split(b"\0"), b"", b"", *_collective(args))]
         code = self._shapes.get(shape)
         if code is None:
-            nothing = b"", b"", b"", b"", b""
+            nothing = b"", b"", b"", b"", b"", b"", b"", b""
             code = self._shapes[shape] = self._details[(*shape.split(b"\0"), *nothing)]
         return code
 
@@ -474,8 +474,15 @@ def _lane(key: tuple[Any, ...]) -> Lane:
     return Lane("thread", str(key[0]), str(key[1]), -1, -1)
 
 
-def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, bytes, bytes]:
-    return bytes(args.collective), bytes(args.nelems), bytes(args.dtype)
+def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, ...]:
+    if not args.collective:
+        return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), b"", b"", b""
+    return tuple(
+        map(
+            bytes,
+            (args.collective, args.nelems, args.dtype, args.group, args.ranks, args.seq),
+        )
+    )
 
 
 def _int64(values: list[Any]) -> NDArray[np.int64]:

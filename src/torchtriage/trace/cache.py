@@ -26,7 +26,7 @@ from torchtriage.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Tr
 __all__ = ["SUFFIX", "cache_path", "digest_of", "load", "store"]
 
 SUFFIX = ".torchtriage-cache"
-VERSION = 1
+VERSION = 2
 """Raise with every change of what a column or table means."""
 
 _MAGIC = b"ttcache\0"

@@ -50,6 +50,9 @@ class Detail(NamedTuple):
     collective: bytes = b""
     nelems: bytes = b""
     dtype: bytes = b""
+    group: bytes = b""
+    ranks: bytes = b""
+    seq: bytes = b""
 
 
 class MemoryEvents(NamedTuple):
@@ -175,7 +178,7 @@ class Trace:
         """Return one decoded detail per row, None where it was not recorded (or is no list).
 
         ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``,
-        ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``.
+        ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
         """
         index = Detail._fields.index(what)
         out: list[Any] = []

@@ -78,6 +78,9 @@ class DeviceArgs(CallArgs, gc=False):
     collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
     nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
     dtype: msgspec.Raw = _NO_TEXT
+    group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
+    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
+    seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
 class FrameArgs(msgspec.Struct, gc=False):
@@ -101,6 +104,9 @@ class OpArgs(msgspec.Struct, gc=False):
     collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
     nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
     dtype: msgspec.Raw = _NO_TEXT
+    group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
+    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
+    seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
 class Args(OpArgs, gc=False):

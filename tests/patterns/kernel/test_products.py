@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.patterns.kernel._products import Product, product_of, products
+from torchtriage.patterns._products import Product, product_of, products
 
 
 @pytest.mark.parametrize(

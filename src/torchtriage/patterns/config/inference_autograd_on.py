@@ -20,8 +20,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from torchtriage.finding import Fix
+from torchtriage.patterns._phases import inference_phase
 from torchtriage.patterns.base import Claim, Pattern
-from torchtriage.patterns.config._phases import inference_phase
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_share
 

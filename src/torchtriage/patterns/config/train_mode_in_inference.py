@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.finding import Fix
+from torchtriage.patterns._phases import inference_phase
 from torchtriage.patterns.base import Claim, Pattern
-from torchtriage.patterns.config._phases import inference_phase
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count
 

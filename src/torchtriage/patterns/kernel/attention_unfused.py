@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
+from torchtriage.patterns._products import Products, is_shape, products
+from torchtriage.patterns._work import queued_share
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.kernel._peaks import peak_of
-from torchtriage.patterns.kernel._products import Products, is_shape, products
-from torchtriage.patterns.kernel._queue import queued_share
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_ns, format_share, ms
 

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.names import short_name
+from torchtriage.patterns._products import Products, products
+from torchtriage.patterns._work import queued_share
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.kernel._peaks import Peak, peak_of
-from torchtriage.patterns.kernel._products import Products, products
-from torchtriage.patterns.kernel._queue import queued_share
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_ns, format_share, ms
 

@@ -1,0 +1,57 @@
+"""The recorded inputs of operators: each distinct set of them is decoded once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.patterns._products import is_shape
+from torchtriage.trace import Trace
+
+__all__ = ["Inputs", "inputs_of"]
+
+Ints = NDArray[np.int64]
+
+_FIELDS = ("dims", "types", "concrete", "strides")
+
+
+class Inputs(NamedTuple):
+    """The inputs of one operator, one entry each; empty lists where they were not recorded."""
+
+    dims: list[Any]
+    types: list[Any]
+    concrete: list[Any]
+    strides: list[Any]
+
+    def shape(self, index: int) -> list[int]:
+        """Return the shape of one input; empty for a scalar, and for what is no tensor."""
+        value = self.dims[index] if index < len(self.dims) else None
+        return value if is_shape(value) else []
+
+    def numel(self, index: int) -> int:
+        """Return the number of elements of one input, 1 without a shape."""
+        return math.prod(self.shape(index))
+
+    def type(self, index: int) -> str:
+        """Return the type of one input as the profiler writes it; empty where unknown."""
+        return _text(self.types, index)
+
+    def value(self, index: int) -> str:
+        """Return one scalar input as text; empty where unknown."""
+        return _text(self.concrete, index)
+
+
+def inputs_of(trace: Trace, rows: Ints) -> tuple[list[Inputs], Ints]:
+    """Return the distinct inputs of some operators, and for each row the index of its own."""
+    _, first, inverse = np.unique(trace.detail[rows], return_index=True, return_inverse=True)
+    decoded = [trace.details_of(field, rows[first]) for field in _FIELDS]
+    found = [Inputs(*(one or [] for one in entry)) for entry in zip(*decoded, strict=True)]
+    return found, inverse.astype(np.int64)
+
+
+def _text(values: list[Any], index: int) -> str:
+    value = values[index] if index < len(values) else ""
+    return value if isinstance(value, str) else ""

@@ -25,6 +25,7 @@ from torchtriage.finding import Certainty, Fix
 from torchtriage.intervals import Spans
 from torchtriage.replay.edits import Edit
 from torchtriage.trace import Kind, Trace
+from torchtriage.trace.comm import host_collectives
 
 __all__ = [
     "NEEDS",
@@ -46,6 +47,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "GPU rows",
         "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)",
     ),
+    "collectives": (
+        lambda trace: bool(trace.devices) or bool(host_collectives(trace).any()),
+        "GPU rows or collectives of the host",
+        "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)",
+    ),
     "runtime": (
         lambda trace: bool((trace.kind == Kind.RUNTIME).any()),
         "runtime calls",
@@ -65,6 +71,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         lambda trace: trace.has_stacks,
         "Python stacks",
         "profile(with_stack=True, ...)",
+    ),
+    "memory": (
+        lambda trace: len(trace.memory.at_ns) > 0,
+        "allocator records",
+        "profile(profile_memory=True, ...)",
     ),
     "steps": (
         lambda trace: len(trace.steps) > 0,

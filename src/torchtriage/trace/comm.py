@@ -12,7 +12,7 @@ from torchtriage.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.trace.columns import Trace
 
-__all__ = ["COMMUNICATION", "communicates"]
+__all__ = ["COMMUNICATION", "communicates", "host_collectives"]
 
 # NCCL and RCCL; vLLM's and SGLang's custom all-reduces (multimem_all_reduce, cross_device_reduce);
 # torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
@@ -33,3 +33,11 @@ def communicates(trace: Trace) -> NDArray[np.bool_]:
     named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
     out: NDArray[np.bool_] = kernels & (named | trace.where_detail("collective", bool))
     return out
+
+
+def host_collectives(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: collectives that threads of the host carry out, from start to end.
+
+    Only these backends: an ``nccl:`` annotation lasts as long as enqueueing does.
+    """
+    return (trace.kind == Kind.ANNOTATION) & trace.matching(r"^(gloo|mpi):")

@@ -138,3 +138,80 @@ def test_overlapping_collectives_are_counted_once():
     assert (starts[1:] >= ends[:-1]).all()
     # 550-850 of each step, less the computation at 770-870
     assert (ends - starts).sum() == 5 * 220_000
+
+
+GLOO = 900
+
+
+def cpu_job(*, waits=300.0, hidden=False, elsewhere=0.0, training=True, ends=True, dims=None):
+    """Add CPU-only steps of 1 ms: 500 us of computation, then nothing until a collective ends."""
+    builder = TraceBuilder(
+        vendor="cpu", distributedInfo={"rank": 0, "world_size": 2, "backend": "gloo"}
+    )
+    args = {"Input Dims": dims, "Input type": ["float"]} if dims else {}
+    for index in range(5):
+        at = 1000.0 * index
+        builder.step(index, at, 990)
+        builder.op("aten::mm" if not training else "AddmmBackward0", at + 10, 435)
+        builder.op("c10d::allreduce_", at + 445, 5)
+        builder.op("aten::mm", at + 450, 50)
+        end = at + 500 + (waits if ends else 480)
+        builder.event(
+            "gloo:all_reduce", "user_annotation", at + 460, end - at - 460, tid=GLOO, **args
+        )
+        if hidden:
+            builder.op("aten::mm", at + 500, waits)
+        builder.op("aten::add_", at + 500 + waits + elsewhere, 100)
+    return builder
+
+
+def test_on_the_host_quiet_when_hidden():
+    assert not list(find(cpu_job(hidden=True).build()))
+
+
+def test_on_the_host_quiet_where_the_host_goes_on_before_the_collective_ends():
+    assert not list(find(cpu_job(ends=False).build()))
+
+
+def test_on_the_host_quiet_below_a_tenth():
+    assert not list(find(cpu_job(waits=90).build()))
+
+
+def test_on_the_host_quiet_where_nothing_trains():
+    assert not list(find(cpu_job(training=False).build()))
+
+
+def test_on_the_host_only_the_wait_is_claimed():
+    (claim,) = find(cpu_job(elsewhere=50).build())
+    assert claim.time_class == "host"
+    assert claim.certainty == "likely"
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [300_000] * 5
+    # steady steps last 1000 us but for the last, which ends with its annotation
+    assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.3)
+    assert claim.evidence["exposed_share_of_communication"] == pytest.approx(300 / 340, abs=1e-6)
+    assert not np.any(claim.gain_low)
+
+
+def test_on_the_host_low_is_what_the_fastest_equal_message_took():
+    (claim,) = find(cpu_job(dims=[[1024]]).build())
+    assert np.allclose(claim.gain_low, 1.0)
+
+
+def test_on_the_host_time_in_an_op_that_enqueues_is_waiting_too():
+    builder = cpu_job()
+    for index in range(5):
+        builder.op("_AllReduceBackward", 1000 * index + 445, 355)
+    (claim,) = find(builder.build())
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [300_000] * 5
+
+
+def test_a_wait_belongs_to_the_collective_that_ends_it():
+    builder = cpu_job()
+    for index in range(5):
+        builder.event("gloo:all_gather", "user_annotation", 1000 * index + 480, 120, tid=GLOO + 1)
+    (claim,) = find(builder.build())
+    assert (claim.spans[:2, 1] - claim.spans[:2, 0]).tolist() == [100_000, 200_000]
+    assert claim.evidence["top_exposed_ms_per_step"] == {
+        "all_reduce": pytest.approx(0.2),
+        "all_gather": pytest.approx(0.1),
+    }

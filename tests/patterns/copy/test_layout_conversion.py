@@ -100,7 +100,9 @@ def test_loud_on_conversion_kernels(name: str) -> None:
     assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.05)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.05)
     assert claim.evidence["n_conversions_per_step"] == 1
-    assert claim.message.startswith("transposing between NCHW and NHWC takes 50.0 µs per step in 1 kernel")
+    assert claim.message.startswith(
+        "transposing between NCHW and NHWC takes 50.0 µs per step in 1 kernel"
+    )
 
 
 def test_loud_on_kernels_whose_launch_is_not_in_the_file() -> None:

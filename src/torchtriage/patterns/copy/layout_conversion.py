@@ -76,8 +76,8 @@ def find(trace: Trace) -> Iterator[Claim]:
     yield Claim(
         message=(
             f"transposing between NCHW and NHWC takes {format_ns(work.per_step_ns)}"
-            f" {trace.steps.per} in {format_count(count, what, plural)}, {format_share(work.share)} of"
-            f" {work.of}"
+            f" {trace.steps.per} in {format_count(count, what, plural)},"
+            f" {format_share(work.share)} of {work.of}"
         ),
         certainty="likely",
         rows=work.rows,

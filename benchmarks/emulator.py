@@ -30,7 +30,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torchtriage.trace import Trace, read_trace
@@ -126,7 +126,7 @@ class Machine:
     cross_ns: int = 1_500
     return_ns: int = 6_000
     hand_off_ns: int = 15_000
-    batch_ns: int = 20_000
+    batch_ns: int = 200_000
     """Taking a batch that a worker has ready."""
     queue_limit: int = 1_022
     jitter: float = 0.02
@@ -135,12 +135,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Program:
-    """One step's instructions, how often it is recorded, and how often it ran before that."""
+    """One step's instructions, how often it is recorded, and how often it ran before that.
+
+    ``stretch`` : how much slower it runs on threads; timers are good to some 20 us.
+    """
 
     step: tuple[Instruction, ...]
     n_steps: int = 6
     n_warm: int = 0
     machine: Machine = field(default_factory=Machine)
+    stretch: int = 100
 
     def change(self, swap: Callable[[Instruction], Sequence[Instruction]]) -> Program:
         """Return the program with each instruction, inside backward too, replaced by others."""
@@ -154,7 +158,7 @@ class Program:
                     out.extend(swap(one))
             return tuple(out)
 
-        return Program(changed(self.step), self.n_steps, self.n_warm, self.machine)
+        return replace(self, step=changed(self.step))
 
     def instructions(self) -> list[Instruction]:
         """Return all instructions in the order they run, those of backward too."""

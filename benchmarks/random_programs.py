@@ -31,6 +31,9 @@ from emulator import (
 from torchtriage.replay import Edit
 from torchtriage.trace import Kind, Trace
 
+LOADED = 8
+"""How much longer a step with a loader lasts than one without."""
+
 Swap = Callable[[Instruction], Sequence[Instruction]]
 
 
@@ -109,16 +112,21 @@ def random_program(seed: int) -> Program:
     if chance(0.4):
         step.append(Host("log", between(20, 200), chance(0.5)))
 
-    # the loader is drawn last so that it can be as slow as the rest asks for
-    busy_ns = max(
+    n_warm = draw.choice([0, 0, 1, 2])
+    program = Program(tuple(step), n_steps=8, n_warm=n_warm, machine=machine)
+    if loader == "none":
+        return program
+    # steps that wait for batches last milliseconds: handing one over takes 0.2 alone
+    slower = program.change(
+        lambda one: [one if isinstance(one, Join | Sync | Fetch) else _times(one, LOADED)]
+    )
+    busy_ns = LOADED * max(
         sum(one.ns for one in step if isinstance(one, Launch | Copy)), 10_000 * len(step), 300_000
     )
-    if loader == "main":
-        step.insert(0, Fetch(round(busy_ns * draw.uniform(0.1, 1.0))))
-    elif loader == "workers":
-        workers = draw.choice([1, 2])
-        step.insert(0, Fetch(round(busy_ns * workers * draw.uniform(0.8, 3.0)), workers))
-    return Program(tuple(step), n_steps=8, n_warm=draw.choice([0, 0, 1, 2]), machine=machine)
+    workers = draw.choice([1, 2]) if loader == "workers" else 0
+    share = draw.uniform(0.8, 3.0) * workers if workers else draw.uniform(0.1, 1.0)
+    fetch = Fetch(round(busy_ns * share), workers)
+    return replace(slower, step=(fetch, *slower.step), stretch=program.stretch // LOADED * 2)
 
 
 def deep_program(seed: int) -> Program:
@@ -192,10 +200,15 @@ def _without(names: set[str]) -> Swap:
     return lambda one: [] if getattr(one, "name", None) in names else [one]
 
 
+def _times(one: Instruction, factor: float) -> Instruction:
+    assert isinstance(one, Host | Launch | Copy)
+    return replace(one, ns=round(one.ns * factor))
+
+
 def _scaled(names: set[str], factor: float) -> Swap:
     def swap(one: Instruction) -> Sequence[Instruction]:
         if isinstance(one, Host | Launch) and one.name in names:
-            return [replace(one, ns=round(one.ns * factor))]
+            return [_times(one, factor)]
         return [one]
 
     return swap

@@ -231,8 +231,8 @@ class OnThreads:
 
     ATTEMPTS = 4
 
-    def __init__(self, stretch: int, folder: Path) -> None:
-        self.stretch, self.folder = stretch, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, program: Program, seed: int) -> Trace:
@@ -246,7 +246,7 @@ class OnThreads:
         tried: list[tuple[int, bytes]] = []
         late_ns: list[int] = []
         for _ in range(self.ATTEMPTS):
-            clock = ThreadClock(self.stretch)
+            clock = ThreadClock(program.stretch)
             run = Run(program, clock, seed=seed)
             steps = run.trace().steps
             worst, usual = max(clock.late_ns), float(np.percentile(clock.late_ns, 95))
@@ -439,7 +439,6 @@ def main(arguments: Sequence[str]) -> None:
     """Run what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", action="store_true", help="run on threads that really sleep")
-    parser.add_argument("--stretch", type=int, default=100, help="ns slept per emulated ns")
     parser.add_argument(
         "--recordings",
         type=Path,
@@ -465,7 +464,7 @@ def main(arguments: Sequence[str]) -> None:
     run: Callable[[Program, int], Trace] = in_virtual_time
     if given.threads:
         _take_priority()
-        run = OnThreads(given.stretch, given.recordings)
+        run = OnThreads(given.recordings)
     print_scores(emulated(given.programs, given.deep, run), worst=given.worst)
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if isinstance(run, OnThreads):

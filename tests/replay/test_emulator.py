@@ -120,13 +120,12 @@ def test_backward_runs_on_its_own_thread_while_the_main_one_waits():
 
 
 def test_workers_load_ahead_until_they_cannot_keep_up():
-    batch = STILL.batch_ns
-    assert record(Fetch(300_000), Host("train", 100_000)).steps.wall_ns == 400_000
-    assert (
-        record(Fetch(300_000, workers=8), Host("train", 100_000)).steps.wall_ns == 100_000 + batch
-    )
-    starved = record(Fetch(300_000, workers=2), Host("train", 100_000), n_steps=20)
-    assert starved.steps.wall_ns == pytest.approx(150_000, rel=0.05)
+    train = Host("train", 1_000_000)
+    assert record(Fetch(3_000_000), train).steps.wall_ns == 4_000_000
+    ahead = record(Fetch(3_000_000, workers=8), train)
+    assert ahead.steps.wall_ns == 1_000_000 + STILL.batch_ns
+    starved = record(Fetch(3_000_000, workers=2), train, n_steps=20)
+    assert starved.steps.wall_ns == pytest.approx(1_500_000, rel=0.05)
 
 
 def test_a_recording_that_starts_late_holds_work_without_a_launch():

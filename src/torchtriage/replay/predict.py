@@ -1,17 +1,44 @@
-"""From edits to savings: scenarios are replayed in batches under several variants of the model."""
+"""From edits to savings: scenarios are replayed in batches under several variants of the model.
+
+The default model repeats the recorded run exactly. The others ask how much an answer depends on
+what was not recorded: ``strict`` has no residuals and one lag per kind of edge, ``seen`` does
+without edges inferred from coinciding times, ``unprofiled`` takes the profiler's own cost out of
+the host's work. The printed interval spans them all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.errors import UsageError
 from torchtriage.replay.edits import Edit
-from torchtriage.replay.quality import Quality
-from torchtriage.trace import Trace
+from torchtriage.replay.engine import NEVER, Patch, Schedule, schedule
+from torchtriage.replay.graph import CONFIDENCE, EdgeKind, Graph, NodeKind, build
+from torchtriage.replay.quality import Quality, judge
+from torchtriage.trace import Kind, Trace
 
-__all__ = ["Model", "Prediction", "model"]
+__all__ = ["INFERRED", "Model", "Prediction", "model"]
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Edits = Sequence[Edit]
+
+INFERRED = 0.6
+"""Edges of less confidence were inferred from coinciding times."""
+PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
+"""What the profiler itself adds to an operator and to a Python frame (replay.md, fitted)."""
+CELLS = 8_000_000
+"""Nodes times columns replayed at once: 64 MB."""
+COVERED = 0.99
+"""A call covered this far by dropped rows is gone, its wait included."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +58,56 @@ class Prediction:
     inferred_share: float
 
 
-class Model:
-    """A trace as a graph of work and waiting; make it with :func:`model`."""
+class _Variant(NamedTuple):
+    name: str
+    dur_ns: Ints
+    still_ns: Ints
+    """Gap and residual: what a node takes besides its duration."""
+    lag_ns: Ints
 
-    quality: Quality
-    step_ns: float
-    """Replayed wall time of the mean steady step (the window without steps)."""
+
+class _Scenario(NamedTuple):
+    """One set of edits on the nodes: what remains of durations, edges gone, floor of a step."""
+
+    node: Ints
+    keep: Floats
+    gone: Ints
+    """Nodes that no longer exist: their gap and residual go too."""
+    edge: Ints
+    floor_ns: float
+
+
+class Model:
+    """A trace as a graph of work and waiting; make it with :func:`model`.
+
+    ``step_ms`` : wall time of a step measured without the profiler, if known.
+    """
+
+    def __init__(self, trace: Trace, *, step_ms: float | None = None) -> None:
+        """Build the graph and judge it."""
+        self.trace = trace
+        self.graph: Graph = build(trace)
+        self.schedule: Schedule = schedule(self.graph)
+        self._step_ms = step_ms
+
+    # -- what it says ------------------------------------------------------------------------
+
+    @cached_property
+    def quality(self) -> Quality:
+        """How far the replay can be trusted."""
+        quality = judge(self.graph, self.schedule)
+        trace = self.trace
+        if quality.accepted and not trace.devices and not trace.is_host_only:
+            return replace(quality, accepted=False, reason="the device's work is not in it")
+        return quality
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Replayed wall time of the mean steady step (of the window without steps).
+
+        The recorded one, or the unprofiled one that was given.
+        """
+        return float(self._base[self._names.index(self._default)])
 
     def predict(self, edits: Edits) -> Prediction:
         """Return what one set of edits saves."""
@@ -44,17 +115,396 @@ class Model:
 
     def predict_many(self, edit_sets: Sequence[Edits]) -> list[Prediction]:
         """Return what each set of edits saves on its own."""
-        raise NotImplementedError
+        scenarios, index = [], []
+        for edits in edit_sets:
+            cautious = self._scenario(edits, hopeful=False)
+            scenarios.append(cautious)
+            wider = any(edit.hopeful != edit.factor for edit in edits)
+            index.append((len(scenarios) - 1, len(scenarios) if wider else len(scenarios) - 1))
+            if wider:
+                scenarios.append(self._scenario(edits, hopeful=True))
+        saving = np.maximum(self._base[:, None] - self._steps(scenarios), 0.0)
+        at = self._names.index(self._default)
+        seen = self._names.index("seen") if "seen" in self._names else at
+        out = []
+        for edits, (low, high) in zip(edit_sets, index, strict=True):
+            both = saving[:, [low, high]]
+            middle = float(both[at].mean())
+            rests = abs(middle - float(both[seen].mean()))
+            out.append(
+                Prediction(
+                    middle,
+                    float(both.min()),
+                    float(both.max()),
+                    self._naive(edits),
+                    min(rests / middle, 1.0) if middle > 0 else 0.0,
+                )
+            )
+        return out
 
     def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of the first, the first two, ... sets of edits together."""
-        raise NotImplementedError
+        together: list[Edit] = []
+        scenarios = []
+        for edits in edit_sets:
+            together += edits
+            scenarios.append(self._scenario(together, hopeful=False))
+        at = self._names.index(self._default)
+        saving = np.maximum(self._base[at] - self._steps(scenarios)[at], 0.0)
+        return [float(one) for one in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
-        raise NotImplementedError
+        at = self._names.index(self._default)
+        return float(self._steps([self._scenario(edits, hopeful=False)])[at, 0])
+
+    # -- variants ----------------------------------------------------------------------------
+
+    @cached_property
+    def _variants(self) -> list[_Variant]:
+        graph = self.graph
+        lag = graph.lag_ns - graph.gap_ns[graph.target]
+        still = graph.gap_ns + graph.extra_ns
+        variants = [
+            _Variant("default", graph.dur_ns, still, lag),
+            _Variant(
+                "strict",
+                graph.dur_ns,
+                graph.strict_gap_ns,
+                graph.strict_lag_ns - graph.strict_gap_ns[graph.target],
+            ),
+        ]
+        inferred = CONFIDENCE[graph.edge_kind] < INFERRED
+        if inferred.any():
+            variants.append(
+                _Variant(
+                    "seen",
+                    graph.dur_ns,
+                    graph.gap_ns + graph.residuals(~inferred),
+                    np.where(inferred, NEVER, lag),
+                )
+            )
+        light = self._without_profiler()
+        if light is not None:
+            variants.append(_Variant("unprofiled", light, still, lag))
+        return variants
+
+    @property
+    def _names(self) -> list[str]:
+        return [variant.name for variant in self._variants]
+
+    @property
+    def _default(self) -> str:
+        given = self._step_ms is not None and "unprofiled" in self._names
+        return "unprofiled" if given else "default"
+
+    def _without_profiler(self) -> Ints | None:
+        """Return durations without the profiler's cost; None where it cost nothing."""
+        graph, trace = self.graph, self.trace
+        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+        own = np.where(hosts, graph.dur_ns, 0)
+        cost = np.minimum(self._profiler_ns(), own * (1 - 1 / trace.origin.inflation))
+        if not cost.any():
+            return None
+        if self._step_ms is None:
+            return graph.dur_ns - cost.astype(np.int64)
+        return graph.dur_ns - (cost * self._scale(cost)).astype(np.int64)
+
+    def _profiler_ns(self) -> Ints:
+        """Return int64[nodes], ns: what the profiler itself cost inside each host node."""
+        graph, trace = self.graph, self.trace
+        cost = np.zeros(graph.n_nodes, np.int64)
+        lanes = self._host_lanes
+        for kinds, each in (
+            ((Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), PER_OP_NS),
+            ((Kind.PYTHON,), PER_FRAME_NS),
+        ):
+            rows = np.flatnonzero(trace.is_kind(*kinds))
+            rows = rows[np.isin(trace.lane[rows], list(lanes))]
+            rows = rows[np.argsort(trace.lane[rows], kind="stable")]
+            lane = trace.lane[rows]
+            for one, (a, b) in lanes.items():
+                mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+                at = np.searchsorted(
+                    graph.finish_ns[a:b], trace.start_ns[mine] - graph.origin_ns, side="right"
+                )
+                cost[a:b] += each * np.bincount(at[at < b - a], minlength=b - a)
+        return cost
+
+    def _scale(self, cost: Floats) -> float:
+        """Return how much of the profiler's estimated cost explains the unprofiled step time."""
+        assert self._step_ms is not None
+        graph = self.graph
+        lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
+        still = graph.gap_ns + graph.extra_ns
+        low, high = 0.0, float(1 / max((cost / np.maximum(graph.dur_ns, 1)).max(), 1e-9))
+        for _ in range(3):
+            tries = np.linspace(low, high, 9)
+            dur = graph.dur_ns[:, None] - (cost[:, None] * tries).astype(np.int64)
+            walls = self._walls(np.maximum(dur, 0) + still[:, None], lag, None)
+            index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
+            low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
+        return float((low + high) / 2)
+
+    @cached_property
+    def _base(self) -> Floats:
+        """float64[variants], ns: the step without edits."""
+        nothing = _Scenario(*(np.empty(0, np.int64),) * 4, 0.0)  # type: ignore[arg-type]
+        out: Floats = self._steps([nothing])[:, 0]
+        return out
+
+    # -- scenarios ---------------------------------------------------------------------------
+
+    def _steps(self, scenarios: Sequence[_Scenario]) -> Floats:
+        """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
+        variants, order = self._variants, self.schedule
+        lag = np.stack([variant.lag_ns for variant in variants], axis=1)
+        out = np.empty((len(variants), len(scenarios)))
+        size = max(CELLS // max(self.graph.n_nodes * len(variants), 1), 1)
+        for first in range(0, len(scenarios), size):
+            some = scenarios[first : first + size]
+            width = len(some)
+            steps = np.empty((self.graph.n_nodes, len(variants), width), np.int64)
+            for v, variant in enumerate(variants):
+                steps[order.place, v] = (variant.dur_ns + variant.still_ns)[:, None]
+                for s, one in enumerate(some):
+                    place = order.place[one.node]
+                    dur = variant.dur_ns[one.node]
+                    steps[place, v, s] = variant.still_ns[one.node] + (dur * one.keep).astype(
+                        np.int64
+                    )
+                    steps[order.place[one.gone], v, s] = 0
+            flat = steps.reshape(self.graph.n_nodes, -1)
+            columns = np.arange(len(variants)) * width
+            edge = [np.tile(one.edge, len(variants)) for one in some]
+            column = [np.repeat(columns + s, len(one.edge)) for s, one in enumerate(some)]
+            edges, cols = np.concatenate(edge), np.concatenate(column)
+            patch = Patch(edges, cols, np.full(len(edges), NEVER, np.int64))
+            walls = self._finished(order.run(flat, lag, patch)).reshape(len(variants), width)
+            floors = np.array([one.floor_ns for one in some])
+            out[:, first : first + width] = np.maximum(walls, floors)
+        return out
+
+    def _walls(self, steps: Ints, lag: Ints, patch: Patch | None) -> Floats:
+        ordered = np.empty_like(steps)
+        ordered[self.schedule.place] = steps
+        return self._finished(self.schedule.run(ordered, lag, patch))
+
+    def _finished(self, done: Ints) -> Floats:
+        """Return float64[columns], ns: mean steady step from finish times in running order."""
+        bounds = self.graph.bounds(done, self.schedule.place)
+        walls = np.diff(bounds, axis=0)
+        steps = self.trace.steps
+        steady = steps.steady if len(steps) else np.ones(1, dtype=bool)
+        out: Floats = walls[steady].mean(axis=0)
+        return out
+
+    def _scenario(self, edits: Edits, *, hopeful: bool) -> _Scenario:
+        graph = self.graph
+        keep = np.ones(graph.n_nodes)
+        gone: list[Ints] = []
+        edges: list[Ints] = []
+        floor = 0.0
+        host: dict[float, list[Ints]] = {}
+        dropped: list[Ints] = []
+        for edit in edits:
+            factor = edit.hopeful if hopeful else edit.factor
+            rows = np.asarray(edit.rows, np.int64)
+            work = rows[self.trace.works[rows]]
+            other = rows[~self.trace.works[rows]]
+            nodes = self._work_node[work].astype(np.int64)
+            nodes = nodes[nodes >= 0]
+            if edit.kind == "threads":
+                keep[np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))] *= factor
+            elif edit.kind == "shrink":
+                keep[nodes] = np.minimum(keep[nodes], factor)
+                host.setdefault(factor, []).append(other)
+            elif edit.kind == "drop":
+                keep[nodes] = 0.0
+                gone.append(nodes)
+                edges.append(self._edges_into(nodes, EdgeKind.LAUNCH))
+                host.setdefault(0.0, []).append(other)
+                dropped.append(other)
+            elif edit.kind == "unblock":
+                edges.append(self._edges_into(self._wait_nodes(other)))
+            elif edit.kind == "overlap":
+                alone = self._alone(nodes)
+                keep[nodes[~alone]] = 0.0
+                gone.append(nodes[~alone])
+                edges.append(self._edges_out(nodes[alone]))
+                floor += self._per_step(work[~alone] if len(alone) == len(work) else work)
+            elif edit.kind == "parallel":
+                host.setdefault(0.0, []).append(other)
+                dropped.append(other)
+                floor += self._per_step(other) * factor
+        if host:
+            full = self._apply_host(keep, host)
+            waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & full)
+            if dropped and len(waits):
+                edges.append(self._edges_into(waits))
+        node = np.flatnonzero(keep != 1.0)
+        return _Scenario(node, keep[node], _joined(gone), np.unique(_joined(edges)), floor)
+
+    def _apply_host(self, keep: Floats, host: dict[float, list[Ints]]) -> Mask:
+        """Shrink host nodes by what rows cover of them; return the nodes that are gone."""
+        graph, trace = self.graph, self.trace
+        full = np.zeros(graph.n_nodes, dtype=bool)
+        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        taken: dict[int, intervals.Spans] = {}
+        for factor in sorted(host):
+            rows = np.unique(np.concatenate(host[factor]))
+            for lane, (a, b) in self._host_lanes.items():
+                mine = rows[trace.lane[rows] == lane]
+                if not len(mine):
+                    continue
+                spans = intervals.union(
+                    intervals.spans(trace.start_ns[mine], trace.end_ns[mine]) - graph.origin_ns
+                )
+                new = intervals.subtract(spans, taken.get(lane, intervals.EMPTY))
+                taken[lane] = intervals.union(
+                    np.concatenate([taken.get(lane, intervals.EMPTY), spans])
+                )
+                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
+                share = covered / length[a:b][at]
+                keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
+                if factor == 0.0:
+                    full[a:b][at] = share >= COVERED
+        return full
+
+    def _naive(self, edits: Edits) -> float:
+        trace, total = self.trace, 0.0
+        for edit in edits:
+            rows = np.asarray(edit.rows, np.int64)
+            if edit.kind == "threads":
+                hosts = np.isin(self.graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+                total += (
+                    float(self.graph.dur_ns[hosts].sum())
+                    / max(len(trace.steps), 1)
+                    * (1 - edit.factor)
+                )
+                continue
+            share = 1.0 if edit.kind in ("drop", "unblock", "overlap") else 1 - edit.factor
+            total += self._per_step(rows) * max(share, 0.0)
+        return total
+
+    def _per_step(self, rows: Ints) -> float:
+        """Return the time of rows in the judged steps, per step; what is nested counts once."""
+        trace = self.trace
+        total = 0
+        judged = trace.steps.judged
+        for lane in np.unique(trace.lane[rows]).tolist():
+            mine = rows[trace.lane[rows] == lane]
+            spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
+            total += intervals.length(intervals.intersect(spans, judged))
+        return total / trace.steps.n_steady
+
+    # -- places ------------------------------------------------------------------------------
+
+    @cached_property
+    def _host_lanes(self) -> dict[int, tuple[int, int]]:
+        """Lane of the trace -> range of its nodes, for host threads."""
+        graph = self.graph
+        out = {}
+        for index, lane in enumerate(graph.trace_lane.tolist()):
+            if lane >= 0 and self.trace.lanes[lane].kind == "thread":
+                out[lane] = (int(graph.lane_first[index]), int(graph.lane_first[index + 1]))
+        return out
+
+    @cached_property
+    def _work_node(self) -> NDArray[np.int32]:
+        """int32[rows]: node of each piece of device work, -1 for other rows."""
+        return self._nodes_of(NodeKind.WORK)
+
+    @cached_property
+    def _wait_node(self) -> NDArray[np.int32]:
+        """int32[rows]: node of each waiting call, -1 for other rows."""
+        return self._nodes_of(NodeKind.WAIT)
+
+    def _nodes_of(self, kind: NodeKind) -> NDArray[np.int32]:
+        out = np.full(len(self.trace), -1, np.int32)
+        nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
+        out[self.graph.row[nodes]] = nodes
+        return out
+
+    def _wait_nodes(self, rows: Ints) -> Ints:
+        """Return the waiting nodes of calls, and of calls inside rows that are none themselves."""
+        nodes = self._wait_node[rows].astype(np.int64)
+        return nodes[nodes >= 0]
+
+    def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
+        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
+        wanted[nodes] = True
+        hit = wanted[self.graph.target]
+        if kind is not None:
+            hit &= self.graph.edge_kind == kind
+        return np.flatnonzero(hit)
+
+    def _edges_out(self, nodes: Ints) -> Ints:
+        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
+        wanted[nodes] = True
+        return np.flatnonzero(wanted[self.graph.source])
+
+    def _alone(self, nodes: Ints) -> Mask:
+        """Return bool[k]: nodes whose stream does little else than nodes of this set."""
+        graph = self.graph
+        lane = graph.lane_of()
+        mine = np.bincount(lane[nodes], weights=graph.dur_ns[nodes], minlength=graph.n_lanes)
+        every = np.bincount(lane, weights=graph.dur_ns, minlength=graph.n_lanes)
+        out: Mask = (mine >= 0.9 * every)[lane[nodes]]
+        return out
 
 
-def model(trace: Trace) -> Model:
-    """Return the model of a trace, built when first asked for and kept with the trace."""
-    raise NotImplementedError
+def model(trace: Trace, *, step_ms: float | None = None) -> Model:
+    """Return the model of a trace, built when first asked for and kept with the trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    step_ms : float, optional
+        Wall time of a step measured without the profiler: host work is scaled to it.
+
+    Raises
+    ------
+    UsageError
+        ``step_ms`` is not above 0.
+    """
+    if step_ms is not None:
+        if not step_ms > 0:
+            raise UsageError(f"expected a step time above 0 ms, found {step_ms!r}")
+        return Model(trace, step_ms=step_ms)
+    # beside the trace's own cached properties, and freed with them
+    kept = vars(trace)
+    if "replay_model" not in kept:
+        kept["replay_model"] = Model(trace)
+    found: Model = kept["replay_model"]
+    return found
+
+
+def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, Ints]:
+    """Return the consecutive nodes that disjoint spans touch, and how many ns of each."""
+    if not len(spans):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first = np.searchsorted(finish, spans[:, 0], side="right")
+    last = np.searchsorted(finish, spans[:, 1], side="left")
+    inside = (first < len(finish)) & (spans[:, 1] > begin[0])
+    first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
+    if not len(spans):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low, high = int(first[0]), int(last[-1]) + 1
+    out = np.zeros(high - low, np.int64)
+    same = first == last
+    one = first - low
+    start = np.maximum(spans[:, 0], begin[first])
+    end = np.minimum(spans[:, 1], finish[last])
+    np.add.at(out, one, np.where(same, end - start, finish[first] - start))
+    np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
+    change = np.zeros(high - low + 1, np.int64)
+    np.add.at(change, (one + 1)[~same], 1)
+    np.add.at(change, (last - low)[~same], -1)
+    whole = np.cumsum(change)[:-1] > 0
+    out[whole] += (finish - begin)[low:high][whole]
+    return np.arange(low, high), out
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

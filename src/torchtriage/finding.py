@@ -11,30 +11,45 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
+    "COMPARISON_SCHEMA",
     "SCHEMA",
+    "Cause",
     "Certainty",
+    "Change",
+    "CollectiveSummary",
+    "Comparison",
     "Cost",
     "Crash",
     "DeviceSummary",
     "Example",
     "Finding",
+    "FindingChange",
     "Fix",
     "Frame",
+    "JobResult",
+    "JobStep",
     "KernelSummary",
     "NotChecked",
     "Note",
     "OpSummary",
+    "Part",
     "Place",
+    "Promise",
+    "RankSpread",
+    "RankSummary",
     "Result",
+    "Run",
     "Severity",
     "StepSummary",
     "Summary",
     "TimeClasses",
     "TimelineLane",
     "TraceFacts",
+    "Unlike",
 ]
 
 SCHEMA = "torchtriage/1"
+COMPARISON_SCHEMA = "torchtriage-comparison/1"
 
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
@@ -114,6 +129,21 @@ class Fix:
 
 
 @dataclass(frozen=True)
+class RankSpread:
+    """On which ranks of a job a finding was made, and what each of them alone would save.
+
+    ``low_ms``/``high_ms`` : the smallest and the largest middle of the ranks' savings, per step.
+    ``ranks`` : those with the finding, at most 64.
+    """
+
+    n_with: int
+    n_ranks: int
+    low_ms: float
+    high_ms: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Finding:
     """One problem, where it is, what it costs, and how to fix it."""
 
@@ -133,6 +163,8 @@ class Finding:
     nanosecond has one owner."""
     n_events: int = 0
     also_explains: tuple[str, ...] = ()
+    ranks: RankSpread | None = None
+    """In a job of several ranks: where it was found. None in the result of one trace."""
 
 
 @dataclass(frozen=True)
@@ -315,3 +347,242 @@ class Result:
     """What all findings together give back, each millisecond counted once."""
     checked: tuple[str, ...] = ()
     """Codes of the patterns that ran to their end with everything they need."""
+
+
+# -- two runs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """One amount before and after, ns per step (or window).
+
+    ``low_ns``/``high_ns`` : 95 % interval of the change from step to step; None where a side has
+    too few steps. ``told`` : larger than this interval and than what two recordings of one program
+    differ by; only then is it called a change.
+    """
+
+    before_ns: int
+    after_ns: int
+    delta_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    told: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kernel, operator or function inside a cause, ns and number per step on each side."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+    n_before: float
+    n_after: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One share of the change in step time; all causes add up to it exactly.
+
+    ``time_class`` : which time of the step (a field of :class:`TimeClasses` without ``_ns``), or
+    ``host`` for the main thread's time of a run without a device. ``region`` : ``DataLoader``, an
+    optimizer's method, ``backward``, ``wait`` (idle time that a blocking call caused), ``Python``
+    (no operator open), ``the rest`` (idle time that nothing follows), or empty. ``what`` : the
+    outermost operators before; ``what_after`` : those that took their place, the same ones unless
+    ``kind`` is ``replaced``. ``of_host`` : the profiler's own slow-down is in it.
+    """
+
+    kind: Literal["changed", "replaced", "went", "came"]
+    time_class: str
+    region: str
+    mark: str
+    what: tuple[str, ...]
+    what_after: tuple[str, ...]
+    change: Change
+    n_before: float
+    n_after: float
+    parts: tuple[Part, ...]
+    of_host: bool
+    label: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Why two runs must not be compared: a code, a sentence, what was found on each side."""
+
+    code: Literal[
+        "unusable",
+        "device",
+        "ranks",
+        "mode",
+        "model",
+        "shapes",
+        "steps",
+        "cold-start",
+        "profiler",
+    ]
+    message: str
+    before: str
+    after: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class FindingChange:
+    """A finding that went, came or stayed, with its cost on each side where it was found."""
+
+    status: Literal["went", "came", "stayed"]
+    code: str
+    title: str
+    place: str
+    before: Cost | None
+    after: Cost | None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the findings that went had promised to save, against what was saved.
+
+    ``measured_ms`` is the step time before minus after, ``measured_low_ms``/``measured_high_ms``
+    its interval. ``holds`` : the measured saving lies between ``low_ms`` and ``high_ms``;
+    ``holds_within_noise`` : its interval touches that range.
+    """
+
+    codes: tuple[str, ...]
+    low_ms: float
+    high_ms: float
+    measured_ms: float
+    measured_low_ms: float | None
+    measured_high_ms: float | None
+    holds: bool
+    holds_within_noise: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side of a comparison."""
+
+    path: str
+    size_bytes: int
+    n_events: int
+    device: str
+    per: Literal["step", "window"]
+    mean_ns: int
+    n_steps: int
+    """Steady steps, or 1 for a window."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is said about two runs of one workload.
+
+    ``causes`` come largest change first and add up to ``total`` to the nanosecond; so do
+    ``classes``. Without ``comparable`` there are only ``reasons``, no figures.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    comparable: bool
+    reasons: tuple[Unlike, ...]
+    limits: tuple[Note, ...]
+    before: Run
+    after: Run
+    total: Change | None
+    classes: dict[str, Change]
+    causes: tuple[Cause, ...]
+    findings: tuple[FindingChange, ...]
+    promise: Promise | None
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank of a job: its mean steady step, split into parts that add up to ``wall_ns``.
+
+    ``comm_ns`` is communication with nothing beside it, without ``wait_ns``: the time in it that
+    the last rank had not come yet. On a CPU, ``compute_ns`` is operators and ``idle_ns`` Python.
+    ``caused_wait_ns`` is how long the other ranks wait for this one, in the mean.
+    """
+
+    rank: int
+    path: str
+    host: str
+    verdict: str
+    refused: bool
+    n_findings: int
+    n_steps: int
+    wall_ns: int
+    compute_ns: int
+    comm_ns: int
+    wait_ns: int
+    copy_ns: int
+    idle_ns: int
+    caused_wait_ns: int
+    clock_offset_ns: int
+    n_collectives: int
+    n_matched: int
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """One step that all ranks recorded, in the mean over ranks, and who was last."""
+
+    number: int
+    steady: bool
+    wall_ns: int
+    wait_ns: int
+    late_rank: int | None
+    late_wait_ns: int
+    """How long the others wait for that rank, in the mean."""
+
+
+@dataclass(frozen=True)
+class CollectiveSummary:
+    """Equal collectives of one process group in the steady steps: transfer against waiting.
+
+    ``transfer_ns`` is from the last rank's start to the end, ``wait_ns`` from a rank's own start to
+    the last one's, both means; waiting beside computation is included.
+    """
+
+    group: str
+    name: str
+    nelems: int | None
+    n_ranks: int
+    n_per_step: float
+    transfer_ns: int
+    wait_ns: int
+    max_wait_ns: int
+    late_rank: int
+    """The rank that is last most often."""
+    late_share: float
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Everything said about several ranks of one job together; each rank's own result stays.
+
+    ``basis`` says why the files are taken for one job. ``findings`` are those of the ranks, equal
+    ones as one, with what the job would save: no more than its slowest rank would.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    healthy: bool
+    refused: bool
+    basis: str
+    world_size: int | None
+    ranks: tuple[RankSummary, ...]
+    step_ms: float | None
+    n_steady_steps: int
+    steps: tuple[JobStep, ...]
+    collectives: tuple[CollectiveSummary, ...]
+    n_matches: int
+    notes: tuple[Note, ...]
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    crashes: tuple[Crash, ...]
+    joint_cost: Cost | None
+    checked: tuple[str, ...] = ()
+    """Codes of the patterns that ran to their end on every rank."""

@@ -1,0 +1,662 @@
+"""One verdict for several ranks: who waits for whom, and every finding once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.finding import (
+    SCHEMA,
+    Certainty,
+    CollectiveSummary,
+    Cost,
+    Finding,
+    Fix,
+    JobResult,
+    JobStep,
+    Note,
+    Place,
+    RankSpread,
+    RankSummary,
+)
+from torchtriage.names import visible
+from torchtriage.ranks.activity import CELLS
+from torchtriage.ranks.match import END_SKEW_NS, Matches, match
+from torchtriage.ranks.merge import (
+    merge_checks,
+    merge_findings,
+    merge_notes,
+    rank_order,
+    severity_of,
+)
+from torchtriage.ranks.recognise import Job
+from torchtriage.ranks.record import Moment, RankRecord
+from torchtriage.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+from torchtriage.stats.median import median_interval
+from torchtriage.trace.frames import parse_frame
+from torchtriage.units import format_ms, format_ns, format_share, ms
+
+__all__ = ["judge"]
+
+Ints = NDArray[np.int64]
+
+MAX_COLLECTIVES = 200
+HOST_ACTIVITIES = ("op", "python", "gc")
+FIRST_WAIT_NS = 1_000_000
+"""More waiting than this in the first collective is worth a note."""
+_LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
+
+
+def judge(records: Sequence[RankRecord], job: Job, *, min_share: float) -> JobResult:
+    """Judge the ranks of one job together.
+
+    Parameters
+    ----------
+    records : sequence of RankRecord
+        All files; ``job.positions`` says which are its ranks.
+    job : Job
+    min_share : float
+        Leave out findings whose high end is below this share of the job's step (0-1).
+
+    Returns
+    -------
+    JobResult
+    """
+    from torchtriage.version import __version__
+
+    ranks = [records[at] for at in job.positions]
+    numbers = job.numbers
+    results = [one.result for one in ranks]
+    matches = match(ranks, numbers)
+    waits = waiting(ranks, matches)
+    straggler = find_straggler(ranks, matches, waits)
+    refused = all(result.refused for result in results)
+    measured = waits.n_judged > 0
+    steady = waits.steady
+    n_steady = max(int(steady.sum()), 1)
+    wait_ms = [ms(float(one)) for one in waits.wait_ns[:, steady].sum(axis=1) / n_steady]
+    step_ms = ms(waits.step_ns)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
+    notes = [
+        *job.notes,
+        *_own_notes(ranks, numbers, matches, waits),
+        *merge_notes(results, numbers),
+    ]
+    if straggler is not None and not refused:
+        # exposed communication that is all waiting is the straggler's
+        gone = [one for one in findings if one.family == "comm" and _is_free(one)]
+        findings = [one for one in findings if one not in gone]
+        late = _straggler(ranks, numbers, job, straggler, waits, findings)
+        also = (*late.also_explains, *(one.code for one in gone))
+        findings.append(replace(late, also_explains=tuple(dict.fromkeys(also))))
+    findings = [one for one in findings if _worth(one, min_share)]
+    findings.sort(key=rank_order)
+    checked, not_checked, crashes = merge_checks(results, numbers)
+    result = JobResult(
+        schema=SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        healthy=not refused
+        and measured
+        and all(_calm(result) for result in results)
+        and all(finding.severity == "note" for finding in findings)
+        and all(note.level == "info" for note in notes),
+        refused=refused,
+        basis=job.basis,
+        world_size=job.world_size,
+        ranks=_rank_summaries(ranks, numbers, matches, waits),
+        step_ms=step_ms or None,
+        n_steady_steps=int(steady.sum()),
+        steps=_steps(numbers, waits),
+        collectives=_collectives(numbers, matches, waits),
+        n_matches=sum(len(one) for one in matches.groups if not one.fault),
+        notes=tuple(notes),
+        findings=tuple(findings),
+        not_checked=not_checked,
+        crashes=crashes,
+        joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
+        checked=checked,
+    )
+    return replace(result, verdict=_verdict(result, waits, matches, min_share))
+
+
+def _calm(result: Any) -> bool:
+    """Return whether one rank's own result would be healthy but for its findings."""
+    return bool(result.healthy or result.findings) and not result.crashes
+
+
+def _is_free(finding: Finding) -> bool:
+    return finding.cost is not None and finding.cost.high_ms == 0
+
+
+def _worth(finding: Finding, min_share: float) -> bool:
+    cost = finding.cost
+    # what is left out of a trace's own report never gets here, so a finding without time stays
+    return cost is None or cost.high_ms == 0 or cost.share_high >= min_share
+
+
+# -- the straggler -------------------------------------------------------------------------------
+
+
+def _straggler(
+    ranks: Sequence[RankRecord],
+    numbers: Sequence[int],
+    job: Job,
+    late: Straggler,
+    waits: Waiting,
+    others: Sequence[Finding],
+) -> Finding:
+    low_ns, middle_ns, high_ns = median_interval(late.gain_ns)
+    n = len(late.gain_ns)
+    rank = numbers[late.position]
+    cause = late.cause
+    members = len(late.group.members)
+    method = "time for which every other rank waits for this one alone, median over steps"
+    if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader":
+        # work that is shared out again comes back in part
+        low_ns *= (members - 1) / members
+        method += "; low end: the work is shared out, not removed"
+    record = ranks[late.position]
+    if record.device and cause is not None and cause.activity in HOST_ACTIVITIES:
+        low_ns /= record.inflation
+        method += "; low end divided by the profiler's inflation of host time"
+    hint = ""
+    if n < 3:
+        hint = f"only {n} step{'s' * (n > 1)} to judge by"
+    elif any(note.code == "rank-missing" for note in job.notes):
+        hint = "ranks are missing"
+    elif not late.reaches_all:
+        hint = "its groups do not hold all ranks, and waiting handed on between groups is not"
+        hint += " followed"
+        low_ns = 0.0
+    elif any(one.n_point_to_point for one in ranks):
+        hint = (
+            "ranks also send to each other (pipeline stages): part of the waiting is the schedule"
+        )
+        low_ns = 0.0
+    step_ns = waits.step_ns
+    high_ns, low_ns = min(high_ns, step_ns), min(low_ns, high_ns, step_ns)
+    cost = Cost(
+        low_ms=ms(low_ns),
+        high_ms=ms(high_ns),
+        per="step",
+        of_ms=ms(step_ns),
+        share_low=round(low_ns / step_ns, 6),
+        share_high=round(high_ns / step_ns, 6),
+        naive_ms=ms(float(np.mean(late.mean_wait_ns))),
+        basis="measured" if not hint else "bounded",
+        method=method,
+        grade="A" if not hint and n >= 5 else "B" if not hint else "C",
+    )
+    moment = _moment(record, cause, waits)
+    n_waiting = members - 1
+    whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
+    of = f" of process group {visible(late.group.group.name)}" if not late.reaches_all else ""
+    message = (
+        f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the"
+        f" collectives, and {whom}{of}: {format_ns(middle_ns)} of {format_ns(step_ns)} per step"
+        f" in the median; {_why(cause, moment)}"
+    )
+    if hint:
+        message += f"; {hint}"
+    named = [one.code for one in others if _explains(one, rank, cause)]
+    frame = parse_frame(moment.frame) if moment and moment.frame else None
+    calls = tuple(name for name in (moment.after, moment.before) if name) if moment else ()
+    if moment and moment.name:
+        calls = (moment.name,)
+    certainty: Certainty = "hint" if hint else "likely"
+    return Finding(
+        code="COM036",
+        name="rank-straggler",
+        family="comm",
+        title=f"Rank {rank} makes the others wait",
+        severity=severity_of(cost, certainty),
+        certainty=certainty,
+        message=message,
+        place=Place(lane=f"rank {rank}", ops=calls, frame=frame, stack=(frame,) if frame else ()),
+        cost=cost,
+        evidence={
+            "late_rank": rank,
+            "n_late_steps": late.n_late,
+            "n_judged_steps": n,
+            "share_of_waiting": round(late.blame_share, 6),
+            "saved_ms_per_step": ms(middle_ns),
+            "mean_wait_ms_per_step": ms(float(np.mean(late.mean_wait_ns))),
+            **(
+                {
+                    "cause": f"{cause.phase} {cause.activity}".strip(),
+                    "excess_ms_per_step": ms(cause.excess_ns),
+                    "n_more_ops_per_step": cause.n_more_ops,
+                }
+                if cause
+                else {"cause": "not recorded"}
+            ),
+            **({"after": moment.after, "before": moment.before} if moment and moment.after else {}),
+            "n_matched_collectives": waits.n_judged,
+        },
+        fix=_fix(cause),
+        n_events=waits.n_judged,
+        also_explains=tuple(dict.fromkeys(named)),
+        ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
+    )
+
+
+def _moment(record: RankRecord, cause: Any, waits: Waiting) -> Moment | None:
+    """Return the longest stretch of what made the rank late, in a steady step of middle length."""
+    if cause is None or cause.activity == "device":
+        return None
+    cell = CELLS.index((cause.phase, cause.activity))
+    steps = waits.step[waits.steady].tolist()
+    found = [record.moments[number, cell] for number in steps if (number, cell) in record.moments]
+    if not found:
+        return None
+    found.sort(key=lambda one: one.dur_ns)
+    return found[len(found) // 2]
+
+
+def _why(cause: Any, moment: Moment | None) -> str:
+    if cause is None:
+        return "what it does longer than they do was not recorded"
+    time = format_ns(cause.excess_ns)
+    if cause.phase == "loader":
+        return f"before that it is {time} longer than they are in its data loader"
+    where = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "in the optimizer",
+        "between": "between the phases of the step",
+    }.get(cause.phase, "")
+    if cause.activity == "python" and moment is not None and moment.after and moment.before:
+        where += f", after {visible(moment.after)} and before {visible(moment.before)}"
+    if cause.activity == "gc":
+        return f"before that its garbage collector runs {time} longer than theirs"
+    if cause.activity == "sync":
+        return f"before that it waits {time} longer than they do in host syncs {where}"
+    if cause.activity == "python":
+        return f"before that it is {time} longer than they are in Python {where}"
+    if cause.activity == "device":
+        return f"before that its device computes {time} longer than theirs: more work, or slower"
+    more = round(cause.n_more_ops)
+    how = (
+        f"with {more:,} more operators per step"
+        if more > 0
+        else "with no more operators: larger inputs, or a slower machine"
+    )
+    return f"before that its operators {where} take {time} longer than theirs, {how}"
+
+
+def _fix(cause: Any) -> Fix:
+    if cause is not None and cause.phase == "loader":
+        return Fix(
+            "Give every rank the same loader: equal shards, as many workers, storage as near.",
+            "sampler = DistributedSampler(dataset)\n"
+            "loader = DataLoader(\n"
+            "    dataset, batch_size, sampler=sampler, num_workers=4, persistent_workers=True\n"
+            ")",
+            "https://docs.pytorch.org/docs/stable/data.html",
+        )
+    if cause is not None and cause.activity == "gc":
+        return Fix(
+            "Collect garbage on all ranks at the same step, or not at all in the loop.",
+            "gc.disable()\nif step % 500 == 0:\n    gc.collect()  # on every rank",
+            "https://docs.python.org/3/library/gc.html#gc.disable",
+        )
+    if cause is not None and cause.activity in ("python", "sync"):
+        return Fix(
+            "Take what only this rank does (logging, checkpoints, evaluation, metrics) out of the"
+            " step, do it rarely, or in a thread of its own.",
+            "if rank == 0 and step % 100 == 0:\n"
+            "    writer.submit(save, snapshot)  # a thread; the step goes on",
+            _LINK,
+        )
+    return Fix(
+        "Share the work evenly: batches by tokens or shapes rather than by samples, experts and"
+        " tables by load; and see that its device runs at the others' clocks.",
+        "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]",
+        _LINK,
+    )
+
+
+def _explains(one: Finding, rank: int, cause: Any) -> bool:
+    """Return whether a finding of the late rank alone may be what makes it late."""
+    spread = one.ranks
+    if spread is None or spread.ranks != (rank,) or cause is None:
+        return False
+    families = {
+        "loader": ("data",),
+        "gc": ("host",),
+        "sync": ("sync", "copy"),
+        "python": ("host", "sync", "data"),
+        "device": ("kernel", "copy"),
+        "op": ("launch", "kernel"),
+    }
+    return one.family in families.get("loader" if cause.phase == "loader" else cause.activity, ())
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def _rank_summaries(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+) -> tuple[RankSummary, ...]:
+    n_matched = np.bincount(matches.rank, minlength=len(ranks)).tolist()
+    steps = waits.step[waits.steady]
+    n = max(len(steps), 1)
+    out = []
+    for position, (one, number) in enumerate(zip(ranks, numbers, strict=True)):
+        at = np.searchsorted(one.steps.number, steps)
+        wall = int((one.steps.end_ns - one.steps.start_ns)[at].sum()) // n
+        compute, comm, copy, _ = (one.steps.parts_ns[at].sum(axis=0) // n).tolist()
+        wait = min(int(waits.wait_ns[position, waits.steady].sum()) // n, comm)
+        out.append(
+            RankSummary(
+                rank=number,
+                path=one.path,
+                host=one.host,
+                verdict=one.result.verdict[1] if not one.result.refused else one.result.verdict[0],
+                refused=one.result.refused,
+                n_findings=len(one.result.findings),
+                n_steps=len(steps),
+                wall_ns=wall,
+                compute_ns=compute,
+                comm_ns=comm - wait,
+                wait_ns=wait,
+                copy_ns=copy,
+                idle_ns=wall - compute - comm - copy,
+                caused_wait_ns=int(waits.blame_ns[position, waits.steady].sum()) // n,
+                clock_offset_ns=int(matches.offset_ns[position]),
+                n_collectives=len(one.collectives),
+                n_matched=n_matched[position],
+            )
+        )
+    return tuple(out)
+
+
+def _steps(numbers: Sequence[int], waits: Waiting) -> tuple[JobStep, ...]:
+    out = []
+    for at, number in enumerate(waits.step.tolist()):
+        blame = waits.blame_ns[:, at]
+        worst = int(blame.argmax())
+        out.append(
+            JobStep(
+                number=number,
+                steady=bool(waits.steady[at]),
+                wall_ns=round(float(waits.wall_ns[:, at].mean())),
+                wait_ns=round(float(waits.wait_ns[:, at].mean())),
+                late_rank=numbers[worst] if blame[worst] > 0 else None,
+                late_wait_ns=int(blame[worst]),
+            )
+        )
+    return tuple(out)
+
+
+def _collectives(
+    numbers: Sequence[int], matches: Matches, waits: Waiting
+) -> tuple[CollectiveSummary, ...]:
+    steps = waits.step[waits.steady]
+    out = []
+    for one in matches.groups:
+        use = np.flatnonzero(np.isin(one.step, steps) & (one.index > 0).all(axis=1))
+        if one.fault or not len(use):
+            continue
+        last = one.start_ns.max(axis=1)
+        wait = last[:, None] - one.start_ns
+        transfer = np.maximum(np.median(one.end_ns, axis=1) - last, 0)
+        late = one.late
+        table: dict[tuple[str, int], list[int]] = {}
+        for at in use.tolist():
+            table.setdefault((one.name[at], int(one.nelems[at])), []).append(at)
+        for (name, nelems), some in table.items():
+            count = np.bincount(late[some], minlength=len(one.members))
+            out.append(
+                CollectiveSummary(
+                    group=one.group.name,
+                    name=name,
+                    nelems=nelems if nelems >= 0 else None,
+                    n_ranks=len(one.members),
+                    n_per_step=round(len(some) / len(steps), 3),
+                    transfer_ns=round(float(transfer[some].mean())),
+                    # the last one never waits: the mean is over the others
+                    wait_ns=round(float(wait[some].sum(axis=1).mean() / (len(one.members) - 1))),
+                    max_wait_ns=int(wait[some].max()),
+                    late_rank=numbers[one.members[int(count.argmax())]],
+                    late_share=round(float(count.max() / len(some)), 6),
+                )
+            )
+    out.sort(
+        key=lambda one: (-one.n_per_step * (one.wait_ns + one.transfer_ns), one.group, one.name)
+    )
+    return tuple(out[:MAX_COLLECTIVES])
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def _own_notes(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+) -> list[Note]:
+    notes = []
+    moved = np.flatnonzero(matches.offset_ns)
+    if len(moved):
+        most = int(np.abs(matches.offset_ns).max())
+        notes.append(
+            Note(
+                "clock-offset",
+                "info",
+                f"the clocks of {len(moved)} ranks differ by up to {format_ns(most)}: aligned on"
+                " the ends of matched collectives",
+                evidence={
+                    "offset_ns": {
+                        str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()
+                    }
+                },
+            )
+        )
+    for one in matches.groups:
+        name = visible(one.group.name) or "without a name"
+        if one.fault:
+            notes.append(
+                Note(
+                    "group-not-judged",
+                    "warn",
+                    f"process group {name} of {len(one.members)} ranks: {one.fault}; its waiting is"
+                    " not judged",
+                    "record the same whole steps on every rank, with a PyTorch that writes process"
+                    " groups (2.4 or newer)",
+                    {"n_matches": len(one), "n_unmatched": one.n_unmatched},
+                )
+            )
+        elif one.unmatched:
+            notes.append(
+                Note(
+                    "collectives-unmatched",
+                    "warn",
+                    f"process group {name}: {'; '.join(one.unmatched)}: {one.n_unmatched}"
+                    " collectives are left out",
+                    "start the profiler at the same step on every rank",
+                    {"n_unmatched": one.n_unmatched},
+                )
+            )
+        wide = one.end_skew_ns > END_SKEW_NS
+        if (
+            not one.fault
+            and wide.any()
+            and not all(ranks[at].device for at in one.members.tolist())
+        ):
+            notes.append(
+                Note(
+                    "end-skew",
+                    "info",
+                    f"process group {name}: {int(wide.sum())} of {len(wide)} matched collectives"
+                    f" end more than {format_ns(END_SKEW_NS)} apart (median"
+                    f" {format_ns(float(np.median(one.end_skew_ns)))}): host threads woke up late;"
+                    " waiting is taken from starts",
+                )
+            )
+    if matches.alone:
+        names = ", ".join(visible(one.name) or "?" for one in matches.alone[:4])
+        notes.append(
+            Note(
+                "group-alone",
+                "info",
+                f"{len(matches.alone)} process group{'s' * (len(matches.alone) > 1)} ({names}) with"
+                " one recorded rank: nothing to compare",
+            )
+        )
+    first = _first_wait_ns(matches)
+    if first > FIRST_WAIT_NS:
+        notes.append(
+            Note(
+                "first-collective",
+                "info",
+                f"in the first collective of the recording ranks wait up to {format_ns(first)}: the"
+                " profiler starts earlier on some than on others; not counted as waiting",
+                evidence={"wait_ns": first},
+            )
+        )
+    n_sent = sum(one.n_point_to_point for one in ranks)
+    if n_sent:
+        notes.append(
+            Note(
+                "point-to-point",
+                "info",
+                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is"
+                " not judged",
+            )
+        )
+    if not sum(len(one.collectives) for one in ranks):
+        notes.append(
+            Note(
+                "no-collectives",
+                "warn",
+                "no collective in any rank's recording: who waits for whom is not known",
+                "record device rows (ProfilerActivity.CUDA) on all ranks, in steps with collectives",
+            )
+        )
+    elif not waits.n_judged:
+        notes.append(
+            Note(
+                "no-waiting",
+                "warn",
+                "no matched collective lies in a steady step: who waits for whom is not judged",
+                "record 5 or more whole steps at the same time on every rank",
+            )
+        )
+    return notes
+
+
+def _first_wait_ns(matches: Matches) -> int:
+    waits = [
+        one.start_ns.max(axis=1) - one.start_ns.min(axis=1)
+        for one in matches.groups
+        if not one.fault
+    ]
+    first = [
+        wait[(one.index == 0).any(axis=1)]
+        for wait, one in zip(waits, [one for one in matches.groups if not one.fault], strict=True)
+    ]
+    return int(max((some.max() for some in first if len(some)), default=0))
+
+
+def _joint(
+    results: Sequence[Any],
+    findings: Sequence[Finding],
+    wait_ms: Sequence[float],
+    step_ms: float,
+    late: Straggler | None,
+    numbers: Sequence[int],
+) -> Cost | None:
+    costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
+    if not costs or not step_ms:
+        return None
+    gain_high = next(
+        (one.cost.high_ms for one in findings if one.code == "COM036" and one.cost), 0.0
+    )
+    ceilings = []
+    for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
+        own = result.joint_cost.high_ms if result.joint_cost else 0.0
+        if late is not None and position == late.position:
+            own += gain_high
+        ceilings.append(own + wait)
+    low = max(cost.low_ms for cost in costs)
+    high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
+    high = max(high, low)
+    return Cost(
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        per=costs[0].per,
+        of_ms=step_ms,
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
+        naive_ms=round(sum(cost.naive_ms for cost in costs), 6),
+        basis="bounded",
+        method="at least the best one; at most what the slowest rank could save",
+        grade="C",
+    )
+
+
+def _verdict(
+    result: JobResult, waits: Waiting, matches: Matches, min_share: float
+) -> tuple[str, str, str]:
+    n = len(result.ranks)
+    if result.refused:
+        first = next(note for note in result.notes if note.level == "refuse")
+        fix = f"{first.fix[:1].upper()}{first.fix[1:]}." if first.fix else "Record the ranks again."
+        return f"No verdict: {first.message}.", fix, f"{n} ranks were read."
+    wall = sum(one.wall_ns for one in result.ranks)
+    parts = [
+        (word, sum(getattr(one, name) for one in result.ranks) / max(wall, 1))
+        for word, name in (
+            ("computing", "compute_ns"),
+            ("waiting for other ranks", "wait_ns"),
+            ("only communicating", "comm_ns"),
+            ("only copying", "copy_ns"),
+            ("idle", "idle_ns"),
+        )
+    ]
+    split = ", ".join(f"{format_share(part)} {word}" for word, part in parts if part >= 0.005)
+    per = (
+        f"{result.n_steady_steps} common steady step{'s' * (result.n_steady_steps != 1)} of"
+        f" {format_ms(result.step_ms or 0)}"
+    )
+    where = f"{n} ranks of one job, {per}: {split}."
+    timed = [one for one in result.findings if one.cost is not None and one.cost.high_ms > 0]
+    if timed:
+        first_one = timed[0]
+        cost = first_one.cost
+        assert cost is not None
+        amount = (
+            f"{format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
+            if cost.low_ms > 0
+            else f"up to {format_ms(cost.high_ms)}"
+        )
+        costliest = (
+            f"{first_one.title}: {amount} of {format_ms(cost.of_ms)} per step to win"
+            f" ({first_one.code})."
+        )
+    elif result.findings:
+        costliest = f"{result.findings[0].title} ({result.findings[0].code})."
+    else:
+        costliest = f"Nothing found that costs {format_share(min_share)} of a step or more."
+    limits = [note.message for note in result.notes if note.level == "warn"]
+    if limits:
+        return where, costliest, f"Limited trust: {'; '.join(limits[:2])}."
+    skews = [one.end_skew_ns for one in matches.groups if len(one.end_skew_ns) and not one.fault]
+    ends = (
+        f", ending within {format_ns(float(np.median(np.concatenate(skews))))} of each other"
+        if skews
+        else ""
+    )
+    groups = sum(1 for one in matches.groups if not one.fault)
+    trust = (
+        f"{result.n_matches} collectives matched in {groups} process"
+        f" group{'s' * (groups != 1)}{ends}; {len(result.checked)} patterns checked on every rank"
+    )
+    if result.not_checked:
+        trust += f", {len(result.not_checked)} not checked"
+    del waits
+    return where, costliest, f"{trust}."

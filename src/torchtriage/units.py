@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_count", "format_ms", "format_ns", "format_share", "ms"]
+__all__ = [
+    "format_both_ns",
+    "format_bytes",
+    "format_change_ns",
+    "format_count",
+    "format_ms",
+    "format_ns",
+    "format_share",
+    "ms",
+]
 
 NS_PER_MS = 1_000_000
 
@@ -27,6 +36,21 @@ def format_ns(value_ns: float) -> str:
 def format_ms(value_ms: float) -> str:
     """Return milliseconds with a unit that fits: ``12.3 ms``, ``1.20 s``."""
     return format_ns(value_ms * NS_PER_MS)
+
+
+def format_change_ns(value_ns: float) -> str:
+    """Return a change with its sign: ``-30.6 ms``, ``+1.16 ms``, ``0 ns``."""
+    text = format_ns(value_ns)
+    return f"+{text}" if value_ns > 0 else text if value_ns < 0 else "0 ns"
+
+
+def format_both_ns(one_ns: float, other_ns: float) -> tuple[str, str, str]:
+    """Return two durations in the unit of the longer one, and that unit: ``31.0, 0.4, ms``."""
+    largest = max(abs(one_ns), abs(other_ns))
+    text, unit = format_ns(largest).split(" ")
+    scale = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    digits = len(text.partition(".")[2])
+    return f"{one_ns / scale:.{digits}f}", f"{other_ns / scale:.{digits}f}", unit
 
 
 def format_count(number: float, noun: str = "", plural: str = "") -> str:

@@ -21,7 +21,7 @@ from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.units import format_ns, format_share
 
-__all__ = ["doctor", "render", "write"]
+__all__ = ["Page", "doctor", "fitting", "render", "write"]
 
 WIDTH = 80
 MAX_WIDTH = 120
@@ -80,7 +80,7 @@ def render(results: Sequence[Result], *, top: int | None = None, width: int | No
     width : int, optional
         Columns, at most 120; 80 when not given.
     """
-    page = _Page(width)
+    page = Page(width)
     for index, result in enumerate(results):
         if len(results) > 1:
             page.blank(index > 0)
@@ -93,7 +93,7 @@ def render(results: Sequence[Result], *, top: int | None = None, width: int | No
 
 def doctor(result: Result, *, width: int | None = None) -> Text:
     """Return what the recording can and cannot answer, and how to record it better."""
-    page = _Page(width)
+    page = Page(width)
     level = _worst(result)
     page.line((_TRUST[level], _LEVEL[level] if level != "info" else "bold green"))
     page.blank()
@@ -123,10 +123,11 @@ def write(
     else:
         pages = [render(results, top=top, width=width)]
     for page in pages:
-        console.print(_fitting(page, console.encoding), soft_wrap=True, highlight=False)
+        console.print(fitting(page, console.encoding), soft_wrap=True, highlight=False)
 
 
-def _fitting(text: Text, encoding: str) -> Text:
+def fitting(text: Text, encoding: str) -> Text:
+    """Return the text with ASCII marks where the encoding has no others, one for one."""
     try:
         text.plain.encode(encoding)
     except UnicodeEncodeError:
@@ -136,10 +137,11 @@ def _fitting(text: Text, encoding: str) -> Text:
     return text
 
 
-class _Page:
+class Page:
     """Lines of styled text, wrapped to a width as they come."""
 
     def __init__(self, width: int | None) -> None:
+        """Start a page of at most 120 columns, 80 when not given."""
         self.width = min(max(width or WIDTH, MIN_WIDTH), MAX_WIDTH)
         self.text = Text(no_wrap=True, overflow="ignore", end="")
         # measures and wraps, never prints
@@ -189,10 +191,12 @@ class _Page:
             self.text.append("\n")
 
     def rule(self, title: str) -> None:
+        """Add a heading with a line below."""
         self.line((title, "bold"))
         self.text.append("─" * self.width + "\n", "dim")
 
     def blank(self, wanted: bool = True) -> None:
+        """Add an empty line."""
         if wanted:
             self.text.append("\n")
 
@@ -201,7 +205,7 @@ def _styled(parts: Iterable[tuple[str, str]]) -> Text:
     return Text.assemble(*((text, style) for text, style in parts))
 
 
-def _result(page: _Page, result: Result, top: int | None, *, named: bool) -> None:
+def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None:
     for index, sentence in enumerate(result.verdict):
         page.line((visible(sentence), _verdict_style(result) if index == 0 else ""))
     page.blank()
@@ -227,7 +231,7 @@ def _result(page: _Page, result: Result, top: int | None, *, named: bool) -> Non
     _unanswered(page, result)
 
 
-def _overview(page: _Page, results: Sequence[Result]) -> None:
+def _overview(page: Page, results: Sequence[Result]) -> None:
     """Add one line for each trace: after eight reports nobody remembers the first."""
     page.blank()
     page.rule(f"{len(results):,} traces")
@@ -246,7 +250,7 @@ def _verdict_style(result: Result) -> str:
     return "bold green" if clean else "bold"
 
 
-def _facts(page: _Page, result: Result, *, named: bool = False) -> None:
+def _facts(page: Page, result: Result, *, named: bool = False) -> None:
     _, *rest = words.recording(result)
     if not named:
         page.line((_path(result.trace.path, page.width - INDENT), "dim"), indent=INDENT)
@@ -271,7 +275,7 @@ def _path(path: str, room: int) -> str:
     return shown
 
 
-def _host(page: _Page, summary: Summary) -> None:
+def _host(page: Page, summary: Summary) -> None:
     """Draw what a recording without a device has to show: its steps and its operators."""
     walls = [step.end_ns - step.start_ns for step in summary.steps]
     if walls:
@@ -300,7 +304,7 @@ def _host(page: _Page, summary: Summary) -> None:
         page.labelled("", ("self time in the window", "dim"))
 
 
-def _device(page: _Page, device: DeviceSummary) -> None:
+def _device(page: Page, device: DeviceSummary) -> None:
     """Draw one device's window as a bar of its classes, with their shares below."""
     wall_ns = device.classes.wall_ns
     if wall_ns <= 0:
@@ -332,7 +336,7 @@ def _device(page: _Page, device: DeviceSummary) -> None:
     )
 
 
-def _note(page: _Page, note: Note, *, said: Sequence[str] = ()) -> None:
+def _note(page: Page, note: Note, *, said: Sequence[str] = ()) -> None:
     """Add a note; its sentence is left out where the verdict has ``said`` it already."""
     told = any(note.message.rstrip(".") in sentence for sentence in said)
     page.labelled(
@@ -345,7 +349,7 @@ def _note(page: _Page, note: Note, *, said: Sequence[str] = ()) -> None:
         page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
 
 
-def _finding(page: _Page, finding: Finding, rank: int, summary: Summary | None) -> None:
+def _finding(page: Page, finding: Finding, rank: int, summary: Summary | None) -> None:
     page.line(
         (f"{rank}. ", "dim"),
         (finding.severity.upper(), _SEVERITY[finding.severity]),
@@ -395,7 +399,7 @@ def _where(finding: Finding, summary: Summary | None) -> Iterable[str]:
         yield rest
 
 
-def _unanswered(page: _Page, result: Result, *, every: bool = False) -> None:
+def _unanswered(page: Page, result: Result, *, every: bool = False) -> None:
     """Say what was not checked, grouped by what was missing, and which patterns failed.
 
     ``every`` names each pattern and how to record it; else a long group shows codes only.

@@ -1,0 +1,126 @@
+"""Equal messages take very different times: somebody comes late.
+
+Looks like: among five or more collectives of one kind, size and type, the 95th percentile lasts
+    three times the median or more. This is what one rank's recording shows; with the recordings of
+    all ranks the late one is named instead.
+Slow because: a collective lasts until its last rank has come; the others stand and wait.
+Cost: bounded by the exposed time of these collectives beyond what the fastest equal one took. Low
+    is 0: one rank cannot tell waiting from a slow network.
+Fix: give ranks equal work: balance by tokens or shapes, shard evenly, same number of loader workers
+    everywhere; take away what rank 0 alone does (logging, checkpoints, evaluation).
+Leave it when: pipeline stages wait for each other by design.
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB
+    2020; measured: true matches of one collective end within 0.3 ms of each other on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.comm._collectives import Collectives, find_collectives
+from torchtriage.trace import Trace
+from torchtriage.units import format_ns, ms
+
+PATTERN = Pattern(
+    code="COM036",
+    name="rank-straggler",
+    family="comm",
+    title="A rank that comes late makes the others wait",
+    order=420,
+    needs=frozenset({"collectives"}),
+)
+
+FIX = Fix(
+    text="Analyse the recordings of all ranks together: that names the late one, and what it did.",
+    code="""# on every rank, same steps
+prof.export_chrome_trace(f"traces/rank{torch.distributed.get_rank()}.json.gz")
+# then: torchtriage analyze traces/""",
+    link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+)
+
+Ints = NDArray[np.int64]
+
+MIN_EQUAL = 5
+"""Messages, before their spread says anything."""
+SPREAD = 3.0
+"""Of the 95th percentile to the median (catalogue 36)."""
+_NOT_ALL = "SendRecv"
+"""Point to point, or all-to-all: equal sizes on one rank do not mean equal work."""
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one hint over all groups of equal collectives with such a spread."""
+    found = find_collectives(trace)
+    if found is None or trace.origin.world_size == 1:
+        return
+    spread = _uneven(trace, found)
+    if not spread:
+        return
+    groups = np.array(list(spread), np.int64)
+    mine = np.isin(found.equal, groups)
+    spans = found.exposed[mine[found.source]]
+    source = found.source[mine[found.source]]
+    # the transfer is at the end: before it, everybody waits for the last to come
+    until = trace.end_ns[found.rows[source]] - found.fastest_ns[source]
+    spans = np.stack([spans[:, 0], np.clip(until, spans[:, 0], spans[:, 1])], axis=1)
+    steps = trace.steps
+    waiting_ns = intervals.length(intervals.intersect(intervals.union(spans), steps.judged))
+    worst = max(spread, key=lambda group: spread[group][1] / spread[group][0])
+    median_ns, high_ns = spread[worst]
+    rows = found.rows[found.equal == worst]
+    label = found.labels[int(np.flatnonzero(found.equal == worst)[0])]
+    yield Claim(
+        message=(
+            f"equal messages of {label} take {format_ns(median_ns)} at the median and"
+            f" {format_ns(high_ns)} at the 95th percentile: another rank comes late, or the network"
+            f" is uneven ({format_ns(waiting_ns / steps.n_steady)} {steps.per})"
+        ),
+        certainty="hint",
+        rows=found.rows[mine],
+        spans=spans,
+        gain_low=0.0,
+        time_class="host" if found.on_host else "comm",
+        basis="bounded",
+        method="exposed time of equal collectives beyond the fastest of them",
+        evidence={
+            "waiting_ms_per_step": ms(waiting_ns / steps.n_steady),
+            "median_ms": ms(median_ns),
+            "p95_ms": ms(high_ns),
+            "shortest_ms": ms(int(trace.dur_ns[rows].min())),
+            "n_equal": len(rows),
+            "n_uneven_groups": len(spread),
+        },
+        anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
+        edits=_edits(trace, found, mine),
+    )
+
+
+def _uneven(trace: Trace, found: Collectives) -> dict[int, tuple[float, float]]:
+    """Return median and 95th percentile in ns of each group of equal messages with such a spread.
+
+    Over the steady steps; groups are the codes of ``found.equal``.
+    """
+    dur = trace.dur_ns[found.rows]
+    pick = trace.steps.in_steady(found.step) & (found.equal >= 0)
+    out = {}
+    for group in np.unique(found.equal[pick]).tolist():
+        mine = pick & (found.equal == group)
+        if mine.sum() < MIN_EQUAL or _NOT_ALL in found.labels[int(np.flatnonzero(mine)[0])]:
+            continue
+        median_ns, high_ns = np.percentile(dur[mine], [50, 95]).tolist()
+        if median_ns > 0 and high_ns >= SPREAD * median_ns:
+            out[int(group)] = (median_ns, high_ns)
+    return out
+
+
+def _edits(trace: Trace, found: Collectives, mine: NDArray[np.bool_]) -> tuple[Edit, ...]:
+    """Return one edit: nothing of these collectives is left but the fastest, at best."""
+    dur = int(trace.dur_ns[found.rows[mine]].sum())
+    best = int(found.fastest_ns[mine].sum()) / max(dur, 1)
+    return (Edit("shrink", found.rows[mine], 1.0, best=min(best, 1.0)),)

@@ -1,0 +1,195 @@
+"""Gradients are reduced after every micro-batch instead of once per optimizer step.
+
+Looks like: between two optimizer steps two or more forwards of ``DistributedDataParallel`` (or
+    FSDP), each with its own backward, and behind each of them the same all-reduces (FSDP:
+    reduce-scatters).
+Slow because: the sum of k micro-batches can be reduced once; the k - 1 other rounds move the same
+    bytes again, and every rank waits in each for the slowest.
+Cost: exposed time of all rounds but the last; low is half of it, as part of what is waited for in
+    early rounds waits in the last one instead.
+Fix: accumulate locally inside ``no_sync()``, reduce with the last micro-batch.
+Leave it when: FSDP has no memory for gradients that are not sharded; several models take turns
+    between the steps.
+Source: PyTorch documentation, ``DistributedDataParallel.no_sync``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.comm._collectives import Collectives, find_collectives
+from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, ms
+
+PATTERN = Pattern(
+    code="COM038",
+    name="sync-every-microbatch",
+    family="comm",
+    title="Gradients are reduced after every micro-batch",
+    order=415,
+    needs=frozenset({"collectives", "ops"}),
+)
+
+FIX = Fix(
+    text="Reduce with the last micro-batch only.",
+    code="""from contextlib import nullcontext
+
+for i, batch in enumerate(micro_batches):
+    last = i == len(micro_batches) - 1
+    with nullcontext() if last else model.no_sync():
+        (loss_fn(model(batch)) / len(micro_batches)).backward()
+optimizer.step()""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync",
+)
+
+_FIX_SHARDED = Fix(
+    text="Reduce with the last micro-batch only, if memory allows gradients that are not sharded.",
+    code="""for i, batch in enumerate(micro_batches):
+    model.set_requires_gradient_sync(i == len(micro_batches) - 1)  # FSDP2
+    (loss_fn(model(batch)) / len(micro_batches)).backward()
+optimizer.step()""",
+    link="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+
+Ints = NDArray[np.int64]
+
+_REDUCES = r"(?i)all_?reduce|reduce_?scatter"
+EARLY_ROUNDS = 0.5
+"""What a round less frees at least: its waiting part may come back in the last round."""
+
+
+class _Rounds(NamedTuple):
+    """Micro-batches of one optimizer step: forward rows, and the collectives behind each."""
+
+    forwards: Ints
+    reduced: list[Ints]
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over all rounds but the last of each optimizer step."""
+    found = find_collectives(trace)
+    if found is None or trace.origin.world_size == 1:
+        return
+    windows = list(_windows(trace, found))
+    redundant = [one for one in windows if _alike(trace, found, one)]
+    if not redundant or 2 * len(redundant) < len(windows):
+        return
+    early = np.concatenate([part for one in redundant for part in one.reduced[:-1]])
+    mine = np.isin(found.source, early)
+    spans = found.exposed[mine]
+    steps = trace.steps
+    exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), steps.judged))
+    n_rounds = int(np.median([len(one.forwards) for one in redundant]))
+    n_each = int(np.median([len(one.reduced[0]) for one in redundant]))
+    sharded = trace.name_of(int(redundant[0].forwards[0])).startswith("Fully")
+    what = "reduce-scatter" if sharded else "all-reduce"
+    yield Claim(
+        message=(
+            f"{n_rounds} backward passes per optimizer step reduce gradients each"
+            f" ({format_count(n_each, what)}): all but the last are redundant, and"
+            f" {format_ns(exposed_ns / steps.n_steady)} of them {steps.per} has no computation"
+            " beside it"
+        ),
+        certainty="hint" if sharded else "likely",
+        rows=found.rows[early],
+        spans=spans,
+        gain_low=0.0 if sharded else EARLY_ROUNDS,
+        gain_high=1.0,
+        time_class="host" if found.on_host else "comm",
+        basis="bounded",
+        method="exposed time of all rounds but the last; low half of it",
+        evidence={
+            "backward_passes_per_optimizer_step": n_rounds,
+            "n_collectives_per_backward_pass": n_each,
+            "exposed_ms_per_step": ms(exposed_ns / steps.n_steady),
+            "redundant_ms_per_step": ms(
+                int(trace.dur_ns[found.rows[early]][steps.in_steady(found.step[early])].sum())
+                / steps.n_steady
+            ),
+            "n_optimizer_steps": len(redundant),
+            **_bytes(found, redundant[0]),
+        },
+        anchor=int(redundant[0].forwards[0]),
+        fix=_FIX_SHARDED if sharded else FIX,
+        edits=_edits(found, early),
+    )
+
+
+def _windows(trace: Trace, found: Collectives) -> Iterator[_Rounds]:
+    """Yield the stretches between optimizer steps that hold two or more forwards."""
+    mine = trace.is_kind(Kind.ANNOTATION, Kind.OP) & (trace.lane == trace.steps.lane)
+    forward = mine & trace.matching(
+        r"^(DistributedDataParallel|FullyShardedDataParallel)\.forward$"
+    )
+    forwards = np.flatnonzero(forward & ~trace.tree.under(forward))
+    forwards = forwards[np.argsort(trace.start_ns[forwards], kind="stable")]
+    edges = np.sort(trace.start_ns[mine & trace.matching(r"^Optimizer\.step#")])
+    if len(forwards) < 2 or len(edges) < 2:
+        return
+    reduces = np.flatnonzero(_reduces(trace, found))
+    issued = _issued_ns(trace, found)[reduces]
+    window = np.searchsorted(edges, trace.start_ns[forwards])
+    for one in range(1, len(edges)):
+        inside = forwards[window == one]
+        if len(inside) < 2:
+            continue
+        bounds = np.append(trace.start_ns[inside], edges[one])
+        round_of = np.searchsorted(bounds, issued, side="right") - 1
+        yield _Rounds(inside, [reduces[round_of == k] for k in range(len(inside))])
+
+
+def _alike(trace: Trace, found: Collectives, one: _Rounds) -> bool:
+    """Return whether every round is the same work: forward, backward, and reductions."""
+    counts = [len(part) for part in one.reduced]
+    if not counts[0] or len(set(counts)) > 1:
+        return False
+    order = [
+        part[np.argsort(_issued_ns(trace, found)[part], kind="stable")] for part in one.reduced
+    ]
+    if any((found.equal[part] != found.equal[order[0]]).any() for part in order):
+        return False
+    ops = np.sort(trace.start_ns[(trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)])
+    start, end = trace.start_ns[one.forwards], trace.end_ns[one.forwards]
+    n_ops = np.searchsorted(ops, end) - np.searchsorted(ops, start)
+    if len(set(n_ops.tolist())) > 1:
+        return False  # models that take turns
+    nodes = trace.start_ns[trace.matching(r"^autograd::engine::evaluate_function")]
+    issued = [int(issued_ns[part].max()) for part in one.reduced]
+    nodes = np.sort(nodes)
+    return all(
+        np.searchsorted(nodes, until) > np.searchsorted(nodes, since)
+        for since, until in zip(end.tolist(), issued, strict=True)
+    )
+
+
+def _reduces(trace: Trace, found: Collectives) -> NDArray[np.bool_]:
+    """Return bool[k]: collectives that reduce gradients, by their op or their own name."""
+    op = found.enqueued_by
+    by_op = (op >= 0) & np.append(trace.matching(_REDUCES), False)[op]
+    by_name = (op < 0) & trace.matching(_REDUCES)[found.rows]
+    either: NDArray[np.bool_] = by_op | by_name
+    return either
+
+
+def _issued_ns(trace: Trace, found: Collectives) -> Ints:
+    """Return int64[k], ns: when each collective was asked for."""
+    op = found.enqueued_by
+    own = trace.start_ns[found.rows] if found.on_host else trace.links.launch_ns[found.rows]
+    return np.where(op >= 0, trace.start_ns[op], own)
+
+
+def _bytes(found: Collectives, one: _Rounds) -> dict[str, int]:
+    size = found.size_bytes[one.reduced[0]]
+    return {"bytes_per_backward_pass": int(size.sum())} if (size >= 0).all() else {}
+
+
+def _edits(found: Collectives, early: Ints) -> tuple[Edit, ...]:
+    op = found.enqueued_by[early]
+    return (Edit("drop", found.rows[early]), Edit("drop", np.unique(op[op >= 0])))

@@ -45,7 +45,7 @@ COVERED = 0.99
 class Prediction:
     """What a set of edits saves per steady step (per window without steps).
 
-    ``low_ns <= saving_ns <= high_ns`` : the smallest, the default model's, and the largest saving
+    ``low_ns <= saving_ns <= high_ns`` (negative when the edits slow the step down) : the smallest, the default model's, and the largest saving
     over the variants of the model and the cautious and hopeful factors of the edits. ``naive_ns`` :
     the plain sum of the durations taken away, for contrast. ``inferred_share`` : share of the
     saving that rests on edges that were inferred from timing (0-1).
@@ -123,7 +123,7 @@ class Model:
             index.append((len(scenarios) - 1, len(scenarios) if wider else len(scenarios) - 1))
             if wider:
                 scenarios.append(self._scenario(edits, hopeful=True))
-        saving = np.maximum(self._base[:, None] - self._steps(scenarios), 0.0)
+        saving = self._base[:, None] - self._after(scenarios)
         at = self._names.index(self._default)
         seen = self._names.index("seen") if "seen" in self._names else at
         out = []
@@ -137,7 +137,7 @@ class Model:
                     float(both.min()),
                     float(both.max()),
                     self._naive(edits),
-                    min(rests / middle, 1.0) if middle > 0 else 0.0,
+                    min(rests / abs(middle), 1.0) if middle else 0.0,
                 )
             )
         return out
@@ -150,13 +150,13 @@ class Model:
             together += edits
             scenarios.append(self._scenario(together, hopeful=False))
         at = self._names.index(self._default)
-        saving = np.maximum(self._base[at] - self._steps(scenarios)[at], 0.0)
+        saving = self._base[at] - self._after(scenarios)[at]
         return [float(one) for one in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
         at = self._names.index(self._default)
-        return float(self._steps([self._scenario(edits, hopeful=False)])[at, 0])
+        return float(self._after([self._scenario(edits, hopeful=False)])[at, 0])
 
     # -- variants ----------------------------------------------------------------------------
 
@@ -253,6 +253,12 @@ class Model:
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
+    def _after(self, scenarios: Sequence[_Scenario]) -> Floats:
+        """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
+        floors = np.array([one.floor_ns for one in scenarios])
+        out: Floats = np.maximum(self._steps(scenarios), np.minimum(floors, self._base[:, None]))
+        return out
+
     # -- scenarios ---------------------------------------------------------------------------
 
     def _steps(self, scenarios: Sequence[_Scenario]) -> Floats:
@@ -281,8 +287,7 @@ class Model:
             edges, cols = np.concatenate(edge), np.concatenate(column)
             patch = Patch(edges, cols, np.full(len(edges), NEVER, np.int64))
             walls = self._finished(order.run(flat, lag, patch)).reshape(len(variants), width)
-            floors = np.array([one.floor_ns for one in some])
-            out[:, first : first + width] = np.maximum(walls, floors)
+            out[:, first : first + width] = walls
         return out
 
     def _walls(self, steps: Ints, lag: Ints, patch: Patch | None) -> Floats:
@@ -342,6 +347,12 @@ class Model:
             waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & full)
             if dropped and len(waits):
                 edges.append(self._edges_into(waits))
+            if dropped:
+                batches = np.flatnonzero((graph.kind == NodeKind.PAUSE) & full)
+                edges.append(self._edges_into(batches, EdgeKind.BATCH))
+            if dropped:
+                # who never asks for a batch waits for none
+                edges.append(self._edges_into(np.flatnonzero(full), EdgeKind.BATCH))
         node = np.flatnonzero(keep != 1.0)
         return _Scenario(node, keep[node], _joined(gone), np.unique(_joined(edges)), floor)
 

@@ -150,9 +150,8 @@ def _alike(trace: Trace, found: Collectives, one: _Rounds) -> bool:
     counts = [len(part) for part in one.reduced]
     if not counts[0] or len(set(counts)) > 1:
         return False
-    order = [
-        part[np.argsort(_issued_ns(trace, found)[part], kind="stable")] for part in one.reduced
-    ]
+    issued_ns = _issued_ns(trace, found)
+    order = [part[np.argsort(issued_ns[part], kind="stable")] for part in one.reduced]
     if any((found.equal[part] != found.equal[order[0]]).any() for part in order):
         return False
     ops = np.sort(trace.start_ns[(trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)])

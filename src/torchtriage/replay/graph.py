@@ -165,7 +165,7 @@ class Graph:
         out: Ints = np.maximum(left, 0)
         return out
 
-    def bounds(self, finish_ns: NDArray[np.integer], place: Ints | None = None) -> Ints:
+    def bounds(self, finish_ns: Ints, place: Ints | None = None) -> Ints:
         """Return the step bounds for finish times ``int64[nodes, ...]``; first axis: bounds.
 
         ``place`` : int64[nodes], where each node is in ``finish_ns``; in order without it.

@@ -37,6 +37,9 @@ PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (replay.md, fitted)."""
 CELLS = 8_000_000
 """Nodes times columns replayed at once: 64 MB."""
+CROWDING = 0.31
+"""Work moved to other processes takes cores: host work was 2-31 % slower with 4 loader workers
+than with none (replay.md 5, six pairs)."""
 COVERED = 0.99
 """A call covered this far by dropped rows is gone, its wait included."""
 
@@ -45,10 +48,11 @@ COVERED = 0.99
 class Prediction:
     """What a set of edits saves per steady step (per window without steps).
 
-    ``low_ns <= saving_ns <= high_ns`` (negative when the edits slow the step down) : the smallest, the default model's, and the largest saving
-    over the variants of the model and the cautious and hopeful factors of the edits. ``naive_ns`` :
-    the plain sum of the durations taken away, for contrast. ``inferred_share`` : share of the
-    saving that rests on edges that were inferred from timing (0-1).
+    ``low_ns <= saving_ns <= high_ns`` : the smallest, the default model's, and the largest saving
+    over the variants of the model, the cautious and hopeful factors of the edits, and what work done
+    in parallel takes from the rest; negative when the edits slow the step down. ``naive_ns`` : the plain sum of the durations taken away, for
+    contrast. ``inferred_share`` : share of the saving that rests on edges that were inferred from
+    timing (0-1).
     """
 
     saving_ns: float
@@ -117,20 +121,23 @@ class Model:
         """Return what each set of edits saves on its own."""
         scenarios, index = [], []
         for edits in edit_sets:
-            cautious = self._scenario(edits, hopeful=False)
-            scenarios.append(cautious)
-            wider = any(edit.hopeful != edit.factor for edit in edits)
-            index.append((len(scenarios) - 1, len(scenarios) if wider else len(scenarios) - 1))
-            if wider:
+            first = len(scenarios)
+            scenarios.append(self._scenario(edits, hopeful=False))
+            if any(edit.hopeful != edit.factor for edit in edits):
                 scenarios.append(self._scenario(edits, hopeful=True))
+            middle = slice(first, len(scenarios))
+            if any(edit.kind == "parallel" for edit in edits):
+                crowd = Edit("threads", factor=1 + CROWDING)
+                scenarios.append(self._scenario([*edits, crowd], hopeful=False))
+            index.append((middle, slice(first, len(scenarios))))
         saving = self._base[:, None] - self._after(scenarios)
         at = self._names.index(self._default)
         seen = self._names.index("seen") if "seen" in self._names else at
         out = []
-        for edits, (low, high) in zip(edit_sets, index, strict=True):
-            both = saving[:, [low, high]]
-            middle = float(both[at].mean())
-            rests = abs(middle - float(both[seen].mean()))
+        for edits, (usual, whole) in zip(edit_sets, index, strict=True):
+            both = saving[:, whole]
+            middle = float(saving[at, usual].mean())
+            rests = abs(middle - float(saving[seen, usual].mean()))
             out.append(
                 Prediction(
                     middle,
@@ -322,7 +329,7 @@ class Model:
             if edit.kind == "threads":
                 keep[np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))] *= factor
             elif edit.kind == "shrink":
-                keep[nodes] = np.minimum(keep[nodes], factor)
+                keep[nodes] *= factor
                 host.setdefault(factor, []).append(other)
             elif edit.kind == "drop":
                 keep[nodes] = 0.0

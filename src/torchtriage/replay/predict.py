@@ -49,10 +49,10 @@ class Prediction:
     """What a set of edits saves per steady step (per window without steps).
 
     ``low_ns <= saving_ns <= high_ns`` : the smallest, the default model's, and the largest saving
-    over the variants of the model, the cautious and hopeful factors of the edits, and what work done
-    in parallel takes from the rest; negative when the edits slow the step down. ``naive_ns`` : the plain sum of the durations taken away, for
-    contrast. ``inferred_share`` : share of the saving that rests on edges that were inferred from
-    timing (0-1).
+    over the variants of the model, the cautious and hopeful factors of the edits, and what work
+    done in parallel takes from the rest; negative when the edits slow the step down. ``naive_ns`` :
+    the plain sum of the durations taken away, for contrast. ``inferred_share`` : share of the
+    saving that rests on edges that were inferred from timing (0-1).
     """
 
     saving_ns: float
@@ -119,17 +119,18 @@ class Model:
 
     def predict_many(self, edit_sets: Sequence[Edits]) -> list[Prediction]:
         """Return what each set of edits saves on its own."""
-        scenarios, index = [], []
+        scenarios: list[_Scenario] = []
+        index: list[tuple[slice, slice]] = []
         for edits in edit_sets:
             first = len(scenarios)
             scenarios.append(self._scenario(edits, hopeful=False))
             if any(edit.hopeful != edit.factor for edit in edits):
                 scenarios.append(self._scenario(edits, hopeful=True))
-            middle = slice(first, len(scenarios))
+            usual = slice(first, len(scenarios))
             if any(edit.kind == "parallel" for edit in edits):
                 crowd = Edit("threads", factor=1 + CROWDING)
                 scenarios.append(self._scenario([*edits, crowd], hopeful=False))
-            index.append((middle, slice(first, len(scenarios))))
+            index.append((usual, slice(first, len(scenarios))))
         saving = self._base[:, None] - self._after(scenarios)
         at = self._names.index(self._default)
         seen = self._names.index("seen") if "seen" in self._names else at
@@ -152,7 +153,7 @@ class Model:
     def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of the first, the first two, ... sets of edits together."""
         together: list[Edit] = []
-        scenarios = []
+        scenarios: list[_Scenario] = []
         for edits in edit_sets:
             together += edits
             scenarios.append(self._scenario(together, hopeful=False))

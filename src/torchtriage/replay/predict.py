@@ -356,11 +356,9 @@ class Model:
             if dropped and len(waits):
                 edges.append(self._edges_into(waits))
             if dropped:
+                # who never asks for a batch waits for none
                 batches = np.flatnonzero((graph.kind == NodeKind.PAUSE) & full)
                 edges.append(self._edges_into(batches, EdgeKind.BATCH))
-            if dropped:
-                # who never asks for a batch waits for none
-                edges.append(self._edges_into(np.flatnonzero(full), EdgeKind.BATCH))
         node = np.flatnonzero(keep != 1.0)
         return _Scenario(node, keep[node], _joined(gone), np.unique(_joined(edges)), floor)
 

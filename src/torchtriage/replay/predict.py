@@ -9,7 +9,7 @@ the host's work. The printed interval spans them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,14 @@ from torchtriage import intervals
 from torchtriage.errors import UsageError
 from torchtriage.replay.edits import Edit
 from torchtriage.replay.engine import NEVER, Patch, Schedule, schedule
-from torchtriage.replay.graph import CONFIDENCE, EdgeKind, Graph, NodeKind, build
+from torchtriage.replay.graph import (
+    CONFIDENCE,
+    LAUNCH_NS,
+    EdgeKind,
+    Graph,
+    NodeKind,
+    build,
+)
 from torchtriage.replay.quality import Quality, judge
 from torchtriage.trace import Kind, Trace
 
@@ -71,14 +78,26 @@ class _Variant(NamedTuple):
 
 
 class _Scenario(NamedTuple):
-    """One set of edits on the nodes: what remains of durations, edges gone, floor of a step."""
+    """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
 
     node: Ints
     keep: Floats
     gone: Ints
     """Nodes that no longer exist: their gap and residual go too."""
     edge: Ints
+    lag_ns: Ints
     floor_ns: float
+
+
+@dataclass(eq=False)
+class _Change:
+    """A scenario in the making; ``cut`` and ``staged`` are edges, ``gone`` nodes."""
+
+    keep: Floats
+    gone: list[Ints] = field(default_factory=list)
+    cut: list[Ints] = field(default_factory=list)
+    staged: list[Ints] = field(default_factory=list)
+    floor_ns: float = 0.0
 
 
 class Model:
@@ -124,7 +143,7 @@ class Model:
         for edits in edit_sets:
             first = len(scenarios)
             scenarios.append(self._scenario(edits, hopeful=False))
-            if any(edit.hopeful != edit.factor for edit in edits):
+            if any(edit.best is not None for edit in edits):
                 scenarios.append(self._scenario(edits, hopeful=True))
             usual = slice(first, len(scenarios))
             if any(edit.kind == "parallel" for edit in edits):
@@ -257,7 +276,8 @@ class Model:
     @cached_property
     def _base(self) -> Floats:
         """float64[variants], ns: the step without edits."""
-        nothing = _Scenario(*(np.empty(0, np.int64),) * 4, 0.0)  # type: ignore[arg-type]
+        none = np.empty(0, np.int64)
+        nothing = _Scenario(none, np.empty(0), none, none, none, 0.0)
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
@@ -292,8 +312,8 @@ class Model:
             columns = np.arange(len(variants)) * width
             edge = [np.tile(one.edge, len(variants)) for one in some]
             column = [np.repeat(columns + s, len(one.edge)) for s, one in enumerate(some)]
-            edges, cols = np.concatenate(edge), np.concatenate(column)
-            patch = Patch(edges, cols, np.full(len(edges), NEVER, np.int64))
+            lags = [np.tile(one.lag_ns, len(variants)) for one in some]
+            patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
             walls = self._finished(order.run(flat, lag, patch)).reshape(len(variants), width)
             out[:, first : first + width] = walls
         return out
@@ -314,66 +334,104 @@ class Model:
 
     def _scenario(self, edits: Edits, *, hopeful: bool) -> _Scenario:
         graph = self.graph
-        keep = np.ones(graph.n_nodes)
-        gone: list[Ints] = []
-        edges: list[Ints] = []
-        floor = 0.0
-        host: dict[float, list[Ints]] = {}
+        change = _Change(np.ones(graph.n_nodes))
+        host: list[tuple[Ints, Floats]] = []
         dropped: list[Ints] = []
         for edit in edits:
-            factor = edit.hopeful if hopeful else edit.factor
-            rows = np.asarray(edit.rows, np.int64)
-            work = rows[self.trace.works[rows]]
-            other = rows[~self.trace.works[rows]]
-            nodes = self._work_node[work].astype(np.int64)
-            nodes = nodes[nodes >= 0]
+            rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
+            works = self.trace.works[rows]
+            node = self._work_node[rows[works]].astype(np.int64)
+            left_work, work = left[works][node >= 0], rows[works][node >= 0]
+            node = node[node >= 0]
+            other, left_other = rows[~works], left[~works]
             if edit.kind == "threads":
-                keep[np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))] *= factor
+                self._slow(
+                    change, edit, float(np.asarray(edit.hopeful if hopeful else edit.factor))
+                )
             elif edit.kind == "shrink":
-                keep[nodes] *= factor
-                host.setdefault(factor, []).append(other)
+                change.keep[node] *= left_work
+                host.append((other, left_other))
             elif edit.kind == "drop":
-                keep[nodes] = 0.0
-                gone.append(nodes)
-                edges.append(self._edges_into(nodes, EdgeKind.LAUNCH))
-                host.setdefault(0.0, []).append(other)
+                change.keep[node] = 0.0
+                change.gone.append(node)
+                change.cut.append(self._edges_into(node, EdgeKind.LAUNCH))
+                host.append((other, np.zeros(len(other))))
                 dropped.append(other)
             elif edit.kind == "unblock":
-                edges.append(self._edges_into(self._wait_nodes(other)))
+                change.cut.append(self._edges_into(self._wait_nodes(other)))
             elif edit.kind == "overlap":
-                alone = self._alone(nodes)
-                keep[nodes[~alone]] = 0.0
-                gone.append(nodes[~alone])
-                edges.append(self._edges_out(nodes[alone]))
-                floor += self._per_step(work[~alone] if len(alone) == len(work) else work)
+                self._overlap(change, node, work, left_work)
             elif edit.kind == "parallel":
-                host.setdefault(0.0, []).append(other)
+                host.append((other, np.zeros(len(other))))
                 dropped.append(other)
-                floor += self._per_step(other) * factor
+                change.floor_ns += self._per_step(other, left_other)
         if host:
-            full = self._apply_host(keep, host)
-            waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & full)
-            if dropped and len(waits):
-                edges.append(self._edges_into(waits))
+            whole = self._apply_host(change.keep, host)
             if dropped:
-                # who never asks for a batch waits for none
-                batches = np.flatnonzero((graph.kind == NodeKind.PAUSE) & full)
-                edges.append(self._edges_into(batches, EdgeKind.BATCH))
-        node = np.flatnonzero(keep != 1.0)
-        return _Scenario(node, keep[node], _joined(gone), np.unique(_joined(edges)), floor)
+                waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & (whole == 0))
+                change.cut.append(self._edges_into(waits))
+            self._apply_batches(change.keep, whole)
+        keep = change.keep
+        changed = np.flatnonzero(keep != 1.0)
+        cut = np.unique(_joined(change.cut))
+        staged = np.setdiff1d(_joined(change.staged), cut)
+        return _Scenario(
+            changed,
+            keep[changed],
+            _joined(change.gone),
+            np.concatenate([cut, staged]),
+            np.concatenate([np.full(len(cut), NEVER), np.full(len(staged), LAUNCH_NS)]),
+            change.floor_ns,
+        )
 
-    def _apply_host(self, keep: Floats, host: dict[float, list[Ints]]) -> Mask:
-        """Shrink host nodes by what rows cover of them; return the nodes that are gone."""
-        graph, trace = self.graph, self.trace
-        full = np.zeros(graph.n_nodes, dtype=bool)
+    def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
+        """Scale what host threads do, everywhere or in spans."""
+        graph = self.graph
+        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+        if not len(edit.spans):
+            change.keep[hosts] *= factor
+            return
+        spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
         length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        for a, b in self._host_lanes.values():
+            at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], spans)
+            share = np.where(hosts[a:b][at], covered / length[a:b][at], 0.0)
+            change.keep[a:b][at] *= 1 - share * (1 - factor)
+
+    def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
+        """Move device work beside the rest."""
+        alone = self._alone(node) & (left == 0)
+        # on a stream of its own it stays, and nothing waits for it
+        change.cut.append(self._edges_out(node[alone]))
+        moved = ~alone
+        change.keep[node[moved]] *= left[moved]
+        change.gone.append(node[moved & (left == 0)])
+        # memory that can be copied beside other work needs no staging by the host
+        change.staged.append(self._edges_into(node[moved], EdgeKind.LAUNCH))
+        change.floor_ns += self._per_step(work[moved])
+
+    def _apply_host(self, keep: Floats, host: list[tuple[Ints, Floats]]) -> Floats:
+        """Shrink host nodes by what rows cover of them.
+
+        Returns
+        -------
+        float64[nodes]
+            What remains of nodes that are covered wholly, nan for others.
+        """
+        graph, trace = self.graph, self.trace
+        whole = np.full(graph.n_nodes, np.nan)
+        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        every = np.concatenate([rows for rows, _ in host])
+        factors = np.concatenate([left for _, left in host])
         taken: dict[int, intervals.Spans] = {}
-        for factor in sorted(host):
-            rows = np.unique(np.concatenate(host[factor]))
-            for lane, (a, b) in self._host_lanes.items():
-                mine = rows[trace.lane[rows] == lane]
-                if not len(mine):
+        # what several edits shrink is shrunk once, by the strongest
+        for factor in np.unique(factors).tolist():
+            rows = every[factors == factor]
+            for lane in np.unique(trace.lane[rows]).tolist():
+                if lane not in self._host_lanes:
                     continue
+                a, b = self._host_lanes[lane]
+                mine = rows[trace.lane[rows] == lane]
                 spans = intervals.union(
                     intervals.spans(trace.start_ns[mine], trace.end_ns[mine]) - graph.origin_ns
                 )
@@ -384,35 +442,46 @@ class Model:
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
                 share = covered / length[a:b][at]
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
-                if factor == 0.0:
-                    full[a:b][at] = share >= COVERED
-        return full
+                whole[a:b][at[share >= COVERED]] = factor
+        return whole
+
+    def _apply_batches(self, keep: Floats, whole: Floats) -> None:
+        """Let a loader's workers be as much faster as the fetches that wait for them."""
+        graph = self.graph
+        edges = np.flatnonzero(graph.edge_kind == EdgeKind.BATCH)
+        left = whole[graph.target[edges]]
+        hit = np.isfinite(left)
+        keep[graph.source[edges[hit]]] *= left[hit]
 
     def _naive(self, edits: Edits) -> float:
         trace, total = self.trace, 0.0
         for edit in edits:
             rows = np.asarray(edit.rows, np.int64)
+            left = edit.remains(hopeful=False)
             if edit.kind == "threads":
-                hosts = np.isin(self.graph.kind, (NodeKind.HOST, NodeKind.WAIT))
-                total += (
-                    float(self.graph.dur_ns[hosts].sum())
-                    / max(len(trace.steps), 1)
-                    * (1 - edit.factor)
-                )
+                spans = intervals.union(edit.spans) if len(edit.spans) else trace.steps.judged
+                held = intervals.intersect(spans, trace.steps.judged)
+                share = 1 - float(np.asarray(edit.factor))
+                total += intervals.length(held) / trace.steps.n_steady * share
                 continue
-            share = 1.0 if edit.kind in ("drop", "unblock", "overlap") else 1 - edit.factor
-            total += self._per_step(rows) * max(share, 0.0)
+            taken = np.ones(len(rows)) if edit.kind in ("drop", "unblock", "parallel") else 1 - left
+            total += self._per_step(rows, np.maximum(taken, 0.0))
         return total
 
-    def _per_step(self, rows: Ints) -> float:
+    def _per_step(self, rows: Ints, weight: Floats | None = None) -> float:
         """Return the time of rows in the judged steps, per step; what is nested counts once."""
         trace = self.trace
-        total = 0
+        total = 0.0
         judged = trace.steps.judged
         for lane in np.unique(trace.lane[rows]).tolist():
-            mine = rows[trace.lane[rows] == lane]
-            spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
-            total += intervals.length(intervals.intersect(spans, judged))
+            mine = trace.lane[rows] == lane
+            spans = intervals.spans(trace.start_ns[rows[mine]], trace.end_ns[rows[mine]])
+            order = np.argsort(spans[:, 0], kind="stable")
+            cut = spans[order]
+            reach = np.maximum.accumulate(cut[:, 1])
+            cut[1:, 0] = np.minimum(np.maximum(cut[1:, 0], reach[:-1]), cut[1:, 1])
+            held = intervals.covered(cut, judged)
+            total += float((held if weight is None else held * weight[mine][order]).sum())
         return total / trace.steps.n_steady
 
     # -- places ------------------------------------------------------------------------------
@@ -444,8 +513,11 @@ class Model:
         return out
 
     def _wait_nodes(self, rows: Ints) -> Ints:
-        """Return the waiting nodes of calls, and of calls inside rows that are none themselves."""
-        nodes = self._wait_node[rows].astype(np.int64)
+        """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
+        waits = self.trace.waits
+        pair = np.isin(waits.row, rows) | np.isin(waits.sync_row, rows)
+        every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
+        nodes = np.unique(self._wait_node[every].astype(np.int64))
         return nodes[nodes >= 0]
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:

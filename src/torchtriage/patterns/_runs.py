@@ -1,0 +1,35 @@
+"""What the main thread does one after the other: its outermost operators, and runs of like ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.trace import Kind, Trace
+
+__all__ = ["outer_ops", "runs"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
+    """Return the main thread's operators that are in no other operator, in time order.
+
+    Parameters
+    ----------
+    trace : Trace
+    inside : bool[n], optional
+        Host rows whose contents are left out as well.
+    """
+    is_op: Mask = trace.kind == Kind.OP
+    rows = trace.tree.members
+    rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
+    outer: Ints = rows[~trace.tree.under(is_op if inside is None else is_op | inside)[rows]]
+    return outer
+
+
+def runs(fits: Mask) -> Ints:
+    """Return int64[r, 2]: first and last-plus-one position of each run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], fits, [False]]).astype(np.int8)))
+    return edges.reshape(-1, 2).astype(np.int64)

@@ -376,7 +376,7 @@ def test_a_category_never_seen_is_kept_as_other() -> None:
 
 
 def test_progress_is_told() -> None:
-    text = json.dumps(calls(100)).encode()
+    text = json.dumps(calls(1000)).encode()
     seen: list[tuple[int, int]] = []
     read_text(text, chunk_bytes=1000, progress=lambda *at: seen.append(at))
     assert seen[-1] == (len(text), len(text))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ from torchtriage.trace.event_types import (
 from torchtriage.trace.events import Chunk
 from torchtriage.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
-__all__ = ["NO_TIME_NS", "ColumnBuilder", "Part", "Times", "is_row"]
+__all__ = ["NO_TIME_NS", "ColumnBuilder", "Part", "Stretch", "Times", "is_row"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
@@ -119,11 +119,25 @@ class Part(msgspec.Struct):
     n_negative: int
 
 
+class Stretch(Protocol):
+    """Rows that are held elsewhere until the trace is put together."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many they are."""
+
+    def copy(self, column: str, out: NDArray[Any]) -> None:
+        """Write a column's values."""
+
+    def drop(self, column: str) -> None:
+        """Let go of a column: nobody asks for it again."""
+
+
 class ColumnBuilder:
     """Collects chunks of events as numpy parts; ``finish`` joins them into a trace."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMN_TYPES}
+        self._columns: dict[str, list[NDArray[Any] | Stretch]] = {name: [] for name in COLUMN_TYPES}
         self._names = _Codes()
         self._cats = _Codes(MAX_CATEGORIES)
         self._lanes = _Codes()
@@ -174,7 +188,7 @@ class ColumnBuilder:
             if kind in _CALLS:
                 rows.append(event)
             elif kind is Label:
-                self._take_label(event)
+                self.take_label(event)
             elif isinstance(event, _INSTANTS):
                 if event.name == MEMORY:
                     memory.append(event)
@@ -207,7 +221,7 @@ class ColumnBuilder:
             self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
         return rows
 
-    def _take_label(self, event: Any) -> None:
+    def take_label(self, event: Any) -> None:
         """Keep what a metadata event says of a process or thread."""
         if event.args is None:
             return
@@ -302,7 +316,7 @@ class ColumnBuilder:
     def part(self) -> Part:
         """Return everything collected so far."""
         columns = {
-            name: np.concatenate(parts).tobytes() if parts else b""
+            name: _join(name, parts, np.empty(self._n_rows, COLUMN_TYPES[name])).tobytes()
             for name, parts in self._columns.items()
         }
         return Part(
@@ -322,31 +336,77 @@ class ColumnBuilder:
 
     def take(self, part: Part) -> None:
         """Append a part that was built elsewhere."""
-        recoded: dict[str, NDArray[np.int32]] = {
-            "name": self._names.add(part.names),
-            "cat": self._cats.add(part.cats),
-            "lane": self._lanes.add(map(tuple, part.lanes)),
-            # the last entry is what -1 reads
-            "detail": np.append(self._details.add(map(tuple, part.details)), np.int32(-1)),
-        }
+        recoded = self.codes_of(
+            names=part.names,
+            cats=part.cats,
+            lanes=map(tuple, part.lanes),
+            details=map(tuple, part.details),
+        )
+        # the last entry is what -1 reads
+        recoded["detail"] = np.append(recoded["detail"], np.int32(-1))
+        n_rows = 0
         for column, dtype in COLUMN_TYPES.items():
             values: Any = np.frombuffer(part.columns[column], dtype)
             if column in recoded:
                 values = recoded[column][values].astype(dtype)
             self._columns[column].append(values)
+            n_rows = len(values)
         lanes = recoded["lane"].tolist()
+        self._labels.update({(what, pid, tid): text for what, pid, tid, text in part.labels})
+        self._take_rest(
+            n_rows,
+            memory=np.frombuffer(part.memory, np.int64).reshape(-1, 7),
+            marks=[(at_ns, opens, lanes[lane], row) for at_ns, opens, lane, row in part.marks],
+            chunks=part.chunks,
+        )
+        self.take_counts(part.phases, part.n_no_dur, part.n_negative)
+
+    def codes_of(
+        self,
+        *,
+        names: Iterable[str],
+        cats: Iterable[str],
+        lanes: Iterable[tuple[Any, ...]],
+        details: Iterable[tuple[bytes, ...]],
+    ) -> dict[str, NDArray[np.int32]]:
+        """Return the codes of table entries, new ones where they have none, by column."""
+        return {
+            "name": self._names.add(names),
+            "cat": self._cats.add(cats),
+            "lane": self._lanes.add(lanes),
+            "detail": self._details.add(details),
+        }
+
+    def take_rows(self, rows: Stretch, **rest: Any) -> None:
+        """Append rows that are held elsewhere, and what else their text says.
+
+        Rows in ``marks`` and ``chunks`` count from the first of these.
+        """
+        for parts in self._columns.values():
+            parts.append(rows)
+        self._take_rest(rows.n_rows, **rest)
+
+    def take_counts(self, phases: dict[str, int], n_no_dur: int, n_negative: int) -> None:
+        """Add to what is only counted."""
+        self._phases.update(phases)
+        self._n_no_dur += n_no_dur
+        self._n_negative += n_negative
+
+    def _take_rest(
+        self,
+        n_rows: int,
+        *,
+        memory: NDArray[np.int64],
+        marks: Iterable[tuple[int, bool, int, int]],
+        chunks: Iterable[tuple[int, int, int]],
+    ) -> None:
         first = self._n_rows
         self._marks += [
-            (at_ns, opens, lanes[lane], row + first if opens else -1)
-            for at_ns, opens, lane, row in part.marks
+            (at_ns, opens, lane, row + first if opens else -1) for at_ns, opens, lane, row in marks
         ]
-        self._chunks += [(row + first, offset, size) for row, offset, size in part.chunks]
-        self._memory.append(np.frombuffer(part.memory, np.int64).reshape(-1, 7))
-        self._labels.update({(what, pid, tid): text for what, pid, tid, text in part.labels})
-        self._phases.update(part.phases)
-        self._n_rows += len(values)
-        self._n_no_dur += part.n_no_dur
-        self._n_negative += part.n_negative
+        self._chunks += [(row + first, offset, size) for row, offset, size in chunks]
+        self._memory.append(memory)
+        self._n_rows += n_rows
 
     # -- the whole -------------------------------------------------------------------------
 
@@ -357,8 +417,7 @@ class ColumnBuilder:
         """
         columns: dict[str, Any] = {}
         for name, dtype in COLUMN_TYPES.items():
-            parts = self._columns.pop(name)
-            columns[name] = np.concatenate(parts) if parts else np.empty(0, dtype)
+            columns[name] = _join(name, self._columns.pop(name), np.empty(self._n_rows, dtype))
         n_unpaired = self._pair(columns)
         timeless = columns["start_ns"] == NO_TIME_NS
         kinds = np.array([_kind_of(text) for text in self._cats], np.uint8)
@@ -422,6 +481,22 @@ class ColumnBuilder:
 
 
 # -- tables ------------------------------------------------------------------------------------
+
+
+def _join(column: str, parts: list[NDArray[Any] | Stretch], out: NDArray[Any]) -> NDArray[Any]:
+    """Return the parts of a column as one, written to ``out``."""
+    first = 0
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            out[first : first + len(part)] = part
+            first += len(part)
+        else:
+            part.copy(column, out[first : first + part.n_rows])
+            first += part.n_rows
+    for part in parts:
+        if not isinstance(part, np.ndarray):
+            part.drop(column)
+    return out
 
 
 def is_row(event: Event) -> bool:

@@ -39,6 +39,8 @@ from torchtriage.units import format_bytes
 
 __all__ = [
     "CHUNK_BYTES",
+    "MAX_EVENT_BYTES",
+    "SEPARATOR",
     "Chunk",
     "EventReader",
     "Loss",
@@ -207,6 +209,19 @@ class EventReader:
             cut = self._source.truncated or "the text ends before the list of events does"
             self.loss.say(f"{cut}, after {format_bytes(self.offset)} of text")
 
+    def hand_over(self) -> tuple[int, bytes]:
+        """Move to the end of the text read so far; return its rest and where that stands.
+
+        Whoever takes it may read on from the source, until ``resume``.
+        """
+        offset, text = self.offset, bytes(memoryview(self._buffer)[self._pos :])
+        self.resume(offset + len(text), b"")
+        return offset, text
+
+    def resume(self, offset: int, text: bytes) -> None:
+        """Go on at ``offset`` with text that has been read from the source and not been used."""
+        self._base, self._buffer, self._pos = offset, bytearray(text), 0
+
     def take_block(self, n_bytes: int) -> bytes:
         """Move past about ``n_bytes`` of text up to a likely event boundary, and return it."""
         stop = self._find_cut(self._boundary(n_bytes)) - self._base
@@ -263,7 +278,7 @@ class EventReader:
         The end of what can be read when the text ends first, or when no event is that long.
         """
         while True:
-            match = _SEPARATOR.search(self._buffer, max(boundary - self._base, self._pos))
+            match = SEPARATOR.search(self._buffer, max(boundary - self._base, self._pos))
             if match:
                 return self._base + match.start() + 1
             end = self._base + len(self._buffer)
@@ -476,7 +491,7 @@ class EventReader:
 _CLOSE = ord("]")
 _SPACE = b", \t\r\n"
 _GAP = re.compile(rb"[\s,]*")
-_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
+SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")

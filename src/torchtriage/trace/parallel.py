@@ -52,8 +52,13 @@ class Settled(msgspec.Struct):
 _decode_settled = msgspec.msgpack.Decoder(Settled).decode
 
 
-def count_workers(text_bytes: int, wanted: int | None) -> int:
-    """Return how many worker processes to read with; 1 means none."""
+def count_workers(
+    text_bytes: int, wanted: int | None, *, worth_it_bytes: int = WORTH_IT_BYTES
+) -> int:
+    """Return how many workers to read with; 1 means none.
+
+    Threads of the native scanner are worth it sooner than processes.
+    """
     if wanted is None:
         said = os.environ.get(PROCESSES_VARIABLE, "")
         if said:
@@ -62,7 +67,7 @@ def count_workers(text_bytes: int, wanted: int | None) -> int:
                     f"expected a whole number in ${PROCESSES_VARIABLE}, found {said!r}"
                 )
             wanted = int(said)
-        elif text_bytes < WORTH_IT_BYTES:
+        elif text_bytes < worth_it_bytes:
             return 1
         else:
             wanted = min(_n_cores(), MAX_WORKERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchtriage.errors import TraceFormatError
@@ -10,6 +10,7 @@ from torchtriage.trace.build import ColumnBuilder
 from torchtriage.trace.cache import digest_of, load, store
 from torchtriage.trace.columns import ReadReport, Trace
 from torchtriage.trace.events import CHUNK_BYTES, EventReader
+from torchtriage.trace.native import THREADS_WORTH_IT_BYTES, find_engine, read_native
 from torchtriage.trace.parallel import count_workers, read_parallel
 from torchtriage.trace.source import DEFAULT_MAX_BYTES, Input, open_source, reopenable
 
@@ -72,15 +73,22 @@ def _read(
     processes: int | None,
     chunk_bytes: int,
 ) -> Trace:
+    engine = find_engine()
     with open_source(opened, max_bytes=max_bytes, name=name) as source:
         reader = EventReader(source, chunk_bytes)
         builder = ColumnBuilder()
         reader.open()
-        n_workers = count_workers(source.likely_text_bytes, processes)
-        if n_workers > 1:
-            for _ in read_parallel(reader, builder, n_workers):
-                if progress is not None:
-                    progress(source.n_read, source.size_bytes)
+        blocks: Iterator[None] = iter(())
+        if engine.library is not None:
+            n_threads = count_workers(
+                source.likely_text_bytes, processes, worth_it_bytes=THREADS_WORTH_IT_BYTES
+            )
+            blocks = read_native(reader, source, builder, engine.library, n_threads)
+        elif (n_workers := count_workers(source.likely_text_bytes, processes)) > 1:
+            blocks = read_parallel(reader, builder, n_workers)
+        for _ in blocks:
+            if progress is not None:
+                progress(source.n_read, source.size_bytes)
         for chunk in reader.chunks():
             builder.add(chunk)
             if progress is not None:

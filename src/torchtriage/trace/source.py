@@ -117,7 +117,24 @@ class Source:
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes of UTF-8 text, seldom fewer; empty at the end."""
         block, self._ahead = self._ahead or self._take(size), b""
-        self.n_read += len(block)
+        self._count(len(block))
+        if self._recode is None:
+            return block
+        return self._recode.decode(block, final=not block).encode("utf-8", "replace")
+
+    def read_into(self, room: memoryview) -> int | None:
+        """Write text where it is wanted; return its length, None where only ``read`` can do it."""
+        if self._seekable is None or self._recode is not None or self._ahead:
+            return None
+        try:
+            size: int | None = self._seekable.readinto(room)
+        except (AttributeError, OSError, ValueError):
+            return None
+        self._count(size or 0)
+        return size
+
+    def _count(self, n_bytes: int) -> None:
+        self.n_read += n_bytes
         if self.n_read > self._max_bytes:
             raise TraceFormatError(
                 f"expected a trace of at most {format_bytes(self._max_bytes)}, found one that"
@@ -125,9 +142,6 @@ class Source:
                 where=self.name,
                 hint="raise the limit with --max-bytes if you trust this file",
             )
-        if self._recode is None:
-            return block
-        return self._recode.decode(block, final=not block).encode("utf-8", "replace")
 
     def skip(self, n_bytes: int) -> int:
         """Move past up to ``n_bytes`` of text without reading it; return how many it were."""

@@ -1,0 +1,205 @@
+//! The C interface that `trace/native.py` calls.
+//!
+//! Every function that takes a scanner expects one that [`tt_new`] made, and no two at a time with
+//! the same one. No panic leaves this file.
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr;
+use std::slice;
+
+use crate::scan::{Scanner, Schema, Totals};
+
+/// Raise with every change of what is declared here.
+const VERSION: u32 = 1;
+
+/// What [`tt_scan`] and the others return when something is wrong with the library itself.
+const BROKEN: i64 = -1;
+
+#[no_mangle]
+pub extern "C" fn tt_version() -> u32 {
+    VERSION
+}
+
+/// Make a scanner; null where the schema is not understood.
+///
+/// # Safety
+/// `schema` points at `len` bytes; `Schema::read` says what they are.
+#[no_mangle]
+pub unsafe extern "C" fn tt_new(schema: *const u8, len: usize) -> *mut Scanner {
+    // SAFETY: by contract.
+    let schema = unsafe { slice::from_raw_parts(schema, len) };
+    catch_unwind(|| Schema::read(schema).map(|schema| Box::into_raw(Box::new(Scanner::new(schema)))))
+        .ok()
+        .flatten()
+        .unwrap_or(ptr::null_mut())
+}
+
+/// # Safety
+/// `scanner` is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn tt_free(scanner: *mut Scanner) {
+    if !scanner.is_null() {
+        // SAFETY: by contract it is ours, and this is the last use.
+        drop(unsafe { Box::from_raw(scanner) });
+    }
+}
+
+/// Scan a text; return how much of it is done.
+///
+/// # Safety
+/// `text` points at `len` bytes that nobody writes to, the padding included.
+#[no_mangle]
+pub unsafe extern "C" fn tt_scan(
+    scanner: *mut Scanner,
+    text: *const u8,
+    len: usize,
+    offset: i64,
+    step: i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (scanner, text) = unsafe { (&mut *scanner, slice::from_raw_parts(text, len)) };
+    catch_unwind(AssertUnwindSafe(|| scanner.scan(text, offset, step) as i64)).unwrap_or(BROKEN)
+}
+
+/// # Safety
+/// `out` has room for the totals.
+#[no_mangle]
+pub unsafe extern "C" fn tt_totals(scanner: *const Scanner, out: *mut Totals) {
+    // SAFETY: by contract.
+    unsafe { *out = (*scanner).totals() };
+}
+
+/// Forget everything found since `totals`.
+///
+/// # Safety
+/// `totals` are earlier ones of this scanner.
+#[no_mangle]
+pub unsafe extern "C" fn tt_roll_back(scanner: *mut Scanner, totals: *const Totals) -> i64 {
+    // SAFETY: by contract.
+    let (scanner, totals) = unsafe { (&mut *scanner, &*totals) };
+    catch_unwind(AssertUnwindSafe(|| scanner.roll_back(totals))).map_or(BROKEN, |()| 0)
+}
+
+/// Texts of a table: 0 names, 1 categories, 2 lanes, 3 details, 4 labels.
+///
+/// # Safety
+/// The two places take a pointer each; what they get is good until the next scan.
+#[no_mangle]
+pub unsafe extern "C" fn tt_table(
+    scanner: *const Scanner,
+    which: u32,
+    bytes: *mut *const u8,
+    ends: *mut *const u64,
+) {
+    // SAFETY: by contract.
+    let scanner = unsafe { &*scanner };
+    let (texts, limits) = match which {
+        0 => (scanner.names.bytes(), scanner.names.ends()),
+        1 => (scanner.cats.bytes(), scanner.cats.ends()),
+        2 => (scanner.lanes.bytes(), scanner.lanes.ends()),
+        3 => (scanner.details.bytes(), scanner.details.ends()),
+        _ => (scanner.labels.bytes(), scanner.labels.ends()),
+    };
+    // SAFETY: by contract.
+    unsafe {
+        *bytes = texts.as_ptr();
+        *ends = limits.as_ptr();
+    }
+}
+
+/// Numbers found beside the columns: 0 allocator records, 1 marks, 2 chunks, 3 codes of labels.
+///
+/// # Safety
+/// What is returned is good until the next scan.
+#[no_mangle]
+pub unsafe extern "C" fn tt_records(scanner: *const Scanner, which: u32) -> *const i64 {
+    // SAFETY: by contract.
+    let scanner = unsafe { &*scanner };
+    match which {
+        0 => scanner.memory.as_ptr().cast(),
+        1 => scanner.marks.as_ptr().cast(),
+        2 => scanner.chunks.as_ptr().cast(),
+        _ => scanner.label_order.as_ptr(),
+    }
+}
+
+/// Copy `n` rows of a column from `first` on, with codes looked up in `codes`.
+///
+/// Columns count in the order of `COLUMN_TYPES`. A code of -1 stays.
+///
+/// # Safety
+/// `out` has room for `n` values of the column's type; `codes` has one for each code in use, and
+/// is null for columns that hold none.
+#[no_mangle]
+pub unsafe extern "C" fn tt_copy(
+    scanner: *const Scanner,
+    column: u32,
+    first: usize,
+    n: usize,
+    codes: *const i32,
+    n_codes: usize,
+    out: *mut u8,
+) -> i64 {
+    // SAFETY: by contract.
+    let columns = unsafe { &(*scanner).columns };
+    let codes: &[i32] =
+        if codes.is_null() { &[] } else { unsafe { slice::from_raw_parts(codes, n_codes) } };
+    catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: by contract.
+        unsafe {
+            match column {
+                0 => copy(&columns.start_ns, first, n, out),
+                1 => copy(&columns.dur_ns, first, n, out),
+                2 => recode(&columns.name, first, n, codes, out),
+                3 => recode_small(&columns.cat, first, n, codes, out),
+                4 => recode(&columns.lane, first, n, codes, out),
+                5 => copy(&columns.key, first, n, out),
+                6 => copy(&columns.value, first, n, out),
+                _ => recode(&columns.detail, first, n, codes, out),
+            }
+        }
+    }))
+    .map_or(BROKEN, |()| 0)
+}
+
+unsafe fn copy(from: &[i64], first: usize, n: usize, out: *mut u8) {
+    let from = &from[first..first + n];
+    // SAFETY: the caller's: there is room for them.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.cast::<i64>(), n) };
+}
+
+unsafe fn recode(from: &[i32], first: usize, n: usize, codes: &[i32], out: *mut u8) {
+    // SAFETY: the caller's: there is room for them.
+    let out = unsafe { slice::from_raw_parts_mut(out.cast::<i32>(), n) };
+    for (to, &code) in out.iter_mut().zip(&from[first..first + n]) {
+        *to = if code < 0 { code } else { codes[code as usize] };
+    }
+}
+
+unsafe fn recode_small(from: &[i16], first: usize, n: usize, codes: &[i32], out: *mut u8) {
+    // SAFETY: the caller's: there is room for them.
+    let out = unsafe { slice::from_raw_parts_mut(out.cast::<i16>(), n) };
+    for (to, &code) in out.iter_mut().zip(&from[first..first + n]) {
+        *to = codes[code as usize] as i16;
+    }
+}
+
+/// Give back the memory of a column that has been copied.
+///
+/// # Safety
+/// The column is not copied again.
+#[no_mangle]
+pub unsafe extern "C" fn tt_drop(scanner: *mut Scanner, column: u32) {
+    // SAFETY: by contract.
+    let columns = unsafe { &mut (*scanner).columns };
+    match column {
+        0 => columns.start_ns = Vec::new(),
+        1 => columns.dur_ns = Vec::new(),
+        2 => columns.name = Vec::new(),
+        3 => columns.cat = Vec::new(),
+        4 => columns.lane = Vec::new(),
+        5 => columns.key = Vec::new(),
+        6 => columns.value = Vec::new(),
+        _ => columns.detail = Vec::new(),
+    }
+}

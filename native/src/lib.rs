@@ -1,0 +1,6 @@
+//! Reads profiler events into columns at memory speed. See `docs/native.md`.
+
+pub mod abi;
+pub mod dict;
+pub mod scan;
+pub mod text;

@@ -16,11 +16,31 @@ def test_details_that_are_no_list_were_not_recorded(value: Any) -> None:
     assert trace.details_of("dims", [0, 1]) == [[[2, 3], [3, 4]], None]
     assert trace.details_of("concrete", [1]) == [None]
     asked: list[Any] = []
-    assert trace.where_detail("dims", lambda dims: bool(asked.append(dims) or True)).tolist() == [
-        True,
-        False,
-    ]
+
+    def passes(dims: Any) -> bool:
+        asked.append(dims)
+        return True
+
+    assert trace.where_detail("dims", passes, trace.named("aten::mm")).tolist() == [True, False]
     assert asked == [[[2, 3], [3, 4]]]
+    assert not trace.where_detail("dims", passes, trace.named("aten::add")).any()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("n_names", [1, 3, 40])
+@pytest.mark.parametrize("share", [0.01, 0.9])
+def test_rows_by_name(n_names: int, share: float) -> None:
+    builder = TraceBuilder()
+    for i in range(200):
+        builder.op(f"common {i % n_names}" if (i * 7) % 100 < share * 100 else "other", i * 10, 5)
+    trace = builder.build()
+    want = [name.startswith("common") for name in map(trace.name_of, range(200))]
+    assert trace.matching("^common").tolist() == want
+    assert trace.where_name(lambda name: True).all()
+    assert not trace.matching("^nothing").any()
+    assert trace.named("common 0").sum() == sum(
+        trace.name_of(row) == "common 0" for row in range(200)
+    )
 
 
 def test_names_of_collectives_are_text() -> None:

@@ -27,6 +27,9 @@ __all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+_FEW, _FEW_NAMES = 4, 1000
+"""From a quarter of all rows, or so many names, on a look-up per row is faster."""
+
 
 class Lane(NamedTuple):
     """A host thread (``pid``, ``tid``) or a device stream (``device``, ``stream``)."""
@@ -158,8 +161,26 @@ class Trace:
     def where_name(self, test: Callable[[str], bool]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
         table = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
-        out: Mask = table[self.name] if len(table) else np.zeros(len(self), dtype=bool)
+        hits = np.flatnonzero(table)
+        order, bounds = self._by_name
+        n_rows = int((bounds[hits + 1] - bounds[hits]).sum())
+        out: Mask
+        if n_rows > len(self) // _FEW or len(hits) > _FEW_NAMES:
+            out = table[self.name]
+        else:  # most questions are about few rows, and there are a hundred of them
+            out = np.zeros(len(self), dtype=bool)
+            for code in hits.tolist():
+                out[order[bounds[code] : bounds[code + 1]]] = True
         return out
+
+    @cached_property
+    def _by_name(self) -> tuple[NDArray[np.int32], Ints]:
+        """The rows by code of their name, and int64[len(names) + 1]: where each code begins."""
+        small = len(self.names) <= 1 << 16
+        codes = self.name.astype(np.uint16) if small else self.name  # sorts by radix
+        order = np.argsort(codes, kind="stable").astype(np.int32)
+        counts = np.bincount(self.name, minlength=len(self.names))
+        return order, np.concatenate(([0], np.cumsum(counts)))
 
     def name_of(self, row: int) -> str:
         """Return the name of one row."""
@@ -193,18 +214,21 @@ class Trace:
             out.append(known)
         return out
 
-    def where_detail(self, what: str, test: Callable[[Any], bool]) -> Mask:
-        """Return bool[n]: rows whose decoded detail passes; each distinct one is tested once.
+    def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
+        """Return bool[n]: rows of ``among`` whose decoded detail passes.
 
-        A detail that was not recorded never passes.
+        Each distinct one is tested once; a detail that was not recorded never passes.
         """
         index = Detail._fields.index(what)
-        table = np.zeros(len(self.details) + 1, dtype=bool)
-        for code, entry in enumerate(self.details):
-            if entry[index]:
-                value = _decode(what, entry[index])
-                table[code] = value is not None and bool(test(value))
-        return table[self.detail]  # -1 reads the last entry, which is False
+        rows = np.flatnonzero(among & (self.detail >= 0))
+        codes, which = np.unique(self.detail[rows], return_inverse=True)
+        values = (_decode(what, self.details[code][index]) for code in codes.tolist())
+        table = np.fromiter(
+            (value is not None and bool(test(value)) for value in values), bool, len(codes)
+        )
+        out = np.zeros(len(self), dtype=bool)
+        out[rows] = table[which]
+        return out
 
     def args(self, row: int) -> dict[str, Any]:
         """Return all arguments of one row as written, read again from the file."""

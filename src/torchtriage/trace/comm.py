@@ -31,8 +31,7 @@ def communicates(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: kernels that move data between ranks."""
     kernels = trace.kind == Kind.KERNEL
     named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
-    out: NDArray[np.bool_] = kernels & (named | trace.where_detail("collective", bool))
-    return out
+    return (kernels & named) | trace.where_detail("collective", bool, kernels)
 
 
 def host_collectives(trace: Trace) -> NDArray[np.bool_]:

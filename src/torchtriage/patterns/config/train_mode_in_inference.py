@@ -87,9 +87,9 @@ def _norms(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: outermost batch norms that use batch statistics though running ones exist."""
     norm = trace.named("aten::batch_norm")
     if trace.has_shapes:
-        norm &= trace.where_detail("concrete", lambda inputs: _is_true(inputs, 5))
+        norm = trace.where_detail("concrete", lambda inputs: _is_true(inputs, 5), norm)
         # without running statistics a batch norm has no other choice (track_running_stats=False)
-        norm &= trace.where_detail("dims", lambda dims: len(dims) > 4 and bool(dims[3]))
+        norm = trace.where_detail("dims", lambda dims: len(dims) > 4 and bool(dims[3]), norm)
     else:
         trains = np.flatnonzero(trace.matching(_TRAINING_KERNEL) & (trace.links.op >= 0))
         op = trace.links.op[trains].astype(np.int64)
@@ -104,9 +104,12 @@ def _drops(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: outermost dropouts that drop."""
     dropout, native = trace.named(*_DROPOUTS), trace.named("aten::native_dropout")
     if trace.has_shapes:
-        known = trace.where_detail("concrete", lambda inputs: len(inputs) > 2 and inputs[2] != "")
+        either = dropout | native
+        known = trace.where_detail(
+            "concrete", lambda inputs: len(inputs) > 2 and inputs[2] != "", either
+        )
         on = trace.where_detail(
-            "concrete", lambda inputs: _is_true(inputs, 2) and _is_positive(inputs, 1)
+            "concrete", lambda inputs: _is_true(inputs, 2) and _is_positive(inputs, 1), either
         )
         active = (dropout & on) | (native & (on | ~known))
     else:

@@ -102,8 +102,9 @@ def _work(trace: Trace, inside: NDArray[np.bool_]) -> tuple[Ints, Ints]:
         return np.flatnonzero(inside & trace.links.launches), trace.links.work_under(inside)
     ops = inside & (trace.kind == Kind.OP)
     leaves = ops & ~trace.tree.above(ops)
-    tensors = trace.where_detail("dims", _is_tensor) if trace.has_shapes else leaves
-    return np.flatnonzero(leaves & tensors), np.empty(0, np.int64)
+    if trace.has_shapes:
+        leaves = trace.where_detail("dims", _is_tensor, leaves)
+    return np.flatnonzero(leaves), np.empty(0, np.int64)
 
 
 def _is_tensor(dims: object) -> bool:
@@ -158,5 +159,5 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         fix=ZERO_FIX if method == "zero_grad" else None,
-        edits=(Edit("shrink", calls),),
+        edits=(Edit("shrink", rows, factor=1.0 if single else 0.5, best=0.0),),
     )

@@ -12,13 +12,27 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.version import __version__
 
 if TYPE_CHECKING:
-    from torchtriage.api import Report, analyze, explain, load, overlay
+    from torchtriage.api import (
+        ComparisonReport,
+        RanksReport,
+        Report,
+        analyze,
+        analyze_ranks,
+        compare,
+        explain,
+        load,
+        overlay,
+    )
     from torchtriage.errors import TraceFormatError, TriageError, UsageError
-    from torchtriage.finding import Finding, Result
+    from torchtriage.finding import Comparison, Finding, JobResult, Result
     from torchtriage.trace import Trace
 
 __all__ = [
+    "Comparison",
+    "ComparisonReport",
     "Finding",
+    "JobResult",
+    "RanksReport",
     "Report",
     "Result",
     "Trace",
@@ -27,13 +41,19 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "analyze_ranks",
+    "compare",
     "explain",
     "load",
     "overlay",
 ]
 
 _HOMES = {
+    "Comparison": "finding",
+    "ComparisonReport": "api",
     "Finding": "finding",
+    "JobResult": "finding",
+    "RanksReport": "api",
     "Report": "api",
     "Result": "finding",
     "Trace": "trace",
@@ -41,6 +61,8 @@ _HOMES = {
     "TriageError": "errors",
     "UsageError": "errors",
     "analyze": "api",
+    "analyze_ranks": "api",
+    "compare": "api",
     "explain": "api",
     "load": "api",
     "overlay": "api",

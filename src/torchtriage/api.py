@@ -1,4 +1,4 @@
-"""The names we promise: ``load``, ``analyze``, ``explain`` and what they return."""
+"""The names we promise: ``load``, ``analyze``, ``compare``, ``explain`` and what they return."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
+from torchtriage import comparison
 from torchtriage.diagnose import diagnose
 from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
 from torchtriage.errors import TraceFormatError
-from torchtriage.finding import Result
+from torchtriage.finding import Comparison, JobResult, Result
 from torchtriage.patterns import Entry, catalogue, lookup
 from torchtriage.trace import Trace, read_trace
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
 
-__all__ = ["Report", "analyze", "explain", "find_traces", "load", "overlay", "sample_path"]
+__all__ = [
+    "ComparisonReport",
+    "RanksReport",
+    "Report",
+    "analyze",
+    "analyze_ranks",
+    "compare",
+    "explain",
+    "find_traces",
+    "load",
+    "overlay",
+    "sample_path",
+]
 
 TracePath = str | os.PathLike[str]
 SUFFIXES = (".json", ".json.gz", ".zip")
@@ -61,6 +74,45 @@ class Report(Result):
         from torchtriage.report import markdown
 
         return markdown.render([self])
+
+
+@dataclass(frozen=True)
+class ComparisonReport(Comparison):
+    """A :class:`~torchtriage.finding.Comparison` that shows itself, in notebooks too."""
+
+    def __str__(self) -> str:
+        """Return the terminal report as plain text."""
+        from torchtriage.report.comparison import terminal
+
+        return terminal.render(self).plain
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook cell, in a frame of its own."""
+        import html
+
+        page = html.escape(self.to_html(), quote=True)
+        return (
+            f'<iframe srcdoc="{page}" sandbox="" title="torchtriage comparison"'
+            ' style="width:100%;height:720px;border:0"></iframe>'
+        )
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML page."""
+        from torchtriage.report.comparison import html_page
+
+        return html_page.render(self)
+
+    def to_json(self) -> bytes:
+        """Return the versioned JSON document (``docs/compare.md``)."""
+        from torchtriage.report.comparison import json_report
+
+        return json_report.encode(self)
+
+    def to_markdown(self) -> str:
+        """Return Markdown for a pull-request comment."""
+        from torchtriage.report.comparison import markdown
+
+        return markdown.render(self)
 
 
 def load(
@@ -132,6 +184,145 @@ def analyze(
     return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
+def compare(
+    before: TracePath | BinaryIO | Trace,
+    after: TracePath | BinaryIO | Trace,
+    *,
+    promise: Result | None = None,
+    cache: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> ComparisonReport:
+    """Say what changed the step time between two runs of one workload.
+
+    Parameters
+    ----------
+    before, after : path, stream or Trace
+        The runs; see :func:`load`. Each is dropped before the next is read.
+    promise : Result, optional
+        An earlier result on ``before`` whose promised savings are checked, instead of today's.
+    cache, max_bytes, progress
+        As in :func:`load`.
+
+    Raises
+    ------
+    TraceFormatError
+        An input is not a readable profiler trace.
+    UsageError
+        ``promise`` is about another recording.
+    """
+    sides = [
+        comparison.gather(
+            source
+            if isinstance(source, Trace)
+            else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        )
+        for source in (before, after)
+    ]
+    result = comparison.compare(*sides, promised=promise)
+    return ComparisonReport(**{one.name: getattr(result, one.name) for one in fields(result)})
+
+
+@dataclass(frozen=True)
+class RanksReport:
+    """Several traces: the jobs that some of them are ranks of, and each one's own result.
+
+    ``unreadable`` holds what could not be read, as it would be raised.
+    """
+
+    jobs: tuple[JobResult, ...]
+    results: tuple[Result, ...]
+    unreadable: tuple[TraceFormatError, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the terminal report as plain text."""
+        from torchtriage.report import terminal
+
+        return terminal.render(self.results, jobs=self.jobs).plain
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML page."""
+        from torchtriage.report import html_page
+
+        return html_page.render(self.results, self.jobs)
+
+    def to_json(self) -> bytes:
+        """Return the versioned JSON document (``docs/json.md``)."""
+        from torchtriage.report import json_report
+
+        return json_report.encode(self.results, self.jobs)
+
+    def to_markdown(self) -> str:
+        """Return Markdown for a pull-request comment."""
+        from torchtriage.report import markdown
+
+        return markdown.render(self.results, jobs=self.jobs)
+
+
+def analyze_ranks(
+    paths: TracePath | Iterable[TracePath],
+    *,
+    engine: str = "local",
+    processes: int | None = None,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    min_share: float = DEFAULT_MIN_SHARE,
+    cache: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
+) -> RanksReport:
+    """Judge several traces, and those that are ranks of one job also together.
+
+    Traces are read one after the other, or in processes, and of each only its result and a table
+    of its collectives are kept: memory grows with those, not with the traces.
+
+    Parameters
+    ----------
+    paths : path, URL, or several
+        Files, folders searched below, patterns with ``*``, URLs that fsspec opens.
+    engine : ``local`` or ``ray``
+        ``ray`` maps the files over a Ray cluster; the result is the same.
+    processes : int, optional
+        Of the local engine; as many as there are cores where the files are worth it.
+    only, skip, min_share, cache, max_bytes
+        As in :func:`analyze`.
+    starting : callable, optional
+        Called with a path and how many are done before it is read; may return a ``progress`` of
+        :func:`load`, which is used where it is read in this process.
+
+    Raises
+    ------
+    TraceFormatError
+        There is no trace, or none that can be read.
+    MissingExtraError
+        fsspec or Ray is needed and not installed.
+    UsageError
+        A code or an engine does not exist.
+    """
+    from torchtriage.ranks import RankRecord, judge, recognise
+    from torchtriage.ranks.engines import Settings, examine_all
+
+    for code in (*only, *skip):
+        lookup(code)
+    some = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = [os.fspath(one) for one in find_traces(some)]
+    if not files:
+        raise TraceFormatError("expected at least one trace, found none")
+    settings = Settings(tuple(only), tuple(skip), min_share, cache, max_bytes)
+    outcomes = list(
+        examine_all(files, settings, engine=engine, processes=processes, starting=starting)
+    )
+    records = [one for one in outcomes if isinstance(one, RankRecord)]
+    errors = tuple(one for one in outcomes if isinstance(one, TraceFormatError))
+    if not records:
+        if len(errors) == 1:
+            raise errors[0]
+        reasons = "".join(f"\nleft out: {error}" for error in errors)
+        raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
+    jobs = [judge(records, job, min_share=min_share) for job in recognise(records)]
+    return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)
+
+
 def overlay(
     path: TracePath, result: Result, out: TracePath, *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> None:
@@ -162,18 +353,29 @@ def explain(code_or_name: str | None = None) -> Entry | tuple[Entry, ...]:
     return catalogue() if code_or_name is None else lookup(code_or_name)
 
 
-def find_traces(paths: Iterable[TracePath]) -> list[Path]:
-    """Return the trace files that paths stand for: files as they are, folders searched below.
+def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
+    """Return the traces that paths stand for: files as they are, folders searched below.
+
+    Patterns (``run/*.json.gz``) are expanded where no file has that name; URLs (``s3://…``) are
+    looked up in their store.
 
     Raises
     ------
     TraceFormatError
         A path does not exist, or a folder holds no candidate.
     """
-    found: list[Path] = []
+    from torchtriage.ranks.remote import find_urls, is_url
+
+    found: list[str | Path] = []
     for item in paths:
+        if isinstance(item, str) and (item == "-" or is_url(item)):
+            found += [item] if item == "-" else find_urls(item)
+            continue
         path = Path(item)
         try:
+            if any(mark in path.name for mark in "*?[") and not path.exists():
+                found += _expanded(path)
+                continue
             if not path.is_dir():
                 found.append(path)
                 continue
@@ -190,6 +392,13 @@ def find_traces(paths: Iterable[TracePath]) -> list[Path]:
             )
         found += inside
     return list(dict.fromkeys(found))
+
+
+def _expanded(pattern: Path) -> list[Path]:
+    some = sorted(one for one in pattern.parent.glob(pattern.name) if one.is_file())
+    if not some:
+        raise TraceFormatError("expected files of this pattern, found none", where=str(pattern))
+    return some
 
 
 def sample_path() -> Path:

@@ -12,9 +12,9 @@ import click
 
 from torchtriage.cli.config import with_config
 from torchtriage.cli.output import check_outputs, complain, print_report, save
-from torchtriage.cli.progress import reading
-from torchtriage.errors import TraceFormatError, UsageError
-from torchtriage.finding import Result
+from torchtriage.cli.progress import reading, reading_many
+from torchtriage.errors import UsageError
+from torchtriage.finding import JobResult, Result
 
 __all__ = ["command"]
 
@@ -71,14 +71,22 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     callback=_size,
     help="Refuse inputs that expand beyond this.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Read many ranks on this machine, or on a Ray cluster.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Judge PyTorch profiler traces.
 
-    PATH is a trace (.json, .json.gz, .zip), a folder of them, or - for standard input. Prints a
-    verdict in three lines, then the findings, costliest first: where, why, how many milliseconds
-    per step a fix gives back, and the fix.
+    PATH is a trace (.json, .json.gz, .zip), a folder of them, a pattern, a URL (s3://…), or - for
+    standard input. Prints a verdict in three lines, then the findings, costliest first: where, why,
+    how many milliseconds per step a fix gives back, and the fix. Traces that are ranks of one job
+    get one verdict: who makes the others wait, and each finding once.
 
     Defaults of --fail-on, --max-bytes, --min-share, --only, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.
@@ -89,65 +97,71 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     for code in (*options["only"], *options["skip"]):
         api.explain(code)
     files = _expand(paths, api.find_traces)
-    if options["perfetto"] and (len(files) != 1 or files[0] == "-"):
+    if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
-    results, n_unusable = _judge(files, options)
-    _report(results, files, options)
-    severities = {one.severity for result in results for one in result.findings}
+    results, jobs, n_unusable = _judge(files, options)
+    _report(results, jobs, files, options)
+    severities = {one.severity for result in _speaking(results, jobs) for one in result.findings}
     if options["fail_on"] != "never" and severities & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)
 
 
-def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[Path]]) -> list[str | Path]:
+def _expand(
+    paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]]
+) -> list[str | Path]:
     out: list[str | Path] = []
     for path in paths:
         out += [path] if path == "-" else find([path])
     return list(dict.fromkeys(out))
 
 
-def _judge(files: list[str | Path], options: dict[str, Any]) -> tuple[list[Result], int]:
-    """Return the results, and how many files had none: one bad file must not hide the others."""
-    outcomes = [_attempt(file, options) for file in files]
-    results = [one for one in outcomes if isinstance(one, Result)]
-    errors = [one for one in outcomes if isinstance(one, TraceFormatError)]
-    if len(files) == 1 and errors:
-        raise errors[0]
-    for error in errors:
-        complain(f"left out: {error}")
-    if not results:
-        raise TraceFormatError(f"none of the {len(files)} files is a readable trace")
-    return results, len(errors)
-
-
-def _attempt(file: str | Path, options: dict[str, Any]) -> Result | TraceFormatError:
+def _judge(
+    files: list[str | Path], options: dict[str, Any]
+) -> tuple[list[Result], list[JobResult], int]:
+    """Return results, jobs, and how many files had none: one bad file must not hide the others."""
     from torchtriage import api
 
     keywords = {name: options[name] for name in ("only", "skip", "min_share", "cache", "max_bytes")}
-    try:
-        with reading(str(file), quiet=options["quiet"]) as progress:
-            return api.analyze(file, progress=progress, **keywords)
-    except TraceFormatError as error:
-        return error
+    if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
+        with reading(str(files[0]), quiet=options["quiet"]) as progress:
+            return [api.analyze(files[0], progress=progress, **keywords)], [], 0
+    with reading_many(len(files), quiet=options["quiet"]) as starting:
+        report = api.analyze_ranks(files, engine=options["engine"], starting=starting, **keywords)
+    for error in report.unreadable:
+        complain(f"left out: {error}")
+    return list(report.results), list(report.jobs), len(report.unreadable)
 
 
-def _report(results: list[Result], files: list[str | Path], options: dict[str, Any]) -> None:
+def _speaking(results: list[Result], jobs: list[JobResult]) -> list[Result | JobResult]:
+    """Return whose findings count: jobs, and the results that are of no job."""
+    from torchtriage.report import words
+
+    return [*jobs, *words.outside(results, jobs)]
+
+
+def _report(
+    results: list[Result],
+    jobs: list[JobResult],
+    files: list[str | Path],
+    options: dict[str, Any],
+) -> None:
     if options["html"]:
         from torchtriage.report import html_page
 
-        save(options["html"], html_page.render(results).encode())
+        save(options["html"], html_page.render(results, jobs).encode())
     if options["perfetto"]:
         from torchtriage import api
 
         api.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     if options["form"] is None and options["output"] is None:
-        print_report(results, top=options["top"])
+        print_report(results, jobs=jobs, top=options["top"])
         return
-    data = _encode(results, options["form"], options["top"])
+    data = _encode(results, jobs, options["form"], options["top"])
     if options["output"]:
         save(options["output"], data)
     else:
@@ -155,13 +169,15 @@ def _report(results: list[Result], files: list[str | Path], options: dict[str, A
         sys.stdout.buffer.flush()
 
 
-def _encode(results: list[Result], form: str | None, top: int | None) -> bytes:
+def _encode(
+    results: list[Result], jobs: list[JobResult], form: str | None, top: int | None
+) -> bytes:
     from torchtriage.report import json_report, markdown, sarif, terminal
 
     if form == "json":
-        return json_report.encode(results)
+        return json_report.encode(results, jobs)
     if form == "sarif":
-        return sarif.encode(results)
+        return sarif.encode(results, jobs)
     if form == "markdown":
-        return markdown.render(results, top=top).encode()
-    return (terminal.render(results, top=top).plain + "\n").encode()
+        return markdown.render(results, jobs=jobs, top=top).encode()
+    return (terminal.render(results, jobs=jobs, top=top).plain + "\n").encode()

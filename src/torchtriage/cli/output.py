@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchtriage.errors import UsageError
-from torchtriage.finding import Result
+from torchtriage.finding import JobResult, Result
 
 __all__ = ["check_outputs", "complain", "print_report", "save"]
 
@@ -77,7 +77,11 @@ def _same(target: Path, other: str | Path) -> bool:
 
 
 def print_report(
-    results: Sequence[Result], *, top: int | None = None, view: str = "report"
+    results: Sequence[Result],
+    *,
+    jobs: Sequence[JobResult] = (),
+    top: int | None = None,
+    view: str = "report",
 ) -> None:
     """Print results in the terminal's width and colours."""
     from rich.console import Console
@@ -88,4 +92,4 @@ def print_report(
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which means findings here
 
-    terminal.write(results, Screen(), top=top, view=view)
+    terminal.write(results, Screen(), jobs=jobs, top=top, view=view)

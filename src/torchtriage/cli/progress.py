@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torchtriage.units import format_bytes
 
-__all__ = ["reading"]
+__all__ = ["reading", "reading_many"]
 
 DELAY_S = 1.0
 
@@ -44,3 +44,27 @@ def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | 
         if shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+@contextmanager
+def reading_many(
+    number: int, *, quiet: bool
+) -> Iterator[Callable[[str, int], Callable[[int, int], None] | None] | None]:
+    """Yield a callback for each file in turn that says which of how many, as :func:`reading`."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    begun = time.monotonic()
+    with ExitStack() as shown:
+
+        def starting(path: str, done: int) -> Callable[[int, int], None] | None:
+            shown.close()
+            if time.monotonic() - begun >= DELAY_S:
+                sys.stderr.write(f"\r\x1b[K{done} of {number} traces")
+                sys.stderr.flush()
+            name = f"{done + 1} of {number}: {path}"
+            return shown.enter_context(reading(name, quiet=quiet))
+
+        yield starting
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()

@@ -27,17 +27,18 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
     from torchtriage.report import json_report
 
     check_outputs([html], [path])
-    results = json_report.decode(_read(path))
+    saved = json_report.read(_read(path))
+    results, jobs = saved.results, saved.jobs
     if html:
         from torchtriage.report import html_page
 
-        save(html, html_page.render(results).encode())
+        save(html, html_page.render(results, jobs).encode())
     elif markdown:
         from torchtriage.report import markdown as report
 
-        click.echo(report.render(results, top=top))
+        click.echo(report.render(results, jobs=jobs, top=top))
     else:
-        print_report(results, top=top)
+        print_report(results, jobs=jobs, top=top)
 
 
 def _read(path: str) -> bytes:

@@ -36,7 +36,7 @@ from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import frame_label, module_path, user_stack
 from torchtriage.units import ms
 
-__all__ = ["DEFAULT_MIN_SHARE", "diagnose"]
+__all__ = ["DEFAULT_MIN_SHARE", "HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
 
 DEFAULT_MIN_SHARE = 0.01
 """Findings that cannot give back this share of a step are not worth a reader's time."""

@@ -507,15 +507,17 @@ def _own_notes(
                 " one recorded rank: nothing to compare",
             )
         )
-    first = _first_wait_ns(matches)
+    first = _first_wait_ns(matches, waits)
     if first > FIRST_WAIT_NS:
         notes.append(
             Note(
                 "first-collective",
-                "info",
-                f"in the first collective of the recording ranks wait up to {format_ns(first)}: the"
-                " profiler starts earlier on some than on others; not counted as waiting",
-                evidence={"wait_ns": first},
+                "warn",
+                f"the first collective of the recording lasts up to {format_ns(first)} longer on"
+                " some ranks: the profiler did not start everywhere at once; that is in the step"
+                " and its communication, and not taken for waiting",
+                "record 5 or more steps: the first is then left out",
+                {"wait_ns": first},
             )
         )
     n_sent = sum(one.n_point_to_point for one in ranks)
@@ -534,7 +536,7 @@ def _own_notes(
                 "no-collectives",
                 "warn",
                 "no collective in any rank's recording: who waits for whom is not known",
-                "record device rows (ProfilerActivity.CUDA) on all ranks, in steps with collectives",
+                "record device rows (ProfilerActivity.CUDA) on all ranks, with collectives",
             )
         )
     elif not waits.n_judged:
@@ -549,17 +551,15 @@ def _own_notes(
     return notes
 
 
-def _first_wait_ns(matches: Matches) -> int:
-    waits = [
-        one.start_ns.max(axis=1) - one.start_ns.min(axis=1)
-        for one in matches.groups
-        if not one.fault
-    ]
-    first = [
-        wait[(one.index == 0).any(axis=1)]
-        for wait, one in zip(waits, [one for one in matches.groups if not one.fault], strict=True)
-    ]
-    return int(max((some.max() for some in first if len(some)), default=0))
+def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
+    """Return the longest wait in a first collective that lies in a judged step."""
+    longest = 0
+    for one in matches.groups:
+        first = (one.index == 0).any(axis=1) & np.isin(one.step, waits.step[waits.steady])
+        if not one.fault and first.any():
+            spread = one.start_ns[first].max(axis=1) - one.start_ns[first].min(axis=1)
+            longest = max(longest, int(spread.max()))
+    return longest
 
 
 def _joint(

@@ -57,7 +57,7 @@ def merge_findings(
                 continue
             key = _key(finding) if finding.code in several else (finding.code,)
             groups.setdefault(key, []).append((position, finding))
-    return [_merged(found, numbers, wait_ms, step_ms) for found in groups.values()]
+    return [_merged(found, results, numbers, wait_ms, step_ms) for found in groups.values()]
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:
@@ -73,6 +73,7 @@ def _middle(cost: Cost | None) -> float:
 
 def _merged(
     found: list[tuple[int, Finding]],
+    results: Sequence[Result],
     numbers: Sequence[int],
     wait_ms: Sequence[float],
     step_ms: float,
@@ -100,12 +101,24 @@ def _merged(
             message += "; no other rank waits for it, so the job's step stays as long"
     return replace(
         chosen,
+        place=replace(chosen.place, steps=_step_numbers(chosen, results[position])),
         message=message,
         severity=severity,
         cost=cost,
         evidence={**chosen.evidence, "shown_rank": numbers[position]},
         ranks=spread,
     )
+
+
+def _step_numbers(finding: Finding, result: Result) -> tuple[int, ...]:
+    """Return a place's steps by the numbers in their names: equal on all ranks, unlike places."""
+    if result.summary is None:
+        return finding.place.steps
+    named = {step.index: step.name.rpartition("#")[2] for step in result.summary.steps}
+    numbers = [named.get(index, "") for index in finding.place.steps]
+    if not all(number.isdecimal() for number in numbers):
+        return finding.place.steps
+    return tuple(map(int, numbers))
 
 
 def _job_cost(

@@ -25,13 +25,22 @@ from torchtriage.finding import (
     Cost,
     Finding,
     Frame,
+    JobResult,
+    Note,
     Result,
     Summary,
     TimeClasses,
     TimelineLane,
 )
 from torchtriage.names import short_name, visible
-from torchtriage.report.words import event_name, needs_device, saving, without_device
+from torchtriage.report.words import (
+    RANK_PARTS,
+    event_name,
+    needs_device,
+    rank_spread,
+    saving,
+    without_device,
+)
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
 
@@ -39,6 +48,9 @@ MAX_PAGE_BYTES = 3_000_000
 
 MAX_INTERVALS = 200
 """A place this full holds its costliest intervals only."""
+
+MAX_RANKS = 4096
+"""Bars of a job: more ranks are in the JSON."""
 
 SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
 
@@ -69,8 +81,8 @@ _DETAILS = (
 )
 
 
-def render(results: Sequence[Result]) -> str:
-    """Return one self-contained HTML page showing ``results``, the first one opened.
+def render(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> str:
+    """Return one self-contained HTML page showing ``jobs`` and ``results``, the first one opened.
 
     The page stays under ``MAX_PAGE_BYTES``: with many or very large results it carries less
     detail per result, and says what it left out.
@@ -79,6 +91,8 @@ def render(results: Sequence[Result]) -> str:
     ----------
     results : sequence of Result
         One per trace; several are offered in a selector.
+    jobs : sequence of JobResult
+        Several of the traces together; offered first.
 
     Raises
     ------
@@ -91,7 +105,7 @@ def render(results: Sequence[Result]) -> str:
         last = detail is _DETAILS[-1]
         if not last and len(results) > 1 and _expected_bytes(results, detail) > MAX_PAGE_BYTES:
             continue
-        page = _page(results, detail)
+        page = _page(results, jobs, detail)
         if last or len(page.encode()) <= MAX_PAGE_BYTES:
             break
     return page
@@ -119,10 +133,11 @@ def _template(name: str) -> str:
     return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
 
 
-def _page(results: Sequence[Result], detail: _Detail) -> str:
+def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail) -> str:
     packer = _Packer(detail)
     data = {
         "classes": SPAN_CLASSES,
+        "jobs": [packer.job(job) for job in jobs],
         "results": [packer.result(result) for result in results],
         "names": packer.names,
         "cut": list(packer.cut),
@@ -135,10 +150,10 @@ def _page(results: Sequence[Result], detail: _Detail) -> str:
     )
     parts = {
         "policy": policy,
-        "title": html.escape(_title(results)),
+        "title": html.escape(_title(results, jobs)),
         "version": html.escape(_text(results[0].version, 40)),
         "style": style,
-        "summary": _plain_summary(results, detail),
+        "summary": _plain_summary(results, jobs, detail),
         "data": text.replace("<", "\\u003c"),
         "script": script,
     }
@@ -151,7 +166,9 @@ def _hash(source: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _title(results: Sequence[Result]) -> str:
+def _title(results: Sequence[Result], jobs: Sequence[JobResult]) -> str:
+    if jobs:
+        return f"{len(jobs[0].ranks)} ranks of one job · torchtriage"
     name = _text(_file_name(results[0].trace.path), 80)
     others = f" and {len(results) - 1} more" if len(results) > 1 else ""
     return f"{name}{others} · torchtriage"
@@ -162,13 +179,20 @@ def _file_name(path: str) -> str:
     return PurePosixPath(path.replace("\\", "/")).name or path
 
 
-def _plain_summary(results: Sequence[Result], detail: _Detail) -> str:
+def _plain_summary(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail) -> str:
     """Return the findings as plain HTML, for a reader without scripts."""
     lines = ["<h1>torchtriage</h1>"]
 
     def put(tag: str, text: str, limit: int = 400) -> None:
         lines.append(f"<{tag}>{html.escape(_text(text, limit))}</{tag}>")
 
+    for job in jobs:
+        put("h2", f"{len(job.ranks)} ranks of one job")
+        for line in job.verdict:
+            put("p", line)
+        for finding in job.findings[: detail.findings]:
+            put("h3", f"{finding.code} {finding.title}")
+            put("p", finding.message, 1000)
     for result in results:
         put("h2", _file_name(result.trace.path))
         for line in result.verdict:
@@ -262,16 +286,7 @@ class _Packer:
                 "phases": _counts(facts.phases),
                 "categories": _counts(facts.categories),
             },
-            "notes": [
-                {
-                    "code": _text(note.code, 40),
-                    "level": note.level,
-                    "message": self.text(note.message),
-                    "fix": self.text(note.fix),
-                    "evidence": self.evidence(note.evidence),
-                }
-                for note in self.take(result.notes, 100, "notes")
-            ],
+            "notes": self.notes(result.notes),
             "summary": self.summary(summary) if summary else None,
             "idle": _idle_by_cause(result),
             "findings": [
@@ -296,6 +311,99 @@ class _Packer:
                 for item in self.take(result.crashes, 300, "failed patterns")
             ],
         }
+
+    def job(self, job: JobResult) -> dict[str, Any]:
+        """Return a job in the shape of a result, so that the same parts of the page show it."""
+        return {
+            "verdict": [self.text(line) for line in job.verdict],
+            "healthy": job.healthy,
+            "refused": job.refused,
+            "joint": _cost(job.joint_cost),
+            "job": {
+                "basis": self.text(job.basis),
+                "nRanks": len(job.ranks),
+                "worldSize": job.world_size,
+                "stepMs": job.step_ms,
+                "nSteady": job.n_steady_steps,
+                "nMatches": job.n_matches,
+                "ranks": [
+                    [
+                        one.rank,
+                        _text(_file_name(one.path), 200),
+                        _text(one.host, 80),
+                        one.refused,
+                        one.wall_ns,
+                        [int(getattr(one, field)) for field, *_ in RANK_PARTS],
+                        one.caused_wait_ns,
+                        one.clock_offset_ns,
+                        one.n_findings,
+                    ]
+                    for one in self.take(job.ranks, MAX_RANKS, "ranks")
+                ],
+                "steps": [
+                    [
+                        one.number,
+                        one.steady,
+                        one.wall_ns,
+                        one.wait_ns,
+                        one.late_rank,
+                        one.late_wait_ns,
+                    ]
+                    for one in self.take(job.steps, self.detail.steps, "steps of the job")
+                ],
+                "collectives": [
+                    [
+                        _text(one.group, 60),
+                        _text(one.name, 120),
+                        one.nelems,
+                        one.n_ranks,
+                        one.n_per_step,
+                        one.transfer_ns,
+                        one.wait_ns,
+                        one.max_wait_ns,
+                        one.late_rank,
+                        one.late_share,
+                    ]
+                    for one in self.take(job.collectives, self.detail.rows, "kinds of collectives")
+                ],
+            },
+            "notes": self.notes(job.notes),
+            "summary": None,
+            "idle": None,
+            "findings": [
+                self.finding(finding, 0)
+                for finding in self.take(job.findings, self.detail.findings, "findings")
+            ],
+            "nFindings": len(job.findings),
+            "notChecked": [
+                {
+                    "code": _text(item.code, 40),
+                    "name": _text(item.name, 80),
+                    "missing": [_text(need, 120) for need in item.missing[:20]],
+                    "how": _text(item.how_to_record, 500, lines=True),
+                    "device": False,
+                }
+                for item in self.take(job.not_checked, 300, "unchecked patterns")
+            ],
+            "withoutDevice": "",
+            "checked": [_text(code, 40) for code in job.checked[:300]],
+            "crashes": [
+                {"code": _text(item.code, 40), "error": self.text(item.error)}
+                for item in self.take(job.crashes, 300, "failed patterns")
+            ],
+        }
+
+    def notes(self, notes: Sequence[Note]) -> list[dict[str, Any]]:
+        return [
+            {
+                "code": _text(note.code, 40),
+                "level": note.level,
+                "message": self.text(note.message),
+                "fix": self.text(note.fix),
+                "evidence": self.evidence(note.evidence),
+            }
+            for note in self.take(notes, 100, "notes")
+        ]
 
     def summary(self, summary: Summary) -> dict[str, Any]:
         detail, origin_ns = self.detail, summary.window_start_ns
@@ -389,6 +497,7 @@ class _Packer:
             "cost": _cost(finding.cost),
             "evidence": self.evidence(finding.evidence),
             "nEvents": finding.n_events,
+            "ranks": self.text(rank_spread(finding)),
             "alsoExplains": [_text(code, 40) for code in finding.also_explains[:40]],
             "fix": {
                 "text": self.text(finding.fix.text),

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from torchtriage.errors import TraceFormatError
-from torchtriage.finding import SCHEMA, Result
+from torchtriage.finding import SCHEMA, JobResult, Result
 
-__all__ = ["Report", "decode", "encode", "plain", "schema"]
+__all__ = ["SCHEMA_ID", "Report", "decode", "encode", "plain", "read", "schema"]
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -31,9 +31,11 @@ class Report:
     schema: str
     version: str
     results: tuple[Result, ...]
+    jobs: tuple[JobResult, ...] = ()
+    """Several ranks of one job together; their own results stay among ``results``."""
 
 
-def encode(results: Sequence[Result]) -> bytes:
+def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
     """Return the document as UTF-8, one line, ending in a newline.
 
     Keys come in the order of the dataclasses and of the results' own tables, so equal runs give
@@ -45,11 +47,16 @@ def encode(results: Sequence[Result]) -> bytes:
         A field other than evidence holds a number that is not finite, which JSON cannot say.
     """
     version = results[0].version if results else ""
-    return msgspec.json.encode(plain(Report(SCHEMA, version, tuple(results)))) + b"\n"
+    return msgspec.json.encode(plain(Report(SCHEMA, version, tuple(results), tuple(jobs)))) + b"\n"
 
 
 def decode(data: bytes) -> list[Result]:
-    """Return the results of a document that ``encode`` made, by this version or another.
+    """Return the results of a document that ``encode`` made; see :func:`read`."""
+    return list(read(data).results)
+
+
+def read(data: bytes) -> Report:
+    """Return a document that ``encode`` made, by this version or another.
 
     Raises
     ------
@@ -68,7 +75,7 @@ def decode(data: bytes) -> list[Result]:
             hint="write one with: torchtriage analyze TRACE --json",
         )
     try:
-        return list(msgspec.convert(head, Report).results)
+        return msgspec.convert(head, Report)
     except msgspec.ValidationError as error:
         raise TraceFormatError(
             f"the result file does not follow {SCHEMA}: {error}",

@@ -10,11 +10,14 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from torchtriage.finding import Finding, Result, Summary
+from torchtriage.finding import Finding, JobResult, Note, Result, Summary
 from torchtriage.names import visible
 from torchtriage.report import words
+from torchtriage.units import format_ns
 
 __all__ = ["render"]
+
+MAX_RANKS = 32
 
 # What Markdown would read as markup inside a line.
 _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
@@ -23,11 +26,16 @@ _REFERENCE = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNOR
 _BLOCK_START = re.compile(r"^(\s*)([-+=#]|\d+(?=[.)](\s|$)))")
 
 
-def render(results: Sequence[Result], *, top: int | None = None) -> str:
+def render(
+    results: Sequence[Result], *, jobs: Sequence[JobResult] = (), top: int | None = None
+) -> str:
     """Return GitHub Markdown; ``top`` limits the findings per trace, and says how many it left."""
     blocks: list[str] = []
-    for result in results:
-        blocks += _result(result, top, many=len(results) > 1)
+    single = words.outside(results, jobs)
+    for job in jobs:
+        blocks += _job(job, top)
+    for result in single:
+        blocks += _result(result, top, many=len(single) + len(jobs) > 1)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -62,13 +70,61 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
     yield f"<sub>{_html(', '.join(facts))}</sub>"
 
 
-def _cautions(result: Result) -> Iterable[str]:
-    for note in result.notes:
+def _job(job: JobResult, top: int | None) -> Iterable[str]:
+    first, *others = job.verdict
+    yield f"### {prose(first)}"
+    yield "  \n".join(prose(line) for line in others)
+    if cautions := "\n".join(_warned(job.notes)):
+        yield cautions
+    yield "\n".join(_rank_table(job))
+    shown = job.findings if top is None else job.findings[: max(top, 0)]
+    if shown:
+        yield "\n".join(_table(shown))
+    for rank, finding in enumerate(shown, start=1):
+        yield _details(
+            f"{rank}. <b>{_html(finding.code)}</b> {_html(finding.title)}", _finding(finding, None)
+        )
+    if hidden := len(job.findings) - len(shown):
+        yield f"{words.count(hidden, 'more finding')} not shown."
+    if together := words.joint(job):
+        yield f"**All together** {prose(together)}."
+    if not job.refused:
+        found = "" if job.findings else "**No finding.** "
+        yield f"{found}{words.checked(job)} on every rank."
+    if job.not_checked or job.crashes:
+        total = len(job.not_checked) + len(job.crashes)
+        yield _details(f"{words.count(total, 'pattern')} without an answer", _unanswered(job))
+    facts = [f"{len(job.ranks)} ranks", job.basis, f"torchtriage {visible(job.version)}"]
+    yield f"<sub>{_html(', '.join(facts))}</sub>"
+
+
+def _rank_table(job: JobResult) -> Iterable[str]:
+    """List the ranks that make others wait, and how each spends its step."""
+    parts = words.rank_parts(job)
+    yield f"| rank | step | {' | '.join(word for _, word, _, _ in parts)} | makes others wait |"
+    yield f"|--:|--:|{'--:|' * len(parts)}--:|"
+    ranks = sorted(job.ranks, key=lambda one: (-one.caused_wait_ns, one.rank))[:MAX_RANKS]
+    for one in sorted(ranks, key=lambda one: one.rank):
+        cells = [format_ns(getattr(one, field)) for field, *_ in parts]
+        yield (
+            f"| {one.rank} | {format_ns(one.wall_ns)} | {' | '.join(cells)}"
+            f" | {format_ns(one.caused_wait_ns)} |"
+        )
+    if hidden := len(job.ranks) - len(ranks):
+        yield f"\n{words.count(hidden, 'more rank')} not shown."
+
+
+def _warned(notes: Iterable[Note]) -> Iterable[str]:
+    for note in notes:
         if note.level == "info":
             continue
         word = "Refused" if note.level == "refuse" else "Warning"
         fix = f" Try: {prose(note.fix)}" if note.fix else ""
         yield f"> **{word}** {code(note.code)} {prose(note.message)}{fix}  "
+
+
+def _cautions(result: Result) -> Iterable[str]:
+    yield from _warned(result.notes)
     for line in words.losses(result.trace):
         yield f"> {prose(line)}  "
 
@@ -105,6 +161,8 @@ def _finding(finding: Finding, summary: Summary | None) -> Iterable[str]:
         lines.append("ops " + " > ".join(code(words.event_name(op)) for op in place.ops))
     if when := words.steps(place, finding.n_events, summary):
         lines.append(prose(when))
+    if ranks := words.rank_spread(finding):
+        lines.append(f"on {prose(ranks)}")
     if facts := words.evidence(finding):
         lines.append(f"evidence: {prose(facts)}")
     if finding.also_explains:
@@ -118,7 +176,7 @@ def _finding(finding: Finding, summary: Summary | None) -> Iterable[str]:
         yield code_block(finding.fix.code)
 
 
-def _unanswered(result: Result) -> Iterable[str]:
+def _unanswered(result: Result | JobResult) -> Iterable[str]:
     lines = [
         f"- not checked, no {prose(group.what)}: {', '.join(code(name) for name in group.patterns)}"
         + (f"; to check: {code(group.how_to_record)}" if group.how_to_record else "")

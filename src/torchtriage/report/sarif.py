@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from torchtriage.finding import Finding, Result, Severity
+from torchtriage.finding import Finding, JobResult, Result, Severity
 from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.report.json_report import plain
@@ -32,9 +32,15 @@ _LEVEL: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "not
 _NOTE_LEVEL = {"refuse": "error", "warn": "warning", "info": "note"}
 
 
-def encode(results: Sequence[Result]) -> bytes:
-    """Return one SARIF run over all traces as UTF-8; equal results give equal bytes."""
-    findings = [(result, finding) for result in results for finding in result.findings]
+def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
+    """Return one SARIF run over all traces as UTF-8; equal results give equal bytes.
+
+    The ranks of a job speak through its findings, each named once.
+    """
+    findings = [(_shown(results, job, one), one) for job in jobs for one in job.findings]
+    findings += [
+        (result, finding) for result in words.outside(results, jobs) for finding in result.findings
+    ]
     codes = sorted({finding.code for _, finding in findings})
     seen: Counter[str] = Counter()
     run = {
@@ -52,7 +58,8 @@ def encode(results: Sequence[Result]) -> bytes:
             {
                 "executionSuccessful": not any(result.refused for result in results),
                 "toolExecutionNotifications": [
-                    notification for result in results for notification in _notifications(result)
+                    *(said for job in jobs for said in _job_notifications(job)),
+                    *(said for result in results for said in _notifications(result)),
                 ],
             }
         ],
@@ -64,6 +71,24 @@ def encode(results: Sequence[Result]) -> bytes:
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return msgspec.json.encode(plain(log)) + b"\n"
+
+
+def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Result:
+    """Return the result of the rank that stands for a finding of its job."""
+    rank = finding.evidence.get("shown_rank", finding.evidence.get("late_rank"))
+    path = next((one.path for one in job.ranks if one.rank == rank), job.ranks[0].path)
+    return next((one for one in results if one.trace.path == path), results[0])
+
+
+def _job_notifications(job: JobResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "descriptor": {"id": note.code},
+            "level": _NOTE_LEVEL[note.level],
+            "message": {"text": visible(f"{len(job.ranks)} ranks: {note.message} {note.fix}")},
+        }
+        for note in job.notes
+    ]
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

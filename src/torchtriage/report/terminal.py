@@ -16,7 +16,16 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from torchtriage.finding import Certainty, DeviceSummary, Finding, Note, Result, Severity, Summary
+from torchtriage.finding import (
+    Certainty,
+    DeviceSummary,
+    Finding,
+    JobResult,
+    Note,
+    Result,
+    Severity,
+    Summary,
+)
 from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.units import format_ns, format_share
@@ -36,6 +45,16 @@ N_OPS = 5
 # A number and its unit stay on one line: this stands between them while lines are wrapped.
 _GLUE = "\ue000"
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|B|[KMGT]i?B|[GT]B/s|TFLOP/s)(?:\W|$))")
+
+MAX_RANKS = 16
+N_COLLECTIVES = 5
+_RANK_MARKS = {
+    "compute_ns": ("█", "green"),
+    "comm_ns": ("▓", "blue"),
+    "wait_ns": ("░", "red"),
+    "copy_ns": ("▒", "magenta"),
+    "idle_ns": ("·", "yellow"),
+}
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
@@ -63,31 +82,46 @@ _IDLE = (
 
 # Single characters that say the same where the output cannot hold them.
 _ASCII = str.maketrans({
-    "█": "#", "▓": "=", "▒": "-", "·": ".", "─": "-", "…": "~", "µ": "u",
+    "█": "#", "▓": "=", "▒": "-", "░": "w", "·": ".", "─": "-", "…": "~", "µ": "u",
     "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#",
 })  # fmt: skip
 
 
-def render(results: Sequence[Result], *, top: int | None = None, width: int | None = None) -> Text:
-    """Return the report of one or more traces.
+def render(
+    results: Sequence[Result],
+    *,
+    jobs: Sequence[JobResult] = (),
+    top: int | None = None,
+    width: int | None = None,
+) -> Text:
+    """Return the report of one or more traces, and of the jobs some of them are ranks of.
 
     Parameters
     ----------
     results : sequence of Result
         In the order to show them; with more than one, each starts with its path.
+    jobs : sequence of JobResult
+        Shown first; their ranks are not shown again one by one.
     top : int, optional
-        Findings shown per trace; the number left out is said. None shows all.
+        Findings shown per trace or job; the number left out is said. None shows all.
     width : int, optional
         Columns, at most 120; 80 when not given.
     """
     page = Page(width)
-    for index, result in enumerate(results):
-        if len(results) > 1:
+    single = words.outside(results, jobs)
+    named = len(single) + len(jobs) > 1
+    for index, job in enumerate(jobs):
+        if named:
             page.blank(index > 0)
+            page.rule(f"{len(job.ranks)} ranks of one job")
+        _job(page, job, results, top)
+    for index, result in enumerate(single):
+        if named:
+            page.blank(index > 0 or bool(jobs))
             page.rule(_path(result.trace.path, page.width))
-        _result(page, result, top, named=len(results) > 1)
-    if len(results) > 1:
-        _overview(page, results)
+        _result(page, result, top, named=named)
+    if len(single) > 1:
+        _overview(page, single)
     return page.text
 
 
@@ -111,7 +145,12 @@ def doctor(result: Result, *, width: int | None = None) -> Text:
 
 
 def write(
-    results: Sequence[Result], console: Console, *, top: int | None = None, view: str = "report"
+    results: Sequence[Result],
+    console: Console,
+    *,
+    jobs: Sequence[JobResult] = (),
+    top: int | None = None,
+    view: str = "report",
 ) -> None:
     """Print the report, or the doctor's view of each trace, in the console's width and colours.
 
@@ -121,7 +160,7 @@ def write(
     if view == "doctor":
         pages = [doctor(result, width=width) for result in results]
     else:
-        pages = [render(results, top=top, width=width)]
+        pages = [render(results, jobs=jobs, top=top, width=width)]
     for page in pages:
         console.print(fitting(page, console.encoding), soft_wrap=True, highlight=False)
 
@@ -242,12 +281,105 @@ def _overview(page: Page, results: Sequence[Result]) -> None:
         page.line((words.outcome(result), "dim"), indent=2 * INDENT, hang=2)
 
 
-def _verdict_style(result: Result) -> str:
+def _verdict_style(result: Result | JobResult) -> str:
     if result.refused:
         return "bold red"
     # green is for what was looked at whole
     clean = result.healthy and not result.not_checked and not result.crashes
     return "bold green" if clean else "bold"
+
+
+def _job(page: Page, job: JobResult, results: Sequence[Result], top: int | None) -> None:
+    for index, sentence in enumerate(job.verdict):
+        page.line((visible(sentence), _verdict_style(job) if index == 0 else ""))
+    page.blank()
+    page.line((visible(job.basis), "dim"), indent=INDENT)
+    if not job.refused:
+        _ranks(page, job)
+        _collectives(page, job)
+    for note in _by_level(job.notes):
+        if note.level != "info":
+            page.blank()
+            _note(page, note, said=job.verdict)
+    shown = job.findings if top is None else job.findings[: max(top, 0)]
+    for rank, finding in enumerate(shown, start=1):
+        page.blank()
+        _finding(page, finding, rank, None)
+    if hidden := len(job.findings) - len(shown):
+        page.blank()
+        page.line((f"{words.count(hidden, 'more finding')} not shown", "dim"))
+    if together := words.joint(job):
+        page.blank()
+        page.line(("All together ", "bold"), (together, ""))
+    page.blank()
+    found = "" if job.findings or job.refused else "No finding. "
+    page.line((found, "bold"), (f"{words.checked(job)} on every rank.", ""))
+    first = next((one for one in results if one.trace.path == job.ranks[0].path), None)
+    calm = words.without_device(first) if first is not None else ""
+    left = [one for one in job.not_checked if not (calm and words.needs_device(one))]
+    if calm:
+        page.line((calm, ""), indent=INDENT, hang=2)
+    for group in words.missing(left):
+        page.line(
+            (f"no {group.what}: ", ""), (", ".join(group.brief), "dim"), indent=INDENT, hang=2
+        )
+    for crash in job.crashes:
+        page.line(
+            (f"failed: {visible(crash.code)} ", "bold red"),
+            (visible(crash.error), ""),
+            indent=INDENT,
+            hang=2,
+        )
+
+
+def _ranks(page: Page, job: JobResult) -> None:
+    """Draw each rank's mean step as a bar: who waits, and for whom."""
+    longest = max(max(one.wall_ns for one in job.ranks), 1)
+    shown = list(job.ranks)
+    if len(shown) > MAX_RANKS:
+        # who makes others wait, and who waits most
+        worst = sorted(shown, key=lambda one: (-one.caused_wait_ns, -one.wait_ns, one.rank))
+        shown = sorted(worst[:MAX_RANKS], key=lambda one: one.rank)
+    page.blank()
+    bar = BAR - 8
+    for one in shown:
+        parts: list[tuple[str, str]] = []
+        used, reach = 0, 0
+        for field, *_ in words.RANK_PARTS:
+            mark, style = _RANK_MARKS[field]
+            reach += int(getattr(one, field))
+            cells = max(round(reach / longest * bar) - used, 0)
+            parts.append((mark * cells, style))
+            used += cells
+        pad = " " * (bar - used)
+        page.labelled(f"rank {one.rank}", *parts, (f"{pad} {words.rank_line(one)}", ""))
+    if hidden := len(job.ranks) - len(shown):
+        page.labelled("", (f"{words.count(hidden, 'more rank')} not shown", "dim"))
+    legend: list[tuple[str, str]] = []
+    for field, word, _, share in words.rank_parts(job):
+        mark, style = _RANK_MARKS[field]
+        legend += [(f"{mark} ", style), (f"{word} {format_share(share)}  ", "")]
+    page.labelled("", *legend)
+
+
+def _collectives(page: Page, job: JobResult) -> None:
+    shown = job.collectives[:N_COLLECTIVES]
+    page.blank(bool(shown))
+    label = "exchanged"
+    for one in shown:
+        size = f" of {one.nelems:,}" if one.nelems is not None else ""
+        group = f" in group {visible(one.group)}" if one.group else ""
+        page.labelled(
+            label,
+            (f"{one.n_per_step:.3g} x {words.event_name(one.name)}{size}", ""),
+            (f"{group}: transfer {format_ns(one.transfer_ns)}, wait {format_ns(one.wait_ns)}", ""),
+            (f", rank {one.late_rank} last in {format_share(one.late_share)}", "dim"),
+        )
+        label = ""
+    if shown:
+        rest = len(job.collectives) - len(shown)
+        more = f", {rest:,} more kinds not shown" if rest > 0 else ""
+        page.labelled("", (f"per step, each in the mean{more}", "dim"))
 
 
 def _facts(page: Page, result: Result, *, named: bool = False) -> None:
@@ -371,6 +503,8 @@ def _finding(page: Page, finding: Finding, rank: int, summary: Summary | None) -
     for line in _where(finding, summary):
         page.labelled(label, (line, ""), indent=indent)
         label = ""
+    if ranks := words.rank_spread(finding):
+        page.labelled("ranks", (ranks, ""), indent=indent)
     if facts := words.evidence(finding):
         page.labelled("evidence", (facts, ""), indent=indent)
     page.labelled("fix", (visible(finding.fix.text), ""), indent=indent)

@@ -12,11 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtriage.finding import Cost, Finding, Frame, NotChecked, Place, Result, Summary, TraceFacts
+from torchtriage.finding import (
+    Cost,
+    Finding,
+    Frame,
+    JobResult,
+    NotChecked,
+    Place,
+    RankSummary,
+    Result,
+    Summary,
+    TraceFacts,
+)
 from torchtriage.names import WIDTH, elide, short_name, visible
 from torchtriage.units import format_bytes, format_ms, format_ns, format_share
 
 __all__ = [
+    "RANK_PARTS",
     "Missing",
     "basis",
     "checked",
@@ -30,6 +42,10 @@ __all__ = [
     "missing",
     "needs_device",
     "outcome",
+    "outside",
+    "rank_line",
+    "rank_parts",
+    "rank_spread",
     "recording",
     "saving",
     "saving_share",
@@ -83,16 +99,83 @@ def _range(low: str, high: str, from_zero: bool) -> str:
     return f"{low_number if low_unit == high.rpartition(' ')[2] else low}-{high}"
 
 
+def rank_spread(finding: Finding) -> str:
+    """Return ``8 of 8 ranks, 3.10-3.40 ms per step each``, empty outside a job."""
+    spread = finding.ranks
+    if spread is None:
+        return ""
+    which = "" if spread.n_with == spread.n_ranks else f" ({_ranks(spread.ranks)})"
+    text = f"{spread.n_with} of {count(spread.n_ranks, 'rank')}{which}"
+    if spread.n_with < 2 or not spread.high_ms:
+        return text
+    amount = _range(format_ms(spread.low_ms), format_ms(spread.high_ms), spread.low_ms <= 0)
+    return f"{text}, {amount} {'per step ' if _per_step(finding) else ''}each"
+
+
+RANK_PARTS = (
+    ("compute_ns", "compute", "compute"),
+    ("comm_ns", "communication", "comm"),
+    ("wait_ns", "waiting for ranks", "wait"),
+    ("copy_ns", "copies", "copy"),
+    ("idle_ns", "idle", "idle"),
+)
+"""The parts of a rank's step: field, word, and the name of its colour."""
+
+
+WORTH_SAYING = 0.02
+"""Of a rank's step."""
+
+
+def rank_parts(job: JobResult) -> tuple[tuple[str, str, str, float], ...]:
+    """Return (field, word, colour, share of all ranks' steps) of the parts that there are."""
+    wall = max(sum(one.wall_ns for one in job.ranks), 1)
+    shares = [
+        (field, word, colour, sum(int(getattr(one, field)) for one in job.ranks) / wall)
+        for field, word, colour in RANK_PARTS
+    ]
+    return tuple(part for part in shares if part[3] > 0)
+
+
+def outside(results: Sequence[Result], jobs: Sequence[JobResult]) -> list[Result]:
+    """Return the results that no job speaks for."""
+    spoken = {one.path for job in jobs for one in job.ranks}
+    return [result for result in results if result.trace.path not in spoken]
+
+
+def rank_line(one: RankSummary) -> str:
+    """Return what one rank has to say of itself: its waiting, and what it makes others wait."""
+    if one.refused:
+        return f"no verdict: {visible(one.verdict)}"
+    parts = [format_ns(one.wall_ns)]
+    if one.wait_ns > WORTH_SAYING * one.wall_ns:
+        parts.append(f"waits {format_ns(one.wait_ns)}")
+    if one.caused_wait_ns > WORTH_SAYING * one.wall_ns:
+        parts.append(f"others wait {format_ns(one.caused_wait_ns)}")
+    return ", ".join(parts)
+
+
+def _per_step(finding: Finding) -> bool:
+    return finding.cost is not None and finding.cost.per == "step"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    runs = _runs(numbers, {})
+    return ", ".join(runs) if len(runs) <= 4 else f"{runs[0]}, …, {runs[-1]}"
+
+
 def basis(cost: Cost) -> str:
     """Return how sure the arithmetic is: ``measured, grade A``."""
     return f"{cost.basis}, grade {cost.grade}"
 
 
-def joint(result: Result) -> str:
+def joint(result: Result | JobResult) -> str:
     """Return what all findings give back together, empty when there is nothing to add up."""
     if result.joint_cost is None or len(result.findings) < 2:
         return ""
-    return f"{saving(result.joint_cost)}, each millisecond counted once"
+    how = "each millisecond counted once"
+    if isinstance(result, JobResult):
+        how = "at least the best of them, at most what the slowest rank can save"
+    return f"{saving(result.joint_cost)}, {how}"
 
 
 def source_line(place: Frame) -> str:
@@ -269,7 +352,7 @@ def outcome(result: Result) -> str:
     return f"{rank}{', '.join(parts)}"
 
 
-def checked(result: Result) -> str:
+def checked(result: Result | JobResult) -> str:
     """Return how many patterns were checked, not checked and failed."""
     if result.refused and not result.checked:
         return f"{count(len(result.not_checked), 'pattern')} not checked"

@@ -12,6 +12,13 @@ const PARTS = [
   ["queued", "Idle, queued", "the next kernel was launched in time and waited for something else"],
   ["unknown", "Idle, unknown", "no launch is recorded for the next kernel, or nothing follows"],
 ];
+const RANK_PARTS = [
+  ["compute", "Compute", "kernels other than communication; on a CPU, operators"],
+  ["comm", "Communication", "collectives with nothing beside them, once all ranks have come"],
+  ["await", "Waiting for ranks", "in a collective that the last rank has not reached yet, with nothing beside it"],
+  ["copy", "Copies", "memory copies with neither beside them"],
+  ["queued", "Idle", "the rest of the step; on a CPU, Python"],
+];
 const SPAN_WORDS = {
   compute: "kernels", comm: "communication", copy: "copies", op: "operators",
   wait: "waits for the device", python: "Python", loader: "data loading", step: "steps",
@@ -534,6 +541,7 @@ function card(finding, model) {
     where.push(["Line", h("code", {}, frameText(place.frame), place.frame.exact ? "" : " (first line of the function)")]);
   }
   if (place.module) where.push(["Module", h("code", {}, place.module)]);
+  if (finding.ranks) where.push(["Ranks", h("span", {}, finding.ranks)]);
   if (place.lane) where.push(["Lane", h("span", {}, place.lane)]);
   if (place.nSteps) {
     where.push(["Steps", stepList(place, model)]);
@@ -580,7 +588,7 @@ function findingsSection(result, model) {
     toggle.textContent = open ? "Close all" : "Open all";
   } } }, "Open all");
   return section("findings", "What to fix, worst first",
-    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), each millisecond counted once; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
+    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), ${result.job ? "at least the best of them, at most what the slowest rank can save" : "each millisecond counted once"}; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
       : "Savings have one denominator each, written beside them.",
     cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,
     cards,
@@ -734,6 +742,88 @@ function opsSection(model) {
     ], ops, 2));
 }
 
+// -- several ranks of one job -------------------------------------------------------------------
+
+const openRank = (rank) => {
+  const i = DATA.results.findIndex((result) => result.trace.file === rank[1]);
+  if (i >= 0) pick(`r${i}`);
+};
+
+function ranksSection(job) {
+  const { ranks } = job, longest = Math.max(1, ...ranks.map((rank) => rank[4]));
+  const total = ranks.reduce((sum, rank) => sum + rank[4], 0) || 1;
+  const used = RANK_PARTS.map(([kind, label, what], i) => ({ kind, label, what, i, part: ranks.reduce((sum, rank) => sum + rank[5][i], 0) / total })).filter((part) => part.part > 0);
+  const row = (rank) => h("button", { type: "button", class: "rank", title: rank[1], on: { click: () => openRank(rank) } },
+    h("span", {}, `rank ${rank[0]}`),
+    h("span", { class: "stack", role: "img", "aria-label": used.map((part) => `${part.label} ${ns(rank[5][part.i])}`).join(", ") },
+      used.map((part) => h("i", { class: part.kind, title: `${part.label}: ${ns(rank[5][part.i])}`, style: { width: `${rank[5][part.i] / longest * 100}%` } }))),
+    h("span", {}, rank[3] ? "no verdict" : [ns(rank[4]), rank[6] > 0.02 * rank[4] ? [", ", h("b", {}, `others wait ${ns(rank[6])}`)] : ""]));
+  return section("ranks", "Rank by rank",
+    `The mean of ${many(job.nSteady, "common steady step")} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
+    h("div", { class: `ranks ${ranks.length > 48 ? "many" : ""}` }, ranks.map(row)),
+    h("ul", { class: "legend" }, used.map((part) => h("li", { title: part.what }, h("i", { class: part.kind }), part.label, " ", h("b", {}, share(part.part))))),
+    h("details", { class: "more" }, h("summary", {}, "The same as a table"),
+      sortable("Ranks", [
+        ["Rank", (rank) => rank[0], (rank) => rank[0]],
+        ["Step", (rank) => ns(rank[4]), (rank) => rank[4]],
+        ...used.map((part) => [part.label, (rank) => ns(rank[5][part.i]), (rank) => rank[5][part.i]]),
+        ["Makes others wait", (rank) => ns(rank[6]), (rank) => rank[6]],
+        ["Clock moved by", (rank) => rank[7] ? ns(rank[7]) : "–", (rank) => rank[7]],
+        ["Findings", (rank) => count(rank[8]), (rank) => rank[8]],
+        ["Host", (rank) => rank[2] || "–", (rank) => rank[2]],
+      ], ranks, 0)));
+}
+
+function lateSection(job) {
+  const steps = job.steps;
+  if (steps.length < 2) return null;
+  const top = Math.max(...steps.map((step) => step[2])) || 1;
+  const text = ([number, steady, wall, wait, late, lateWait]) =>
+    `step ${number}: ${ns(wall)}, ranks wait ${ns(wait)} in the mean${late === null ? "" : `, rank ${late} makes the others wait ${ns(lateWait)}`}${steady ? "" : ", not counted as steady"}`;
+  const said = h("p", { class: "say" }, text(steps.reduce((a, b) => (b[3] > a[3] ? b : a))));
+  return section("imbalance", "Who was last, step by step",
+    `Height: the step's wall time, mean over ranks, full height ${ns(top)}. Yellow: waiting for the last rank. Pale: not steady.`,
+    h("div", { class: `steps ${steps.length > 60 ? "many" : ""}` }, steps.map((step) =>
+      h("div", { class: step[1] ? "" : "odd", title: text(step), style: { height: `${step[2] / top * 100}%` }, on: { mouseenter: () => { said.textContent = text(step); } } },
+        h("i", { class: "await", style: { height: `${step[2] ? step[3] / step[2] * 100 : 0}%` } }),
+        h("i", { class: "op", style: { height: `${step[2] ? 100 - step[3] / step[2] * 100 : 100}%` } })))),
+    steps.length > 24 ? null : h("div", { class: "under", "aria-hidden": "true" },
+      steps.map((step) => h("span", {}, `#${step[0]} `, step[4] === null ? "" : h("b", {}, `rank ${step[4]}`)))),
+    said);
+}
+
+function collectivesSection(job) {
+  const rows = job.collectives;
+  if (!rows.length) return null;
+  return section("collectives", "Collectives",
+    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.`,
+    sortable("Collectives", [
+      ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
+      ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
+      ["Elements", (c) => count(c[2]), (c) => c[2] === null ? -1 : c[2]],
+      ["Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
+      ["Transfer", (c) => ns(c[5]), (c) => c[5]],
+      ["Wait", (c) => ns(c[6]), (c) => c[6]],
+      ["Longest wait", (c) => ns(c[7]), (c) => c[7]],
+      ["Last", (c) => `rank ${c[8]} in ${share(c[9])}`, (c) => c[9]],
+    ], rows, 5));
+}
+
+function jobHeadline(result) {
+  const job = result.job, n = result.nFindings;
+  const state = result.refused ? "No verdict" : n ? many(n, "finding") : result.healthy ? "Nothing found" : "Nothing found, not everything judged";
+  const limited = result.notChecked.length + result.crashes.length;
+  return h("div", { class: "head" },
+    h("p", { class: "kicker" }, h("b", { class: !n && result.healthy ? "good" : "" }, state), ` · ${many(job.nRanks, "rank")}${job.worldSize && job.worldSize !== job.nRanks ? ` of ${count(job.worldSize)}` : ""}`),
+    h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
+    h("dl", { class: "facts" }, [
+      ["One job because", job.basis],
+      ["Step", job.stepMs === null ? "–" : `${ms(job.stepMs)}, mean of ${many(job.nSteady, "steady step")} on every rank`],
+      ["Collectives", `${many(job.nMatches, "match", "matches")} between ranks`],
+      ["Checked on every rank", `${many(result.checked.length, "pattern")}${limited ? `, ${count(limited)} not` : ""}`],
+    ].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
+}
+
 // -- what was not judged, and what was read -----------------------------------------------------
 
 function uncheckedSection(result) {
@@ -813,6 +903,12 @@ function show(result) {
   const drawn = model.lanes.length > 0 && model.wall > 1;
   if (drawn) model.time = timeline(model);
   const notes = notesSection(result), findings = findingsSection(result, model);
+  if (result.job) {
+    const { job } = result;
+    const parts = [jobHeadline(result), result.refused ? notes : ranksSection(job), findings, lateSection(job), collectivesSection(job), result.refused ? null : notes, uncheckedSection(result)];
+    document.getElementById("main").replaceChildren(...parts.filter(Boolean));
+    return;
+  }
   const parts = [headline(result)];
   // one or two bars give the verdict its picture; a bar for each of eight devices would hide the findings
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
@@ -874,15 +970,24 @@ document.addEventListener("click", (event) => {
 
 document.getElementById("bar").hidden = false;
 const which = document.getElementById("which"), foot = document.getElementById("foot");
+DATA.jobs.forEach((result, i) => {
+  which.append(h("option", { value: `j${i}` }, `${many(result.job.nRanks, "rank")} of one job${result.refused ? " · no verdict" : ` · ${many(result.nFindings, "finding")}`}`));
+});
 DATA.results.forEach((result, i) => {
   const rank = result.trace.rank === null ? "" : `rank ${result.trace.rank} · `;
-  which.append(h("option", { value: i }, `${rank}${result.trace.file}${result.refused ? " · no verdict" : ` · ${many(result.nFindings, "finding")}`}`));
+  which.append(h("option", { value: `r${i}` }, `${rank}${result.trace.file}${result.refused ? " · no verdict" : ` · ${many(result.nFindings, "finding")}`}`));
 });
-document.getElementById("picker").hidden = DATA.results.length < 2;
-which.addEventListener("change", () => { show(DATA.results[Number(which.value)]); say("Trace changed"); });
+document.getElementById("picker").hidden = DATA.results.length + DATA.jobs.length < 2;
+function pick(value) {
+  which.value = value;
+  show((value[0] === "j" ? DATA.jobs : DATA.results)[Number(value.slice(1))]);
+  scrollTo(0, 0);
+  say("Trace changed");
+}
+which.addEventListener("change", () => pick(which.value));
 foot.hidden = false;
 foot.append(h("p", {}, "Made by torchtriage. This page holds everything it shows and asks no server. Times and names are those of the recording."),
   DATA.cut.length ? h("p", {}, `To stay small it carries ${DATA.cut.join("; ")}. The JSON report has all of it.`) : "");
 settle();
-show(DATA.results[0]);
+show(DATA.jobs[0] || DATA.results[0]);
 })();

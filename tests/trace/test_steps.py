@@ -198,6 +198,20 @@ def test_a_step_that_compiles_is_not_steady() -> None:
     assert builder.build().steps.steady.tolist() == [False, True, False, True]
 
 
+def test_where_most_of_the_later_steps_compile_they_are_the_loop() -> None:
+    builder = steps(*[100] * 6)
+    for index in (1, 3, 4, 5):
+        builder.annotation("_compile.compile_inner (dynamo_timed)", 100 * index + 10, 30)
+    assert builder.build().steps.steady.tolist() == [False, True, True, True, True, True]
+
+
+def test_a_long_warm_up_is_not_the_loop() -> None:
+    builder = steps(*[100] * 6)
+    for index in (0, 1, 2, 3):
+        builder.annotation("_compile.compile_inner (dynamo_timed)", 100 * index + 10, 30)
+    assert builder.build().steps.steady.tolist() == [False, False, False, False, True, True]
+
+
 def test_a_step_that_loads_kernels_is_not_steady() -> None:
     builder = steps(100, 100, 100)
     builder.event("Lazy Function Loading", "overhead", 110, 20, pid=-1, tid=0)

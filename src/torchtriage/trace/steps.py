@@ -42,6 +42,8 @@ FIRST_USES = 8
 """More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
+HABIT_STEPS = 2
+"""So many of the later half, and most of them: compiling is what this loop does."""
 OUTLIER = 3.0
 """A step longer than this many medians is not steady (catalogue 1.5)."""
 
@@ -344,7 +346,11 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
     if len(rows):
         cover = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
         busy = intervals.covered(intervals.spans(start, end), cover)
-        steady &= busy <= COMPILE_SHARE * np.maximum(end - start, 1)
+        late = busy > COMPILE_SHARE * np.maximum(end - start, 1)
+        # a loop that compiles to the end (another shape in every step) has no other steps
+        last = late[len(late) // 2 :]
+        if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
+            steady &= ~late
     if steady.any():
         steady &= wall <= OUTLIER * np.median(wall[steady])
     return steady if steady.any() else np.ones(len(wall), dtype=bool)

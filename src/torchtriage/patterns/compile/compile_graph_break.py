@@ -1,0 +1,157 @@
+"""A compiled function is split into several graphs.
+
+Looks like: a ``Torch-Compiled Region`` inside another one in most of the steps: Python ran in
+    between. Frames named ``torch_dynamo_resume_in_FUNCTION_at_LINE`` give the line of the break.
+Slow because: at every break guards are checked and wrappers run again, the seam is not fused, and
+    the device may run dry meanwhile.
+Cost: bounded by host time from the end of one graph to the start of the next, less what operators
+    do in between; with a device, by the idle time this causes. Low is divided by the profiler's
+    inflation.
+Fix: find the breaks with ``fullgraph=True`` or ``TORCH_LOGS=graph_breaks``; move printing, logging
+    and ``.item()`` out; ``torch.where`` or ``torch.cond`` instead of ``if`` on a tensor.
+Leave it when: the break is intended (``torch.compiler.disable``, FSDP's hooks, piecewise graphs of
+    a serving engine).
+Source: PyTorch documentation, "torch.compile programming model", graph breaks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns._recurrence import recurs
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.compile._regions import Regions, find_regions
+from torchtriage.trace import Kind, Trace
+from torchtriage.trace.frames import parse_frame
+from torchtriage.units import format_count, format_ns, ms
+
+PATTERN = Pattern(
+    code="CMP030",
+    name="compile-graph-break",
+    family="compile",
+    title="A compiled function is split into several graphs",
+    order=342,
+    needs=frozenset({"ops"}),
+)
+
+FIX = Fix(
+    text="Let the compiler name every break, and move what causes it out of the function.",
+    code="""model = torch.compile(model, fullgraph=True)  # raises at the first break
+# TORCH_LOGS=graph_breaks python train.py          # or: lists them all with their lines
+x = torch.where(x.sum() > limit, 2 * x, x)         # instead of: if x.sum() > limit: x = 2 * x""",
+    link="https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
+)
+
+Ints = NDArray[np.int64]
+
+_RESUME = r": torch_dynamo_resume_in_.+_at_\d+$"
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over all regions entered from inside another."""
+    if not trace.devices and not trace.is_host_only:
+        return
+    regions = find_regions(trace)
+    inner = _entered_inside(regions) if len(regions.rows) else regions.rows
+    if not len(inner) or not recurs(trace, inner):
+        return
+    steps = trace.steps
+    seams = _seams(regions, inner)
+    host = intervals.subtract(intervals.union(seams), regions.time_of(regions.eager))
+    spans = trace.waits.lost(seams[:, 0], seams[:, 1]) if trace.devices else host
+    host_ns = intervals.length(intervals.intersect(host, steps.judged)) / steps.n_steady
+    outer = np.unique(trace.tree.outermost(inner, regions.mask))
+    count = steps.median_count(steps.of_host(inner))
+    calls = steps.median_count(steps.of_host(outer))
+    resumed = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_RESUME))
+    resumed = resumed[steps.in_steady(steps.of_host(resumed))]
+    lines = _lines(trace, resumed)
+    at = f", at {', '.join(lines[:3])}" if lines else ""
+    left = 1 - intervals.length(host) / max(int(trace.dur_ns[outer].sum()), 1)
+    yield Claim(
+        message=(
+            f"{format_count(calls, 'call')} of compiled code {steps.per}"
+            f" {'is' if calls == 1 else 'are'} split by {format_count(count, 'graph break')}{at};"
+            f" the host spends {format_ns(host_ns)} of {format_ns(steps.wall_ns)} between graphs"
+        ),
+        certainty="certain" if lines else "likely",
+        rows=inner,
+        spans=spans,
+        gain_low=1 / trace.origin.inflation,
+        gain_high=1.0,
+        time_class="idle" if trace.devices else "host",
+        basis="bounded",
+        method="from the end of one graph to the start of the next, without operators in between",
+        evidence={
+            "n_breaks_per_step": count,
+            "n_split_calls_per_step": calls,
+            "seam_ms_per_step": ms(host_ns),
+            "median_seam_ms": ms(float(np.median(seams[:, 1] - seams[:, 0]))),
+            **({"breaks_at": lines[:5]} if lines else {}),
+            "ops_at_breaks": _ops_at(regions, seams),
+            "profiler_inflation": trace.origin.inflation,
+        },
+        anchor=int(resumed[np.argmax(trace.dur_ns[resumed])]) if lines else int(inner[0]),
+        edits=(Edit("shrink", outer, 1 - (1 - left) / trace.origin.inflation, best=left),),
+    )
+
+
+def _entered_inside(regions: Regions) -> Ints:
+    """Return the regions that lie in a region of another frame."""
+    around = regions.around
+    index = np.searchsorted(regions.trace.start_ns[regions.rows], regions.trace.start_ns[around])
+    frame = np.append(regions.frame, -1)
+    # builds without numbers: any region inside another
+    same = (frame[np.where(around >= 0, index, -1)] == regions.frame) & (regions.frame >= 0)
+    rows: Ints = regions.rows[(around >= 0) & ~same]
+    return rows
+
+
+def _seams(regions: Regions, inner: Ints) -> intervals.Spans:
+    """Return int64[k, 2]: from the last graph before each region to its own first graph.
+
+    Bounded by the region around and by the region itself where one of them calls no graph.
+    """
+    trace = regions.trace
+    around = trace.tree.nearest(inner, regions.mask)
+    seams = np.stack([trace.start_ns[around], trace.start_ns[inner]], axis=1)
+    graphs = np.flatnonzero(regions.graphs)
+    for lane in np.unique(trace.lane[inner]).tolist():
+        here = np.flatnonzero(trace.lane[inner] == lane)
+        mine = graphs[trace.lane[graphs] == lane]
+        ends = np.sort(trace.end_ns[mine])
+        starts = np.sort(trace.start_ns[mine])
+        begin = trace.start_ns[inner[here]]
+        before = np.searchsorted(ends, begin, side="right") - 1
+        last = np.where(before >= 0, np.append(ends, 0)[before], 0)
+        seams[here, 0] = np.maximum(seams[here, 0], last)
+        after = np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, begin)]
+        inside = after < trace.end_ns[inner[here]]
+        seams[here, 1] = np.where(inside, after, begin)
+    return seams
+
+
+def _lines(trace: Trace, resumed: Ints) -> list[str]:
+    """Return where functions go on after a break, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for code, count in zip(*np.unique(trace.name[resumed], return_counts=True), strict=True):
+        frame = parse_frame(trace.names[code])
+        if frame is not None:
+            counts[f"{frame.file}:{frame.line}"] += int(count)
+    return [line for line, _ in counts.most_common()]
+
+
+def _ops_at(regions: Regions, seams: intervals.Spans) -> list[str]:
+    """Return the operators that run between graphs, the most frequent first."""
+    trace = regions.trace
+    rows = np.flatnonzero(regions.eager & ~trace.tree.under(regions.eager))
+    rows = rows[~trace.tree.under(regions.graphs)[rows]]
+    rows = rows[intervals.owner(intervals.union(seams), trace.start_ns[rows]) >= 0]
+    codes, counts = np.unique(trace.name[rows], return_counts=True)
+    return [trace.names[code] for code in codes[np.argsort(-counts, kind="stable")][:5].tolist()]

@@ -1,0 +1,168 @@
+"""Guards and wrappers of compiled code cost more than the graphs they lead to are worth.
+
+Looks like: ten or more calls of compiled code per step that spend a tenth of their time or more
+    outside their graphs; or cache look-ups alone that take a tenth of the step, recorded without
+    Python stacks.
+Slow because: every call checks its guards and runs through wrappers, 10-60 µs, however small the
+    graph is; guards of a large model take 0.3 ms and more.
+Cost: bounded by host time in look-ups and regions outside graphs and operators; with a device, by
+    the idle time this causes. High adds the time between one call and the next where no operator
+    runs; low is divided by the profiler's inflation, which stacks make worse here than elsewhere.
+Fix: compile the function around them once, instead of the small ones; where guards dominate, drop
+    those on modules that never change.
+Leave it when: the device is busy meanwhile.
+Source: PyTorch documentation, ``torch.compile``, ``guard_filter_fn``; measured: 41 µs per call of a
+    one-line function on a CPU, 0.6 µs when its caller is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.finding import Fix
+from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.compile._regions import Regions, find_regions
+from torchtriage.trace import Kind, Trace
+from torchtriage.units import format_count, format_ns, format_share, ms
+
+PATTERN = Pattern(
+    code="CMP032",
+    name="compile-overhead",
+    family="compile",
+    title="Guards and wrappers dominate small compiled graphs",
+    order=343,
+    needs=frozenset({"ops"}),
+)
+
+FIX = Fix(
+    text="Compile the caller, so that the small functions become one graph.",
+    code="""@torch.compile          # here, once
+def forward(x, layers):
+    for layer in layers:
+        x = layer(x)    # and no torch.compile on each layer or helper
+    return x""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
+
+_FIX_GUARDS = Fix(
+    text="Drop guards on modules that never change after compilation.",
+    code="""model = torch.compile(
+    model,
+    options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe},
+)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
+
+Ints = NDArray[np.int64]
+
+MIN_CALLS = 10
+"""Per step: fewer are no small functions in a loop."""
+MIN_OVERHEAD = 0.10
+"""Of the time in look-ups and regions (catalogue 32)."""
+MIN_GUARDS = 0.10
+"""Of the step, in look-ups alone, as if no profiler had slowed them."""
+NEXT_CALL_NS = 100_000
+"""From one call to the next with no operator between: mostly the way out and in again, 20 us
+measured."""
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over all calls of compiled code."""
+    if not trace.devices and not trace.is_host_only:
+        return
+    regions = find_regions(trace)
+    if not len(regions.rows):
+        return
+    steps = trace.steps
+    calls = regions.rows[regions.around < 0]
+    lookups = regions.time_of(regions.lookups)
+    whole = intervals.union(np.concatenate([lookups, regions.time_of(regions.mask)]))
+    outside = _outside(regions, whole)
+    judged = steps.judged
+    whole_ns = intervals.length(intervals.intersect(whole, judged)) / steps.n_steady
+    outside_ns = intervals.length(intervals.intersect(outside, judged)) / steps.n_steady
+    guards_ns = intervals.length(intervals.intersect(lookups, judged)) / steps.n_steady
+    n_calls = steps.median_count(steps.of_host(calls))
+    # guards in Python look many times slower with stacks
+    slow_guards = not trace.has_stacks and (
+        guards_ns >= MIN_GUARDS * steps.wall_ns * trace.origin.inflation
+    )
+    many = n_calls >= MIN_CALLS and outside_ns >= MIN_OVERHEAD * whole_ns
+    if not (many or slow_guards) or not outside_ns:
+        return
+    sure = _at_stake(trace, outside if many else lookups)
+    more = _at_stake(trace, _between(regions, whole) if many else intervals.EMPTY)
+    more = intervals.subtract(more, sure)
+    surely = (1 - 1 / n_calls if many else 0.5) / trace.origin.inflation
+    at_stake = outside_ns if many else guards_ns
+    yield Claim(
+        message=(
+            f"{format_count(n_calls, 'call')} of compiled code {steps.per}"
+            f" {'spends' if n_calls == 1 else 'spend'} {format_ns(outside_ns)} of"
+            f" {format_ns(whole_ns)} ({format_share(outside_ns / whole_ns)}) in guards and wrappers"
+        ),
+        certainty="likely",
+        rows=calls,
+        spans=np.concatenate([sure, more]),
+        gain_low=np.append(np.full(len(sure), surely), np.zeros(len(more))),
+        gain_high=1.0,
+        time_class="idle" if trace.devices else "host",
+        basis="bounded",
+        method=(
+            "host time of look-ups and regions outside graphs"
+            if many
+            else "host time of look-ups; low half of it"
+        ),
+        evidence={
+            "n_calls_per_step": n_calls,
+            "overhead_ms_per_step": ms(outside_ns),
+            "compiled_code_ms_per_step": ms(whole_ns),
+            "guards_ms_per_step": ms(guards_ns),
+            "overhead_ms_per_call": ms(outside_ns / max(n_calls, 1)),
+            "profiler_inflation": trace.origin.inflation,
+        },
+        anchor=int(calls[np.argmax(trace.dur_ns[calls])]),
+        fix=FIX if many else _FIX_GUARDS,
+        edits=_edits(regions, at_stake / max(whole_ns, 1), many=many),
+    )
+
+
+def _outside(regions: Regions, whole: intervals.Spans) -> intervals.Spans:
+    """Return the time of look-ups and regions outside graphs and operators.
+
+    Of a region that calls neither (old builds name no graphs), only its look-up and wrappers.
+    """
+    trace = regions.trace
+    inside = regions.graphs | regions.eager | (trace.kind == Kind.RUNTIME)
+    known = regions.mask & trace.tree.above(inside)
+    surely = np.concatenate([regions.time_of(regions.lookups), regions.time_of(regions.wrappers)])
+    seen = intervals.subtract(regions.time_of(known), regions.time_of(inside))
+    return intervals.intersect(intervals.union(np.concatenate([surely, seen])), whole)
+
+
+def _between(regions: Regions, whole: intervals.Spans) -> intervals.Spans:
+    """Return the short stretches from one call to the next in which no operator runs."""
+    gaps = np.stack([whole[:-1, 1], whole[1:, 0]], axis=1)
+    step = np.searchsorted(regions.trace.steps.host_start_ns, gaps, side="right")
+    gaps = gaps[(gaps[:, 1] - gaps[:, 0] < NEXT_CALL_NS) & (step[:, 0] == step[:, 1])]
+    busy = intervals.covered(gaps, regions.time_of(regions.eager))
+    free: intervals.Spans = gaps[(busy == 0) & (gaps[:, 1] > gaps[:, 0])]
+    return free
+
+
+def _at_stake(trace: Trace, host: intervals.Spans) -> intervals.Spans:
+    """Return host time, or the device idle time it causes."""
+    return trace.waits.lost(host[:, 0], host[:, 1]) if trace.devices else host
+
+
+def _edits(regions: Regions, share: float, *, many: bool) -> tuple[Edit, ...]:
+    lookups = np.flatnonzero(regions.lookups)
+    slower = regions.trace.origin.inflation
+    if not many:
+        return (Edit("shrink", lookups, 1 - 0.5 / slower, best=0.0),)
+    rows = np.concatenate([lookups, regions.rows[regions.around < 0]])
+    return (Edit("shrink", rows, 1 - share / slower, best=max(1 - share, 0.0)),)

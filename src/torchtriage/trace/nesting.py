@@ -93,8 +93,17 @@ class Tree:
         order = np.argsort(depth.astype(_sortable(int(depth.max()))), kind="stable")
         return np.split(rows[order], np.cumsum(np.bincount(depth))[:-1])
 
+    @cached_property
+    def _inner(self) -> Mask:
+        """bool[n]: members with children."""
+        out = np.zeros(len(self.parent) + 1, dtype=bool)
+        out[self.parent[self.members]] = True  # a root's -1 writes the last entry
+        return out[:-1]
+
     def under(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
+        if not (mask & self._inner).any():  # as with most of what patterns look for
+            return np.zeros(len(self.parent), dtype=bool)
         if len(self.levels) > _NEAR:
             return self._nearest(mask) >= 0
         out = np.zeros(len(self.parent), dtype=bool)

@@ -28,7 +28,7 @@ class Pair:
     """A problem, the code of its pattern, and the script with and without it.
 
     ``make(fixed)`` returns a function that runs one step. ``ranks`` processes run together;
-    ``shapes`` are recorded where the pattern needs them.
+    ``shapes`` are recorded where the pattern needs them. ``workers`` : how many the fix adds.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Pair:
     make: Callable[[bool], Callable[[], object]]
     ranks: int = 1
     shapes: bool = False
+    workers: int = 0
 
 
 def _loader(n_workers: int) -> Callable[[bool], Callable[[], object]]:
@@ -151,9 +152,9 @@ def _trainer(model: Any, make_optimizer: Callable[..., Any]) -> Callable[[Any], 
 
 
 PAIRS = (
-    Pair("loader1", "I/O-bound loader, 0 -> 1 worker", "DAT018", _loader(1)),
-    Pair("loader2", "I/O-bound loader, 0 -> 2 workers", "DAT018", _loader(2)),
-    Pair("loader4", "I/O-bound loader, 0 -> 4 workers", "DAT018", _loader(4)),
+    Pair("loader1", "I/O-bound loader, 0 -> 1 worker", "DAT018", _loader(1), workers=1),
+    Pair("loader2", "I/O-bound loader, 0 -> 2 workers", "DAT018", _loader(2), workers=2),
+    Pair("loader4", "I/O-bound loader, 0 -> 4 workers", "DAT018", _loader(4), workers=4),
     Pair("per-sample", "128 images one by one -> one batch", "LCH017", _per_sample, shapes=True),
     Pair("optimizer", "AdamW of 124 tensors, foreach off -> on", "LCH016", _optimizer),
     Pair("elementwise", "11 elementwise ops, eager -> compiled", "LCH015", _elementwise),

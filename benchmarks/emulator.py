@@ -38,7 +38,7 @@ from torchtriage.trace import Trace, read_trace
 Process = Generator[int | Callable[[], bool], None, None]
 """Yields the ns it is busy for, or the condition it waits for."""
 
-COMPUTE, COMM, COPY = 7, 20, 24
+COMPUTE, COMM, COPY, SIDE = 7, 20, 24, 28
 """Streams."""
 MAIN, AUTOGRAD = 1, 2
 """Host threads."""
@@ -67,6 +67,14 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """An operator that launches many kernels, of ``each_ns``, with one call."""
+
+    name: str
+    each_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Copy:
     """An operator that copies; ``blocks`` as pageable memory does, to the host inside the call."""
 
@@ -79,10 +87,14 @@ class Copy:
 
 @dataclass(frozen=True)
 class Sync:
-    """A wait of the host for a stream, the device, or what was enqueued so far (an event)."""
+    """A wait of the host for the device.
+
+    ``on`` : all of one ``stream``; the ``device``; an ``event`` recorded right before; the same
+    event of the step before (``last``); or the device, to ``free`` memory.
+    """
 
     name: str
-    on: Literal["stream", "device", "event"]
+    on: Literal["stream", "device", "event", "last", "free"]
     stream: int = COMPUTE
 
 
@@ -109,7 +121,7 @@ class Fetch:
     workers: int = 0
 
 
-Instruction = Host | Launch | Copy | Sync | Join | Backward | Fetch
+Instruction = Host | Launch | Graph | Copy | Sync | Join | Backward | Fetch
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,9 @@ class Machine:
     cross_ns: int = 1_500
     return_ns: int = 6_000
     hand_off_ns: int = 15_000
+    graph_ns: int = 12_000
+    """Host time of a graph launch, and a fiftieth of that for each of its kernels."""
+    free_ns: int = 30_000
     batch_ns: int = 200_000
     """Taking a batch that a worker has ready."""
     queue_limit: int = 1_022
@@ -387,9 +402,9 @@ class Run:
         self._since_ns = 0
         self._batches = self._ordered = 0
         self._backward: deque[tuple[Instruction, ...]] = deque()
-        self._returned = 0
+        self._marks: dict[str, _Mark] = {}
         self._host_jitter = self.jitter("host")
-        for number in (COMPUTE, COMM, COPY):
+        for number in (COMPUTE, COMM, COPY, SIDE):
             self._streams[number] = _Stream(self, number)
         n_workers = max(
             (one.workers for one in program.instructions() if isinstance(one, Fetch)), default=0
@@ -512,9 +527,17 @@ class Run:
             case Launch():
                 yield vary(machine.op_ns)
                 kernel = one.name if one.stream == COMM else f"{one.name}_kernel"
-                yield from self._enqueue(
-                    "cudaLaunchKernel", one.stream, kernel, "kernel", one.ns, tid
-                )
+                work = [(kernel, "kernel", one.ns)]
+                yield from self._enqueue("cudaLaunchKernel", one.stream, work, tid)
+                self.add(one.name, "cpu_op", start, clock.now(), tid=tid)
+            case Graph():
+                yield vary(machine.op_ns)
+                work = [
+                    (f"{one.name}_kernel_{index}", "kernel", ns)
+                    for index, ns in enumerate(one.each_ns)
+                ]
+                cost = machine.graph_ns + machine.graph_ns * len(work) // 50
+                yield from self._enqueue("cudaGraphLaunch", COMPUTE, work, tid, call_ns=cost)
                 self.add(one.name, "cpu_op", start, clock.now(), tid=tid)
             case Copy():
                 yield vary(machine.op_ns)
@@ -528,9 +551,7 @@ class Run:
                 yield from self._enqueue(
                     "cudaMemcpyAsync",
                     one.stream,
-                    what,
-                    "gpu_memcpy",
-                    one.ns,
+                    [(what, "gpu_memcpy", one.ns)],
                     tid,
                     until_done=one.blocks and one.to == "host",
                 )
@@ -540,14 +561,19 @@ class Run:
                 self.add(one.name, "cpu_op", start, clock.now(), tid=tid)
             case Sync():
                 stream = self._streams[one.stream]
-                if one.on == "event":
+                everything = list(self._streams.values())
+                if one.on in ("event", "last"):
                     mark = _Mark()
                     yield from self._call("cudaEventRecord", tid, then=(stream, _Record(mark)))
+                    if one.on == "last":
+                        self._marks[one.name], mark = mark, self._marks.get(one.name, _Mark(0))
                     yield from self._call("cudaEventSynchronize", tid, mark=mark)
                 elif one.on == "stream":
                     yield from self._call("cudaStreamSynchronize", tid, wait=[stream])
+                elif one.on == "free":
+                    yield vary(machine.free_ns)
+                    yield from self._call("cudaFree", tid, wait=everything)
                 else:
-                    everything = list(self._streams.values())
                     yield from self._call("cudaDeviceSynchronize", tid, wait=everything)
                 self.add(one.name, "user_annotation", start, clock.now(), tid=tid)
             case Join():
@@ -578,14 +604,13 @@ class Run:
         self,
         call: str,
         number: int,
-        name: str,
-        category: str,
-        ns: int,
+        work: Sequence[tuple[str, str, int]],
         tid: int,
         *,
+        call_ns: int = 0,
         until_done: bool = False,
     ) -> Process:
-        """Call the runtime to enqueue work; the call waits while the queue is full."""
+        """Call the runtime to enqueue (name, category, ns); it waits while the queue is full."""
         clock, machine = self.clock, self.program.machine
         stream = self._streams[number]
         start = clock.now()
@@ -593,9 +618,10 @@ class Run:
         yield lambda: sum(one.n_pending for one in self._streams.values()) < limit
         self._correlation += 1
         correlation = self._correlation
-        stream.put(_Work(name, category, ns, clock.now(), correlation))
+        for name, category, ns in work:
+            stream.put(_Work(name, category, ns, clock.now(), correlation))
         target = stream.n_enqueued
-        yield self._host_jitter(machine.launch_ns)
+        yield self._host_jitter(call_ns or machine.launch_ns)
         if until_done and stream.n_done < target:
             yield lambda: stream.n_done >= target
             yield self._host_jitter(machine.return_ns)

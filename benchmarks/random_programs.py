@@ -16,9 +16,11 @@ from emulator import (
     COMM,
     COMPUTE,
     COPY,
+    SIDE,
     Backward,
     Copy,
     Fetch,
+    Graph,
     Host,
     Instruction,
     Join,
@@ -129,6 +131,39 @@ def random_program(seed: int) -> Program:
     return replace(slower, step=(fetch, *slower.step), stretch=program.stretch // LOADED * 2)
 
 
+def mixed_program(seed: int) -> Program:
+    """Return a step of what random ones lack.
+
+    Graph launches, a second stream that computes, memory freed on the way, and a wait for the step
+    before, as a readback without stalls does it.
+    """
+    draw = random.Random(f"mixed {seed}")
+    step: list[Instruction] = [Copy("upload", draw.randint(20_000, 200_000), "device", False, COPY)]
+    step.append(Join(COPY, COMPUTE))
+    kernel_ns = draw.choice([8_000, 30_000, 90_000])
+    for layer in range(draw.randint(3, 6)):
+        step.append(Host(f"prepare_{layer}", draw.randint(5_000, 80_000)))
+        if draw.random() < 0.4:
+            each_ns = tuple(draw.randint(3_000, kernel_ns) for _ in range(draw.randint(5, 40)))
+            step.append(Graph(f"graph_{layer}", each_ns))
+        if draw.random() < 0.6:
+            step.append(Join(COMPUTE, SIDE))
+            step.append(Launch(f"side_{layer}", draw.randint(kernel_ns, 8 * kernel_ns), SIDE))
+            step += [
+                Launch(f"layer_{layer}_{index}", draw.randint(kernel_ns // 2, 3 * kernel_ns))
+                for index in range(draw.randint(1, 4))
+            ]
+            step.append(Join(SIDE, COMPUTE))
+        step.append(Launch(f"join_{layer}", draw.randint(kernel_ns // 2, 2 * kernel_ns)))
+        if draw.random() < 0.25:
+            step.append(Sync(f"free_{layer}", "free"))
+    if draw.random() < 0.5:
+        step.append(Sync("read_last", "last"))
+    if draw.random() < 0.4:
+        step.append(Copy("read_loss", 2_000, "host", True))
+    return Program(tuple(step), n_steps=8, n_warm=draw.choice([0, 1]))
+
+
 def deep_program(seed: int) -> Program:
     """Return a device-bound step whose host runs ahead until the launch queue is full."""
     draw = random.Random(f"deep {seed}")
@@ -163,7 +198,7 @@ def fixes(program: Program, seed: int) -> list[Fix]:
     for one in those(Copy):
         if isinstance(one, Copy) and one.to == "device" and one.blocks:
             add(f"{one.name} asynchronous", "copy", _asynchronous(one.name), _unblock(one.name))
-    kernels = [one for one in those(Launch) if isinstance(one, Launch) and one.stream == COMPUTE]
+    kernels = [one for one in those(Launch) if isinstance(one, Launch) and one.stream != COMM]
     top = max(kernels, key=lambda one: one.ns)
     for kernel in {top.name: top, (other := draw.choice(kernels)).name: other}.values():
         add(
@@ -172,6 +207,14 @@ def fixes(program: Program, seed: int) -> list[Fix]:
             _scaled({kernel.name}, 0.5),
             _shrinking({f"{kernel.name}_kernel"}, 0.5),
         )
+    if side := {one.name for one in kernels if one.stream == SIDE}:
+        shrink = _shrinking({f"{name}_kernel" for name in side}, 0.5)
+        add("side kernels twice as fast", "kernel", _scaled(side, 0.5), shrink)
+    graphs = [one for one in those(Graph) if isinstance(one, Graph)]
+    if graphs:
+        names = {one.name for one in graphs}
+        inside = {f"{one.name}_kernel_{i}" for one in graphs for i in range(len(one.each_ns))}
+        add("graphs twice as fast", "kernel", _scaled(names, 0.5), _shrinking(inside, 0.5))
     ops = [one for one in those(Host) if isinstance(one, Host) and one.traced]
     if ops:
         names = {one.name for one in ops}
@@ -201,13 +244,15 @@ def _without(names: set[str]) -> Swap:
 
 
 def _times(one: Instruction, factor: float) -> Instruction:
+    if isinstance(one, Graph):
+        return replace(one, each_ns=tuple(round(ns * factor) for ns in one.each_ns))
     assert isinstance(one, Host | Launch | Copy)
     return replace(one, ns=round(one.ns * factor))
 
 
 def _scaled(names: set[str], factor: float) -> Swap:
     def swap(one: Instruction) -> Sequence[Instruction]:
-        if isinstance(one, Host | Launch) and one.name in names:
+        if isinstance(one, Host | Launch | Graph) and one.name in names:
             return [_times(one, factor)]
         return [one]
 

@@ -3,12 +3,12 @@
 import pytest
 from replay_accuracy import Scores, emulated, in_virtual_time, score
 
-N_RANDOM, N_DEEP = 25, 1
+N_RANDOM, N_MIXED, N_DEEP = 20, 8, 1
 
 
 @pytest.fixture(scope="module")
 def cases():
-    return emulated(N_RANDOM, N_DEEP, in_virtual_time)
+    return emulated(N_RANDOM, N_MIXED, N_DEEP, in_virtual_time)
 
 
 @pytest.fixture(scope="module")

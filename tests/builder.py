@@ -226,7 +226,14 @@ class TraceBuilder:
         )
 
     def memory(
-        self, at: float, size: int, *, allocated: int, reserved: int, device_type: int = 1
+        self,
+        at: float,
+        size: int,
+        *,
+        allocated: int,
+        reserved: int,
+        device_type: int = 1,
+        addr: int = 1,
     ) -> TraceBuilder:
         return self.event(
             "[memory]",
@@ -236,7 +243,7 @@ class TraceBuilder:
             ph="i",
             **{
                 "Bytes": size,
-                "Addr": 1,
+                "Addr": addr,
                 "Total Allocated": allocated,
                 "Total Reserved": reserved,
                 "Device Type": device_type,

@@ -8,6 +8,7 @@ use std::ptr;
 use std::slice;
 
 use crate::scan::{Scanner, Schema, Totals};
+use crate::tree::{renumber, Rows};
 
 /// Raise with every change of what is declared here.
 const VERSION: u32 = 1;
@@ -202,4 +203,93 @@ pub unsafe extern "C" fn tt_drop(scanner: *mut Scanner, column: u32) {
         6 => columns.value = Vec::new(),
         _ => columns.detail = Vec::new(),
     }
+}
+
+/// Columns of a trace, `n` rows each.
+#[repr(C)]
+pub struct TraceColumns {
+    n: usize,
+    lane: *const i32,
+    start_ns: *const i64,
+    dur_ns: *const i64,
+    kind: *const u8,
+    key: *const i64,
+    value: *const i64,
+}
+
+/// Find the members of a call tree and their parents; return how many members there are.
+///
+/// `ranks` says of each kind where it stands among equals, zero for what is no member. `by_id` says
+/// that `key` and `value` name frames and their parents.
+///
+/// # Safety
+/// The columns have `n` rows and lanes below `n_lanes`; `ranks` has 256 elements; `members` and
+/// `parent` have room for `n`.
+#[no_mangle]
+pub unsafe extern "C" fn tt_tree(
+    trace: *const TraceColumns,
+    ranks: *const [u8; 256],
+    n_lanes: usize,
+    tolerance_ns: i64,
+    by_id: bool,
+    members: *mut i64,
+    parent: *mut i32,
+) -> i64 {
+    // SAFETY: by contract.
+    let (trace, ranks) = unsafe { (&*trace, &*ranks) };
+    let n = trace.n;
+    // SAFETY: by contract.
+    let (rows, key, value, members, parent) = unsafe {
+        let rows = Rows {
+            lane: slice::from_raw_parts(trace.lane, n),
+            start_ns: slice::from_raw_parts(trace.start_ns, n),
+            dur_ns: slice::from_raw_parts(trace.dur_ns, n),
+            kind: slice::from_raw_parts(trace.kind, n),
+        };
+        (
+            rows,
+            slice::from_raw_parts(trace.key, n),
+            slice::from_raw_parts(trace.value, n),
+            slice::from_raw_parts_mut(members, n),
+            slice::from_raw_parts_mut(parent, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| {
+        let found = rows.ordered(ranks, n_lanes);
+        parent.fill(-1);
+        if !by_id || !rows.by_id(&found, key, value, parent) {
+            rows.contain(&found, tolerance_ns, parent);
+        }
+        members[..found.len()].copy_from_slice(&found);
+        found.len() as i64
+    }))
+    .unwrap_or(BROKEN)
+}
+
+/// Give codes the order of their first use; return how many are in use.
+///
+/// # Safety
+/// `codes` has `n` elements, each -1 or below `n_merged`; `merged` and `order` have `n_merged`.
+#[no_mangle]
+pub unsafe extern "C" fn tt_renumber(
+    codes: *mut i32,
+    n: usize,
+    merged: *const i32,
+    n_merged: usize,
+    order: *mut i32,
+) -> i64 {
+    // SAFETY: by contract.
+    let (codes, merged, order) = unsafe {
+        (
+            slice::from_raw_parts_mut(codes, n),
+            slice::from_raw_parts(merged, n_merged),
+            slice::from_raw_parts_mut(order, n_merged),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| {
+        let found = renumber(codes, merged);
+        order[..found.len()].copy_from_slice(&found);
+        found.len() as i64
+    }))
+    .unwrap_or(BROKEN)
 }

@@ -4,3 +4,4 @@ pub mod abi;
 pub mod dict;
 pub mod scan;
 pub mod text;
+pub mod tree;

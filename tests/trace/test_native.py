@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +19,12 @@ from tests.trace.layouts import LAYOUTS, document
 from tests.trace.test_parallel import assert_same, mixed
 
 from torchtriage.errors import TriageError, UsageError
-from torchtriage.trace import Trace, native, read_trace
+from torchtriage.trace import Trace, engine, read_trace
 from torchtriage.trace.build import ColumnBuilder
-from torchtriage.trace.native import ENGINE_VARIABLE, find_engine
+from torchtriage.trace.engine import ENGINE_VARIABLE, find_engine
 
 needs_library = pytest.mark.skipif(
-    not native.FILE.exists(), reason="the native scanner is not built (make native needs cargo)"
+    not engine.FILE.exists(), reason="the native scanner is not built (make native needs cargo)"
 )
 SHARED = Path(os.environ.get("TORCHTRIAGE_DATA", "../shared/data")) / "traces"
 
@@ -33,20 +34,36 @@ def read_with(engine: str, text: bytes, **options: Any) -> Trace | str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENGINE_VARIABLE, engine)
         try:
-            return read_trace(io.BytesIO(text), **options)
+            trace = read_trace(io.BytesIO(text), **options)
         except TriageError as error:
             return str(error)
+        trace.tree, trace.frames, trace.links  # noqa: B018 - made by the engine of the moment
+        return trace
+
+
+def assert_same_structure(one: Trace, other: Trace) -> None:
+    for mine, yours in ((one.tree, other.tree), (one.frames, other.frames)):
+        assert np.array_equal(mine.members, yours.members)
+        assert np.array_equal(mine.parent, yours.parent)
+        assert mine.members.dtype == yours.members.dtype
+        assert mine.parent.dtype == yours.parent.dtype
+    assert np.array_equal(one.links.call, other.links.call)
+    assert np.array_equal(one.links.op, other.links.op)
+
+
+def assert_equal(expected: Trace | str, found: Trace | str) -> None:
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+    else:
+        assert_same(expected, found)
+        assert_same_structure(expected, found)
 
 
 def read_both(text: bytes, **options: Any) -> Trace | str:
     options.setdefault("chunk_bytes", 4096)
     expected = read_with("python", text, **options, processes=1)
     for n_threads in (1, 2):
-        found = read_with("native", text, **options, processes=n_threads)
-        if isinstance(expected, str) or isinstance(found, str):
-            assert found == expected
-        else:
-            assert_same(expected, found)
+        assert_equal(expected, read_with("native", text, **options, processes=n_threads))
     return expected
 
 
@@ -142,12 +159,41 @@ def test_arguments_are_read_again() -> None:
 )
 def test_same_result_from_a_real_trace(path: Path) -> None:
     data = path.read_bytes()
-    expected = read_with("python", data, processes=1)
-    found = read_with("native", data, processes=2)
-    if isinstance(expected, str) or isinstance(found, str):
-        assert found == expected
-    else:
-        assert_same(expected, found)
+    assert_equal(read_with("python", data, processes=1), read_with("native", data, processes=2))
+
+
+# -- trees -------------------------------------------------------------------------------------
+
+
+@st.composite
+def timelines(draw: Any) -> bytes:
+    """Calls and frames that nest, cross, tie and repeat their ids."""
+    moments = st.integers(0, 12)
+    events = []
+    for i in range(draw(st.integers(1, 30))):
+        cat = draw(st.sampled_from(["cpu_op", "user_annotation", "cuda_runtime", "kernel"]))
+        args: dict[str, Any] = {"correlation": draw(st.integers(0, 4))}
+        if draw(st.booleans()):
+            cat = "python_function"
+            unique = draw(st.integers(0, 9)) > 0
+            args = {
+                "Python id": i * draw(st.sampled_from([1, 1, 1 << 50])) if unique else i // 2,
+                "Python parent id": draw(st.integers(-1, 30) | st.none()),
+            }
+        start, dur = draw(moments), draw(moments)
+        tid = draw(st.integers(0, 1))
+        events.append(
+            {"ph": "X", "cat": cat, "name": "a", "pid": 1, "tid": tid, "ts": start, "dur": dur}
+            | {"args": args}
+        )
+    return json.dumps(events).encode()
+
+
+@needs_library
+@settings(max_examples=200, deadline=None)
+@given(timelines())
+def test_same_trees_of_any_calls(text: bytes) -> None:
+    read_both(text)
 
 
 # -- any text ----------------------------------------------------------------------------------
@@ -329,7 +375,7 @@ def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "FILE", tmp_path / "none.so")
+    monkeypatch.setattr(engine, "FILE", tmp_path / "none.so")
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     assert find_engine().name == "python"
     assert "make native" in find_engine().reason
@@ -340,22 +386,22 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("nothing of the kind")
-    monkeypatch.setattr(native, "FILE", tmp_path / "text.so")
+    monkeypatch.setattr(engine, "FILE", tmp_path / "text.so")
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
     assert "cannot be loaded" in find_engine().reason
 
 
 @needs_library
 def test_a_library_of_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "VERSION", 77)
+    monkeypatch.setattr(engine, "VERSION", 77)
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
-    native._load.cache_clear()
+    engine._load.cache_clear()
     try:
-        engine = find_engine()
+        found = find_engine()
     finally:
-        native._load.cache_clear()
-    assert engine.library is None
-    assert "another version" in engine.reason
+        engine._load.cache_clear()
+    assert found.library is None
+    assert "another version" in found.reason
 
 
 @needs_library

@@ -20,7 +20,7 @@ from tests.trace.layouts import LAYOUTS, document
 from torchtriage.errors import UsageError
 from torchtriage.trace import Trace, parallel, read_trace
 from torchtriage.trace.build import ColumnBuilder
-from torchtriage.trace.native import ENGINE_VARIABLE
+from torchtriage.trace.engine import ENGINE_VARIABLE
 from torchtriage.trace.parallel import PROCESSES_VARIABLE, count_workers
 
 COLUMNS = ("start_ns", "dur_ns", "name", "cat", "kind", "lane", "key", "value", "detail")

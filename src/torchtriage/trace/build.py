@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
+from torchtriage.trace.engine import find_engine
 from torchtriage.trace.event_types import (
     ARROWS,
     CATEGORIES,
@@ -515,6 +516,15 @@ def _renumber(
     """
     unique: dict[T, int] = {}
     merged = np.array([unique.setdefault(entry, len(unique)) for entry in table], np.int32)
+    entries = list(unique)
+    library = find_engine().library
+    if library is not None:
+        codes = np.ascontiguousarray(codes)
+        found = np.empty(len(merged), np.int32)
+        n_used = library.tt_renumber(
+            codes.ctypes.data, len(codes), merged.ctypes.data, len(merged), found.ctypes.data
+        )
+        return codes, tuple(entries[code] for code in found[:n_used].tolist())
     codes = np.append(merged, np.int32(-1))[codes]
     first = np.full(len(unique) + 1, -1, np.int64)
     # the last assignment stays: the first use, from behind
@@ -523,7 +533,6 @@ def _renumber(
     order = used[np.argsort(first[used])]
     position = np.full(len(unique) + 1, -1, np.int32)
     position[order] = np.arange(len(order))
-    entries = list(unique)
     return position[codes], tuple(entries[code] for code in order.tolist())
 
 

@@ -9,15 +9,11 @@ that what a text means is defined there alone. Without the library that engine r
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from ctypes import POINTER, byref, c_char_p, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from functools import cache
+from ctypes import POINTER, byref, c_uint64, c_void_p
 from itertools import islice, pairwise
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -25,7 +21,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.errors import UsageError
 from torchtriage.trace.build import COLUMN_TYPES, ColumnBuilder
 from torchtriage.trace.columns import Detail
 from torchtriage.trace.event_types import (
@@ -38,11 +33,8 @@ from torchtriage.trace.events import MAX_EVENT_BYTES, SEPARATOR, EventReader
 from torchtriage.trace.schema import CATEGORY_KINDS
 from torchtriage.trace.source import Source
 
-__all__ = ["ENGINE_VARIABLE", "THREADS_WORTH_IT_BYTES", "Engine", "find_engine", "read_native"]
+__all__ = ["THREADS_WORTH_IT_BYTES", "read_native"]
 
-ENGINE_VARIABLE = "TORCHTRIAGE_ENGINE"
-VERSION = 1
-"""Of the library's interface; one of another version is left alone."""
 PADDING = 64
 """Zeros behind a text, for whoever looks ahead."""
 BLOCK_CHUNKS = 8
@@ -52,14 +44,8 @@ THREADS_WORTH_IT_BYTES = 8 << 20
 MAX_IN_TURN = 256
 """How many chunks the Python engine reads at most before the scanner is asked again."""
 
-_FILES = {
-    "darwin": "libtorchtriage_native.dylib",
-    "win32": "torchtriage_native.dll",
-}
-FILE = Path(__file__).parent / _FILES.get(sys.platform, "libtorchtriage_native.so")
 
-
-# -- the library -------------------------------------------------------------------------------
+# -- scanners ----------------------------------------------------------------------------------
 
 
 class Totals(ctypes.Structure):
@@ -71,78 +57,6 @@ class Totals(ctypes.Structure):
         *((name, c_uint64) for name in ("n_no_dur", "n_negative")),
         ("phases", c_uint64 * 128),
     )
-
-
-class Engine(NamedTuple):
-    """Which engine reads traces here, and why."""
-
-    library: Any
-    """None where the Python engine reads."""
-    reason: str
-
-    @property
-    def name(self) -> str:
-        """Return ``native`` or ``python``."""
-        return "python" if self.library is None else "native"
-
-
-def find_engine() -> Engine:
-    """Return the engine to read with.
-
-    Raises
-    ------
-    UsageError
-        ``$TORCHTRIAGE_ENGINE`` asks for one that is not there, or that does not exist.
-    """
-    wanted = os.environ.get(ENGINE_VARIABLE, "")
-    if wanted == "python":
-        return Engine(None, f"${ENGINE_VARIABLE} asks for it")
-    if wanted not in ("", "native"):
-        raise UsageError(
-            f"expected python or native in ${ENGINE_VARIABLE}, found {wanted!r}",
-        )
-    engine = _load(FILE)
-    if wanted and engine.library is None:
-        raise UsageError(
-            f"expected the native scanner, which ${ENGINE_VARIABLE} asks for: {engine.reason}",
-            hint="build it with make native, or unset the variable",
-        )
-    return engine
-
-
-@cache
-def _load(file: Path) -> Engine:
-    if not file.exists():
-        return Engine(None, f"{file.name} is not there; make native builds it where cargo is")
-    try:
-        library = ctypes.CDLL(os.fspath(file))
-        library.tt_version.restype = c_uint32
-        found = library.tt_version()
-    except (OSError, AttributeError) as error:
-        return Engine(None, f"{file.name} cannot be loaded ({error})")
-    if found != VERSION:
-        return Engine(
-            None, f"{file.name} is of another version ({found}, expected {VERSION}): make native"
-        )
-    scanner = c_void_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "tt_new": (scanner, [c_char_p, c_size_t]),
-        "tt_free": (None, [scanner]),
-        "tt_scan": (c_int64, [scanner, c_void_p, c_size_t, c_int64, c_int64]),
-        "tt_totals": (None, [scanner, POINTER(Totals)]),
-        "tt_roll_back": (c_int64, [scanner, POINTER(Totals)]),
-        "tt_table": (None, [scanner, c_uint32, POINTER(c_void_p), POINTER(POINTER(c_uint64))]),
-        "tt_records": (POINTER(c_int64), [scanner, c_uint32]),
-        "tt_copy": (
-            c_int64,
-            [scanner, c_uint32, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p],
-        ),
-        "tt_drop": (None, [scanner, c_uint32]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return Engine(library, f"{file.name} is there")
 
 
 def _schema() -> bytes:
@@ -162,8 +76,6 @@ _NUMBERS = (
     *("device_type", "device_id"),
 )
 
-
-# -- scanners ----------------------------------------------------------------------------------
 
 _COLUMNS = {name: index for index, name in enumerate(COLUMN_TYPES)}
 _NAMES, _CATS, _LANES, _DETAILS, _LABELS = range(5)

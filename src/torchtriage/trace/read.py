@@ -9,8 +9,9 @@ from torchtriage.errors import TraceFormatError
 from torchtriage.trace.build import ColumnBuilder
 from torchtriage.trace.cache import digest_of, load, store
 from torchtriage.trace.columns import ReadReport, Trace
+from torchtriage.trace.engine import find_engine
 from torchtriage.trace.events import CHUNK_BYTES, EventReader
-from torchtriage.trace.native import THREADS_WORTH_IT_BYTES, find_engine, read_native
+from torchtriage.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.trace.parallel import count_workers, read_parallel
 from torchtriage.trace.source import DEFAULT_MAX_BYTES, Input, open_source, reopenable
 

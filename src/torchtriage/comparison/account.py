@@ -9,6 +9,7 @@ and step, so a trace can be dropped before the next one is read.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -24,7 +25,7 @@ from torchtriage.trace.frames import frame_label, is_user_frame, parse_frame
 from torchtriage.trace.nesting import Tree
 from torchtriage.trace.steps import COMPILES
 
-__all__ = ["BACKWARD", "LOADER", "PYTHON", "REST", "WAIT", "Account", "Key", "TimeClass", "account"]
+__all__ = ["PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
 
 Ints = NDArray[np.int64]
 
@@ -72,6 +73,10 @@ class Key(NamedTuple):
     what: str
 
 
+Pace = dict[tuple[str, bytes], tuple[float, float, float]]
+"""Name and sizes of some work to its median ns, mean ns and mean count per step."""
+
+
 @dataclass(frozen=True, eq=False)
 class Account:
     """One run's steady steps, or its window; rows of the tables are one per key.
@@ -80,7 +85,8 @@ class Account:
     adds up to its step exactly. ``count`` : int64[k], pieces of work or calls over all steps (0
     for idle time). ``first_ns`` : int64[k], how far into a step the key first appears.
     ``parts`` : for each key, what its time consists of: kernel, operator or frame name to
-    (ns, count) over all steps.
+    (ns, count) over all steps. ``pace`` : how fast the ``host`` and the ``device`` did each kind
+    of work: the yardstick for how alike two recordings of one program are.
     """
 
     keys: tuple[Key, ...]
@@ -89,8 +95,10 @@ class Account:
     count: Ints
     first_ns: Ints
     parts: tuple[dict[str, tuple[int, int]], ...]
+    pace: dict[str, Pace]
     per: Literal["step", "window"]
     has_frames: bool
+    has_shapes: bool
 
     @property
     def n_steps(self) -> int:
@@ -150,8 +158,10 @@ def account(trace: Trace) -> Account:
         count=_distinct(code, pieces.work[source], n_keys + 1),
         first_ns=first,
         parts=(*_parts(trace, code, pieces.part[source], pieces.inner[source], dur, n_keys), {}),
+        pace={"host": _host_pace(trace), "device": _device_pace(trace, device)},
         per="step" if len(steps) else "window",
         has_frames=trace.has_stacks,
+        has_shapes=trace.has_shapes,
     )
 
 
@@ -295,6 +305,60 @@ def _bubbles(trace: Trace) -> tuple[Spans, Ints]:
         spans[1:, 0] = np.maximum(spans[1:, 0], reach[:-1])
     keep = spans[:, 1] > spans[:, 0]
     return spans[keep], order[keep]
+
+
+# -- pace --------------------------------------------------------------------------------------
+
+
+def _host_pace(trace: Trace) -> Pace:
+    """Return the own time of each operator of the loop's threads, by its inputs' sizes and types.
+
+    Blocking copies and reads are no yardstick: they last as long as the device makes them.
+    """
+    rows = trace.tree.members
+    rows = rows[(trace.kind[rows] == Kind.OP) & np.isin(trace.lane[rows], _crew(trace))]
+    waits = np.zeros(len(trace) + 1, dtype=bool)
+    waits[trace.tree.parent[trace.waits.row]] = True
+    rows = rows[~waits[rows]]
+    dur = trace.tree.self_ns[rows]
+    return _pace(trace, rows, trace.steps.of_host(rows), dur, ("dims", "types"))
+
+
+def _device_pace(trace: Trace, device: Device | None) -> Pace:
+    if device is None:
+        return {}
+    rows = device.rows[~device.comm & (trace.kind[device.rows] == Kind.KERNEL)]
+    return _pace(trace, rows, trace.steps.of_work(rows), trace.dur_ns[rows], ("grid", "block"))
+
+
+def _pace(trace: Trace, rows: Ints, step: Ints, dur: Ints, sizes: tuple[str, ...]) -> Pace:
+    steady = trace.steps.in_steady(step)
+    rows, step, dur = rows[steady], step[steady], dur[steady]
+    width = len(trace.details) + 1
+    code = trace.name[rows].astype(np.int64) * width + trace.detail[rows] + 1
+    kinds, where = np.unique(code, return_inverse=True)
+    judged, step = np.unique(step, return_inverse=True)
+    n = max(len(judged), 1)
+    total = np.bincount(where * n + step, weights=dur, minlength=len(kinds) * n)
+    total = total.reshape(len(kinds), n)
+    count = np.bincount(where, minlength=len(kinds)) / n
+    found = np.stack([np.median(total, axis=1), total.mean(axis=1), count], axis=1)
+    out: Pace = {}
+    for kind, values in zip(kinds.tolist(), found.tolist(), strict=True):
+        name, detail = divmod(kind, width)
+        held = trace.details[detail - 1] if detail else None
+        size = b"|".join(getattr(held, one) for one in sizes) if held else b""
+        key = trace.names[name], size
+        out[key] = added(out.get(key), values)
+    return out
+
+
+def added(
+    one: tuple[float, float, float] | None, other: Sequence[float]
+) -> tuple[float, float, float]:
+    """Return the sum of two entries of a pace."""
+    a, b, c = one or (0.0, 0.0, 0.0)
+    return a + other[0], b + other[1], c + other[2]
 
 
 # -- whose time --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ its place between those: operators that stand where others stood have replaced t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.compare.account import PYTHON, REST, Account, Key
-from torchtriage.compare.words import label, sentence
+from torchtriage.comparison.account import PYTHON, REST, Account, Key, Pace, added
+from torchtriage.comparison.words import label, sentence
 from torchtriage.finding import Cause, Change, Part
 from torchtriage.stats import Interval, difference_of_means
 
@@ -24,9 +25,14 @@ __all__ = ["Attribution", "attribute"]
 Ints = NDArray[np.int64]
 
 RUN_TO_RUN = 0.03
-"""Two recordings of one program differ by this much though steps within each agree."""
+"""The least that two recordings of one program may differ by though steps within each agree."""
 WINDOW_TO_WINDOW = 0.10
 """... and by this where single windows leave no step-to-step variation to go by."""
+UNMOVED = 0.90
+"""Share of the unchanged work whose own difference is taken for what runs differ by."""
+MIN_CONTROLS, MIN_CONTROL = 3, 0.005
+"""Kinds of work needed for that, and the share of all own time that makes one worth looking at."""
+SAME_COUNT = 0.02
 SMALL = 0.005
 """Causes below this share of the step are not told apart from the rest."""
 LEVEL, CAUSE_LEVEL = 0.95, 0.99
@@ -40,8 +46,14 @@ _HOST = ("idle_host_late", "host")
 
 @dataclass(frozen=True)
 class Attribution:
-    """The change of the whole step, of each class of time, and of each cause."""
+    """The change of the whole step, of each class of time, and of each cause.
 
+    ``drift`` : by which factor the same work took longer after, the median of host and device.
+    ``slack`` : the factor below which a time of each is not believed to have changed.
+    """
+
+    drift: dict[str, float]
+    slack: dict[str, float]
     total: Change
     classes: dict[str, Change]
     causes: tuple[Cause, ...]
@@ -62,6 +74,7 @@ _Pair = tuple[_Side, _Side]
 
 def attribute(before: Account, after: Account) -> Attribution:
     """Return where the change in the mean steady step comes from."""
+    drift, slack = _yardsticks(before, after)
     sides = _aligned(before, after)
     pairs = _paired(*sides, before, after)
     pairs = _shortened(pairs, before, after)
@@ -70,26 +83,86 @@ def attribute(before: Account, after: Account) -> Attribution:
         _shares(np.array([int(pairs[key][i].time_ns.sum()) for key in order]), run)
         for i, run in enumerate((before, after))
     ]
+    matrices = [(pairs[key][0].time_ns, pairs[key][1].time_ns) for key in order]
+    bars = np.array([slack[_domain(key.time_class)] - 1 for key in order]) * np.minimum(*means)
     total = _change(
         before.mean_ns,
         after.mean_ns,
         _interval([(before.step_ns, after.step_ns)], LEVEL),
         0,
-        _floor(before, after) * max(before.mean_ns, after.mean_ns),
+        # in another state of the machine everything moves the same way
+        float(bars.sum()),
     )
-    matrices = [(pairs[key][0].time_ns, pairs[key][1].time_ns) for key in order]
-    changes = _changes(means, _interval(matrices, CAUSE_LEVEL), before, after)
+    least = SMALL * max(before.mean_ns, after.mean_ns)
+    interval = _interval(matrices, CAUSE_LEVEL)
     causes = [
-        _cause(key, pairs[key], change, before, after)
-        for key, change in zip(order, changes, strict=True)
+        _cause(key, pairs[key], _change(one, other, interval, i, max(bar, least)), before, after)
+        for i, (key, one, other, bar) in enumerate(
+            zip(order, *(side.tolist() for side in means), bars.tolist(), strict=True)
+        )
     ]
     causes = [one for one in causes if one.change.before_ns or one.change.after_ns]
     causes.sort(key=lambda one: (-abs(one.change.delta_ns), _name(one)))
+    classes = _classes(order, matrices, means, bars, least)
+    if not any(one.change.told for one in causes) and not any(one.told for one in classes.values()):
+        # many small changes that are each within the noise are noise together
+        total = replace(total, told=False)
     return Attribution(
+        drift,
+        slack,
         total,
-        _classes(order, matrices, means, before, after),
+        classes,
         tuple(_spoken(one, total, before.per) for one in causes),
     )
+
+
+def _domain(time_class: str) -> str:
+    return "host" if time_class in _HOST else "device"
+
+
+def _yardsticks(before: Account, after: Account) -> tuple[dict[str, float], dict[str, float]]:
+    """Return by which factor the same work differs between the runs: its median, and nearly all.
+
+    Two recordings of one program are never alike: clocks, neighbours on the machine, memory. Steps
+    within a recording do not show it, work that did not change does. Where a program has none, or
+    too little, the least allowance stands.
+    """
+    least = WINDOW_TO_WINDOW if min(before.n_steps, after.n_steps) < 2 else RUN_TO_RUN
+    sized = before.has_shapes == after.has_shapes
+    drift, slack = {}, {}
+    for domain in ("host", "device"):
+        medians, means = _ratios(before.pace[domain], after.pace[domain], sized=sized)
+        known = len(medians) >= MIN_CONTROLS
+        drift[domain] = math.exp(float(np.median(medians))) if known else 1.0
+        # each kind by its median, and all together by the mean, which preempted steps are part of
+        moved = max(float(np.quantile(np.abs(medians), UNMOVED)), abs(means)) if known else 0.0
+        slack[domain] = max(math.exp(moved), 1 + least)
+    return drift, slack
+
+
+def _ratios(before: Pace, after: Pace, *, sized: bool) -> tuple[NDArray[np.float64], float]:
+    """Return log(after / before) of all work that both runs did alike: medians, and mean of all."""
+    if not sized:
+        before, after = _by_name(before), _by_name(after)
+    least = [MIN_CONTROL * sum(ns for ns, *_ in pace.values()) for pace in (before, after)]
+    medians = []
+    sums = [0.0, 0.0]
+    for kind, (one_ns, one_mean, one_count) in sorted(before.items()):
+        other_ns, other_mean, other_count = after.get(kind, (0.0, 0.0, 0.0))
+        same = abs(one_count - other_count) <= SAME_COUNT * max(one_count, other_count)
+        worth = one_ns > least[0] or other_ns > least[1]
+        if same and worth and one_ns > 0 and other_ns > 0:
+            # as one difference, so that swapped runs give the negative to the last digit
+            medians.append(math.log(other_ns) - math.log(one_ns))
+            sums = [sums[0] + one_mean, sums[1] + other_mean]
+    return np.array(medians), math.log(sums[1]) - math.log(sums[0]) if medians else 0.0
+
+
+def _by_name(pace: Pace) -> Pace:
+    out: Pace = {}
+    for (name, _), values in pace.items():
+        out[name, b""] = added(out.get((name, b"")), values)
+    return out
 
 
 # -- alignment ---------------------------------------------------------------------------------
@@ -208,23 +281,6 @@ def _interval(pairs: list[tuple[Ints, Ints]], level: float) -> Interval:
     return difference_of_means(columns[0], columns[1], level=level)
 
 
-def _floor(before: Account, after: Account) -> float:
-    return WINDOW_TO_WINDOW if min(before.n_steps, after.n_steps) < 2 else RUN_TO_RUN
-
-
-def _changes(
-    means: list[Ints], interval: Interval, before: Account, after: Account
-) -> list[Change]:
-    step = max(before.mean_ns, after.mean_ns)
-    floor = _floor(before, after)
-    largest = np.maximum(*means)
-    bars = np.maximum(floor * largest, SMALL * floor / RUN_TO_RUN * step)
-    return [
-        _change(int(one), int(other), interval, i, float(bar))
-        for i, (one, other, bar) in enumerate(zip(*means, bars, strict=True))
-    ]
-
-
 def _change(before_ns: int, after_ns: int, interval: Interval, i: int, bar_ns: float) -> Change:
     delta = after_ns - before_ns
     low, high = float(interval.low[i]), float(interval.high[i])
@@ -244,8 +300,8 @@ def _classes(
     order: list[Key],
     matrices: list[tuple[Ints, Ints]],
     means: list[Ints],
-    before: Account,
-    after: Account,
+    bars: NDArray[np.float64],
+    least: float,
 ) -> dict[str, Change]:
     names = list(dict.fromkeys(key.time_class for key in order))
     members = [[i for i, key in enumerate(order) if key.time_class == name] for name in names]
@@ -257,7 +313,11 @@ def _classes(
         )
         for some in members
     ]
-    changes = _changes(sums, _interval(both, CAUSE_LEVEL), before, after)
+    interval = _interval(both, CAUSE_LEVEL)
+    changes = [
+        _change(int(one), int(other), interval, i, max(float(bars[some].sum()), least))
+        for i, (one, other, some) in enumerate(zip(*sums, members, strict=True))
+    ]
     return {
         name: change
         for name, change in zip(names, changes, strict=True)

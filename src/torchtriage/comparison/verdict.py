@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtriage.compare.account import Account, account
-from torchtriage.compare.attribute import Attribution, attribute
-from torchtriage.compare.findings import keep_promise, match
-from torchtriage.compare.workload import Workload, limits, unlike, workload
+from torchtriage.comparison.account import Account, account
+from torchtriage.comparison.attribute import Attribution, attribute
+from torchtriage.comparison.findings import keep_promise, match
+from torchtriage.comparison.workload import Workload, limits, unlike, workload
 from torchtriage.diagnose import diagnose
+from torchtriage.errors import UsageError
 from torchtriage.finding import (
     COMPARISON_SCHEMA,
     Change,
@@ -69,12 +71,20 @@ def compare(before: Evidence, after: Evidence, *, promised: Result | None = None
     """
     from torchtriage.version import __version__
 
+    if promised is not None and promised.trace.n_events != before.result.trace.n_events:
+        raise UsageError(
+            f"expected a report on {before.result.trace.path}"
+            f" ({before.result.trace.n_events:,} events), found one on {promised.trace.path}"
+            f" ({promised.trace.n_events:,} events)",
+            hint="pass the report that torchtriage analyze wrote about the run before",
+        )
     reasons = unlike(before.workload, after.workload)
     notes = limits(before.workload, after.workload)
     found: tuple[FindingChange, ...] = ()
     attribution, promise = None, None
     if not reasons and before.account is not None and after.account is not None:
         attribution = attribute(before.account, after.account)
+        notes += tuple(_drift(attribution))
         found = match(promised or before.result, after.result)
         promise = keep_promise(found, attribution.total, promised or before.result)
     runs = (_run(before), _run(after))
@@ -95,6 +105,27 @@ def compare(before: Evidence, after: Evidence, *, promised: Result | None = None
         findings=found,
         promise=promise,
     )
+
+
+MUCH_DRIFT = 1.10
+"""Unchanged work that takes this much longer or shorter is worth a word."""
+
+
+def _drift(attribution: Attribution) -> Iterator[Note]:
+    """Say that the machine was in another state when work that did not change ran otherwise."""
+    for domain, factor in attribution.drift.items():
+        if max(factor, 1 / factor) < MUCH_DRIFT:
+            continue
+        what = "operators" if domain == "host" else "kernels"
+        yield Note(
+            "machine-state",
+            "warn",
+            f"{what} that did the same work took {factor:.2f} times as long after: another state"
+            f" of the machine (clocks, neighbours, threads), so {domain} times are believed to have"
+            f" changed only beyond {attribution.slack[domain]:.2f} times",
+            "record both runs one after the other on an otherwise idle machine",
+            {"drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
+        )
 
 
 def _run(side: Evidence) -> Run:

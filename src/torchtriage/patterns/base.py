@@ -48,7 +48,9 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)",
     ),
     "collectives": (
-        lambda trace: bool(trace.devices) or bool(host_collectives(trace).any()),
+        lambda trace: (
+            bool(trace.devices) or (trace.is_host_only and bool(host_collectives(trace).any()))
+        ),
         "GPU rows or collectives of the host",
         "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)",
     ),

@@ -151,8 +151,8 @@ def find_collectives(trace: Trace) -> Collectives | None:
         spans, source = _pieces(trace, rows, device.comm_only)
         return Collectives(trace, rows, spans, source, on_host=False)
     rows = np.flatnonzero(host_collectives(trace))
-    if not len(rows):
-        return None
+    if not len(rows) or not trace.is_host_only:
+        return None  # beside a device that is not judged, nobody knows what the host waits for
     spans, source = _waiting(trace, rows)
     return Collectives(trace, rows, spans, source, on_host=True)
 

@@ -377,38 +377,22 @@ class Measured:
     replayed: tuple[float, ...] | None
 
 
-def run_pair(pair: cpu_pairs.Pair, python: str) -> Measured:
-    """Run both scripts of a pair, and read the promise from the first one's recording."""
+def run_pair(pair: cpu_pairs.Pair, python: str, folder: Path) -> Measured:
+    """Run both scripts of a pair, and read the promise from the first one's recording.
+
+    What is in ``folder`` already is read, not run.
+    """
     steps: dict[str, float] = {}
-    reports: dict[str, torchtriage.Report] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for state in ("before", "after"):
-            out, traces = Path(folder, f"{state}.json"), Path(folder, state)
-            traces.mkdir()
-            processes = [
-                subprocess.Popen(
-                    [python, cpu_pairs.__file__, pair.name, state, out, traces / "rank%r.json"],
-                    env=os.environ
-                    | {
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(pair.ranks),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": "29511",
-                    },
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                )
-                for rank in range(pair.ranks)
-            ]
-            for process in processes:
-                _, errors = process.communicate()
-                if process.returncode:
-                    raise SystemExit(f"{pair.name} {state} failed:\n{errors.decode()}")
-            steps[state] = json.loads(out.read_text())["step_ms"]
-            trace = torchtriage.load(traces / "rank0.json")
-            reports[state] = torchtriage.analyze(trace)
-            if state == "before":
-                replayed = more_workers(trace, pair.workers) if pair.workers else None
+    traces: dict[str, Trace] = {}
+    for state in ("before", "after"):
+        where = folder / state
+        out = where / "steps.json"
+        if not out.exists():
+            where.mkdir(parents=True, exist_ok=True)
+            _run_script(pair, state, python, out, where / "rank%r.json.gz")
+        steps[state] = json.loads(out.read_text())["step_ms"]
+        traces[state] = torchtriage.load(where / "rank0.json.gz")
+    reports = {state: torchtriage.analyze(trace) for state, trace in traces.items()}
     costs = [one.cost for one in reports["before"].findings if one.code == pair.code and one.cost]
     promised = (
         (sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)) if costs else None
@@ -419,16 +403,33 @@ def run_pair(pair: cpu_pairs.Pair, python: str) -> Measured:
         _of_ms(reports["before"]),
         _of_ms(reports["after"]),
         promised,
-        replayed,
+        more_workers(traces["before"], pair.workers) if pair.workers else None,
     )
 
 
-def print_real(python: str, rounds: int) -> None:
+def _run_script(pair: cpu_pairs.Pair, state: str, python: str, out: Path, trace: Path) -> None:
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": str(pair.ranks)}
+    processes = [
+        subprocess.Popen(
+            [python, cpu_pairs.__file__, pair.name, state, out, trace],
+            env=os.environ | places | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(pair.ranks)
+    ]
+    for process in processes:
+        _, errors = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{pair.name} {state} failed:\n{errors.decode()}")
+
+
+def print_real(python: str, rounds: int, folder: Path) -> None:
     """Run every pair, the rounds interleaved, and print the medians."""
     found: dict[str, list[Measured]] = {pair.name: [] for pair in cpu_pairs.PAIRS}
-    for _ in range(rounds):
+    for index in range(rounds):
         for pair in cpu_pairs.PAIRS:
-            found[pair.name].append(run_pair(pair, python))
+            found[pair.name].append(run_pair(pair, python, folder / f"{pair.name}-{index}"))
     print(
         "| pair | step before -> after | saved | under the profiler | saved"
         " | promised | inside | replay of this fix | inside |"
@@ -501,8 +502,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--recordings",
         type=Path,
-        default=Path(tempfile.gettempdir(), "torchtriage-emulated"),
-        help="where runs on threads are kept, to be read instead of run the next time",
+        default=Path(tempfile.gettempdir(), "torchtriage-accuracy"),
+        help="where real runs are kept, to be read instead of run the next time",
     )
     parser.add_argument("--programs", type=int, default=N_PROGRAMS, help="random programs to run")
     parser.add_argument("--mixed", type=int, default=N_MIXED, help="programs of the rarer kinds")
@@ -517,7 +518,7 @@ def main(arguments: Sequence[str]) -> None:
         print_pairs()
     if given.real:
         _take_priority()
-        print_real(given.torch_python, given.rounds)
+        print_real(given.torch_python, given.rounds, given.recordings)
     if given.pairs or given.real:
         return
     began = time.perf_counter()

@@ -37,14 +37,21 @@ class Collectives:
     ``rows`` : int64[k], kernels of the main device, or rows of host threads where there is no
     device. ``size_bytes`` : int64[k], -1 where not recorded. ``exposed`` : int64[m, 2], disjoint
     time in which a collective runs and nothing is computed; ``source`` : int64[m], whose it is, an
-    index into ``rows``.
+    index into ``rows``. ``computing`` : int64[c, 2], time in which something is.
     """
 
     trace: Trace
     rows: Ints
     exposed: Spans
     source: Ints
+    computing: Spans
     on_host: bool
+
+    @cached_property
+    def running(self) -> Spans:
+        """Time in which any of them runs."""
+        rows, trace = self.rows, self.trace
+        return intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
 
     @cached_property
     def step(self) -> Ints:
@@ -149,12 +156,13 @@ def find_collectives(trace: Trace) -> Collectives | None:
         if not len(rows):
             return None
         spans, source = _pieces(trace, rows, device.comm_only)
-        return Collectives(trace, rows, spans, source, on_host=False)
+        return Collectives(trace, rows, spans, source, device.compute, on_host=False)
     rows = np.flatnonzero(host_collectives(trace))
     if not len(rows) or not trace.is_host_only:
         return None  # beside a device that is not judged, nobody knows what the host waits for
-    spans, source = _waiting(trace, rows)
-    return Collectives(trace, rows, spans, source, on_host=True)
+    computing = _computing(trace)
+    spans, source = _waiting(trace, rows, computing)
+    return Collectives(trace, rows, spans, source, computing, on_host=True)
 
 
 def trains(trace: Trace) -> bool:
@@ -175,15 +183,14 @@ def _pieces(trace: Trace, rows: Ints, exposed: Spans) -> tuple[Spans, Ints]:
     return parts, order[kept[owner]]
 
 
-def _waiting(trace: Trace, rows: Ints) -> tuple[Spans, Ints]:
+def _waiting(trace: Trace, rows: Ints, computing: Spans) -> tuple[Spans, Ints]:
     """Return when the host does nothing until a collective ends, and which one that is.
 
     Not in an op while a collective runs is not enough: the host may be in Python. It waits where
     it computes nothing up to the moment the collective ends.
     """
     idle = intervals.subtract(
-        intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows])),
-        _computing(trace),
+        intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows])), computing
     )
     if not len(idle):
         return intervals.EMPTY, np.empty(0, np.int64)

@@ -7,8 +7,8 @@ Slow because: the compute units wait for the network, and often for the slowest 
     working on what does not depend on the result.
 Cost: bounded by the exposed time. One rank's recording cannot tell transfer from waiting for
     other ranks: the low end counts only what the fastest of at least three equal messages took,
-    and only while the next computation was already enqueued; it is 0 where sizes were not
-    recorded.
+    only while the next computation was already enqueued, and no more than there is computation
+    without communication to hide it; it is 0 where sizes were not recorded.
 Fix: start collectives while gradients are still computed (DDP's buckets, FSDP's prefetch), wait
     for ``async_op=True`` handles as late as possible, give each rank more work per message.
 Leave it when: every layer needs its reduced result at once (tensor-parallel inference), or other
@@ -29,7 +29,7 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns.base import Claim, Edit, Pattern
-from torchtriage.patterns.comm._collectives import find_collectives, trains
+from torchtriage.patterns.comm._collectives import Collectives, find_collectives, trains
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.device import Device
 from torchtriage.units import format_ns, format_share, ms
@@ -75,18 +75,19 @@ def find(trace: Trace) -> Iterator[Claim]:
     exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
     if exposed_ns < MIN_SHARE * wall_ns:
         return
-    low = (found.fastest_ns / np.maximum(trace.dur_ns[rows], 1))[found.source]
+    transfer = found.fastest_ns / np.maximum(trace.dur_ns[rows], 1)
+    low = transfer[found.source]
     if not training:
         low = np.zeros(len(spans))  # the next layer needs the sum
     elif not found.on_host:
         low *= _blocking_share(trace, trace.devices[0], spans)
+    low = low * _room(found, float((low * intervals.covered(spans, judged)).sum()))
     own = np.bincount(
         found.source, weights=intervals.covered(spans, judged), minlength=len(rows)
     ).astype(np.int64)
     steps = trace.steps
     per_step = exposed_ns / steps.n_steady
-    all_of_it = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    comm_ns = intervals.length(intervals.intersect(all_of_it, judged))
+    comm_ns = intervals.length(intervals.intersect(found.running, judged))
     names: Counter[str] = Counter()
     for label, time_ns in zip(found.labels, own.tolist(), strict=True):
         names[label] += time_ns
@@ -107,8 +108,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         time_class="host" if found.on_host else "comm",
         basis="bounded",
         method=(
-            "exposed communication; low counts the fastest of equal messages"
-            + ("" if found.on_host else " while the next computation was enqueued")
+            "exposed communication; low counts the fastest of equal messages, as far as there is"
+            " computation without communication"
+            + ("" if found.on_host else ", while the next was enqueued")
         ),
         evidence={
             "exposed_ms_per_step": ms(per_step),
@@ -125,8 +127,21 @@ def find(trace: Trace) -> Iterator[Claim]:
             **({"world_size": trace.origin.world_size} if trace.origin.world_size else {}),
             "waiting_for_other_ranks": "part of the exposed time that one rank cannot tell apart",
         },
-        edits=(Edit("overlap", rows),),
+        edits=(
+            # on the host, a wait is time of the main thread; low: the transfer, high: all of it
+            Edit("threads", factor=1 - float(np.mean(low)), best=0.0, spans=spans)
+            if found.on_host
+            else Edit("overlap", rows, factor=1 - transfer * training, best=0.0),
+        ),
     )
+
+
+def _room(found: Collectives, hidden_ns: float) -> float:
+    """Return which part of that time finds a computation to hide behind, 0-1."""
+    judged = found.trace.steps.judged
+    alone = intervals.subtract(found.computing, found.running)
+    room_ns = intervals.length(intervals.intersect(alone, judged))
+    return min(1.0, room_ns / hidden_ns) if hidden_ns else 1.0
 
 
 def _computes(device: Device) -> NDArray[np.bool_]:

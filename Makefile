@@ -6,20 +6,27 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 120
+# rustup does not always tell the shell
+CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs fuzz clean
+.PHONY: help demo test native lint format docs fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: $(VENV)/.core ## Analyse the bundled sample trace
+demo: $(VENV)/.core native ## Analyse the bundled sample trace
 	@echo "==> torchtriage demo"
 	@$(BIN)/torchtriage demo
 
-test: lint ## Run the checks, then every test
+test: lint native ## Run the checks, then every test
+	@if [ -n "$(CARGO)" ]; then \
+		echo "==> cargo test" && cd native && PATH="$(dir $(CARGO)):$$PATH" cargo test --quiet --offline; fi
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+native: | $(BIN)/python ## Build the native scanner where cargo is; everything works without
+	@$(BIN)/python native/build.py
 
 lint: $(VENV)/.dev ## Style, types and the import contract
 	@echo "==> ruff check"
@@ -45,7 +52,7 @@ fuzz: $(VENV)/.fuzz ## Feed broken input to the reader for two minutes
 		-artifact_prefix=fuzz/crashes/ fuzz/corpus
 
 clean: ## Remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \

@@ -29,10 +29,12 @@ pub extern "C" fn tt_version() -> u32 {
 pub unsafe extern "C" fn tt_new(schema: *const u8, len: usize) -> *mut Scanner {
     // SAFETY: by contract.
     let schema = unsafe { slice::from_raw_parts(schema, len) };
-    catch_unwind(|| Schema::read(schema).map(|schema| Box::into_raw(Box::new(Scanner::new(schema)))))
-        .ok()
-        .flatten()
-        .unwrap_or(ptr::null_mut())
+    catch_unwind(|| {
+        Schema::read(schema).map(|schema| Box::into_raw(Box::new(Scanner::new(schema))))
+    })
+    .ok()
+    .flatten()
+    .unwrap_or(ptr::null_mut())
 }
 
 /// # Safety

@@ -649,11 +649,9 @@ impl Scanner {
         let cat = self.category(text, event)?;
         let group = self.cat_groups[cat as usize];
         let (key, value, detail) = match group {
-            Group::Frames => (
-                self.number(text, PYTHON_ID, -1)?,
-                self.number(text, PYTHON_PARENT, -1)?,
-                -1,
-            ),
+            Group::Frames => {
+                (self.number(text, PYTHON_ID, -1)?, self.number(text, PYTHON_PARENT, -1)?, -1)
+            }
             Group::Ops => (
                 self.number(text, SEQUENCE, -1)?,
                 self.number(text, FWD_THREAD, -1)?,

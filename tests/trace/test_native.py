@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.layouts import LAYOUTS, document
 from tests.trace.test_parallel import assert_same, mixed
 
+from torchtriage.cli.main import cli
 from torchtriage.errors import TriageError, UsageError
 from torchtriage.trace import Trace, engine, read_trace
 from torchtriage.trace.build import ColumnBuilder
@@ -416,3 +418,16 @@ def test_an_error_here_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         read_trace(io.BytesIO(text), processes=2, chunk_bytes=4096, progress=stop)
     assert threading.active_count() == before
+
+
+def test_the_doctor_says_which_engine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENGINE_VARIABLE, "python")
+    done = CliRunner().invoke(cli, ["doctor", "--system"])
+    assert done.exit_code == 0
+    assert f"read by the python engine: ${ENGINE_VARIABLE} asks for it" in done.output
+
+
+def test_the_doctor_wants_a_path_or_the_system() -> None:
+    done = CliRunner().invoke(cli, ["doctor"])
+    assert done.exit_code == 2
+    assert "Missing argument" in done.output

@@ -13,6 +13,7 @@ from typing import Any, Literal
 __all__ = [
     "COMPARISON_SCHEMA",
     "SCHEMA",
+    "Answer",
     "Cause",
     "Certainty",
     "Change",
@@ -33,10 +34,13 @@ __all__ = [
     "Note",
     "OpSummary",
     "Part",
+    "PathPiece",
+    "PathSummary",
     "Place",
     "Promise",
     "RankSpread",
     "RankSummary",
+    "Replay",
     "Result",
     "Run",
     "Severity",
@@ -74,6 +78,73 @@ class Cost:
     basis: Literal["measured", "modelled", "bounded"]
     method: str
     grade: Literal["A", "B", "C"]
+    together_ms: float | None = None
+    """Saving with all findings ranked above it fixed too, by one replay; None without replay."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The model that savings were replayed with, and how far to trust it (``docs/replay.md``).
+
+    ``strict_error`` : the run told again from its causes alone, against the recorded total, signed
+    share. ``unexplained`` : share of the critical path without a recorded cause. ``pinned`` : share
+    of the total that stays when all work takes no time. ``reason`` : why it is not ``accepted``.
+    ``unprofiled_step_ms`` : the step time it was scaled to, when one was given.
+    """
+
+    accepted: bool
+    reason: str
+    strict_error: float
+    unexplained: float
+    pinned: float
+    n_nodes: int
+    n_edges: int
+    unprofiled_step_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a what-if question would change, per ``per``; savings are negative for a slowdown.
+
+    ``reason`` : why there are no numbers (all None then), else empty.
+    """
+
+    question: str
+    per: Literal["step", "window"]
+    of_ms: float
+    after_ms: float | None = None
+    saving_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    naive_ms: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PathPiece:
+    """A stretch of the critical path: where it runs, on what, and what it waited for first."""
+
+    label: str
+    what: Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]
+    start_ns: int
+    end_ns: int
+    why: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PathSummary:
+    """The critical path of one step (-1: the window), merged to what a screen can show.
+
+    ``shares`` : share of the path by kind of time, from the exact path. ``by_lane`` : by lane.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    shares: dict[str, float]
+    by_lane: dict[str, float]
+    pieces: tuple[PathPiece, ...]
 
 
 @dataclass(frozen=True)
@@ -347,6 +418,10 @@ class Result:
     """What all findings together give back, each millisecond counted once."""
     checked: tuple[str, ...] = ()
     """Codes of the patterns that ran to their end with everything they need."""
+    replay: Replay | None = None
+    """The model behind replayed savings; None where nothing was judged."""
+    what_ifs: tuple[Answer, ...] = ()
+    critical_path: PathSummary | None = None
 
 
 # -- two runs ----------------------------------------------------------------------------------

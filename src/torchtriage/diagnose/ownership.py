@@ -7,6 +7,7 @@ free of the time it points at, so that savings never add up to more than the ste
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +44,9 @@ class Share:
     also_explains: list[str] = field(default_factory=list)
 
 
-def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]]) -> list[Share]:
+def share_out(
+    trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collection[int] = ()
+) -> list[Share]:
     """Give the judged time to the claims, in order of precedence.
 
     Parameters
@@ -51,6 +54,8 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]]) -> list[Share]:
     trace : Trace
     claims : list of (Pattern, Claim)
         In any order; served by ``pattern.order``, then the larger claim first.
+    last : collection of int
+        ``id`` of claims that are served after all others.
 
     Returns
     -------
@@ -62,7 +67,13 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]]) -> list[Share]:
     free = judged
     served: list[tuple[Share, Spans]] = []
     ordered = sorted(
-        claims, key=lambda item: (item[0].order, -_plain_sum(item[1].spans), item[1].message)
+        claims,
+        key=lambda item: (
+            id(item[1]) in last,
+            item[0].order,
+            -_plain_sum(item[1].spans),
+            item[1].message,
+        ),
     )
     for pattern, claim in ordered:
         field_of_play = intervals.intersect(judged, _class_time(trace, claim))

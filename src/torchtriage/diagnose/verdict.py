@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.diagnose.costs import Pricing, answers
 from torchtriage.diagnose.doctor import examine
 from torchtriage.diagnose.ownership import Share, share_out
+from torchtriage.diagnose.path import summarise_path
 from torchtriage.diagnose.sentences import MUCH_IDLE, sentences, unexplained_idle
 from torchtriage.diagnose.summary import summarise
 from torchtriage.errors import PatternError, UsageError
@@ -32,9 +34,9 @@ from torchtriage.finding import (
 )
 from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
 from torchtriage.patterns.base import NEEDS, missing_needs
+from torchtriage.replay import parse_what_if
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import frame_label, module_path, user_stack
-from torchtriage.units import ms
 
 __all__ = ["DEFAULT_MIN_SHARE", "HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
 
@@ -53,6 +55,8 @@ def diagnose(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
+    what_if: Sequence[str] = (),
+    step_ms: float | None = None,
 ) -> Result:
     """Judge a trace.
 
@@ -63,6 +67,10 @@ def diagnose(
         Restrict the patterns; empty means all.
     min_share : float
         Leave out findings whose high end is below this share of a step (0-1).
+    what_if : sequence of str
+        Questions, such as ``gpu*0.5``; see :func:`torchtriage.replay.parse_what_if`.
+    step_ms : float, optional
+        Wall time of a step without the profiler, which savings are then shares of.
 
     Returns
     -------
@@ -71,33 +79,34 @@ def diagnose(
     Raises
     ------
     UsageError
-        A code in ``only`` or ``skip`` does not exist, or ``min_share`` is no share.
+        A code in ``only`` or ``skip`` does not exist, ``min_share`` is no share, ``step_ms`` is no
+        time, or a question cannot be read.
     """
     from torchtriage.version import __version__
 
     if not 0 <= min_share <= 1:
         raise UsageError(f"expected min_share between 0 and 1, found {min_share!r}")
+    if step_ms is not None and not 0 < step_ms < float("inf"):
+        raise UsageError(f"expected a step time above 0 ms, found {step_ms!r}")
+    questions = [parse_what_if(text) for text in _listed(what_if)]
     chosen = _chosen(only, skip)
     notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
     findings: list[Finding] = []
-    shares: list[Share] = []
+    claims: list[tuple[Pattern, Claim]] = []
+    pricing: Pricing | None = None
+    joint: Cost | None = None
     not_checked: list[NotChecked] = []
     crashes: list[Crash] = []
     checked: list[str] = []
     if refused:
         not_checked += [_withheld(entry, notes[0]) for entry in chosen]
     else:
-        claims: list[tuple[Pattern, Claim]] = []
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
-        shares = share_out(trace, _unsuppressed(claims))
-        entries = {entry.pattern.code: entry for entry in catalogue()}
-        for share in shares:
-            finding = _finding(trace, share, entries[share.pattern.code], notes, min_share)
-            if finding is not None:
-                findings.append(finding)
-        findings.sort(key=_rank)
+        pricing = Pricing.of(trace, notes, step_ms)
+        findings, joint = _judge(pricing, _unsuppressed(claims), min_share)
+        notes += tuple(_replay_notes(pricing, findings))
     summary = None if refused else summarise(trace)
     result = Result(
         schema=SCHEMA,
@@ -115,8 +124,11 @@ def diagnose(
         findings=tuple(findings),
         not_checked=tuple(not_checked),
         crashes=tuple(crashes),
-        joint_cost=_joint(trace, findings),
+        joint_cost=joint,
         checked=tuple(checked),
+        replay=pricing.facts if pricing else None,
+        what_ifs=answers(pricing, questions) if pricing else (),
+        critical_path=summarise_path(trace) if pricing and pricing.replayed else None,
     )
     return replace(result, verdict=sentences(trace, result, min_share))
 
@@ -218,15 +230,63 @@ def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Cl
 # -- findings ----------------------------------------------------------------------------------
 
 
+def _judge(
+    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float
+) -> tuple[list[Finding], Cost | None]:
+    """Return the ranked findings, and what they give back together."""
+    trace = pricing.trace
+    predictions = pricing.predict([claim for _, claim in claims])
+    of_claim = {
+        id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)
+    }
+    shares = share_out(trace, claims)
+    # time whose loss costs little is left to those whose fix would win it
+    hidden = {
+        id(share.claim) for share in shares if pricing.hides(share, of_claim[id(share.claim)])
+    }
+    if hidden:
+        shares = share_out(trace, claims, last=hidden)
+    entries = {entry.pattern.code: entry for entry in catalogue()}
+    found: list[tuple[Finding, Claim]] = []
+    for share in shares:
+        cost = pricing.cost(share, of_claim[id(share.claim)])
+        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share)
+        if finding is not None:
+            found.append((finding, share.claim))
+    found.sort(key=lambda item: _rank(item[0]))
+    ranked = [claim for _, claim in found]
+    findings = pricing.together([finding for finding, _ in found], ranked)
+    return findings, pricing.joint(findings, ranked)
+
+
+def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
+    """Yield why savings are not replayed, or what a replay would need."""
+    timed = any(finding.cost is not None and finding.cost.high_ms > 0 for finding in findings)
+    facts = pricing.facts
+    if not facts.accepted and (timed or facts.unprofiled_step_ms is not None):
+        yield Note(
+            "no-replay",
+            "info",
+            f"savings are interval arithmetic, not replayed: {facts.reason}",
+            "record whole steps, with the host and every device",
+            {
+                "strict_error": facts.strict_error,
+                "unexplained": facts.unexplained,
+                "pinned": facts.pinned,
+            },
+        )
+
+
 def _finding(
-    trace: Trace, share: Share, entry: Entry, notes: tuple[Note, ...], min_share: float
+    pricing: Pricing, share: Share, entry: Entry, cost: Cost | None, min_share: float
 ) -> Finding | None:
-    claim, pattern = share.claim, share.pattern
-    cost = _cost(trace, share, notes)
-    if not claim.always and (cost is None or cost.share_high < min_share):
+    trace, claim, pattern = pricing.trace, share.claim, share.pattern
+    at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
+    worth = cost is not None and max(cost.share_high, at_stake) >= min_share
+    if not claim.always and not worth:
         return None
     certainty: Certainty = claim.certainty
-    if claim.time_class == "idle" and _many_orphans(notes):
+    if claim.time_class == "idle" and pricing.many_orphans:
         certainty = "hint"
     rows = claim.rows
     return Finding(
@@ -234,7 +294,10 @@ def _finding(
         name=pattern.name,
         family=pattern.family,
         title=pattern.title,
-        severity=_severity(pattern, cost, certainty),
+        # hidden behind other work: worth knowing, not worth fixing first
+        severity="note"
+        if cost is not None and not claim.always and cost.share_high < min_share
+        else _severity(pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
         place=_place(trace, share),
@@ -261,50 +324,6 @@ def _idle_ns(trace: Trace, share: Share) -> int:
     if not trace.devices:
         return 0
     return intervals.length(intervals.intersect(share.taken, trace.devices[0].idle))
-
-
-def _many_orphans(notes: tuple[Note, ...]) -> bool:
-    return any(note.code == "orphans" and note.level == "warn" for note in notes)
-
-
-def _cost(trace: Trace, share: Share, notes: tuple[Note, ...]) -> Cost | None:
-    claim = share.claim
-    if claim.time_class == "none" or not len(claim.spans):
-        return None
-    low, high, basis, method = share.low_ns, share.high_ns, claim.basis, claim.method
-    if claim.time_class == "idle" and _many_orphans(notes):
-        low, basis = 0.0, "bounded"
-        method = f"{method}; many launches are outside the recording".lstrip("; ")
-    return _priced(trace, low, high, share.naive_ns, basis, method)
-
-
-_GRADES: dict[str, Literal["A", "B", "C"]] = {"measured": "A", "modelled": "B", "bounded": "C"}
-
-
-def _priced(
-    trace: Trace,
-    low_ns: float,
-    high_ns: float,
-    naive_ns: float,
-    basis: Literal["measured", "modelled", "bounded"],
-    method: str,
-) -> Cost:
-    steps = trace.steps
-    n, wall = steps.n_steady, max(steps.wall_ns, 1)
-    # per step is an average over the judged steps, and never more than the step it is a share of
-    low, high = min(low_ns / n, wall), min(high_ns / n, wall)
-    return Cost(
-        low_ms=ms(low),
-        high_ms=ms(high),
-        per="step" if len(steps) else "window",
-        of_ms=ms(wall),
-        share_low=round(low / wall, 6),
-        share_high=round(high / wall, 6),
-        naive_ms=ms(naive_ns / n),
-        basis=basis,
-        method=method or "time owned by this finding, each millisecond counted once",
-        grade=_GRADES[basis],
-    )
 
 
 def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
@@ -384,22 +403,6 @@ def _example(trace: Trace, row: int) -> Example:
         dur_ns=int(trace.dur_ns[row]),
         pid=lane.pid,
         tid=lane.tid,
-    )
-
-
-def _joint(trace: Trace, findings: list[Finding]) -> Cost | None:
-    costs = [finding.cost for finding in findings if finding.cost is not None]
-    costs = [cost for cost in costs if cost.high_ms > 0]
-    if not costs:
-        return None
-    n = trace.steps.n_steady
-    return _priced(
-        trace,
-        sum(cost.low_ms for cost in costs) * 1e6 * n,
-        sum(cost.high_ms for cost in costs) * 1e6 * n,
-        sum(cost.naive_ms for cost in costs) * 1e6 * n,
-        "bounded",
-        "sum over findings that share no millisecond",
     )
 
 

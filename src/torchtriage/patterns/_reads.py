@@ -190,7 +190,10 @@ def claim_reads(
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(waits.row[worst]),
-        edits=(Edit("unblock", waits.sync_row[index]), *([Edit("drop", holder)] if whole else [])),
+        edits=(
+            Edit("unblock", waits.row[index]),
+            *([Edit("shrink", holder, factor=1.0, best=0.0)] if whole else []),
+        ),
     )
 
 

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 SYNC_COST_NS = 3_000
-"""What a synchronise call takes when there is nothing to wait for (replay.md: about 3 us)."""
+"""What a synchronise call takes when there is nothing to wait for: about 3 us."""
 RETURN_NS = 8_000
 """From the end of the work to the return of the call that waits for it: 5-10 us."""
 EXPLAINS_NS = 30_000
@@ -72,7 +72,7 @@ class Blocking:
     """Waiting calls sorted by lane, then start; disjoint on their lane.
 
     ``row`` : the call. ``own_ns`` : what it costs without any waiting. ``what`` : codes of
-    ``KINDS``. ``is_pageable`` : bool per device row position, uploads whose launch the host stages.
+    this module. ``typical_return_ns`` : from the end of work to the return of a sync on it.
     """
 
     row: Ints
@@ -196,7 +196,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
 
 def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    """Find copies that return after their transfer ended."""
+    """Find copies that return with, or after, the end of their transfer."""
     copies = np.flatnonzero((trace.kind[streams.row] == Kind.MEMCPY) & (streams.call >= 0))
     call = streams.call[copies]
     usable = runtime[call] & trace.matching(_COPY)[call]
@@ -210,11 +210,17 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     over = trace.end_ns[call] >= streams.end_ns[copies]
     always = trace.matching(_COPY_BLOCKS)[call]
     never = trace.matching(_NEVER_BLOCKS)[streams.row[copies]] & ~always
-    blocks = over & ~never
-    typical = _typical(trace.dur_ns[call[~over]], 10_000)
+    # an upload from pageable memory goes through a buffer that the call fills as it drains: the
+    # call ends a little before the transfer does
+    inside = trace.end_ns[call] - streams.start_ns[copies]
+    staged = trace.matching(_PAGEABLE_UP)[streams.row[copies]]
+    staged &= 2 * inside > streams.end_ns[copies] - streams.start_ns[copies]
+    typical = _typical(trace.dur_ns[call[~over & ~staged]], 10_000)
+    staged &= trace.dur_ns[call] > 2 * typical
+    blocks = (over | staged) & ~never
     copies, call = copies[blocks], call[blocks]
-    after = np.maximum(trace.end_ns[call] - streams.end_ns[copies], 0)
-    typical_return = _typical(after, RETURN_NS)
+    after = trace.end_ns[call] - streams.end_ns[copies]
+    typical_return = _typical(after[after >= 0], RETURN_NS)
     own = np.minimum(typical, trace.dur_ns[call])
     lag = np.minimum(after, typical_return) - own
     edges = WaitEdges(np.arange(len(call)), copies, lag, np.zeros(len(call), dtype=bool))

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 WAIT_LAG_NS = 1_500
-"""From the end of the awaited work to the start on the waiting stream (replay.md)."""
+"""From the end of the awaited work to the start on the waiting stream."""
 NEAR_NS = 40_000
 """Work that starts this soon after another stream's end, with no other reason, waited for it."""
 LATE_NS = 5_000

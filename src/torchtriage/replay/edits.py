@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage import intervals
 from torchtriage.errors import PatternError
 from torchtriage.intervals import Spans
 
@@ -38,7 +37,7 @@ class Edit:
         nothing waits for the rest, but a step lasts at least as long as they do together.
         ``parallel`` : the time of ``rows`` (host) leaves their thread and is done elsewhere at
         ``factor`` of its length; a step lasts at least that long.
-        ``threads`` : everything that host threads do in ``spans`` (always, without any), gaps
+        ``threads`` : everything that host threads do in ``spans`` (always, when left out), gaps
         between events included, times ``factor``; ``rows`` is not used.
     rows : int64[k]
         Rows of the trace.
@@ -46,7 +45,7 @@ class Edit:
         What remains of the time, the cautious estimate, 0 or more.
     best : float or float64[k], optional
         The hopeful estimate, at most ``factor``; the same as ``factor`` when left out.
-    spans : int64[m, 2]
+    spans : int64[m, 2], optional
         Time on the clock of the trace, for ``threads``.
 
     Raises
@@ -60,7 +59,7 @@ class Edit:
     rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     factor: Factor = 0.0
     best: Factor | None = None
-    spans: Spans = field(default_factory=lambda: intervals.EMPTY)
+    spans: Spans | None = None
 
     def __post_init__(self) -> None:
         """Check the kind and the factors."""

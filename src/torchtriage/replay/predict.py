@@ -41,12 +41,12 @@ Edits = Sequence[Edit]
 INFERRED = 0.6
 """Edges of less confidence were inferred from coinciding times."""
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
-"""What the profiler itself adds to an operator and to a Python frame (replay.md, fitted)."""
+"""What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
 CELLS = 8_000_000
 """Nodes times columns replayed at once: 64 MB."""
-CROWDING = 0.31
-"""Work moved to other processes takes cores: host work was 2-31 % slower with 4 loader workers
-than with none (replay.md 5, six pairs)."""
+CROWDING, MAX_CROWDING = 0.8, 0.31
+"""Work moved to other processes takes cores: with 4 workers instead of none for loading that took
+38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
 COVERED = 0.99
 """A call covered this far by dropped rows is gone, its wait included."""
 
@@ -147,7 +147,9 @@ class Model:
                 scenarios.append(self._scenario(edits, hopeful=True))
             usual = slice(first, len(scenarios))
             if any(edit.kind == "parallel" for edit in edits):
-                crowd = Edit("threads", factor=1 + CROWDING)
+                moved = sum(self._per_step(edit.rows) for edit in edits if edit.kind == "parallel")
+                crowded = min(CROWDING * moved / max(self.step_ns, 1.0), MAX_CROWDING)
+                crowd = Edit("threads", factor=1 + crowded)
                 scenarios.append(self._scenario([*edits, crowd], hopeful=False))
             index.append((usual, slice(first, len(scenarios))))
         saving = self._base[:, None] - self._after(scenarios)
@@ -388,7 +390,7 @@ class Model:
         """Scale what host threads do, everywhere or in spans."""
         graph = self.graph
         hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
-        if not len(edit.spans):
+        if edit.spans is None:
             change.keep[hosts] *= factor
             return
         spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
@@ -459,7 +461,7 @@ class Model:
             rows = np.asarray(edit.rows, np.int64)
             left = edit.remains(hopeful=False)
             if edit.kind == "threads":
-                spans = intervals.union(edit.spans) if len(edit.spans) else trace.steps.judged
+                spans = trace.steps.judged if edit.spans is None else intervals.union(edit.spans)
                 held = intervals.intersect(spans, trace.steps.judged)
                 share = 1 - float(np.asarray(edit.factor))
                 total += intervals.length(held) / trace.steps.n_steady * share

@@ -92,7 +92,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             **({"call_sites": sites} if sites else {}),
         },
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
-        edits=(Edit("overlap", copies),),
+        edits=(Edit("overlap", copies), Edit("unblock", calls.astype(np.int64))),
     )
 
 

@@ -102,7 +102,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         " blocking call (high)",
         evidence=evidence,
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
-        edits=(Edit("overlap", copies), Edit("unblock", calls)),
+        edits=(Edit("overlap", copies, factor=1 - saved, best=0.0), Edit("unblock", calls)),
     )
 
 

@@ -105,7 +105,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(calls[0]),
-        edits=(Edit("drop", calls),),
+        edits=(Edit("drop", np.union1d(holder, copies)),),
     )
 
 

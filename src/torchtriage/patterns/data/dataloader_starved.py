@@ -164,5 +164,5 @@ def _claim(
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         fix=fix,
-        edits=(Edit("drop", rows),),
+        edits=(Edit("shrink", rows, factor=0.5, best=0.0),),
     )

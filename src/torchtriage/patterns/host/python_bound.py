@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
-from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import hot_frame, own_time_ns, parse_frame, top_frames
 from torchtriage.units import format_ns, ms
@@ -112,6 +112,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         else "time of the main thread outside ops",
         evidence=evidence,
         anchor=hot,
+        edits=(Edit("threads", factor=0.5, best=0.0, spans=spans),),
     )
 
 

@@ -161,7 +161,7 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
             "math_fallback": bool(math[chains.softmax].any()),
         },
         fix=_FIX_MATH if math[chains.softmax].all() else FIX,
-        edits=(Edit("shrink", rows, factor=float(1 - np.mean(low[chain]))),),
+        edits=(Edit("shrink", rows, factor=1 - low[chain], best=1 - high[chain]),),
     )
 
 
@@ -214,7 +214,10 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
             **_sizes(trace, chains, shapes),
             "training": trains,
         },
-        edits=(Edit("shrink", rows, factor=1 - (ON_CPU_BACKWARD if trains else low)),),
+        edits=(
+            Edit("threads", factor=1.0 if trains else 1 - low, best=1 - high, spans=ahead),
+            Edit("threads", factor=1.0, best=1 - ON_CPU_BACKWARD, spans=back),
+        ),
     )
 
 

@@ -154,7 +154,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         ),
         evidence=evidence,
         fix=_fix(trace),
-        edits=(Edit("shrink", rows, factor=1 / CAUTIOUS_SPEEDUP),),
+        edits=(Edit("shrink", rows, factor=1 - low, best=1 - high),),
     )
 
 

@@ -132,7 +132,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="modelled",
         method="each kernel's time above the rate of aligned products of similar size",
         evidence=evidence,
-        edits=(Edit("shrink", rows, factor=float(1 - gain[slow].mean() / 2)),),
+        edits=(Edit("shrink", rows, factor=1 - gain[slow] / 2, best=1 - gain[slow]),),
     )
 
 

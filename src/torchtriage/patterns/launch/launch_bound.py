@@ -114,7 +114,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         },
         anchor=latest[0],
         examples=latest,
-        edits=(Edit("shrink", np.unique(trace.links.call[work[trace.links.call[work] >= 0]])),),
+        edits=(Edit("threads", factor=1 - LOW, best=0.0, spans=spans),),
     )
 
 

@@ -258,5 +258,12 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(selects[0]),
-        edits=(Edit("shrink", selects, 1.0 - gain),),
+        edits=(
+            Edit(
+                "threads",
+                factor=1.0 if carries and not trace.devices else 1.0 - 0.5 * gain,
+                best=1.0 - gain,
+                spans=loop.spans if trace.devices else at_stake,
+            ),
+        ),
     )

@@ -107,7 +107,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             ),
         },
         anchor=_anchor(trace, worst),
-        edits=(Edit("shrink", rows, float(1 - gain.mean())),),
+        edits=(Edit("shrink", rows, factor=1 - 0.5 * gain, best=1 - gain),),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from builder import TraceBuilder
 
 from torchtriage.patterns.base import Claim
-from torchtriage.patterns.launch.optimizer_per_tensor import ZERO_FIX, find
+from torchtriage.patterns.launch.optimizer_per_tensor import find
 
 STEP = "Optimizer.step#AdamW.step"
 ZERO = "Optimizer.zero_grad#AdamW.zero_grad"
@@ -104,7 +105,6 @@ def test_quiet_outside_annotations() -> None:
 def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
     (claim,) = claims(loop())
     assert claim.evidence["optimizer"] == "AdamW"
-    assert claim.evidence["method"] == "step"
     assert claim.evidence["n_launches_per_call"] == 120
     assert claim.evidence["n_calls_per_step"] == 1
     assert claim.evidence["host_ms_per_step"] == 2.4
@@ -116,10 +116,104 @@ def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
     assert claim.fix is None
 
 
-def test_filling_gradients_with_zeros_has_its_own_fix() -> None:
-    (claim,) = claims(loop(mark=ZERO, op="aten::zero_"))
-    assert claim.evidence["method"] == "zero_grad"
-    assert claim.fix is ZERO_FIX
+def test_quiet_on_gradients_filled_with_zeros() -> None:
+    # OPT040 knows what to do about those
+    assert not claims(loop(mark=ZERO, op="aten::zero_"))
+
+
+def foreach(*, name: str = "AdamW", n: int = 8, dur: float = 100, wall: float = 10_000) -> Claim:
+    """Steps whose optimizer makes ``n`` foreach calls on a CPU."""
+    found = claims(foreach_steps(name=name, n=n, dur=dur, wall=wall))
+    assert len(found) == 1
+    return found[0]
+
+
+def foreach_steps(
+    *, name: str = "AdamW", n: int = 8, dur: float = 100, wall: float = 10_000
+) -> TraceBuilder:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(f"Optimizer.step#{name}.step", at + 100, dur * n + 10)
+        for k in range(n):
+            builder.op("aten::_foreach_add_", at + 105 + dur * k, dur - 10)
+    return builder
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "MyAdam"])
+def test_quiet_on_foreach_without_a_fused_form(name: str) -> None:
+    assert not claims(foreach_steps(name=name))
+
+
+def test_quiet_on_a_single_foreach_call() -> None:
+    # plain SGD reads and writes no more than its fused form
+    assert not claims(foreach_steps(name="SGD", n=1, dur=900))
+
+
+def test_quiet_on_foreach_below_five_percent() -> None:
+    assert not claims(foreach_steps(wall=20_000))
+
+
+def test_loud_on_foreach_that_could_be_fused() -> None:
+    claim = foreach()
+    assert claim.evidence["n_foreach_calls_per_step"] == 8
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(0.81)
+    assert claim.time_class == "host"
+    assert claim.gain_low == pytest.approx(0.25 / 1.5)
+    assert claim.gain_high == 1.0
+    assert claim.message.startswith("AdamW.step works through its tensors in 8 foreach calls")
+
+
+def test_foreach_on_a_busy_device_is_about_its_kernels() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).annotation(STEP, at + 100, 600)
+        for k in range(2):
+            builder.op("aten::_foreach_add_", at + 110 + 50 * k, 40)
+            builder.launch(at + 120 + 50 * k, 5, at + 1_000 + 2_000 * k, 2_000, "multi_tensor_x")
+        builder.launch(at + 800, 5, at + 5_000, 4_000, "next")
+    (claim,) = claims(builder)
+    assert claim.time_class == "compute"
+    assert claim.evidence["kernel_ms_per_step"] == pytest.approx(4.0)
+    np.testing.assert_allclose(claim.gain_low, 0.25)
+    assert claim.gain_high == 0.6
+
+
+def averaging(
+    *, n: int = 120, names: tuple[str, ...] = ("aten::mul_", "aten::add_"), wall: float = 10_000
+) -> TraceBuilder:
+    """Steps with a loop of ``n`` in-place operators, 20 us each, on a CPU."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).op("aten::mm", at + 10, 900, dims=[[64, 64], [64, 64]])
+        for k in range(n):
+            builder.op(names[k % len(names)], at + 1_000 + 20 * k, 18, dims=[[64, 64]])
+    return builder
+
+
+@pytest.mark.parametrize("names", [("aten::mul_", "aten::mul"), ("aten::copy_",)])
+def test_quiet_on_other_operators_between(names: tuple[str, ...]) -> None:
+    assert not claims(averaging(names=names))
+
+
+def test_quiet_on_short_loops_of_updates() -> None:
+    assert not claims(averaging(n=99))
+
+
+def test_quiet_on_updates_below_two_percent_of_the_step() -> None:
+    assert not claims(averaging(wall=130_000))
+
+
+@pytest.mark.parametrize("names", [("aten::mul_", "aten::add_"), ("aten::lerp_",)])
+def test_loud_on_an_average_of_the_weights(names: tuple[str, ...]) -> None:
+    (claim,) = claims(averaging(names=names))
+    assert claim.evidence["n_operators_per_step"] == 120
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(119 * 0.02 + 0.018)
+    assert claim.gain_low == pytest.approx(0.25 / 2.0)
+    assert claim.fix is not None
+    assert "AveragedModel" in claim.fix.code
 
 
 def test_two_optimizers_are_two_claims() -> None:

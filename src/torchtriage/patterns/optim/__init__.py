@@ -1,0 +1,1 @@
+"""Work around the optimizer that its settings add."""

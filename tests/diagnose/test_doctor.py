@@ -176,6 +176,13 @@ def test_a_cut_file_that_lists_no_device_was_the_cpus() -> None:
     assert not diagnose(trace).refused
 
 
+def test_collectives_of_nccl_say_that_a_gpu_was_at_work() -> None:
+    builder = good(vendor="cpu").annotation("nccl:all_reduce", 110, 2)
+    assert level(builder.build(), "no-gpu-rows") == "warn"
+    builder = good(vendor="cpu").annotation("gloo:all_reduce", 110, 2)
+    assert level(builder.build(), "no-gpu-rows") == "info"
+
+
 def test_gpu_work_outside_the_steps_alone_is_refused() -> None:
     builder = good(vendor="cpu")
     for index in range(5):

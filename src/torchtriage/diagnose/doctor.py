@@ -144,6 +144,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
     launches = calls & trace.matching(r"(?i)launch|memcpy")
     other = trace.kind == Kind.DEVICE_OTHER
     listed = trace.meta.get("deviceProperties")
+    nccl = (trace.kind == Kind.ANNOTATION) & trace.matching(r"^nccl:")
     cut = any("ends" in message for message in trace.report.loss)
     if other.any():
         yield Note(
@@ -169,7 +170,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             "the file is cut short and holds no GPU row: whether a GPU was at work is not known",
             "record again, and let the export finish before the process ends",
         )
-    elif calls.any() or listed:
+    elif calls.any() or listed or nccl.any():
         yield Note(
             "no-gpu-rows",
             "warn",

@@ -14,6 +14,7 @@ from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
 from torchtriage.errors import TraceFormatError
 from torchtriage.finding import Comparison, JobResult, Result
 from torchtriage.patterns import Entry, catalogue, lookup
+from torchtriage.replay import parse_what_if
 from torchtriage.trace import Trace, read_trace
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
@@ -149,6 +150,8 @@ def analyze(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
+    what_if: Collection[str] = (),
+    step_ms: float | None = None,
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -163,6 +166,10 @@ def analyze(
         Restrict the patterns.
     min_share : float
         Leave out findings whose high end is below this share of a step (0-1).
+    what_if : collection of str
+        Questions such as ``gpu*0.5``, ``comm=0``, ``no-sync``; the answers are in ``what_ifs``.
+    step_ms : float, optional
+        Wall time of a step without the profiler: host work is scaled to it.
     cache, max_bytes, progress
         As in :func:`load`.
 
@@ -171,17 +178,30 @@ def analyze(
     TraceFormatError
         The input is not a readable profiler trace.
     UsageError
-        A code does not exist.
+        A code does not exist, a question cannot be read, or ``step_ms`` is no time.
     """
-    for code in (*only, *skip):
-        lookup(code)  # before minutes of reading
+    questions = _check(only, skip, what_if)  # before minutes of reading
     trace = (
         source
         if isinstance(source, Trace)
         else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
     )
-    result = diagnose(trace, only=only, skip=skip, min_share=min_share)
+    result = diagnose(
+        trace, only=only, skip=skip, min_share=min_share, what_if=questions, step_ms=step_ms
+    )
     return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
+
+
+def _check(
+    only: Collection[str], skip: Collection[str], what_if: Collection[str]
+) -> tuple[str, ...]:
+    """Raise for a code or a question that does not exist; return the questions."""
+    for code in (*only, *skip):
+        lookup(code)
+    questions = (what_if,) if isinstance(what_if, str) else tuple(what_if)
+    for question in questions:
+        parse_what_if(question)
+    return questions
 
 
 def compare(
@@ -267,6 +287,8 @@ def analyze_ranks(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
+    what_if: Collection[str] = (),
+    step_ms: float | None = None,
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
@@ -284,8 +306,8 @@ def analyze_ranks(
         ``ray`` maps the files over a Ray cluster; the result is the same.
     processes : int, optional
         Of the local engine; as many as there are cores where the files are worth it.
-    only, skip, min_share, cache, max_bytes
-        As in :func:`analyze`.
+    only, skip, min_share, what_if, step_ms, cache, max_bytes
+        As in :func:`analyze`, for each trace.
     starting : callable, optional
         Called with a path and how many are done before it is read; may return a ``progress`` of
         :func:`load`, which is used where it is read in this process.
@@ -297,18 +319,19 @@ def analyze_ranks(
     MissingExtraError
         fsspec or Ray is needed and not installed.
     UsageError
-        A code or an engine does not exist.
+        A code or an engine does not exist, or a question cannot be read.
     """
     from torchtriage.ranks import RankRecord, judge, recognise
     from torchtriage.ranks.engines import Settings, examine_all
 
-    for code in (*only, *skip):
-        lookup(code)
+    questions = _check(only, skip, what_if)
     some = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files = [os.fspath(one) for one in find_traces(some)]
     if not files:
         raise TraceFormatError("expected at least one trace, found none")
-    settings = Settings(tuple(only), tuple(skip), min_share, cache, max_bytes)
+    settings = Settings(
+        tuple(only), tuple(skip), min_share, cache, max_bytes, what_if=questions, step_ms=step_ms
+    )
     outcomes = list(
         examine_all(files, settings, engine=engine, processes=processes, starting=starting)
     )

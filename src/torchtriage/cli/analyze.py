@@ -56,6 +56,18 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     help="Leave out findings that give back less than this share of a step.",
 )
 @click.option(
+    "--what-if",
+    multiple=True,
+    metavar="QUESTION",
+    help="Ask what a change would give: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MS",
+    help="Time of a step without the profiler: savings are scaled to it.",
+)
+@click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),
     default="never",
@@ -93,7 +105,11 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """
     from torchtriage import api
 
+    from torchtriage.replay import parse_what_if
+
     options = with_config(ctx, given, Path.cwd())
+    for question in options["what_if"]:
+        parse_what_if(question)
     for code in (*options["only"], *options["skip"]):
         api.explain(code)
     files = _expand(paths, api.find_traces)
@@ -125,7 +141,8 @@ def _judge(
     """Return results, jobs, and how many files had none: one bad file must not hide the others."""
     from torchtriage import api
 
-    keywords = {name: options[name] for name in ("only", "skip", "min_share", "cache", "max_bytes")}
+    names = ("only", "skip", "min_share", "what_if", "step_ms", "cache", "max_bytes")
+    keywords = {name: options[name] for name in names}
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
             return [api.analyze(files[0], progress=progress, **keywords)], [], 0

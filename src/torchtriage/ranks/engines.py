@@ -45,6 +45,8 @@ class Settings:
     cache: bool = False
     max_bytes: int = 64 << 30
     timeline: bool = True
+    what_if: tuple[str, ...] = ()
+    step_ms: float | None = None
 
 
 Outcome = RankRecord | TraceFormatError
@@ -69,7 +71,14 @@ def examine(
 
 
 def _examined(trace: Trace, path: str, settings: Settings) -> RankRecord:
-    result = diagnose(trace, only=settings.only, skip=settings.skip, min_share=settings.min_share)
+    result = diagnose(
+        trace,
+        only=settings.only,
+        skip=settings.skip,
+        min_share=settings.min_share,
+        what_if=settings.what_if,
+        step_ms=settings.step_ms,
+    )
     if is_url(path):
         result = replace(result, trace=replace(result.trace, path=path))
     if not settings.timeline and result.summary is not None:

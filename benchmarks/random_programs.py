@@ -30,7 +30,7 @@ from emulator import (
     Sync,
 )
 
-from torchtriage.replay import Edit
+from torchtriage.replay import Edit, parse_what_if
 from torchtriage.trace import Kind, Trace
 
 LOADED = 8
@@ -236,6 +236,43 @@ def fixes(program: Program, seed: int) -> list[Fix]:
     return out
 
 
+def questions(program: Program) -> list[Fix]:
+    """Return what a user may ask by hand, with the program in which it is so."""
+    machine = program.machine
+    quick_host = replace(
+        machine,
+        **{
+            name: getattr(machine, name) // 2
+            for name in ("launch_ns", "op_ns", "call_ns", "graph_ns", "free_ns", "batch_ns")
+        },
+    )
+
+    def scaled(factor: float, which: Callable[[Instruction], bool]) -> Program:
+        return program.change(lambda one: [_times(one, factor) if which(one) else one])
+
+    def computes(one: Instruction) -> bool:
+        return isinstance(one, Graph) or (isinstance(one, Launch) and one.stream != COMM)
+
+    def communicates(one: Instruction) -> bool:
+        return isinstance(one, Launch) and one.stream == COMM
+
+    def keeps_the_host(one: Instruction) -> bool:
+        return isinstance(one, Host) or (isinstance(one, Fetch) and not one.workers)
+
+    asked: list[tuple[str, Program]] = [("gpu*0.5", scaled(0.5, computes))]
+    asked.append(("cpu*0.5", replace(scaled(0.5, keeps_the_host), machine=quick_host)))
+    asked.append(("launch=0", replace(program, machine=replace(machine, launch_ns=0, graph_ns=0))))
+    if any(map(communicates, program.instructions())):
+        asked.append(("comm=0", scaled(0.0, communicates)))
+    if any(isinstance(one, Copy) for one in program.instructions()):
+        asked.append(("copy*0.5", scaled(0.5, lambda one: isinstance(one, Copy))))
+    if any(isinstance(one, Fetch) for one in program.instructions()):
+        asked.append(("loader=0", program.change(_unloaded)))
+    if any(isinstance(one, Sync) or getattr(one, "blocks", 0) for one in program.instructions()):
+        asked.append(("no-sync", program.change(_unblocked)))
+    return [Fix(text, "question", after, parse_what_if(text).edits) for text, after in asked]
+
+
 # -- what a fix does to the program ------------------------------------------------------------
 
 
@@ -246,7 +283,7 @@ def _without(names: set[str]) -> Swap:
 def _times(one: Instruction, factor: float) -> Instruction:
     if isinstance(one, Graph):
         return replace(one, each_ns=tuple(round(ns * factor) for ns in one.each_ns))
-    assert isinstance(one, Host | Launch | Copy)
+    assert isinstance(one, Host | Launch | Copy | Fetch)
     return replace(one, ns=round(one.ns * factor))
 
 
@@ -268,6 +305,16 @@ def _asynchronous(name: str) -> Swap:
 
 def _loaded_by(workers: int) -> Swap:
     return lambda one: [replace(one, workers=workers) if isinstance(one, Fetch) else one]
+
+
+def _unloaded(one: Instruction) -> Sequence[Instruction]:
+    return [] if isinstance(one, Fetch) else [one]
+
+
+def _unblocked(one: Instruction) -> Sequence[Instruction]:
+    if isinstance(one, Sync) and one.on != "free":
+        return []
+    return [replace(one, blocks=False)] if isinstance(one, Copy) else [one]
 
 
 def _never_waited_for(one: Instruction) -> Sequence[Instruction]:

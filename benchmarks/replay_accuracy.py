@@ -29,7 +29,14 @@ from pathlib import Path
 import cpu_pairs
 import numpy as np
 from emulator import Program, Run, ThreadClock, VirtualClock
-from random_programs import deep_program, fixes, mixed_program, random_program
+from random_programs import (
+    Fix,
+    deep_program,
+    fixes,
+    mixed_program,
+    questions,
+    random_program,
+)
 
 import torchtriage
 from torchtriage import replay
@@ -198,11 +205,14 @@ def programs(n_random: int, n_mixed: int, n_deep: int) -> Iterator[tuple[str, in
 
 
 def cases(
-    name: str, seed: int, program: Program, run: Callable[[Program, int], Trace]
+    name: str,
+    seed: int,
+    program: Program,
+    known: Sequence[Fix],
+    run: Callable[[Program, int], Trace],
 ) -> list[Case]:
     """Run a program as it is and with each of its fixes, and predict each from the first run."""
     before = run(program, seed)
-    known = fixes(program, seed)
     model = replay.model(before)
     promised = model.predict_many([fix.edits(before) for fix in known])
     out = []
@@ -298,7 +308,16 @@ def emulated(
     return [
         case
         for name, seed, program in programs(n_random, n_mixed, n_deep)
-        for case in cases(name, seed, program, run)
+        for case in cases(name, seed, program, fixes(program, seed), run)
+    ]
+
+
+def asked(n_random: int, n_mixed: int, n_deep: int) -> list[Case]:
+    """Return the cases of what may be asked by hand of the same programs."""
+    return [
+        case
+        for name, seed, program in programs(n_random, n_mixed, n_deep)
+        for case in cases(name, seed, program, questions(program), in_virtual_time)
     ]
 
 
@@ -498,6 +517,7 @@ def print_scores(found: Sequence[Case], *, worst: int = 0) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what-if", action="store_true", help="questions instead of fixes")
     parser.add_argument("--threads", action="store_true", help="run on threads that really sleep")
     parser.add_argument(
         "--recordings",
@@ -526,6 +546,9 @@ def main(arguments: Sequence[str]) -> None:
     if given.threads:
         _take_priority()
         run = OnThreads(given.recordings)
+    if given.what_if:
+        print_scores(asked(given.programs, given.mixed, given.deep), worst=given.worst)
+        return
     print_scores(emulated(given.programs, given.mixed, given.deep, run), worst=given.worst)
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if isinstance(run, OnThreads):

@@ -323,6 +323,7 @@ def analyze_ranks(
     """
     from torchtriage.ranks import RankRecord, judge, recognise
     from torchtriage.ranks.engines import Settings, examine_all
+    from torchtriage.ranks.merge import STRAGGLER
 
     questions = _check(only, skip, what_if)
     some = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -342,8 +343,13 @@ def analyze_ranks(
             raise errors[0]
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
-    jobs = [judge(records, job, min_share=min_share) for job in recognise(records)]
+    late = (not only or _names(only, STRAGGLER)) and not _names(skip, STRAGGLER)
+    jobs = [judge(records, job, min_share=min_share, late=late) for job in recognise(records)]
     return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)
+
+
+def _names(codes: Collection[str], code: str) -> bool:
+    return any(lookup(one).pattern.code == code for one in codes)
 
 
 def overlay(

@@ -51,7 +51,9 @@ FIRST_WAIT_NS = 1_000_000
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
-def judge(records: Sequence[RankRecord], job: Job, *, min_share: float) -> JobResult:
+def judge(
+    records: Sequence[RankRecord], job: Job, *, min_share: float, late: bool = True
+) -> JobResult:
     """Judge the ranks of one job together.
 
     Parameters
@@ -61,6 +63,8 @@ def judge(records: Sequence[RankRecord], job: Job, *, min_share: float) -> JobRe
     job : Job
     min_share : float
         Leave out findings whose high end is below this share of the job's step (0-1).
+    late : bool
+        Look for the rank that makes others wait.
 
     Returns
     -------
@@ -73,7 +77,7 @@ def judge(records: Sequence[RankRecord], job: Job, *, min_share: float) -> JobRe
     results = [one.result for one in ranks]
     matches = match(ranks, numbers)
     waits = waiting(ranks, matches)
-    straggler = find_straggler(ranks, matches, waits)
+    straggler = find_straggler(ranks, matches, waits) if late else None
     refused = all(result.refused for result in results)
     measured = waits.n_judged > 0
     steady = waits.steady
@@ -90,9 +94,9 @@ def judge(records: Sequence[RankRecord], job: Job, *, min_share: float) -> JobRe
         # exposed communication that is all waiting is the straggler's
         gone = [one for one in findings if one.family == "comm" and _is_free(one)]
         findings = [one for one in findings if one not in gone]
-        late = _straggler(ranks, numbers, job, straggler, waits, findings)
-        also = (*late.also_explains, *(one.code for one in gone))
-        findings.append(replace(late, also_explains=tuple(dict.fromkeys(also))))
+        found = _straggler(ranks, numbers, job, straggler, waits, findings)
+        also = (*found.also_explains, *(one.code for one in gone))
+        findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     findings = [one for one in findings if _worth(one, min_share)]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
@@ -161,7 +165,8 @@ def _straggler(
         low_ns *= (members - 1) / members
         method += "; low end: the work is shared out, not removed"
     record = ranks[late.position]
-    if record.device and cause is not None and cause.activity in HOST_ACTIVITIES:
+    host = cause is not None and cause.phase != "loader" and cause.activity in HOST_ACTIVITIES
+    if record.device and host:
         low_ns /= record.inflation
         method += "; low end divided by the profiler's inflation of host time"
     hint = ""

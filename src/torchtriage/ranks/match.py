@@ -166,11 +166,17 @@ def _match_group(
             _keys(np.full(len(at), -1), ranks[position].collectives.step[at])
             for position, at in zip(members, places, strict=True)
         ]
+    n_here = sum(map(len, places))
     by_seq = keys[0][0]
     pairs = [key[1] for key in keys]
     unmatched: list[str] = []
     if not by_seq:
-        pairs, places, unmatched = _same_counts(pairs, places, [numbers[m] for m in members])
+        pairs, places, unmatched = _same_counts(
+            pairs,
+            places,
+            [ranks[position].steps.number for position in members],
+            [numbers[position] for position in members],
+        )
     packed = [pair[:, 0] * (1 << 32) + pair[:, 1] for pair in pairs]
     common = packed[0]
     for other in packed[1:]:
@@ -179,7 +185,7 @@ def _match_group(
     for column, (key, at) in enumerate(zip(packed, places, strict=True)):
         order = np.argsort(key, kind="stable")
         index[:, column] = at[order[np.searchsorted(key[order], common)]] if len(common) else 0
-    n_unmatched = sum(len(at) for at in places) - index.size
+    n_unmatched = n_here - index.size
     first = ranks[members[0]].collectives
     # equal order is not enough: the operation must be the same
     same = np.ones(len(common), bool)
@@ -229,7 +235,7 @@ def _keys(seq: Ints, step: Ints) -> tuple[bool, Ints]:
 
 
 def _same_counts(
-    pairs: list[Ints], places: list[Ints], numbers: list[int]
+    pairs: list[Ints], places: list[Ints], recorded: list[Ints], numbers: list[int]
 ) -> tuple[list[Ints], list[Ints], list[str]]:
     """Keep the steps in which every rank has the same number of collectives.
 
@@ -248,7 +254,8 @@ def _same_counts(
     everywhere = (counts == counts[0]).all(axis=0)
     inside = (steps > 0) | (steps == 0) & (len(steps) == 1)
     unmatched = []
-    uneven = inside & ~everywhere & (counts > 0).all(axis=0)
+    known = np.stack([np.isin(steps - 1, some) for some in recorded])
+    uneven = inside & ~everywhere & known.all(axis=0)
     if uneven.any():
         usual = np.median(counts[:, uneven], axis=0)
         odd = np.flatnonzero((counts[:, uneven] != usual).any(axis=1))

@@ -14,7 +14,14 @@ from typing import Any
 from torchtriage.diagnose.verdict import HIGH_SHARE, MEDIUM_SHARE
 from torchtriage.finding import Cost, Crash, Finding, NotChecked, Note, RankSpread, Result, Severity
 
-__all__ = ["merge_checks", "merge_findings", "merge_notes", "rank_order", "severity_of"]
+__all__ = [
+    "STRAGGLER",
+    "merge_checks",
+    "merge_findings",
+    "merge_notes",
+    "rank_order",
+    "severity_of",
+]
 
 MAX_NAMED = 64
 STRAGGLER = "COM036"

@@ -20,6 +20,8 @@ __all__ = ["Job", "recognise"]
 _NAMED = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_.]?(\d+)(?!\d)", re.IGNORECASE)
 MIN_COLLECTIVES = 3
 """Matched, before files that say nothing of a rank are taken for one job."""
+MIN_MATCHED = 0.9
+"""Of each such file's collectives."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,13 @@ def _assumed(records: Sequence[RankRecord], positions: list[int]) -> list[Job]:
         ranks = {at: number for number, at in enumerate(able)}
         basis = "assumed: the recordings overlap and their collectives match"
         trial = match([records[at] for at in able], list(ranks.values()))
-        n_matched = sum(len(one) for one in trial.groups if not one.fault)
-        if n_matched < MIN_COLLECTIVES or any(one.fault for one in trial.groups):
+        matched = np.bincount(trial.rank, minlength=len(able))
+        whole = np.array([len(records[at].collectives) for at in able])
+        if (
+            any(one.fault for one in trial.groups)
+            or (matched < MIN_COLLECTIVES).any()
+            or (matched < MIN_MATCHED * whole).any()
+        ):
             return []
     note = Note(
         "ranks-assumed",

@@ -152,6 +152,7 @@ def _claim(trace: Trace, rows: Ints, joins: list[_Join]) -> Claim | None:
     left = WRITE_NS[work.time_class] / np.maximum(trace.dur_ns[work.rows], 1)
     copied = dict(zip(rows.tolist(), (join.before / join.after for join in joins), strict=True))
     gain = np.array([copied[op] for op in work.op.tolist()])
+    low = np.clip(gain - left, 0, 1)
     steady = np.flatnonzero(steps.in_steady(steps.of_host(rows)))
     if not len(steady):
         return None
@@ -169,7 +170,7 @@ def _claim(trace: Trace, rows: Ints, joins: list[_Join]) -> Claim | None:
         certainty="likely",
         rows=work.rows,
         spans=work.spans,
-        gain_low=np.minimum(np.clip(gain - left, 0, 1), work.free),
+        gain_low=np.minimum(low, work.free),
         gain_high=gain,
         time_class=work.time_class,
         basis="modelled",
@@ -183,13 +184,5 @@ def _claim(trace: Trace, rows: Ints, joins: list[_Join]) -> Claim | None:
             **({"call_sites": sites} if sites else {}),
         },
         anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),
-        edits=(_edit(trace, work.rows, gain, left),),
+        edits=(Edit("shrink", work.rows, factor=1 - low, best=1 - gain),),
     )
-
-
-def _edit(trace: Trace, rows: Ints, gain: NDArray[np.float64], left: NDArray[np.float64]) -> Edit:
-    """Return what is left of the calls, weighted by how long they take."""
-    dur = trace.dur_ns[rows].astype(np.float64)
-    best = float(((1 - gain) * dur).sum() / dur.sum())
-    cautious = float((np.minimum(1 - gain + left, 1.0) * dur).sum() / dur.sum())
-    return Edit("shrink", rows, round(cautious, 6), round(best, 6))

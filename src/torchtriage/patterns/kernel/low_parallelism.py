@@ -108,7 +108,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "top_kernels": [short_name(trace.names[names[one]]) for one in top.tolist()],
         },
         anchor=longest,
-        edits=(Edit("shrink", rows, factor=1.0, best=round(mean_filled, 6)),),
+        edits=(Edit("shrink", rows, factor=1.0, best=filled),),
     )
 
 

@@ -226,14 +226,16 @@ def _foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
         "profiler_inflation": trace.origin.inflation,
     }
     low: float | NDArray[np.float64] = least / trace.origin.inflation
-    spans, high, edited = held, 1.0, calls
+    spans, high = held, 1.0
+    edit = Edit("threads", factor=1 - least / trace.origin.inflation, best=0.0, spans=held)
     time_class: Literal["host", "idle", "compute"] = "host"
     work = work_of(trace, rows) if trace.devices else None
     if trace.devices:
         spans, time_class = intervals.intersect(held, trace.devices[0].host_late), "idle"
     if work is not None and work.per_step_ns * steps.n_steady > intervals.length(spans):
         evidence["kernel_ms_per_step"] = ms(work.per_step_ns)
-        spans, high, time_class, edited = work.spans, most, "compute", work.rows
+        spans, high, time_class = work.spans, most, "compute"
+        edit = Edit("shrink", work.rows, factor=1 - least, best=1 - most)
         low = np.minimum(least, work.free)
     if not len(spans):
         return None
@@ -251,7 +253,7 @@ def _foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
         method="tensors read and written by the foreach form against the fused one",
         evidence=evidence,
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
-        edits=(Edit("shrink", edited, 1 - least, 1 - most),),
+        edits=(edit,),
     )
 
 
@@ -300,5 +302,7 @@ def _updates(trace: Trace) -> Iterator[Claim]:
         },
         anchor=int(first[0]),
         fix=_FIX_AVERAGE,
-        edits=(Edit("shrink", updates),),
+        edits=(
+            Edit("threads", factor=1 - UPDATE_GAIN / trace.origin.inflation, best=0.0, spans=held),
+        ),
     )

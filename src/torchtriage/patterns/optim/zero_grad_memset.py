@@ -71,7 +71,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     if work is not None and late_ns < work.per_step_ns * trace.steps.n_steady:
         yield _as_work(trace, fills, adds, work)
     elif late_ns:
-        yield _as_idle(trace, fills, late, late_ns)
+        yield _as_idle(trace, fills, stretches, late)
 
 
 def _fills(trace: Trace) -> tuple[Ints, intervals.Spans]:
@@ -198,12 +198,16 @@ def _on_cpu(trace: Trace, fills: Ints, stretches: intervals.Spans, adds: Ints) -
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(fills[0]),
-        edits=(Edit("drop", np.concatenate([fills, adds])),),
+        edits=(
+            Edit("threads", factor=1 - 1 / trace.origin.inflation, best=0.0, spans=stretches),
+            Edit("drop", adds),
+        ),
     )
 
 
-def _as_idle(trace: Trace, fills: Ints, late: intervals.Spans, late_ns: int) -> Claim:
+def _as_idle(trace: Trace, fills: Ints, stretches: intervals.Spans, late: intervals.Spans) -> Claim:
     steps = trace.steps
+    late_ns = intervals.length(intervals.intersect(late, steps.judged))
     evidence = _evidence(trace, fills)
     count = evidence["n_fills_per_step"]
     idle_ns = late_ns / steps.n_steady
@@ -228,5 +232,8 @@ def _as_idle(trace: Trace, fills: Ints, late: intervals.Spans, late_ns: int) -> 
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(fills[0]),
-        edits=(Edit("drop", np.union1d(fills, trace.links.work_under(enqueued))),),
+        edits=(
+            Edit("threads", factor=1 - 1 / trace.origin.inflation, best=0.0, spans=stretches),
+            Edit("drop", trace.links.work_under(enqueued)),
+        ),
     )

@@ -1,9 +1,9 @@
 """Promises held against the emulated device: the fix is made, the program runs again."""
 
 import pytest
-from replay_accuracy import Scores, emulated, in_virtual_time, score
+from replay_accuracy import Scores, asked, emulated, in_virtual_time, score
 
-N_RANDOM, N_MIXED, N_DEEP = 20, 8, 1
+N_RANDOM, N_MIXED, N_DEEP = 16, 6, 1
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +17,10 @@ def scores(cases) -> Scores:
 
 
 def test_the_sample_is_large_enough_to_judge(scores):
-    assert scores.n_cases >= 200
-    assert scores.n_large >= 30
-    assert scores.n_small >= 80
-    assert scores.n_pairs >= 200
+    assert scores.n_cases >= 150
+    assert scores.n_large >= 25
+    assert scores.n_small >= 60
+    assert scores.n_pairs >= 150
 
 
 def test_the_step_after_the_fix_is_as_long_as_predicted(scores):
@@ -53,3 +53,21 @@ def test_summing_durations_fails_all_of_it(cases):
 def test_no_kind_of_fix_is_left_out_of_the_bar(cases, kind):
     mine = score([case for case in cases if case.kind == kind])
     assert mine.error_median <= 0.02
+
+
+@pytest.fixture(scope="module")
+def questions():
+    return asked(8, 6, 1)
+
+
+def test_questions_by_hand_are_answered_by_what_happens(questions):
+    scores = score(questions)
+    assert scores.n_cases >= 60
+    assert scores.error_median <= 0.02
+    assert scores.error_p95 <= 0.05
+    assert score([case.as_naive() for case in questions]).error_p95 > 0.20
+
+
+@pytest.mark.parametrize("text", ["gpu*0.5", "cpu*0.5", "launch=0", "copy*0.5", "no-sync"])
+def test_no_question_is_left_out_of_the_bar(questions, text):
+    assert score([case for case in questions if case.fix == text]).error_median <= 0.02

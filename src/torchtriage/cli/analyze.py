@@ -104,7 +104,6 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     [tool.torchtriage] in the nearest pyproject.toml.
     """
     from torchtriage import api
-
     from torchtriage.replay import parse_what_if
 
     options = with_config(ctx, given, Path.cwd())

@@ -18,7 +18,18 @@ from torchtriage.trace import Kind, Trace
 from torchtriage.trace.steps import profiler_stop
 from torchtriage.trace.waits import SYNC_CALL
 
-__all__ = ["Blocking", "WaitEdges", "find_blocking"]
+__all__ = [
+    "COPY",
+    "DEVICE",
+    "EVENT",
+    "LAUNCH",
+    "MEMORY",
+    "QUEUE",
+    "STREAM",
+    "Blocking",
+    "WaitEdges",
+    "find_blocking",
+]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -32,7 +32,7 @@ from torchtriage.replay.threads import Threads, host_threads
 from torchtriage.trace import Trace
 from torchtriage.trace.comm import communicates
 
-__all__ = ["EdgeKind", "Graph", "NodeKind", "build"]
+__all__ = ["CONFIDENCE", "LAUNCH_NS", "EdgeKind", "Graph", "NodeKind", "build"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from torchtriage.replay.engine import Schedule
 from torchtriage.replay.graph import EdgeKind, Graph
 
-__all__ = ["MAX_PINNED", "MAX_STRICT", "MAX_UNEXPLAINED", "Quality", "binding", "judge"]
+__all__ = [
+    "MAX_PINNED",
+    "MAX_STRICT",
+    "MAX_UNEXPLAINED",
+    "Quality",
+    "binding",
+    "critical_nodes",
+    "judge",
+]
 
 Ints = NDArray[np.int64]
 

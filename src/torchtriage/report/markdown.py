@@ -60,6 +60,9 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
         yield f"{words.count(hidden, 'more finding')} not shown."
     if together := words.joint(result):
         yield f"**All together** {prose(together)}."
+    if result.what_ifs:
+        rows = [f"| {code(one.question)} | {prose(words.answer(one))} |" for one in result.what_ifs]
+        yield "\n".join(["| what if | step time |", "|:--|:--|", *rows])
     if not result.refused:
         found = "" if result.findings else "**No finding.** "
         yield f"{found}{words.checked(result)}."

@@ -264,10 +264,31 @@ def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None
     if together := words.joint(result):
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
+    _replayed(page, result)
     page.blank()
     found = "" if result.findings or result.refused else "No finding. "
     page.line((found, "bold"), (f"{words.checked(result)}.", ""))
     _unanswered(page, result)
+
+
+def _replayed(page: Page, result: Result) -> None:
+    """Add the answers to what-if questions, and what bounds a step."""
+    if result.what_ifs:
+        page.blank()
+        page.line(("What if", "bold"))
+        for one in result.what_ifs:
+            page.line(
+                (f"{visible(one.question)}  ", "bold"),
+                (words.answer(one), ""),
+                indent=INDENT,
+                hang=2,
+            )
+    if result.critical_path is not None:
+        said = words.critical(result.critical_path, result.summary)
+        page.blank()
+        page.line((f"{said[:1].upper()}{said[1:]}.", ""))
+    if result.replay is not None and (result.findings or result.what_ifs):
+        page.line((words.replayed(result.replay), "dim"), indent=INDENT, hang=2)
 
 
 def _overview(page: Page, results: Sequence[Result]) -> None:

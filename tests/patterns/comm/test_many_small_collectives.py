@@ -72,9 +72,21 @@ def test_quiet_at_world_size_1():
     assert not list(find(job(world=1).build()))
 
 
-def test_quiet_where_computation_hides_them():
+def test_where_computation_hides_them_nothing_is_promised():
     (claim,) = find(cpu_job(waits=False).build())
     assert not len(claim.spans)
+    assert claim.certainty == "hint"
+
+
+def test_where_computation_hides_most_of_them_low_is_nothing():
+    builder = job()
+    for index in range(5):
+        builder.launch(2000 * index + 125, 2, 2000 * index + 190, 850, name="gemm")
+    (claim,) = find(builder.build())
+    # 17 of 25 have a computation beside them
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).sum() == 5 * 8 * 20_000
+    assert claim.certainty == "hint"
+    assert not np.any(claim.gain_low)
 
 
 def test_collectives_that_layers_need_are_a_hint_without_a_promise():

@@ -7,7 +7,8 @@ Slow because: below 1 MiB a collective costs its latency, 10-30 µs on a device 
     host, whatever it carries; a barrier makes everybody wait for the slowest for nothing.
 Cost: exposed time of the small collectives only. Low gives back one shortest latency each, but for
     one per 25 MiB; high all but what they carry at the best rate a large message reached here. For
-    barriers and objects low is 0: uneven ranks wait at the next collective instead.
+    barriers and objects low is 0: uneven ranks wait at the next collective instead; so it is where
+    layers need each one at once, and where computation hides most of them.
 Fix: send one flat buffer: larger buckets, coalescing; exchange metrics every N steps; drop
     barriers.
 Leave it when: each one needs what was computed since the last (SyncBatchNorm, tensor-parallel
@@ -105,9 +106,11 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
     if n_small < MANY or not trains(trace):
         return None
     apart = small & ~_together(trace, found)
-    structural = apart.sum() > MOSTLY * small.sum()
     mine = small[found.source]
     spans, source = found.exposed[mine], found.source[mine]
+    alone_ns = int((spans[:, 1] - spans[:, 0]).sum())
+    # what layers need at once cannot wait; what runs beside computation mostly costs nothing
+    doubtful = apart.sum() > MOSTLY * small.sum() or alone_ns < MOSTLY * int(dur[small].sum())
     carried = size[small & steps.in_steady(found.step)]
     per_step_bytes = int(np.maximum(carried, 0).sum()) / steps.n_steady
     n_merged = max(1, -(-per_step_bytes // BUCKET_BYTES))
@@ -130,10 +133,10 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
             f" {format_ns(exposed_ns / steps.n_steady)} of them {steps.per} has no computation"
             " beside it"
         ),
-        certainty="hint" if structural else "likely",
+        certainty="hint" if doubtful else "likely",
         rows=found.rows[small],
         spans=spans,
-        gain_low=np.zeros(len(spans)) if structural else low[source],
+        gain_low=np.zeros(len(spans)) if doubtful else low[source],
         gain_high=high[source],
         time_class="host" if found.on_host else "comm",
         basis="bounded",

@@ -54,7 +54,8 @@ class Pieces:
     owner: Ints
     phase: NDArray[np.int8]
     activity: NDArray[np.int8]
-    lane: int
+    lanes: tuple[int, ...]
+    """The main thread's first."""
 
     @cached_property
     def cell(self) -> Ints:
@@ -79,10 +80,10 @@ class Pieces:
     def frame(self, piece: int) -> str:
         """Return the name of the innermost user frame open in a piece, empty without stacks."""
         trace = self.trace
-        if not trace.has_stacks or self.lane < 0:
+        if not trace.has_stacks or self.lanes[0] < 0:
             return ""
         middle = self.spans[piece].mean(dtype=np.int64)
-        row = int(trace.frames.at(np.array([self.lane]), np.array([middle]))[0])
+        row = int(trace.frames.at(np.array(self.lanes[:1]), np.array([middle]))[0])
         if row < 0:
             return ""
         names = [trace.name_of(one) for one in [row, *trace.frames.chain(row)]]
@@ -118,7 +119,9 @@ def find_pieces(trace: Trace) -> Pieces:
         found = trace.tree.at(np.full(len(spans), lane), spans[:, 0])
         owner = np.where(found >= 0, found, owner)
     activity = _activity(trace, owner, spans)
-    return Pieces(trace, spans, owner, _phase(trace, owner, activity, engine), activity, main)
+    return Pieces(
+        trace, spans, owner, _phase(trace, owner, activity, engine), activity, tuple(crew)
+    )
 
 
 def _activity(trace: Trace, owner: Ints, spans: Spans) -> NDArray[np.int8]:

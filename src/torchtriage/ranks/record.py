@@ -18,7 +18,7 @@ from torchtriage import intervals
 from torchtriage.finding import Result
 from torchtriage.intervals import Spans
 from torchtriage.names import short_name
-from torchtriage.ranks.activity import ACTIVITIES, CELLS, Pieces, find_pieces
+from torchtriage.ranks.activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import communicates
 
@@ -66,7 +66,7 @@ class Collectives:
     ``nelems``, ``seq`` : -1 where not recorded. ``step`` : number of the step that enqueued it, -1
     outside. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
     ``spent_ns`` : int64[n, cells], time in each cell since the recording began.
-    ``n_ops`` : operators since the recording began.
+    ``n_ops`` : int64[n, phases], operators since the recording began.
     """
 
     row: Ints
@@ -142,7 +142,6 @@ def record(trace: Trace, path: str, result: Result) -> RankRecord:
     codes = {name: code for code, name in enumerate(name_table)}
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     spent, late = _spent(trace, pieces, rows, device=device)
-    ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     table = Collectives(
         row=rows,
         group=group,
@@ -153,7 +152,7 @@ def record(trace: Trace, path: str, result: Result) -> RankRecord:
         start_ns=start + base,
         end_ns=end + base,
         spent_ns=spent,
-        n_ops=np.searchsorted(ops, start).astype(np.int64),
+        n_ops=_n_ops(trace, pieces, start),
         groups=groups,
         names=name_table,
     )
@@ -328,6 +327,16 @@ def _spent(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> tuple[I
         before = np.stack([np.full_like(start_ns, compute[:1, 0].min(initial=0)), start_ns], axis=1)
         table[:, -1] = intervals.covered(before, compute)
     return table, late
+
+
+def _n_ops(trace: Trace, pieces: Pieces, start_ns: Ints) -> Ints:
+    """Return how many operators of each phase began before each collective."""
+    table = np.zeros((len(start_ns) + 1, len(PHASES)), np.int64)
+    ops = trace.start_ns[np.isin(trace.lane, pieces.lanes) & (trace.kind == Kind.OP)]
+    at = np.searchsorted(pieces.spans[:, 0], ops, side="right") - 1
+    ops, at = ops[at >= 0], at[at >= 0]
+    np.add.at(table, (np.searchsorted(start_ns, ops, side="right"), pieces.phase[at]), 1)
+    return np.cumsum(table, axis=0)[: len(start_ns)]
 
 
 def _exposed(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> Spans:

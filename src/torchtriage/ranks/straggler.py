@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.intervals import Spans
-from torchtriage.ranks.activity import CELLS
+from torchtriage.ranks.activity import CELLS, PHASES
 from torchtriage.ranks.match import GroupMatch, Matches
 from torchtriage.ranks.record import RankRecord
 from torchtriage.stats.median import median_interval
@@ -241,6 +241,12 @@ def _cause(
             for column, position in enumerate(group.members.tolist())
         ]
     )
+    mine = group.members == late
+    more = np.median(spent[mine][0] - np.median(spent[~mine], axis=0), axis=0)
+    best = int(more.argmax())
+    if more[best] < MIN_EXPLAINED * gain_ns:
+        return None
+    phase, activity = CELLS[best]
     n_ops = np.stack(
         [
             ranks[position].collectives.n_ops[group.index[ends, column]]
@@ -248,11 +254,7 @@ def _cause(
             for column, position in enumerate(group.members.tolist())
         ]
     )
-    mine = group.members == late
-    more = np.median(spent[mine][0] - np.median(spent[~mine], axis=0), axis=0)
-    best = int(more.argmax())
-    if more[best] < MIN_EXPLAINED * gain_ns:
-        return None
-    phase, activity = CELLS[best]
-    ops = float(np.median(n_ops[mine][0] - np.median(n_ops[~mine], axis=0)))
+    at = PHASES.index(phase) if phase else slice(None)
+    counts = n_ops[:, :, at].reshape(*n_ops.shape[:2], -1).sum(axis=2)
+    ops = float(np.median(counts[mine][0] - np.median(counts[~mine], axis=0)))
     return Cause(phase, activity, float(more[best]), ops)

@@ -138,6 +138,10 @@ def test_on_the_host_only_what_it_waits_for():
     assert claim.time_class == "host"
     assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [30_000] * 125
     assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.75)
+    (edit,) = claim.edits
+    # the wait of the main thread goes, not the work of the thread that sends
+    assert (edit.kind, edit.hopeful) == ("threads", pytest.approx(1 / 25))
+    assert np.array_equal(edit.spans, claim.spans)
 
 
 def barrier_job(*, every=1, gap=100.0):

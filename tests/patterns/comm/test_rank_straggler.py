@@ -65,6 +65,6 @@ def test_the_wait_is_what_goes_beyond_the_fastest():
     assert claim.evidence["p95_ms"] == pytest.approx(0.7)
     assert claim.evidence["waiting_ms_per_step"] == pytest.approx(2 * 0.6 / 7, abs=1e-6)
     (edit,) = claim.edits
-    assert edit.factor == 1.0
-    assert edit.hopeful == pytest.approx(8 * 100 / sum([100, *durs]))
     assert np.array_equal(edit.rows, claim.rows)
+    assert np.array_equal(edit.remains(hopeful=False), np.ones(8))
+    assert np.allclose(edit.remains(hopeful=True), [1] * 6 + [1 / 7] * 2)

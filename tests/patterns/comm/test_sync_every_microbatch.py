@@ -85,6 +85,8 @@ def test_all_rounds_but_the_last_are_claimed():
     assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.3)
     kernels, calls = claim.edits
     assert len(kernels.rows) == len(calls.rows) == 9
+    assert set(kernels.remains(hopeful=False).tolist()) == {0.5}
+    assert set(kernels.remains(hopeful=True).tolist()) == {0.0}
     assert {trace.name_of(row) for row in calls.rows.tolist()} == {"c10d::allreduce_"}
 
 

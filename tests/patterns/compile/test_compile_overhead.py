@@ -66,7 +66,8 @@ def test_outside_the_graphs():
     assert lengths(claim)[low == 0].sum() == 5 * 11 * 20_000
     assert claim.evidence["overhead_ms_per_step"] == pytest.approx(0.6)
     assert claim.evidence["compiled_code_ms_per_step"] == pytest.approx(0.72)
-    (edit,) = claim.edits
+    edit, pauses = claim.edits
+    assert (pauses.kind, pauses.factor, pauses.hopeful) == ("threads", 1.0, 0.0)
     assert edit.hopeful == pytest.approx(1 - 0.6 / 0.72)
     assert "once" in claim.fix.code
 

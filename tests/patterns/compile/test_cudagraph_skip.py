@@ -74,7 +74,7 @@ def test_launched_one_by_one():
     assert (per_step[:, 1:] == 15_000).all()
     assert claim.gain_low == pytest.approx(1 / trace.origin.inflation)
     (edit,) = claim.edits
-    assert (edit.kind, edit.factor, len(edit.rows)) == ("shrink", 0.0, 125)
+    assert (edit.kind, edit.hopeful, len(edit.rows)) == ("shrink", 0.0, 125)
 
 
 def test_where_the_queue_is_full_only_the_first_launch_of_a_step_is_late():

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.intervals import Spans
 from torchtriage.names import short_name
+from torchtriage.patterns.base import Edit
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import host_collectives
 
-__all__ = ["Collectives", "find_collectives", "trains"]
+__all__ = ["Collectives", "find_collectives", "shorter", "trains"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 ENQUEUES = r"^c10d::|^_?c10d_functional::"
 _WAITS = r"wait_tensor$"
@@ -163,6 +165,30 @@ def find_collectives(trace: Trace) -> Collectives | None:
     computing = _computing(trace)
     spans, source = _waiting(trace, rows, computing)
     return Collectives(trace, rows, spans, source, computing, on_host=True)
+
+
+def shorter(
+    found: Collectives, pick: Mask, spans: Spans, low: Floats | float, high: Floats | float
+) -> Edit:
+    """Return the edit that takes the picked collectives' time away, low to high of it.
+
+    Parameters
+    ----------
+    found : Collectives
+    pick : bool[k]
+        Which of them.
+    spans : int64[m, 2]
+        Their exposed time: on the host, what the waiting thread gives back.
+    low, high : float or float64[k]
+        The part of each that goes.
+    """
+    left, best = (1 - np.broadcast_to(np.asarray(one, float), len(pick)) for one in (low, high))
+    if found.on_host:
+        # a thread of its own carries it out: what goes is the wait of the main one
+        weight = found.trace.dur_ns[found.rows] * pick
+        mean = [float((one * weight).sum() / max(weight.sum(), 1)) for one in (left, best)]
+        return Edit("threads", factor=mean[0], best=min(mean), spans=spans)
+    return Edit("shrink", found.rows[pick], left[pick], best=np.minimum(left, best)[pick])
 
 
 def trains(trace: Trace) -> bool:

@@ -129,7 +129,7 @@ def _search(trace: Trace, search: Ints, sink: Ints) -> Claim:
         anchor=int(search[0]),
         fix=_FIX_UNUSED,
         always=True,
-        edits=(Edit("drop", rows),),
+        edits=(Edit("shrink", rows, 1 - 1 / trace.origin.inflation, best=0.0),),
     )
 
 
@@ -166,7 +166,10 @@ def _copies(trace: Trace, copies: Ints) -> Claim:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(copies[0]),
-        edits=(Edit("drop", np.concatenate([copies, moved])),),
+        edits=(
+            Edit("shrink", copies, 1 - 1 / trace.origin.inflation, best=0.0),
+            Edit("drop", moved),
+        ),
     )
 
 

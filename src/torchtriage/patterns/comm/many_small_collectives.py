@@ -28,8 +28,13 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import call_sites, recurs
-from torchtriage.patterns.base import Claim, Edit, Pattern
-from torchtriage.patterns.comm._collectives import Collectives, find_collectives, trains
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns.comm._collectives import (
+    Collectives,
+    find_collectives,
+    shorter,
+    trains,
+)
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, ms
 
@@ -156,7 +161,7 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
             "kinds": [name for name, _ in names.most_common(3)],
             **({"call_sites": sites} if sites else {}),
         },
-        edits=(Edit("shrink", found.rows[small], float(1 - low[small].mean())),),
+        edits=(shorter(found, small, spans, 0.0 if doubtful else low, high),),
     )
 
 
@@ -240,7 +245,7 @@ def _each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix: Fix)
         },
         anchor=int(ops[0]),
         fix=fix,
-        edits=(Edit("drop", ops), Edit("drop", found.rows[mine])),
+        edits=(shorter(found, mine, spans, 0.0, 1.0),),
     )
 
 

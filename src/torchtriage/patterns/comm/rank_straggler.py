@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns.base import Claim, Edit, Pattern
-from torchtriage.patterns.comm._collectives import Collectives, find_collectives
+from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns.comm._collectives import Collectives, find_collectives, shorter
 from torchtriage.trace import Trace
 from torchtriage.units import format_ns, ms
 
@@ -97,7 +97,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "n_uneven_groups": len(spread),
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
-        edits=_edits(trace, found, mine),
+        edits=(shorter(found, mine, spans, 0.0, _waiting_share(found)),),
     )
 
 
@@ -119,8 +119,7 @@ def _uneven(trace: Trace, found: Collectives) -> dict[int, tuple[float, float]]:
     return out
 
 
-def _edits(trace: Trace, found: Collectives, mine: NDArray[np.bool_]) -> tuple[Edit, ...]:
-    """Return one edit: nothing of these collectives is left but the fastest, at best."""
-    dur = int(trace.dur_ns[found.rows[mine]].sum())
-    best = int(found.fastest_ns[mine].sum()) / max(dur, 1)
-    return (Edit("shrink", found.rows[mine], 1.0, best=min(best, 1.0)),)
+def _waiting_share(found: Collectives) -> NDArray[np.float64]:
+    """Return float64[k]: the part of each collective beyond the fastest equal one, 0 if unknown."""
+    dur = np.maximum(found.trace.dur_ns[found.rows], 1)
+    return np.where(found.fastest_ns > 0, 1 - found.fastest_ns / dur, 0.0)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
-from torchtriage.patterns.comm._collectives import Collectives, find_collectives
+from torchtriage.patterns.comm._collectives import Collectives, find_collectives, shorter
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, ms
 
@@ -82,7 +82,10 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not redundant or 2 * len(redundant) < len(windows):
         return
     early = np.concatenate([part for one in redundant for part in one.reduced[:-1]])
-    mine = np.isin(found.source, early)
+    picked = np.zeros(len(found.rows), dtype=bool)
+    picked[early] = True
+    mine = picked[found.source]
+    op = found.enqueued_by[early]
     spans = found.exposed[mine]
     steps = trace.steps
     exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), steps.judged))
@@ -118,7 +121,10 @@ def find(trace: Trace) -> Iterator[Claim]:
         },
         anchor=int(redundant[0].forwards[0]),
         fix=_FIX_SHARDED if sharded else FIX,
-        edits=_edits(found, early),
+        edits=(
+            shorter(found, picked, spans, 0.0 if sharded else EARLY_ROUNDS, 1.0),
+            Edit("drop", np.unique(op[op >= 0])),
+        ),
     )
 
 
@@ -187,8 +193,3 @@ def _issued_ns(trace: Trace, found: Collectives) -> Ints:
 def _bytes(found: Collectives, one: _Rounds) -> dict[str, int]:
     size = found.size_bytes[one.reduced[0]]
     return {"bytes_per_backward_pass": int(size.sum())} if (size >= 0).all() else {}
-
-
-def _edits(found: Collectives, early: Ints) -> tuple[Edit, ...]:
-    op = found.enqueued_by[early]
-    return (Edit("drop", found.rows[early]), Edit("drop", np.unique(op[op >= 0])))

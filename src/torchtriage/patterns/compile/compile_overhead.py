@@ -95,7 +95,8 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not (many or slow_guards) or not outside_ns:
         return
     sure = _at_stake(trace, outside if many else lookups)
-    more = _at_stake(trace, _between(regions, whole) if many else intervals.EMPTY)
+    pauses = _between(regions, whole) if many else intervals.EMPTY
+    more = _at_stake(trace, pauses)
     more = intervals.subtract(more, sure)
     surely = (1 - 1 / n_calls if many else 0.5) / trace.origin.inflation
     at_stake = outside_ns if many else guards_ns
@@ -127,7 +128,10 @@ def find(trace: Trace) -> Iterator[Claim]:
         },
         anchor=int(calls[np.argmax(trace.dur_ns[calls])]),
         fix=FIX if many else _FIX_GUARDS,
-        edits=_edits(regions, at_stake / max(whole_ns, 1), many=many),
+        edits=(
+            _edit(regions, at_stake / max(whole_ns, 1), many=many),
+            Edit("threads", factor=1.0, best=0.0, spans=pauses),
+        ),
     )
 
 
@@ -159,10 +163,11 @@ def _at_stake(trace: Trace, host: intervals.Spans) -> intervals.Spans:
     return trace.waits.lost(host[:, 0], host[:, 1]) if trace.devices else host
 
 
-def _edits(regions: Regions, share: float, *, many: bool) -> tuple[Edit, ...]:
+def _edit(regions: Regions, share: float, *, many: bool) -> Edit:
+    """Return what shortens the look-ups, and where calls are many the regions as well."""
     lookups = np.flatnonzero(regions.lookups)
     slower = regions.trace.origin.inflation
     if not many:
-        return (Edit("shrink", lookups, 1 - 0.5 / slower, best=0.0),)
+        return Edit("shrink", lookups, 1 - 0.5 / slower, best=0.0)
     rows = np.concatenate([lookups, regions.rows[regions.around < 0]])
-    return (Edit("shrink", rows, 1 - share / slower, best=max(1 - share, 0.0)),)
+    return Edit("shrink", rows, 1 - share / slower, best=max(1 - share, 0.0))

@@ -145,5 +145,5 @@ def _skipped(trace: Trace) -> Claim | None:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(frames[0]),
-        edits=(Edit("shrink", launches),),
+        edits=(Edit("shrink", launches, 1 - 1 / trace.origin.inflation, best=0.0),),
     )

@@ -28,12 +28,12 @@ RUN_TO_RUN = 0.03
 """The least that two recordings of one program may differ by though steps within each agree."""
 WINDOW_TO_WINDOW = 0.10
 """... and by this where single windows leave no step-to-step variation to go by."""
-UNMOVED = 0.90
+UNMOVED = 0.95
 """Share of the unchanged work whose own difference is taken for what runs differ by."""
 MIN_CONTROLS, MIN_CONTROL = 3, 0.005
 """Kinds of work needed for that, and the share of all own time that makes one worth looking at."""
 SAME_COUNT = 0.02
-SMALL = 0.005
+SMALL = 0.01
 """Causes below this share of the step are not told apart from the rest."""
 LEVEL, CAUSE_LEVEL = 0.95, 0.99
 """The second is for causes: of thirty, one would leave a 95 % interval by chance."""
@@ -242,7 +242,8 @@ def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict
         if key not in kept:
             small[Key(key.time_class, REST, "", "small causes")].append(pair)
     for key, some in small.items():
-        out[key] = (_sum([pair[0] for pair in some]), _sum([pair[1] for pair in some]))
+        one, other = (_sum([pair[i] for pair in some]) for i in (0, 1))
+        out[key] = (replace(one, names=[key.what]), replace(other, names=[key.what]))
     return dict(sorted(out.items()))
 
 

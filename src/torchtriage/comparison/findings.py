@@ -11,7 +11,8 @@ from torchtriage.units import ms
 __all__ = ["keep_promise", "match"]
 
 MOST = 0.5
-"""A finding that keeps more than this of its cost has stayed, even below the reporting limit."""
+"""A finding that keeps more than this of its plain time has stayed, though it may have become
+cheap because something else holds the step up."""
 
 
 def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
@@ -34,7 +35,7 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     return tuple(sorted(out, key=_rank))
 
 
-def keep_promise(found: tuple[FindingChange, ...], total: Change, before: Result) -> Promise | None:
+def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | None:
     """Return what the findings that went had promised against what was saved; None without any."""
     went = [one for one in found if one.status == "went"]
     costs = [(one, one.before) for one in went if one.before and one.before.high_ms > 0]
@@ -98,9 +99,9 @@ def _change(one: Finding | None, other: Finding | None) -> FindingChange | None:
     if not seen and not still:
         return None
     if not seen:
-        status = "stayed" if one and _cost(one) > MOST * _cost(other) else "came"
+        status = "stayed" if one and _plain(one) > MOST * _plain(other) else "came"
     elif not still:
-        status = "stayed" if other and _cost(other) > MOST * _cost(one) else "went"
+        status = "stayed" if other and _plain(other) > MOST * _plain(one) else "went"
     else:
         status = "stayed"
     return FindingChange(
@@ -117,11 +118,11 @@ def _reportable(finding: Finding | None) -> bool:
     if finding is None:
         return False
     cost = finding.cost
-    return cost is None or cost.high_ms == 0 or cost.share_high >= DEFAULT_MIN_SHARE
+    return cost is None or cost.share_high >= DEFAULT_MIN_SHARE
 
 
-def _cost(finding: Finding | None) -> float:
-    return finding.cost.high_ms if finding and finding.cost else 0.0
+def _plain(finding: Finding | None) -> float:
+    return finding.cost.naive_ms if finding and finding.cost else 0.0
 
 
 def _place(finding: Finding) -> str:

@@ -86,7 +86,7 @@ def compare(before: Evidence, after: Evidence, *, promised: Result | None = None
         attribution = attribute(before.account, after.account)
         notes += tuple(_drift(attribution))
         found = match(promised or before.result, after.result)
-        promise = keep_promise(found, attribution.total, promised or before.result)
+        promise = keep_promise(found, attribution.total)
     runs = (_run(before), _run(after))
     return Comparison(
         schema=COMPARISON_SCHEMA,
@@ -192,7 +192,8 @@ def _causes(attribution: Attribution) -> str:
     rest = attribution.total.delta_ns - sum(one.change.delta_ns for one in told[:N_NAMED])
     more = len(told) - len(named)
     other = f"{format_count(more, 'more cause')} and the rest" if more else "the rest"
-    return f"Why: {', '.join(named)}; {other} {format_change_ns(rest)}."
+    head = "Why" if attribution.total.told else "Beyond the noise"
+    return f"{head}: {', '.join(named)}; {other} {format_change_ns(rest)}."
 
 
 def _trust(

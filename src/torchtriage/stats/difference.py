@@ -131,8 +131,9 @@ def student_quantile(probability: float, df: float) -> float:
 
 def _means(values: Floats, picks: NDArray[np.int64]) -> Floats:
     # how often each value was drawn, as one matrix product: quantities share their draws
-    counts = np.zeros((len(picks), len(values)))
-    np.add.at(counts, (np.arange(len(picks))[:, None], picks), 1.0)
+    n_draws, n = len(picks), len(values)
+    flat = (picks + np.arange(n_draws)[:, None] * n).ravel()
+    counts = np.bincount(flat, minlength=n_draws * n).reshape(n_draws, n)
     out: Floats = counts @ values / picks.shape[1]
     return out
 

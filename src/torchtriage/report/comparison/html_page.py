@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -67,8 +68,12 @@ def _template(name: str) -> str:
     return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
 
 
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%)(?:\W|$))")
+
+
 def _text(value: str) -> str:
-    return html.escape(visible(value))
+    # a number and its unit stay on one line
+    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(visible(value)))
 
 
 def _name(side: Run) -> str:
@@ -94,7 +99,7 @@ def _sections(result: Comparison) -> Iterable[str]:
     shown = rows(result)
     yield "<section><h2>From before to after</h2>"
     yield (
-        f'<p class="sub">Mean steady step, {per(result)}. Each bar is one cause; together they are'
+        '<p class="sub">The mean steady step. Each bar is one cause; together they are'
         " the whole change. Pale bars are within the noise.</p>"
         if result.before.per == "step"
         else '<p class="sub">One window each. Each bar is one cause; together they are the whole'

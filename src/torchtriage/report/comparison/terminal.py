@@ -14,7 +14,9 @@ from torchtriage.units import format_both_ns, format_change_ns, format_ns
 
 __all__ = ["render", "write"]
 
-BAR = 12
+BAR = 8
+INSIDE = 22
+"""Where the lines about the inside of a cause begin: names of kernels are long."""
 _STATUS = {"went": "green", "came": "red", "stayed": "dim"}
 _LEVEL = {"warn": "yellow", "info": "dim"}
 
@@ -77,7 +79,8 @@ def _table(page: Page, result: Comparison) -> None:
     lines = [(f"{'change':>9}  {'':{BAR}}  {'before':>7} {'after':>7}      {per(result)}", "dim")]
     for row in shown:
         lines.append((_line(row, largest, page.width), _row_style(row)))
-        lines += [(elide(f"{'':46}{one}", page.width - 2), "dim") for one in inside(row)]
+        room = page.width - INSIDE - 2
+        lines += [(f"{'':{INSIDE}}{elide(one, room)}", "dim") for one in inside(row)]
     lines.append(("─" * (page.width - 2), "dim"))
     lines.append((_line(whole, largest, page.width), _row_style(whole)))
     page.blank()

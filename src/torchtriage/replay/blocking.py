@@ -297,6 +297,8 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         starts = np.maximum.accumulate(streams.start_ns[a:b])
         started[mine] = np.searchsorted(starts, trace.start_ns[calls[mine]], side="right") + a
     pending = position - started
+    # once the queue is full, most calls are long: the usual one is that of a short queue
+    typical = _typical(trace.dur_ns[calls[2 * pending < QUEUE_LIMIT]], typical)
     full = (pending >= QUEUE_LIMIT) & (trace.dur_ns[calls] > QUEUE_RATIO * typical)
     if not full.any():
         return none

@@ -108,11 +108,11 @@ class Schedule:
             if heads is not None:
                 arrive = np.maximum.reduceat(arrive, heads, axis=0)
             if target is None:  # one target, the first node of the run
-                part += np.maximum(arrive[0], done[before]) if before >= 0 else arrive[0]
+                part += np.maximum(arrive[0], done[before] if before >= 0 else 0)
                 continue
             # what each node adds before a target is not added to what arrives there
             late = np.empty((len(target) + 1, width), np.int64)
-            late[0] = done[before] if before >= 0 else NEVER
+            late[0] = done[before] if before >= 0 else 0  # nothing begins before the origin
             late[1:] = arrive
             if target[0] == 0:
                 late[2:] -= part[target[1:] - 1]
@@ -146,7 +146,7 @@ class Schedule:
             for step, prior, end in zip(
                 steps_ns[:, column].tolist(), befores, edge_of[1:], strict=True
             ):
-                ready = done[prior] if prior >= 0 else NEVER if end > begin else 0
+                ready = done[prior] if prior >= 0 else 0
                 while begin < end:
                     arrives = done[sources[begin]] + lags[begin]
                     if arrives > ready:

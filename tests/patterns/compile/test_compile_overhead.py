@@ -62,14 +62,22 @@ def test_outside_the_graphs():
     # 10 us of look-up and 40 of the region around a graph of 10
     assert lengths(claim)[low > 0].sum() == 5 * 12 * 50_000
     assert low.max() == pytest.approx((1 - 1 / 12) / trace.origin.inflation)
-    # and 11 pauses of 20 us, perhaps
-    assert lengths(claim)[low == 0].sum() == 5 * 11 * 20_000
+    # and 11 pauses of 20 us and 12 graphs of 10, perhaps
+    assert lengths(claim)[low == 0].sum() == 5 * (11 * 20_000 + 12 * 10_000)
     assert claim.evidence["overhead_ms_per_step"] == pytest.approx(0.6)
     assert claim.evidence["compiled_code_ms_per_step"] == pytest.approx(0.72)
     edit, pauses = claim.edits
     assert (pauses.kind, pauses.factor, pauses.hopeful) == ("threads", 1.0, 0.0)
-    assert edit.hopeful == pytest.approx(1 - 0.6 / 0.72)
+    assert edit.hopeful == 0.0
+    assert edit.factor == pytest.approx(1 - 0.6 / 0.72 / trace.origin.inflation)
     assert "once" in claim.fix.code
+
+
+def test_graphs_that_do_something_stay():
+    (claim,) = find(job(region=120, graph=60, wall=2000).build())
+    low = np.asarray(claim.gain_low)
+    assert lengths(claim)[low == 0].sum() == 5 * 11 * 20_000
+    assert claim.edits[0].hopeful == pytest.approx(1 - 70 / 130)
 
 
 def test_operators_are_work_whoever_calls_them():

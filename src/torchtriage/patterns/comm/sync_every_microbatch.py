@@ -123,7 +123,8 @@ def find(trace: Trace) -> Iterator[Claim]:
         fix=_FIX_SHARDED if sharded else FIX,
         edits=(
             shorter(found, picked, spans, 0.0 if sharded else EARLY_ROUNDS, 1.0),
-            Edit("drop", np.unique(op[op >= 0])),
+            # on the host, who enqueues competes with who sends: what goes is not known
+            *([] if found.on_host else [Edit("drop", np.unique(op[op >= 0]))]),
         ),
     )
 

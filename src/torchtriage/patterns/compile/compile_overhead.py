@@ -6,8 +6,9 @@ Looks like: ten or more calls of compiled code per step that spend a tenth of th
 Slow because: every call checks its guards and runs through wrappers, 10-60 µs, however small the
     graph is; guards of a large model take 0.3 ms and more.
 Cost: bounded by host time in look-ups and regions outside graphs and operators; with a device, by
-    the idle time this causes. High adds the time between one call and the next where no operator
-    runs; low is divided by the profiler's inflation, which stacks make worse here than elsewhere.
+    the idle time this causes. High adds graphs whose calls are shorter than 50 µs, and the time
+    between one call and the next where no operator runs; low is divided by the profiler's
+    inflation, which stacks make worse here than elsewhere.
 Fix: compile the function around them once, instead of the small ones; where guards dominate, drop
     those on modules that never change.
 Leave it when: the device is busy meanwhile.
@@ -65,6 +66,8 @@ MIN_OVERHEAD = 0.10
 """Of the time in look-ups and regions (catalogue 32)."""
 MIN_GUARDS = 0.10
 """Of the step, in look-ups alone, as if no profiler had slowed them."""
+SMALL_GRAPH_NS = 50_000
+"""A graph whose call is that short is mostly the call: in one graph with others it may vanish."""
 NEXT_CALL_NS = 100_000
 """From one call to the next with no operator between: mostly the way out and in again, 20 us
 measured."""
@@ -95,9 +98,11 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not (many or slow_guards) or not outside_ns:
         return
     sure = _at_stake(trace, outside if many else lookups)
+    graphs = regions.graphs & ~trace.tree.under(regions.graphs)
+    small = bool(many and graphs.any() and np.median(trace.dur_ns[graphs]) < SMALL_GRAPH_NS)
     pauses = _between(regions, whole) if many else intervals.EMPTY
-    more = _at_stake(trace, pauses)
-    more = intervals.subtract(more, sure)
+    perhaps = np.concatenate([pauses, regions.time_of(graphs)]) if small else pauses
+    more = intervals.subtract(_at_stake(trace, intervals.union(perhaps)), sure)
     surely = (1 - 1 / n_calls if many else 0.5) / trace.origin.inflation
     at_stake = outside_ns if many else guards_ns
     yield Claim(
@@ -129,7 +134,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         anchor=int(calls[np.argmax(trace.dur_ns[calls])]),
         fix=FIX if many else _FIX_GUARDS,
         edits=(
-            _edit(regions, at_stake / max(whole_ns, 1), many=many),
+            _edit(regions, at_stake / max(whole_ns, 1), many=many, small=small),
             Edit("threads", factor=1.0, best=0.0, spans=pauses),
         ),
     )
@@ -163,11 +168,11 @@ def _at_stake(trace: Trace, host: intervals.Spans) -> intervals.Spans:
     return trace.waits.lost(host[:, 0], host[:, 1]) if trace.devices else host
 
 
-def _edit(regions: Regions, share: float, *, many: bool) -> Edit:
+def _edit(regions: Regions, share: float, *, many: bool, small: bool) -> Edit:
     """Return what shortens the look-ups, and where calls are many the regions as well."""
     lookups = np.flatnonzero(regions.lookups)
     slower = regions.trace.origin.inflation
     if not many:
         return Edit("shrink", lookups, 1 - 0.5 / slower, best=0.0)
     rows = np.concatenate([lookups, regions.rows[regions.around < 0]])
-    return Edit("shrink", rows, 1 - share / slower, best=max(1 - share, 0.0))
+    return Edit("shrink", rows, 1 - share / slower, best=0.0 if small else max(1 - share, 0.0))

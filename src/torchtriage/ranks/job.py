@@ -195,7 +195,7 @@ def _straggler(
         naive_ms=ms(float(np.mean(late.mean_wait_ns))),
         basis="measured" if not hint else "bounded",
         method=method,
-        grade="A" if not hint and n >= 5 else "B" if not hint else "C",
+        grade="C" if hint else "A",
     )
     moment = _moment(record, cause, waits)
     n_waiting = members - 1

@@ -147,6 +147,7 @@ def _job_cost(
     low, high = smallest("low_ms"), smallest("high_ms")
     return replace(
         chosen.cost,
+        together_ms=None,
         low_ms=round(min(low, high), 6),
         high_ms=round(high, 6),
         of_ms=round(step_ms, 6),

@@ -1,4 +1,4 @@
-"""Write the published JSON Schema again: ``python -m tests.report.write_schema``."""
+"""Write the published JSON Schemas again: ``python -m tests.report.write_schema``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 
 from torchtriage.report import json_report
+from torchtriage.report.comparison import json_report as comparison_json
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-1.json"
+FOLDER = Path(__file__).parents[2] / "docs" / "schema"
+PUBLISHED = {
+    "torchtriage-1.json": json_report.schema,
+    "torchtriage-comparison-1.json": comparison_json.schema,
+}
 
 if __name__ == "__main__":
-    text = json.dumps(json_report.schema(), indent=2, ensure_ascii=False) + "\n"
-    PUBLISHED.write_text(text, encoding="utf-8")
+    for name, schema in PUBLISHED.items():
+        text = json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+        (FOLDER / name).write_text(text, encoding="utf-8")

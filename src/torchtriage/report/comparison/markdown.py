@@ -40,8 +40,8 @@ def _blocks(result: Comparison) -> Iterable[str]:
     if limits:
         yield "\n".join(limits)
     yield (
-        f"<sub>before {code(result.before.path)} ({prose(run(result.before))}), after"
-        f" {code(result.after.path)} ({prose(run(result.after))}), torchtriage"
+        f"<sub>before {prose(result.before.path)} ({prose(run(result.before))}), after"
+        f" {prose(result.after.path)} ({prose(run(result.after))}), torchtriage"
         f" {prose(visible(result.version))}</sub>"
     )
 

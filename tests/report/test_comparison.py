@@ -1,0 +1,200 @@
+"""A comparison reads the same everywhere, adds up, and nothing in a name can break out."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tests.comparison.runs import Script
+from tests.report.sample_result import HOSTILE, problems
+
+from torchtriage.comparison import compare, gather
+from torchtriage.errors import TraceFormatError
+from torchtriage.finding import Comparison
+from torchtriage.report.comparison import html_page, json_report, markdown, terminal
+from torchtriage.report.comparison.rows import rows
+from torchtriage.report.json_report import encode as encode_result
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-comparison-1.json"
+BASE = Script()
+
+
+@cache
+def faster() -> Comparison:
+    after = replace(BASE, loader=20, workers=4, kernel="tensorop")
+    return compare(gather(replace(BASE, loader=3000).build()), gather(after.build()))
+
+
+@cache
+def refused() -> Comparison:
+    return compare(gather(BASE.build()), gather(replace(BASE, batch=64).build()))
+
+
+@cache
+def hostile() -> Comparison:
+    result = faster()
+    causes = tuple(
+        replace(
+            one,
+            label=HOSTILE,
+            sentence=HOSTILE,
+            what=(HOSTILE,),
+            parts=tuple(replace(part, name=HOSTILE) for part in one.parts),
+        )
+        for one in result.causes
+    )
+    return replace(
+        result,
+        verdict=(HOSTILE, HOSTILE, HOSTILE),
+        before=replace(result.before, path=HOSTILE, device=HOSTILE),
+        after=replace(result.after, path=HOSTILE, device=HOSTILE),
+        causes=causes,
+        findings=tuple(replace(one, place=HOSTILE, title=HOSTILE) for one in result.findings),
+        limits=tuple(replace(one, message=HOSTILE, fix=HOSTILE) for one in result.limits),
+    )
+
+
+ALL = [faster, refused, hostile]
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 50])
+def test_the_rows_shown_add_up_to_the_change_however_few_are_shown(limit):
+    result = faster()
+    assert result.total is not None
+    shown = rows(result, limit)
+    assert sum(row.delta_ns for row in shown) == result.total.delta_ns
+    assert sum(row.before_ns for row in shown) == result.total.before_ns
+
+
+def test_what_is_within_the_noise_is_one_row_and_marked_so():
+    shown = rows(faster())
+    assert [row.told for row in shown] == sorted((row.told for row in shown), reverse=True)
+    assert shown[-1].label.endswith("within the noise")
+
+
+# -- json --------------------------------------------------------------------------------------
+
+
+def test_the_published_schema_is_up_to_date():
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    assert published == json_report.schema(), "run: python -m tests.report.write_schema"
+
+
+@pytest.mark.parametrize("result", ALL)
+def test_every_comparison_follows_the_schema_and_comes_back(result):
+    schema = json_report.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    data = json_report.encode(result())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(data))
+    assert json_report.decode(data) == result()
+    assert data == json_report.encode(result())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"schema": "torchtriage-comparison/2"}', b'{"schema": 1}', b"\xff\xfe"]
+)
+def test_what_is_no_comparison_is_refused(data):
+    with pytest.raises(TraceFormatError):
+        json_report.decode(data)
+
+
+def test_a_result_of_one_trace_is_no_comparison():
+    with pytest.raises(TraceFormatError, match="torchtriage-comparison/1"):
+        json_report.decode(encode_result([problems()]))
+
+
+# -- terminal ----------------------------------------------------------------------------------
+
+
+def test_the_terminal_shows_verdict_causes_and_promise_within_its_width():
+    text = terminal.render(faster(), width=80).plain
+    lines = text.splitlines()
+    assert lines[0].startswith("Faster by ")
+    assert "DataLoader wait" in text
+    assert re.search(r"-2\.98 ms +█+ +3\.0\d +0\.0\d ms +DataLoader wait", text)
+    assert re.search(r"-\d\.\d\d ms .* mean steady step, \d+ causes", text)
+    assert "promise   DAT018 promised" in text
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_refusal_shows_reasons_what_was_found_and_what_to_do():
+    text = terminal.render(refused()).plain
+    assert text.startswith("Not comparable: different sizes")
+    assert "multiply-adds per step" in text
+    assert "try: record both runs with the same batch size" in text
+    assert "causes" not in text
+
+
+# -- markdown ----------------------------------------------------------------------------------
+
+
+def test_the_comment_has_a_table_that_ends_in_the_sum():
+    text = markdown.render(faster())
+    assert text.startswith("### Faster by ")
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert table[0] == "| change per step | before | after | cause |"
+    assert any("**all " in line for line in table)
+    assert "Not comparable" in markdown.render(refused())
+
+
+# -- html --------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_runs_no_script_and_asks_no_server():
+    page = html_page.render(faster())
+    assert "script" not in page.lower().replace("description", "")
+    assert not re.search(r"(src|href)=", page)
+    assert "default-src 'none'; style-src 'sha256-" in page
+    assert page.count("<rect ") == len(rows(faster())) + 2
+
+
+def test_the_waterfall_leads_from_before_to_after():
+    page = html_page.render(faster())
+    bars = [
+        (float(x), float(width))
+        for x, width in re.findall(
+            r'<rect class="[^"]*" x="([\d.]+)" y="\d+" width="([\d.]+)"', page
+        )
+    ]
+    first, *steps, last = bars
+    assert first[0] == last[0] == html_page.LABELS
+    # each bar begins or ends where the one before left off
+    level = first[0] + first[1]
+    for x, width in steps:
+        assert min(abs(x - level), abs(x + width - level)) <= 2
+        level = x if abs(x + width - level) <= abs(x - level) else x + width
+    assert level == pytest.approx(last[0] + last[1], abs=4)
+
+
+def test_a_page_shows_file_names_and_no_folders():
+    result = faster()
+    moved = replace(result, before=replace(result.before, path="/home/ada/secret/run.json"))
+    page = html_page.render(moved)
+    assert "run.json" in page
+    assert "secret" not in page
+
+
+# -- names that mean harm ----------------------------------------------------------------------
+
+
+def test_no_name_breaks_out_of_any_report():
+    result = hostile()
+    assert "\x1b" not in terminal.render(result).plain
+    page = html_page.render(result)
+    assert HOSTILE not in page
+    assert "<script" not in page.lower()
+    assert "<img" not in page.lower()
+    assert html.unescape(page) != page
+    text = markdown.render(result)
+    assert "<script" not in text.lower()
+    assert "\x1b" not in text
+    assert b"\x1b" not in json_report.encode(result)

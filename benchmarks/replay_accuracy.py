@@ -16,15 +16,15 @@ import gzip
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
 
 import cpu_pairs
 import numpy as np
@@ -293,7 +293,7 @@ class OnThreads:
         rows = [json.loads(line) for line in (self.folder / "runs.jsonl").read_text().splitlines()]
         n_tries = sum(row[0] for row in rows)
         n_kept = sum(row[0] == self.ATTEMPTS for row in rows)
-        late = statistics.median(ns for row in rows for ns in row[2:])
+        late = median(ns for row in rows for ns in row[2:])
         return (
             f"{len(rows)} recordings of {n_tries} runs: the others were disturbed and repeated, and"
             f" {n_kept} times the least disturbed or last of {self.ATTEMPTS} was taken; a sleep"
@@ -382,17 +382,18 @@ def _of_ms(report: torchtriage.Report) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """One round of a pair, ms per step.
+    """One round of a pair, ms per step: under the profiler, and without it.
 
-    ``promised`` : by the finding, None without one. ``replayed`` : for exactly this fix, as far as
-    edits can say it; None where they cannot.
+    ``promised`` : by the finding, None without one. ``promised_real`` : the same, told what a step
+    takes without the profiler. ``replayed`` : for exactly this fix, where edits can say it.
     """
 
     before_ms: float
     after_ms: float
-    profiled_before_ms: float
-    profiled_after_ms: float
     promised: tuple[float, ...] | None
+    real_before_ms: float
+    real_after_ms: float
+    promised_real: tuple[float, ...] | None
     replayed: tuple[float, ...] | None
 
 
@@ -401,29 +402,35 @@ def run_pair(pair: cpu_pairs.Pair, python: str, folder: Path) -> Measured:
 
     What is in ``folder`` already is read, not run.
     """
-    steps: dict[str, float] = {}
-    traces: dict[str, Trace] = {}
+    step_ms: dict[str, float] = {}
     for state in ("before", "after"):
-        where = folder / state
-        out = where / "steps.json"
+        out = folder / state / "steps.json"
         if not out.exists():
-            where.mkdir(parents=True, exist_ok=True)
-            _run_script(pair, state, python, out, where / "rank%r.json.gz")
-        steps[state] = json.loads(out.read_text())["step_ms"]
-        traces[state] = torchtriage.load(where / "rank0.json.gz")
-    reports = {state: torchtriage.analyze(trace) for state, trace in traces.items()}
-    costs = [one.cost for one in reports["before"].findings if one.code == pair.code and one.cost]
-    promised = (
-        (sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)) if costs else None
-    )
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _run_script(pair, state, python, out, folder / state / "rank%r.json.gz")
+        step_ms[state] = json.loads(out.read_text())["step_ms"]
+    before, after = (torchtriage.load(folder / state / "rank0.json.gz") for state in step_ms)
     return Measured(
-        steps["before"],
-        steps["after"],
-        _of_ms(reports["before"]),
-        _of_ms(reports["after"]),
-        promised,
-        more_workers(traces["before"], pair.workers) if pair.workers else None,
+        before.steps.wall_ns / 1e6,
+        after.steps.wall_ns / 1e6,
+        _promise(pair, folder / "before", None),
+        step_ms["before"],
+        step_ms["after"],
+        _promise(pair, folder / "before", step_ms["before"]),
+        more_workers(before, pair.workers) if pair.workers else None,
     )
+
+
+def _promise(pair: cpu_pairs.Pair, folder: Path, step_ms: float | None) -> tuple[float, ...] | None:
+    paths = sorted(folder.glob("rank*.json.gz"))
+    if pair.ranks == 1:
+        findings = torchtriage.analyze(paths[0], step_ms=step_ms).findings
+    else:
+        findings = torchtriage.analyze_ranks(paths, step_ms=step_ms).jobs[0].findings
+    costs = [one.cost for one in findings if one.code == pair.code and one.cost]
+    if not costs:
+        return None
+    return sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)
 
 
 def _run_script(pair: cpu_pairs.Pair, state: str, python: str, out: Path, trace: Path) -> None:
@@ -450,23 +457,38 @@ def print_real(python: str, rounds: int, folder: Path) -> None:
         for pair in cpu_pairs.PAIRS:
             found[pair.name].append(run_pair(pair, python, folder / f"{pair.name}-{index}"))
     print(
-        "| pair | step before -> after | saved | under the profiler | saved"
-        " | promised | inside | replay of this fix | inside |"
+        "| pair | finding | under the profiler | saved | promised | inside"
+        " | without it | saved | promised | inside |"
     )
-    print("|---|--:|--:|--:|--:|--:|---|--:|---|")
+    print("|---|---|--:|--:|--:|---|--:|--:|--:|---|")
     for pair in cpu_pairs.PAIRS:
-        mine = found[pair.name]
-        before, after, seen_before, seen_after = (
-            statistics.median(getattr(one, name) for one in mine)
-            for name in ("before_ms", "after_ms", "profiled_before_ms", "profiled_after_ms")
-        )
-        saved = seen_before - seen_after
+        one = _median(found[pair.name])
+        saved, real = one.before_ms - one.after_ms, one.real_before_ms - one.real_after_ms
         print(
-            f"| {pair.what} | {before:.1f} -> {after:.1f} ms | {before - after:.1f}"
-            f" | {seen_before:.1f} -> {seen_after:.1f} | {saved:.1f}"
-            f" | {pair.code}: {_interval(_medians([one.promised for one in mine]), saved)}"
-            f" | {_interval(_medians([one.replayed for one in mine]), saved)} |"
+            f"| {pair.what} | {pair.code} | {one.before_ms:.1f} -> {one.after_ms:.1f} ms"
+            f" | {saved:.1f} | {_interval(one.promised, saved)}"
+            f" | {one.real_before_ms:.1f} -> {one.real_after_ms:.1f} ms"
+            f" | {real:.1f} | {_interval(one.promised_real, real)} |"
         )
+    print("\n| exactly this fix, under the profiler | saved | replay | inside |")
+    print("|---|--:|--:|---|")
+    for pair in cpu_pairs.PAIRS:
+        one = _median(found[pair.name])
+        saved = one.before_ms - one.after_ms
+        if one.replayed:
+            print(f"| {pair.what} | {saved:.1f} ms | {_interval(one.replayed, saved)} |")
+
+
+def _median(rounds: Sequence[Measured]) -> Measured:
+    return Measured(
+        *(
+            _medians(values) if name.startswith(("promised", "replayed")) else median(values)
+            for name, values in (
+                (field.name, [getattr(one, field.name) for one in rounds])
+                for field in fields(Measured)
+            )
+        )
+    )
 
 
 def _medians(promises: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
@@ -474,7 +496,7 @@ def _medians(promises: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] 
     given = [one for one in promises if one is not None]
     if 2 * len(given) <= len(promises):
         return None
-    return tuple(statistics.median(ends) for ends in zip(*given, strict=True))
+    return tuple(median(ends) for ends in zip(*given, strict=True))
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
     python benchmarks/stragglers.py [--ranks 2] [--out FOLDER] [NAME…]
 
-Each job trains a small network with DistributedDataParallel over gloo, once with the fault and the
-profiler, and with and without the fault unprofiled, turn by turn. Printed: who is named with what
-cause, the saving promised, and the one measured without a profiler. Needs torch and an idle
-machine with more cores than ranks: with fewer, ranks take time from each other.
+Each job trains a small network with DistributedDataParallel over gloo: once with the fault and the
+profiler, and once without a profiler, ten steps with the fault and ten without in turns. Printed:
+who is named with what cause, the saving promised, and the difference of the median steps. Needs
+torch, and more cores than ranks: with fewer, ranks take time from each other.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ FAULTS = {
 """Name to what has to be said of it, nothing for a balanced job."""
 WIDTH, BATCH, N_LAYERS = 512, 32, 6
 WAIT, WARMUP, ACTIVE = 5, 3, 10
+BLOCK, N_BLOCKS = 10, 12
+"""Steps without a profiler, in turns with and without the fault; the first two of each left out."""
 
 
 def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: bool) -> None:
@@ -42,7 +44,7 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     from torch.utils.data import DataLoader, Dataset
 
     class Samples(Dataset):  # type: ignore[misc]
-        delay_s = 0.02 / BATCH if fault == "loader" and rank == 1 else 0.0
+        delay_s = 0.0
 
         def __len__(self) -> int:
             return 1 << 20
@@ -61,9 +63,8 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
         nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=2
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    size = BATCH * 12 if fault == "batch" and rank == 1 else BATCH
     batches = iter(DataLoader(Samples(), batch_size=BATCH, num_workers=0))
-    inputs, labels = torch.zeros(size, WIDTH), torch.zeros(size, dtype=torch.long)
+    inputs, labels = torch.zeros(BATCH * 12, WIDTH), torch.zeros(BATCH * 12, dtype=torch.long)
     garbage = [[[i] for i in range(300_000)] if fault == "gc" and rank == 1 else []]
     trace = Path(folder) / f"rank{rank}.json.gz"
     profiler = profile(
@@ -74,37 +75,40 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     times = []
     if profiled:
         profiler.start()
-    for step in range(WAIT + WARMUP + ACTIVE):
+    for step in range(WAIT + WARMUP + ACTIVE if profiled else BLOCK * N_BLOCKS):
         begun = time.perf_counter()
+        on = profiled or step // BLOCK % 2 == 0
+        late = on and rank == 1
+        Samples.delay_s = 0.02 / BATCH if fault == "loader" and late else 0.0
+        size = BATCH * 12 if fault == "batch" and late else BATCH
         next(batches)
         optimizer.zero_grad()
-        if fault == "forward" and rank == 1:
+        if fault == "forward" and late:
             time.sleep(0.02)
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss = nn.functional.cross_entropy(model(inputs[:size]), labels[:size])
         loss.backward()
-        if fault == "sleep" and rank == 1:
+        if fault == "sleep" and late:
             time.sleep(0.02)
         optimizer.step()
-        if fault == "log" and rank == 0:
+        if fault == "log" and on and rank == 0:
             with Path(folder, "log.txt").open("a") as log:
                 log.write(f"{step} {loss.item()}\n")
             torch.save(model.state_dict(), Path(folder) / "checkpoint.pt")
-        if fault == "gc" and rank == 1:
+        if fault == "gc" and late:
             gc.collect()
         if profiled:
             profiler.step()
         times.append(time.perf_counter() - begun)
     if profiled:
         profiler.stop()
-    median_ms = statistics.median(times[WAIT + WARMUP :]) * 1e3
-    (Path(folder) / f"step_ms_{rank}").write_text(str(median_ms))
+    (Path(folder) / f"times_{rank}").write_text(" ".join(map(str, times)))
     del garbage
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run(fault: str, n_ranks: int, folder: Path, *, profiled: bool) -> float:
-    """Run a job; return its median step time in ms."""
+def run(fault: str, n_ranks: int, folder: Path, *, profiled: bool) -> list[list[float]]:
+    """Run a job; return the step times of each rank in seconds."""
     import socket
 
     from torch import multiprocessing
@@ -114,9 +118,23 @@ def run(fault: str, n_ranks: int, folder: Path, *, profiled: bool) -> float:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     multiprocessing.spawn(work, (fault, n_ranks, port, str(folder), profiled), nprocs=n_ranks)
-    return statistics.median(
-        float((folder / f"step_ms_{rank}").read_text()) for rank in range(n_ranks)
-    )
+    return [
+        [float(text) for text in (folder / f"times_{rank}").read_text().split()]
+        for rank in range(n_ranks)
+    ]
+
+
+def measured(times: list[list[float]]) -> tuple[float, float]:
+    """Return the median step in ms with and without the fault, mean over ranks."""
+    sides = []
+    for side in (0, 1):
+        steps = [
+            step
+            for step in range(BLOCK, BLOCK * N_BLOCKS)
+            if step // BLOCK % 2 == side and step % BLOCK >= 2
+        ]
+        sides.append(statistics.mean(statistics.median(one[at] for at in steps) for one in times))
+    return sides[0] * 1e3, sides[1] * 1e3
 
 
 def main() -> None:
@@ -126,7 +144,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"Of {', '.join(FAULTS)}.")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="Unprofiled runs of each side.")
     parser.add_argument("--out", type=Path, default=None, help="Keep the traces here.")
     args = parser.parse_args()
     out = args.out or Path(tempfile.mkdtemp())
@@ -140,11 +157,7 @@ def main() -> None:
         if late and late[0].cost:
             named = f"rank {late[0].evidence['late_rank']}, {late[0].evidence['cause']}"
             promised = f"{late[0].cost.low_ms:.1f}-{late[0].cost.high_ms:.1f}"
-        with_ms, without_ms = [], []
-        for _ in range(args.rounds):
-            with_ms.append(run(name, args.ranks, out / "plain", profiled=False))
-            without_ms.append(run("balanced", args.ranks, out / "plain", profiled=False))
-        before, after = statistics.median(with_ms), statistics.median(without_ms)
+        before, after = measured(run(name, args.ranks, out / "plain", profiled=False))
         right = "yes" if named == FAULTS[name] else f"no, {FAULTS[name] or 'nothing'}"
         print(
             f"{name:10}{named or 'nothing':32}{promised:>16}{before - after:14.1f}{before:10.1f}"

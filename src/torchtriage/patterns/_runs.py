@@ -29,7 +29,20 @@ def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
     return outer
 
 
-def runs(fits: Mask) -> Ints:
-    """Return int64[r, 2]: first and last-plus-one position of each run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], fits, [False]]).astype(np.int8)))
-    return edges.reshape(-1, 2).astype(np.int64)
+def runs(trace: Trace, ops: Ints, fits: Mask) -> Ints:
+    """Return int64[r, 2]: where runs of ``fits`` begin and end (plus one) among the operators.
+
+    A run ends with its step.
+
+    Parameters
+    ----------
+    trace : Trace
+    ops : int64[k]
+        As :func:`outer_ops` returns them.
+    fits : bool[k]
+    """
+    step = trace.steps.of_host(ops)
+    goes_on = np.append(False, fits[1:] & fits[:-1] & (step[1:] == step[:-1]))[: len(ops)]
+    begins = np.flatnonzero(fits & ~goes_on)
+    ends = np.flatnonzero(fits & ~np.append(goes_on[1:], False)) + 1
+    return np.stack([begins, ends], axis=1)

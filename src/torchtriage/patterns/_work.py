@@ -13,7 +13,7 @@ from torchtriage.trace import Trace
 from torchtriage.trace.device import Device
 from torchtriage.units import ms
 
-__all__ = ["Work", "kernel_time_ns", "queued_share", "work_at", "work_of"]
+__all__ = ["SHORT_NS", "Work", "kernel_time_ns", "queued_share", "work_at", "work_of"]
 
 Ints = NDArray[np.int64]
 

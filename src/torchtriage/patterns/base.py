@@ -79,6 +79,16 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "allocator records",
         "profile(profile_memory=True, ...)",
     ),
+    "work": (
+        lambda trace: bool(trace.devices) or trace.is_host_only,
+        "GPU rows",
+        "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)",
+    ),
+    "sizes": (
+        lambda trace: bool(trace.devices) or (trace.is_host_only and trace.has_shapes),
+        "GPU rows, or on a CPU input shapes",
+        "profile(record_shapes=True, ...), and on a GPU machine ProfilerActivity.CUDA",
+    ),
     "steps": (
         lambda trace: len(trace.steps) > 0,
         "steps",

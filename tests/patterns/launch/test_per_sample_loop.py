@@ -194,3 +194,58 @@ def test_on_a_cpu_convolutions_are_not_at_stake_and_products_promise_nothing() -
     assert claim.evidence["host_ms_per_step"] == pytest.approx(0.598, abs=0.001)
     assert "they take 598 µs of" in claim.message
     assert claim.gain_low == 0.0
+
+
+def unbound(
+    n: int = 20,
+    body: Sequence[str] = ("aten::mul", "aten::sum"),
+    *,
+    shape: Sequence[int] = (20, 64),
+    other: str = "",
+    axis: str = "0",
+) -> TraceBuilder:
+    """Four steps on a CPU: ``for row in x`` with operators of 18 us, one every 20 us."""
+    builder = TraceBuilder(vendor="cpu")
+    at = 0.0
+    for step in range(4):
+        start = at
+        dims, concrete = [list(shape), []], ["", axis]
+        builder.op("aten::unbind", at, 18, dims=dims, concrete=concrete)
+        builder.op("aten::select", at + 1, 2, dims=[list(shape)], concrete=["", "0", "0"])
+        at += 20
+        for i in range(n):
+            for name in (other,) if other and i % 2 else body:
+                builder.op(name, at, 18, dims=[[64]])
+                at += 20
+        builder.op("aten::stack", at, 18)
+        at += 20
+        builder.step(step, start, at - start)
+    return builder
+
+
+def test_quiet_on_what_is_split_in_a_few() -> None:
+    # queries, keys and values; heads
+    assert not claims(unbound(7, shape=[7, 64]))
+
+
+def test_quiet_when_what_follows_does_not_repeat() -> None:
+    assert not claims(unbound(1))
+
+
+def test_quiet_when_fewer_rounds_follow_than_rows() -> None:
+    assert not claims(unbound(19))
+
+
+def test_loud_on_the_rows_of_a_tensor() -> None:
+    (claim,) = claims(unbound())
+    assert claim.evidence["n_rounds_per_step"] == 20
+    assert claim.evidence["n_ops_per_round"] == 2
+    assert claim.evidence["tensor_shape"] == [20, 64]
+    assert claim.evidence["first_ops_of_round"] == ["aten::mul", "aten::sum"]
+    assert claim.evidence["host_ms_per_step"] == pytest.approx((20 + 40 * 20 - 2) / 1000)
+    assert claim.gain_high == pytest.approx(15 / 16)
+
+
+def test_loud_on_one_operator_per_row() -> None:
+    (claim,) = claims(unbound(body=("aten::sum",), axis="-2"))
+    assert claim.evidence["n_ops_per_round"] == 1

@@ -153,3 +153,55 @@ def test_interleaved_streams_keep_their_own_chains() -> None:
             builder.launch(at + 1, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
     (claim,) = claims(builder)
     assert claim.evidence["n_kernels_of_longest_chain"] == 4
+
+
+def on_cpu(
+    *names: str, dims: Sequence[object] = ([1024, 64],), dur: float = 100, end: bool = True
+) -> TraceBuilder:
+    """Steps of 1 ms on a CPU: operators of 100 us in a row, and a product at the end."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        for k, name in enumerate(names):
+            builder.op(name, at + 10 + (dur + 5) * k, dur, dims=list(dims))
+        if end:
+            builder.op("aten::mm", at + 900, 50, dims=[[1024, 64], [64, 64]])
+    return builder
+
+
+def test_quiet_on_two_operators_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh"))
+
+
+def test_quiet_on_other_operators_between_them_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::layer_norm", "aten::mul"))
+
+
+def test_quiet_on_single_numbers_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dims=[[]]))
+
+
+def test_quiet_on_one_operator_in_every_step_of_a_cpu() -> None:
+    # the end of a step ends a chain
+    assert not claims(on_cpu("aten::gelu", end=False))
+
+
+def test_quiet_below_five_percent_of_the_step_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=16))
+
+
+def test_loud_on_chains_of_a_cpu() -> None:
+    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add"))
+    assert claim.time_class == "host"
+    assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.3)
+    assert claim.evidence["share_of_step"] == pytest.approx(0.3)
+    assert claim.evidence["n_ops_per_step"] == 3
+    # three reads and three writes become one of each
+    assert claim.gain_high == pytest.approx(4 / 6)
+    assert claim.gain_low == pytest.approx(2 / 6)
+
+
+def test_short_operators_of_a_cpu_win_less_for_sure() -> None:
+    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=40))
+    assert claim.gain_low == pytest.approx(2 / 6 / 2.0)

@@ -38,7 +38,7 @@ PATTERN = Pattern(
     family="copy",
     title="A tensor grows by concatenation in a loop",
     order=538,
-    needs=frozenset({"ops", "shapes"}),
+    needs=frozenset({"ops", "shapes", "work"}),
 )
 
 FIX = Fix(

@@ -36,7 +36,7 @@ PATTERN = Pattern(
     family="copy",
     title="Images are transposed around the convolutions",
     order=530,
-    needs=frozenset(),
+    needs=frozenset({"sizes"}),
 )
 
 FIX = Fix(

@@ -37,7 +37,7 @@ PATTERN = Pattern(
     family="copy",
     title="Casts for nothing, and float64 that leaked in",
     order=535,
-    needs=frozenset({"ops", "shapes"}),
+    needs=frozenset({"ops", "shapes", "work"}),
 )
 
 FIX = Fix(

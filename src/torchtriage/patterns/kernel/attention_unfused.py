@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns._products import Products, is_shape, products
-from torchtriage.patterns._work import queued_share
+from torchtriage.patterns._work import kernel_time_ns, queued_share
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.kernel._peaks import peak_of
 from torchtriage.trace import Kind, Trace
@@ -126,7 +126,7 @@ def _on_device(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
     judged = trace.steps.judged
     chain_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = intervals.length(intervals.intersect(device.compute, judged))
+    compute_ns = kernel_time_ns(trace)
     if not compute_ns or chain_ns < MIN_SHARE * compute_ns:
         return
     low, high = _gains(trace, chains, rows, chain)

@@ -37,7 +37,7 @@ PATTERN = Pattern(
     family="kernel",
     title="Batch norm is not folded into the convolution before it",
     order=540,
-    needs=frozenset({"ops", "shapes"}),
+    needs=frozenset({"ops", "shapes", "work"}),
 )
 
 FIX = Fix(

@@ -29,7 +29,7 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.names import short_name
 from torchtriage.patterns._products import Products, products
-from torchtriage.patterns._work import queued_share
+from torchtriage.patterns._work import kernel_time_ns, queued_share
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.kernel._peaks import Peak, peak_of
 from torchtriage.trace import Kind, Trace
@@ -110,7 +110,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
     judged = trace.steps.judged
     fp32_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = intervals.length(intervals.intersect(device.compute, judged))
+    compute_ns = kernel_time_ns(trace)
     if not compute_ns or fp32_ns < MIN_SHARE * compute_ns:
         return
     peak = peak_of(device.name)

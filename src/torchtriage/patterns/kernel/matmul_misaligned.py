@@ -29,7 +29,7 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.names import short_name
 from torchtriage.patterns._products import GEMMS, Products, products
-from torchtriage.patterns._work import queued_share
+from torchtriage.patterns._work import kernel_time_ns, queued_share
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.kernel._peaks import Peak, peak_of
 from torchtriage.trace import Kind, Trace
@@ -97,7 +97,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
     judged = trace.steps.judged
     slow_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = intervals.length(intervals.intersect(device.compute, judged))
+    compute_ns = kernel_time_ns(trace)
     if not len(rows) or not compute_ns or slow_ns < MIN_SHARE * compute_ns:
         return
     rate = float(work.flop[slow].sum() / dur[slow].sum())

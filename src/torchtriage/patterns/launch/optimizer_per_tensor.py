@@ -46,7 +46,7 @@ PATTERN = Pattern(
     family="launch",
     title="The optimizer loops over parameters",
     order=351,
-    needs=frozenset({"ops"}),
+    needs=frozenset({"ops", "work"}),
 )
 
 FIX = Fix(
@@ -261,7 +261,7 @@ def _updates(trace: Trace) -> Iterator[Claim]:
     """Yield a claim on loops that update tensors in place, outside of optimizers and backward."""
     steps = trace.steps
     ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
-    stretches = runs(trace.matching(_UPDATE)[ops])
+    stretches = runs(trace, ops, trace.matching(_UPDATE)[ops])
     stretches = stretches[stretches[:, 1] - stretches[:, 0] >= MIN_UPDATES]
     if not len(stretches):
         return

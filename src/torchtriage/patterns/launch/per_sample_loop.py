@@ -2,7 +2,8 @@
 
 Looks like: ``aten::select`` operators that are not inside another operator and whose index runs
     0, 1, 2, ... over eight values or more on tensors of one shape in one step, each value followed
-    by the same sequence of operators; those of a ``DataLoader`` are left out.
+    by the same sequence of operators; or ``aten::unbind`` into eight or more (``for row in x``),
+    followed by as many rounds of one sequence. Those of a ``DataLoader`` are left out.
 Slow because: every element pays for its operators and launches, and each is too small to use the
     device.
 Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device:
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
+from torchtriage.patterns._inputs import inputs_of
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, ms
@@ -36,7 +38,7 @@ PATTERN = Pattern(
     family="launch",
     title="Python loop over the elements of a tensor",
     order=350,
-    needs=frozenset({"ops", "shapes"}),
+    needs=frozenset({"ops", "shapes", "work"}),
 )
 
 FIX = Fix(
@@ -52,6 +54,8 @@ MIN_ROUNDS = 8
 """Rounds of one loop (catalogue 17; PyTorch's own matcher asks for 10 calls)."""
 MAX_ROUND_OPS = 1000
 """A longer way to the next index is a coincidence of two loops over steps or layers."""
+MAX_PERIODS = 32
+"""Lengths of a round that are tried, the shortest first."""
 MAX_GAIN_ROUNDS = 16
 MAX_CLAIMS = 5
 _CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
@@ -61,27 +65,32 @@ _PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*)$"
 
 
 class _Loop(NamedTuple):
-    """Runs of one kind of round: its ops, the selects that begin the rounds, their host time."""
+    """Runs of one kind of round: its ops, those that begin the rounds, their host time.
+
+    ``over`` : an operator whose first input is the tensor.
+    """
 
     body: list[str]
     rounds: int
     runs: int
-    selects: Ints
+    begins: Ints
     spans: intervals.Spans
+    over: int
 
 
 def find(trace: Trace) -> Iterator[Claim]:
     """Yield one claim per kind of loop, the longest first."""
     if not trace.devices and not trace.is_host_only:
         return
-    claims = [claim for loop in _loops(trace) if (claim := _claim(trace, loop)) is not None]
+    ops = _outer_ops(trace)
+    loops = [*_loops(trace, ops), *_unbound(trace, ops)]
+    claims = [claim for loop in loops if (claim := _claim(trace, loop)) is not None]
     claims.sort(key=lambda claim: -_judged_ns(trace, claim.spans))
     yield from claims[:MAX_CLAIMS]
 
 
-def _loops(trace: Trace) -> list[_Loop]:
+def _loops(trace: Trace, ops: Ints) -> list[_Loop]:
     """Return the loops of the main thread, those that do the same thing together."""
-    ops = _outer_ops(trace)
     names = trace.name[ops]
     at, joined = _rounds(trace, ops)
     if not len(at):
@@ -120,9 +129,58 @@ def _loops(trace: Trace) -> list[_Loop]:
                 len(same),
                 ops[at[np.isin(run, same)]],
                 intervals.union(intervals.spans(start_ns, end_ns)),
+                int(ops[begin[same[0]]]),
             )
         )
     return loops
+
+
+def _unbound(trace: Trace, ops: Ints) -> list[_Loop]:
+    """Return the loops over what ``unbind`` returned, those that do the same thing together."""
+    found: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
+    at = np.flatnonzero(trace.named("aten::unbind")[ops])
+    inputs, which = inputs_of(trace, ops[at])
+    step = trace.steps.of_host(ops)
+    for place, code in zip(at.tolist(), which.tolist(), strict=True):
+        shape, axis = inputs[code].shape(0), inputs[code].value(1)
+        if not shape or not axis.lstrip("-").isdecimal():
+            continue
+        rounds = shape[int(axis) % len(shape)]
+        length = _period(trace.name[ops], place + 1, rounds) if rounds >= MIN_ROUNDS else 0
+        if length and step[place] == step[place + rounds * length]:
+            body = ops[place + 1 : place + 1 + length]
+            names = tuple(trace.name_of(row) for row in body.tolist())
+            found.setdefault(names, []).append((place, rounds, length))
+    loops = []
+    for body_names, same in found.items():
+        first = [place for place, _, _ in same]
+        last = [place + rounds * length for place, rounds, length in same]
+        start_ns, end_ns = trace.start_ns[ops[first]], trace.end_ns[ops[last]]
+        begins = [place + 1 + length * np.arange(rounds) for place, rounds, length in same]
+        loops.append(
+            _Loop(
+                list(body_names),
+                max(rounds for _, rounds, _ in same),
+                len(same),
+                ops[np.concatenate(begins)],
+                intervals.union(intervals.spans(start_ns, end_ns)),
+                int(ops[first[0]]),
+            )
+        )
+    return loops
+
+
+def _period(names: NDArray[np.int32], first: int, rounds: int) -> int:
+    """Return how many operators one of so many like rounds has, 0 if there are no such rounds."""
+    ahead = names[first : first + MAX_ROUND_OPS + 1]
+    for length in np.flatnonzero(ahead[1:] == ahead[:1])[:MAX_PERIODS] + 1:
+        whole = names[first : first + rounds * int(length)]
+        if len(whole) == rounds * length:
+            body = whole.reshape(rounds, int(length))
+            # a branch may differ from round to round: half of them have to be like the first
+            if 2 * int((body == body[0]).all(axis=1).sum()) >= rounds:
+                return int(length)
+    return 0
 
 
 def _outer_ops(trace: Trace) -> Ints:
@@ -210,7 +268,7 @@ def _judged_ns(trace: Trace, spans: intervals.Spans) -> float:
 
 def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     steps, body = trace.steps, loop.body
-    selects = loop.selects[steps.in_steady(steps.of_host(loop.selects))]
+    selects = loop.begins[steps.in_steady(steps.of_host(loop.begins))]
     if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
         return None
     # a CPU takes as long for the convolutions of a batch as for those of its images
@@ -229,7 +287,7 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     )
     lost = "gpu_idle" if trace.devices else "host_without_convolutions"
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
-    shape = trace.details_of("dims", selects[:1])[0][0]
+    shape = trace.details_of("dims", [loop.over])[0][0]
     per_step = len(selects) / n_steps
     # a product may carry a state from round to round, which a trace does not show
     carries = any(re.search(_PRODUCT, name) for name in body)

@@ -35,7 +35,7 @@ PATTERN = Pattern(
     family="optim",
     title="Gradient clipping loops or waits",
     order=329,
-    needs=frozenset({"ops"}),
+    needs=frozenset({"ops", "work"}),
 )
 
 FIX = Fix(
@@ -70,7 +70,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not trace.devices and not trace.is_host_only:
         return
     ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
-    stretches = runs(trace.matching(_PART)[ops])
+    stretches = runs(trace, ops, trace.matching(_PART)[ops])
     alone = _count(trace.matching(_NORM)[ops], stretches)
     looping = alone >= MIN_NORMS
     clipping = looping | (_count(trace.named(_GROUPED)[ops], stretches) > 0)

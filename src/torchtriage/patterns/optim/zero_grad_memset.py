@@ -37,7 +37,7 @@ PATTERN = Pattern(
     family="optim",
     title="Gradients are filled with zeros instead of dropped",
     order=352,
-    needs=frozenset({"ops"}),
+    needs=frozenset({"ops", "work"}),
 )
 
 FIX = Fix(
@@ -88,7 +88,7 @@ def _fills(trace: Trace) -> tuple[Ints, intervals.Spans]:
     keep = inner[mark] >= MIN_FILLS
     mine, mark = mine[keep], np.unique(mark[keep])
     ops = outer_ops(trace, trace.matching(r"^Optimizer\.") & trace.hosts)
-    alone = runs(zero[ops])
+    alone = runs(trace, ops, zero[ops])
     alone = alone[alone[:, 1] - alone[:, 0] >= MIN_FILLS]
     manual = np.concatenate([ops[:0], *(ops[first:last] for first, last in alone.tolist())])
     stretches = np.concatenate(

@@ -138,7 +138,7 @@ def test_kernel_statistics_are_exact_beyond_the_table() -> None:
     for one in summary.top_kernels:
         unit = int(one.name.split("_")[1]) + 1
         assert (one.mean_ns, one.max_ns, one.count) == (2 * unit, 3 * unit, 2)
-    shown = sum(one.share_of_kernel_time for one in summary.top_kernels)
+    shown = sum(one.share_of_kernel_sum for one in summary.top_kernels)
     exact = sum(range(n - N_KERNELS + 1, n + 1)) / sum(range(1, n + 1))
     assert shown == pytest.approx(exact, abs=1e-4)
 

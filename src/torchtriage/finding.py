@@ -326,7 +326,8 @@ class KernelSummary:
     total_ns: int
     mean_ns: float
     max_ns: int
-    share_of_kernel_time: float
+    share_of_kernel_sum: float
+    """Of the plain sum of all kernels' durations, communication included."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_mean_and_max_are_exact_with_more_kernels_than_fit_the_table() -> None:
             6 * unit,
         )
         # a share of all kernel time, not of the table's
-        assert one.share_of_kernel_time == round(9 * unit / whole, 6)
+        assert one.share_of_kernel_sum == round(9 * unit / whole, 6)
 
 
 def test_kernels_outside_the_window_do_not_count() -> None:

@@ -110,7 +110,7 @@ def _kernels(trace: Trace) -> tuple[tuple[KernelSummary, ...], int]:
             total_ns=int(total[i]),
             mean_ns=round(int(total[i]) / int(count[i]), 3),
             max_ns=int(longest[i]),
-            share_of_kernel_time=round(int(total[i]) / whole, 6),
+            share_of_kernel_sum=round(int(total[i]) / whole, 6),
         )
         for i in order
     ), len(code)

@@ -445,7 +445,7 @@ class _Packer:
                     kernel.total_ns,
                     _finite(kernel.mean_ns),
                     kernel.max_ns,
-                    _finite(kernel.share_of_kernel_time),
+                    _finite(kernel.share_of_kernel_sum),
                 ]
                 for kernel in summary.top_kernels[: detail.rows]
             ],

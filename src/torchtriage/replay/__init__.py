@@ -10,7 +10,7 @@
 
 from torchtriage.replay.critical import CriticalPath, Piece, critical_path
 from torchtriage.replay.edits import Edit, EditKind
-from torchtriage.replay.predict import Model, Prediction, model
+from torchtriage.replay.predict import Model, Prediction, Scenario, model
 from torchtriage.replay.quality import Quality
 from torchtriage.replay.what_if import WhatIf, parse_what_if
 
@@ -22,6 +22,7 @@ __all__ = [
     "Piece",
     "Prediction",
     "Quality",
+    "Scenario",
     "WhatIf",
     "critical_path",
     "model",

@@ -31,7 +31,7 @@ from torchtriage.replay.graph import (
 from torchtriage.replay.quality import Quality, judge
 from torchtriage.trace import Kind, Trace
 
-__all__ = ["INFERRED", "Model", "Prediction", "model"]
+__all__ = ["INFERRED", "Model", "Prediction", "Scenario", "model"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -77,7 +77,7 @@ class _Variant(NamedTuple):
     lag_ns: Ints
 
 
-class _Scenario(NamedTuple):
+class Scenario(NamedTuple):
     """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
 
     node: Ints
@@ -138,19 +138,19 @@ class Model:
 
     def predict_many(self, edit_sets: Sequence[Edits]) -> list[Prediction]:
         """Return what each set of edits saves on its own."""
-        scenarios: list[_Scenario] = []
+        scenarios: list[Scenario] = []
         index: list[tuple[slice, slice]] = []
         for edits in edit_sets:
             first = len(scenarios)
-            scenarios.append(self._scenario(edits, hopeful=False))
+            scenarios.append(self.scenario(edits, hopeful=False))
             if any(edit.best is not None for edit in edits):
-                scenarios.append(self._scenario(edits, hopeful=True))
+                scenarios.append(self.scenario(edits, hopeful=True))
             usual = slice(first, len(scenarios))
             if any(edit.kind == "parallel" for edit in edits):
                 moved = sum(self._per_step(edit.rows) for edit in edits if edit.kind == "parallel")
                 crowded = min(CROWDING * moved / max(self.step_ns, 1.0), MAX_CROWDING)
                 crowd = Edit("threads", factor=1 + crowded)
-                scenarios.append(self._scenario([*edits, crowd], hopeful=False))
+                scenarios.append(self.scenario([*edits, crowd], hopeful=False))
             index.append((usual, slice(first, len(scenarios))))
         saving = self._base[:, None] - self._after(scenarios)
         at = self._names.index(self._default)
@@ -174,10 +174,10 @@ class Model:
     def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of the first, the first two, ... sets of edits together."""
         together: list[Edit] = []
-        scenarios: list[_Scenario] = []
+        scenarios: list[Scenario] = []
         for edits in edit_sets:
             together += edits
-            scenarios.append(self._scenario(together, hopeful=False))
+            scenarios.append(self.scenario(together, hopeful=False))
         at = self._names.index(self._default)
         saving = self._base[at] - self._after(scenarios)[at]
         return [float(one) for one in saving]
@@ -185,7 +185,7 @@ class Model:
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
         at = self._names.index(self._default)
-        return float(self._after([self._scenario(edits, hopeful=False)])[at, 0])
+        return float(self._after([self.scenario(edits, hopeful=False)])[at, 0])
 
     # -- variants ----------------------------------------------------------------------------
 
@@ -279,11 +279,11 @@ class Model:
     def _base(self) -> Floats:
         """float64[variants], ns: the step without edits."""
         none = np.empty(0, np.int64)
-        nothing = _Scenario(none, np.empty(0), none, none, none, 0.0)
+        nothing = Scenario(none, np.empty(0), none, none, none, 0.0)
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
-    def _after(self, scenarios: Sequence[_Scenario]) -> Floats:
+    def _after(self, scenarios: Sequence[Scenario]) -> Floats:
         """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
         floors = np.array([one.floor_ns for one in scenarios])
         out: Floats = np.maximum(self._steps(scenarios), np.minimum(floors, self._base[:, None]))
@@ -291,7 +291,7 @@ class Model:
 
     # -- scenarios ---------------------------------------------------------------------------
 
-    def _steps(self, scenarios: Sequence[_Scenario]) -> Floats:
+    def _steps(self, scenarios: Sequence[Scenario]) -> Floats:
         """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
         variants, order = self._variants, self.schedule
         lag = np.stack([variant.lag_ns for variant in variants], axis=1)
@@ -334,7 +334,8 @@ class Model:
         out: Floats = walls[steady].mean(axis=0)
         return out
 
-    def _scenario(self, edits: Edits, *, hopeful: bool) -> _Scenario:
+    def scenario(self, edits: Edits, *, hopeful: bool = False) -> Scenario:
+        """Return what edits change in the graph; ``hopeful`` takes their hopeful factors."""
         graph = self.graph
         change = _Change(np.ones(graph.n_nodes))
         host: list[tuple[Ints, Floats]] = []
@@ -377,7 +378,7 @@ class Model:
         changed = np.flatnonzero(keep != 1.0)
         cut = np.unique(_joined(change.cut))
         staged = np.setdiff1d(_joined(change.staged), cut)
-        return _Scenario(
+        return Scenario(
             changed,
             keep[changed],
             _joined(change.gone),

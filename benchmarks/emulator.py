@@ -25,6 +25,7 @@ import heapq
 import io
 import json
 import random
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -249,8 +250,9 @@ class ThreadClock(Clock):
 
     def run(self, processes: Sequence[Process]) -> None:
         """Run the processes; what one raises is raised here."""
-        # the kernel may let a sleep run 50 us over to save power: threads inherit this from us
-        ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns
+        if sys.platform == "linux":
+            # sleeps may run 50 us over to save power unless told otherwise; threads inherit it
+            ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns
         threads = [
             threading.Thread(target=self._live, args=[process], daemon=True)
             for process in processes

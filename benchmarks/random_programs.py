@@ -259,18 +259,20 @@ def questions(program: Program) -> list[Fix]:
     def keeps_the_host(one: Instruction) -> bool:
         return isinstance(one, Host) or (isinstance(one, Fetch) and not one.workers)
 
-    asked: list[tuple[str, Program]] = [("gpu*0.5", scaled(0.5, computes))]
-    asked.append(("cpu*0.5", replace(scaled(0.5, keeps_the_host), machine=quick_host)))
-    asked.append(("launch=0", replace(program, machine=replace(machine, launch_ns=0, graph_ns=0))))
-    if any(map(communicates, program.instructions())):
-        asked.append(("comm=0", scaled(0.0, communicates)))
-    if any(isinstance(one, Copy) for one in program.instructions()):
-        asked.append(("copy*0.5", scaled(0.5, lambda one: isinstance(one, Copy))))
-    if any(isinstance(one, Fetch) for one in program.instructions()):
-        asked.append(("loader=0", program.change(_unloaded)))
-    if any(isinstance(one, Sync) or getattr(one, "blocks", 0) for one in program.instructions()):
-        asked.append(("no-sync", program.change(_unblocked)))
-    return [Fix(text, "question", after, parse_what_if(text).edits) for text, after in asked]
+    asked = (
+        ("gpu*0.5", scaled(0.5, computes)),
+        ("cpu*0.5", replace(scaled(0.5, keeps_the_host), machine=quick_host)),
+        ("launch=0", replace(program, machine=replace(machine, launch_ns=0, graph_ns=0))),
+        ("comm=0", scaled(0.0, communicates)),
+        ("copy*0.5", scaled(0.5, lambda one: isinstance(one, Copy))),
+        ("loader=0", program.change(_unloaded)),
+        ("no-sync", program.change(_unblocked)),
+    )
+    return [
+        Fix(text, "question", after, parse_what_if(text).edits)
+        for text, after in asked
+        if after != program
+    ]
 
 
 # -- what a fix does to the program ------------------------------------------------------------

@@ -4,8 +4,8 @@
 
 Each job trains a small network with DistributedDataParallel over gloo: once with the fault and the
 profiler, and once without a profiler, ten steps with the fault and ten without in turns. Printed:
-who is named with what cause, the saving promised, and the difference of the median steps. Needs
-torch, and more cores than ranks: with fewer, ranks take time from each other.
+who is named with what cause, the saving promised, and the difference of the median steps. The
+network sleeps where it would compute, so that ranks take no cores from each other. Needs torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ FAULTS = {
     "gc": "rank 1, between python",
 }
 """Name to what has to be said of it, nothing for a balanced job."""
-WIDTH, BATCH, N_LAYERS = 512, 32, 6
+WIDTH, BATCH, N_LAYERS = 256, 32, 4
+FORWARD_S, BACKWARD_S = 0.05e-3, 0.1e-3
+"""What each layer takes for one sample."""
 WAIT, WARMUP, ACTIVE = 5, 3, 10
 BLOCK, N_BLOCKS = 10, 12
 """Steps without a profiler, in turns with and without the fault; the first two of each left out."""
@@ -42,6 +44,25 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     from torch import nn
     from torch.profiler import ProfilerActivity, profile, schedule
     from torch.utils.data import DataLoader, Dataset
+
+    class Work(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_ctx: Any, values: Any) -> Any:
+            time.sleep(FORWARD_S * len(values))
+            return values.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, grads: Any) -> Any:
+            time.sleep(BACKWARD_S * len(grads))
+            return grads
+
+    class Layer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, values: Any) -> Any:
+            return self.linear(Work.apply(values))
 
     class Samples(Dataset):  # type: ignore[misc]
         delay_s = 0.0
@@ -58,14 +79,14 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", rank=rank, world_size=n_ranks)
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(N_LAYERS)]
+    layers = [Layer() for _ in range(N_LAYERS)]
     model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=2
+        nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=0.3
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(DataLoader(Samples(), batch_size=BATCH, num_workers=0))
-    inputs, labels = torch.zeros(BATCH * 12, WIDTH), torch.zeros(BATCH * 12, dtype=torch.long)
-    garbage = [[[i] for i in range(300_000)] if fault == "gc" and rank == 1 else []]
+    inputs, labels = torch.zeros(BATCH * 2, WIDTH), torch.zeros(BATCH * 2, dtype=torch.long)
+    garbage = [[[i] for i in range(200_000)] if fault == "gc" and rank == 1 else []]
     trace = Path(folder) / f"rank{rank}.json.gz"
     profiler = profile(
         activities=[ProfilerActivity.CPU],
@@ -80,7 +101,7 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
         on = profiled or step // BLOCK % 2 == 0
         late = on and rank == 1
         Samples.delay_s = 0.02 / BATCH if fault == "loader" and late else 0.0
-        size = BATCH * 12 if fault == "batch" and late else BATCH
+        size = BATCH * 2 if fault == "batch" and late else BATCH
         next(batches)
         optimizer.zero_grad()
         if fault == "forward" and late:

@@ -8,6 +8,7 @@ from emulator import (
     Backward,
     Copy,
     Fetch,
+    Graph,
     Host,
     Instruction,
     Join,
@@ -19,7 +20,7 @@ from emulator import (
     ThreadClock,
     VirtualClock,
 )
-from random_programs import deep_program, fixes, random_program
+from random_programs import deep_program, fixes, mixed_program, questions, random_program
 
 from torchtriage.trace import Trace
 
@@ -65,12 +66,26 @@ def test_a_kernel_starts_a_launch_later_or_when_the_stream_is_free():
     assert trace.start_ns[second] - trace.end_ns[first] == STILL.fifo_ns
 
 
-@pytest.mark.parametrize("kind", ["stream", "device", "event"])
+@pytest.mark.parametrize("kind", ["stream", "device", "event", "free"])
 def test_a_sync_returns_after_the_device(kind):
     trace = record(Launch("mm", 200_000), Sync("wait", kind), n_steps=1)
     (wait,) = np.flatnonzero(trace.named("wait"))
     (kernel,) = np.flatnonzero(trace.works)
     assert trace.end_ns[wait] == trace.end_ns[kernel] + STILL.return_ns
+
+
+def test_a_wait_for_the_step_before_lets_the_host_run_one_step_ahead():
+    trace = record(Launch("mm", 200_000), Sync("wait", "last"), n_steps=5)
+    kernels, waits = np.flatnonzero(trace.works), np.flatnonzero(trace.named("wait"))
+    assert trace.dur_ns[waits[0]] < 20_000
+    assert trace.end_ns[waits[3]] == trace.end_ns[kernels[2]] + STILL.return_ns
+
+
+def test_a_graph_launches_its_kernels_with_one_call():
+    trace = record(Graph("graph", (10_000, 20_000, 30_000)), n_steps=1)
+    (call,) = np.flatnonzero(trace.named("cudaGraphLaunch"))
+    assert trace.links.n_enqueued[call] == 3
+    assert trace.dur_ns[trace.works].tolist() == [10_000, 20_000, 30_000]
 
 
 def test_a_stream_sync_waits_for_its_own_stream_only():
@@ -149,13 +164,17 @@ def test_processes_that_wait_for_each_other_are_an_error():
         VirtualClock().run([stuck(), stuck()])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_every_fix_changes_the_program_and_names_rows(seed):
-    program = random_program(seed)
+@pytest.mark.parametrize("make", [random_program, mixed_program])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_fix_changes_the_program_and_names_rows(make, seed):
+    program = make(seed)
     trace = Run(program, VirtualClock(), seed=seed).trace()
     for fix in fixes(program, seed):
         assert fix.program != program, fix.name
         assert all(len(edit.rows) for edit in fix.edits(trace)), fix.name
+    for question in questions(program):
+        assert question.program != program, question.name
+        assert question.edits(trace), question.name
 
 
 def test_a_deep_program_fills_the_queue():

@@ -172,7 +172,9 @@ def test_folders_are_searched_and_files_taken_as_they_are(tmp_path: Path) -> Non
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with the files that the README's examples name."""
     (tmp_path / "runs" / "ranks").mkdir(parents=True)
-    for name in ("trace.json.gz", "t.json", "runs/ranks/0.json.gz"):
+    for name in (
+        "trace.json.gz", "t.json", "before.json", "after.json", "runs/ranks/0.json.gz"
+    ):  # fmt: skip
         shutil.copy(api.sample_path(), tmp_path / name)
     CliRunner().invoke(cli, [str(api.sample_path()), "--json", "-o", str(tmp_path / "result.json")])
     monkeypatch.chdir(tmp_path)

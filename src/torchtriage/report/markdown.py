@@ -15,7 +15,7 @@ from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.units import format_ns
 
-__all__ = ["render"]
+__all__ = ["code", "prose", "render"]
 
 MAX_RANKS = 32
 
@@ -91,6 +91,9 @@ def _job(job: JobResult, top: int | None) -> Iterable[str]:
         yield f"{words.count(hidden, 'more finding')} not shown."
     if together := words.joint(job):
         yield f"**All together** {prose(together)}."
+    if job.what_ifs:
+        rows = [f"| {code(one.question)} | {prose(words.answer(one))} |" for one in job.what_ifs]
+        yield "\n".join(["| what if | step time |", "|:--|:--|", *rows])
     if not job.refused:
         found = "" if job.findings else "**No finding.** "
         yield f"{found}{words.checked(job)} on every rank."

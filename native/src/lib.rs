@@ -3,5 +3,6 @@
 pub mod abi;
 pub mod dict;
 pub mod scan;
+pub mod shape;
 pub mod text;
 pub mod tree;

@@ -5,9 +5,10 @@
 //! anything else, whole and without a trace, to the other.
 
 use crate::dict::Dict;
+use crate::shape::{Action, Place, Shapes};
 use crate::text::{
-    at, colon, expect, number, skip_gap, string, unescape, value, word, Found, Kind, Number, Odd,
-    Span, PADDING,
+    at, colon, expect, number, skip_gap, string, unescape, value, Found, Kind, Number, Odd, Span,
+    PADDING,
 };
 
 /// How the arguments of a category become columns; the numbers are `Group`'s in Python.
@@ -59,26 +60,15 @@ const N_SLOTS: usize = 32;
 pub struct Schema {
     /// How the arguments of a category are kept, where not as calls' are.
     groups: Vec<(Vec<u8>, Group)>,
-    /// Open addressing: the arguments that are kept.
-    keys: Vec<Key>,
-    /// Behind the last slot of a detail.
-    end: usize,
-}
-
-#[derive(Clone, Default)]
-struct Key {
-    first: u64,
-    last: u64,
-    text: Vec<u8>,
-    slot: usize,
+    /// The arguments that are kept: numbers, then details.
+    keys: Vec<Vec<u8>>,
 }
 
 impl Schema {
     /// Read entries that are separated by zero bytes: `c`, a group's digit and a category; `n` and
     /// the key of a number; `d` and the key of a detail.
     pub fn read(text: &[u8]) -> Option<Schema> {
-        let mut schema = Schema { groups: Vec::new(), keys: vec![Key::default(); 128], end: DIMS };
-        let mut n_numbers = 0;
+        let mut schema = Schema { groups: Vec::new(), keys: Vec::new() };
         for entry in text.split(|&byte| byte == 0) {
             let (&kind, rest) = entry.split_first()?;
             match kind {
@@ -93,58 +83,31 @@ impl Schema {
                     };
                     schema.groups.push((category.to_vec(), group));
                 }
-                b'n' if n_numbers < N_NUMBERS => {
-                    schema.add(rest, n_numbers);
-                    n_numbers += 1;
-                }
-                b'd' if schema.end < N_SLOTS => {
-                    schema.add(rest, schema.end);
-                    schema.end += 1;
-                }
+                b'n' if schema.keys.len() < N_NUMBERS => schema.keys.push(rest.to_vec()),
+                b'd' if schema.keys.len() >= N_NUMBERS => schema.keys.push(rest.to_vec()),
                 _ => return None,
             }
         }
-        (n_numbers == N_NUMBERS && (MORE..=N_SLOTS).contains(&schema.end)).then_some(schema)
+        (MORE..=N_SLOTS).contains(&schema.keys.len()).then_some(schema)
     }
 
-    fn add(&mut self, key: &[u8], slot: usize) {
-        let mut padded = key.to_vec();
-        padded.resize(key.len() + PADDING, 0);
-        let (first, last, mut place) = Schema::place(&padded, 0, key.len());
-        while !self.keys[place].text.is_empty() {
-            place = (place + 1) & 127;
-        }
-        self.keys[place] = Key { first, last, text: key.to_vec(), slot };
+    /// What `trace/native.py` says, as it was when this was written: for measuring and testing.
+    pub fn example() -> Schema {
+        let numbers = "correlation,bytes,stream,device,Python id,Python parent id,Sequence number,\
+                       Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id";
+        let details = "Input Dims,Input type,Concrete Inputs,Input Strides,grid,block,\
+                       Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq";
+        let groups = "1python_function,2cpu_op,2user_annotation,3kernel,3gpu_memcpy,3gpu_memset";
+        let entries: Vec<String> = [('n', numbers), ('d', details), ('c', groups)]
+            .iter()
+            .flat_map(|(kind, list)| list.split(',').map(move |entry| format!("{kind}{entry}")))
+            .collect();
+        Schema::read(entries.join("\0").as_bytes()).expect("a good schema")
     }
 
-    /// The first and last eight bytes of a key, and where to look for it.
-    #[inline(always)]
-    fn place(text: &[u8], start: usize, end: usize) -> (u64, u64, usize) {
-        let n = end - start;
-        let (first, last) = if n >= 8 {
-            (word(text, start), word(text, end - 8))
-        } else {
-            (word(text, start) & ((1 << (8 * n)) - 1), n as u64)
-        };
-        let mix = (first ^ last.rotate_left(23)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (first, last, (mix >> 57) as usize)
-    }
-
-    /// Return the slot of the argument whose key stands there, if it is kept.
-    #[inline(always)]
-    fn slot(&self, text: &[u8], span: Span) -> Option<usize> {
-        let (start, end) = (span.start as usize, span.end as usize);
-        let (first, last, mut place) = Schema::place(text, start, end);
-        loop {
-            let known = &self.keys[place];
-            if known.text.is_empty() {
-                return None;
-            }
-            if known.first == first && known.last == last && known.text == text[start..end] {
-                return Some(known.slot);
-            }
-            place = (place + 1) & 127;
-        }
+    /// Return the slot of an argument, if it is kept.
+    fn slot(&self, key: &[u8]) -> Option<usize> {
+        self.keys.iter().position(|known| known == key)
     }
 }
 
@@ -236,17 +199,27 @@ struct Time {
     fine: bool,
 }
 
-/// What is known of one event.
+/// What is known of one event; `seen` and `has` say which parts of it are.
 struct Event {
     phase: u8,
     name: Span,
     cat: Span,
     pid: Id,
     tid: Id,
-    ts: Option<Time>,
-    dur: Option<Time>,
+    ts: Time,
+    dur: Time,
     seen: u32,
 }
+
+// fields of an event
+const NAME: u32 = 1 << 0;
+const PHASE: u32 = 1 << 1;
+const CAT: u32 = 1 << 2;
+const PID: u32 = 1 << 3;
+const TID: u32 = 1 << 4;
+const TS: u32 = 1 << 5;
+const DUR: u32 = 1 << 6;
+const ARGS: u32 = 1 << 7;
 
 /// The numbers among the arguments: `Ok` within 64 bits, otherwise how it is written.
 #[derive(Clone, Copy)]
@@ -272,6 +245,7 @@ pub struct Scanner {
     n_negative: u64,
     phases: [u64; 128],
     schema: Schema,
+    shapes: Shapes,
     cat_groups: Vec<Group>,
     /// Lanes used lately, by their ids.
     recent: Vec<(bool, i64, i64, u32)>,
@@ -301,6 +275,7 @@ impl Scanner {
             n_negative: 0,
             phases: [0; 128],
             schema,
+            shapes: Shapes::default(),
             cat_groups: Vec::new(),
             recent: vec![(false, 0, 0, u32::MAX); 256],
             given: [Given { number: 0, span: Span::default() }; N_SLOTS],
@@ -421,167 +396,174 @@ impl Scanner {
         }
     }
 
-    /// Read the event at `i`; return what follows it.
+    /// Read the event at `start`; return what follows it.
     #[inline(always)]
     fn event(&mut self, text: &[u8], start: usize) -> Found<usize> {
+        const NO_TIME: Time = Time { ns: 0, large: false, fine: false };
         let mut event = Event {
             phase: 0,
             name: Span::default(),
             cat: Span::default(),
             pid: NO_ID,
             tid: NO_ID,
-            ts: None,
-            dur: None,
+            ts: NO_TIME,
+            dur: NO_TIME,
             seen: 0,
         };
-        self.has = 0;
-        let mut i = skip_gap(text, expect(text, start, b'{')?);
+        self.shapes.tidy();
+        let mut node = Shapes::ROOT;
+        let mut i = start;
         loop {
-            i = self.field(text, i, &mut event)?;
-            i = skip_gap(text, i);
-            match at(text, i) {
-                b',' => i = skip_gap(text, i + 1),
-                b'}' => {
-                    i += 1;
-                    break;
+            let (action, at_value, next) = match self.shapes.follow(text, i, node) {
+                Some(known) => known,
+                None => self.step(text, i, node)?,
+            };
+            node = next;
+            i = at_value;
+            match action {
+                Action::Name => (event.name, i) = string(text, expect(text, i, b'"')?)?,
+                Action::Phase => {
+                    event.phase = at(text, expect(text, i, b'"')?);
+                    // a control character is no phase, so no end of text gets past this
+                    if event.phase < b' ' || event.phase == b'\\' {
+                        return Err(Odd);
+                    }
+                    i = expect(text, i + 2, b'"')?;
                 }
-                _ => return Err(Odd),
+                Action::Cat => (event.cat, i) = string(text, expect(text, i, b'"')?)?,
+                Action::Pid => (event.pid, i) = identifier(text, i)?,
+                Action::Tid => (event.tid, i) = identifier(text, i)?,
+                Action::Ts => (event.ts, i) = time(text, i)?,
+                Action::Dur => (event.dur, i) = time(text, i)?,
+                Action::NoArgs => {
+                    let (span, end) = value(text, i)?;
+                    if span.kind != Kind::Null {
+                        return Err(Odd);
+                    }
+                    i = end;
+                }
+                Action::Number(slot) => {
+                    let given = &mut self.given[slot as usize];
+                    if matches!(at(text, i), b'-' | b'0'..=b'9') {
+                        let (found, end) = number(text, i)?;
+                        given.span = Span { start: i as u32, end: end as u32, kind: Kind::Number };
+                        given.number = integer(&found)?;
+                        i = end;
+                    } else {
+                        (given.span, i) = value(text, i)?;
+                    }
+                }
+                Action::Raw(slot) => (self.given[slot as usize].span, i) = value(text, i)?,
+                Action::Skip => i = value(text, i)?.1,
+                Action::End => break,
             }
         }
+        let place = self.shapes.place(node);
+        event.seen = place.seen;
+        self.has = place.has;
         self.keep(text, &event, start, i)?;
         Ok(i)
     }
 
-    /// Read a key and its value; return what follows.
-    #[inline(always)]
-    fn field(&mut self, text: &[u8], i: usize, event: &mut Event) -> Found<usize> {
-        let i = expect(text, i, b'"')?;
-        let key = word(text, i);
-        macro_rules! is {
-            ($text:literal) => {{
-                const N: usize = $text.len();
-                const KEY: u64 = {
-                    let mut key = 0;
-                    let mut k = N;
-                    while k > 0 {
-                        k -= 1;
-                        key = key << 8 | $text[k] as u64;
-                    }
-                    key
-                };
-                key & ((1 << (8 * N)) - 1) == KEY
-            }};
+    /// Parse up to the next value and remember how.
+    #[inline(never)]
+    fn step(&mut self, text: &[u8], i: usize, node: usize) -> Found<(Action, usize, usize)> {
+        let mut place = *self.shapes.place(node);
+        let (action, end) = self.next_value(text, i, &mut place)?;
+        if action != Action::End && at(text, end) == 0 {
+            return Err(Odd); // cut short: no place for a value, and none to remember
         }
-        let mut first = |bit: u32| {
-            let before = event.seen;
-            event.seen |= 1 << bit;
-            if before == event.seen {
-                Err(Odd)
-            } else {
-                Ok(())
-            }
-        };
-        if is!(b"name\"") {
-            first(0)?;
-            let i = expect(text, colon(text, i + 5)?, b'"')?;
-            let (span, i) = string(text, i)?;
-            event.name = span;
-            Ok(i)
-        } else if is!(b"ph\"") {
-            first(1)?;
-            let i = expect(text, colon(text, i + 3)?, b'"')?;
-            event.phase = at(text, i);
-            // a control character is no phase, so none gets past this
-            if event.phase < b' ' || event.phase == b'\\' {
-                return Err(Odd);
-            }
-            expect(text, i + 1, b'"')
-        } else if is!(b"cat\"") {
-            first(2)?;
-            let i = expect(text, colon(text, i + 4)?, b'"')?;
-            let (span, i) = string(text, i)?;
-            event.cat = span;
-            Ok(i)
-        } else if is!(b"pid\"") {
-            first(3)?;
-            let (id, i) = identifier(text, colon(text, i + 4)?)?;
-            event.pid = id;
-            Ok(i)
-        } else if is!(b"tid\"") {
-            first(4)?;
-            let (id, i) = identifier(text, colon(text, i + 4)?)?;
-            event.tid = id;
-            Ok(i)
-        } else if is!(b"ts\"") {
-            first(5)?;
-            let (time, i) = time(text, colon(text, i + 3)?)?;
-            event.ts = Some(time);
-            Ok(i)
-        } else if is!(b"dur\"") {
-            first(6)?;
-            let (time, i) = time(text, colon(text, i + 4)?)?;
-            event.dur = Some(time);
-            Ok(i)
-        } else if is!(b"args\"") {
-            first(7)?;
-            let i = colon(text, i + 5)?;
-            match at(text, i) {
-                b'{' => self.arguments(text, i + 1),
-                _ => {
-                    let (span, i) = value(text, i)?;
-                    if span.kind == Kind::Null {
-                        Ok(i)
-                    } else {
-                        Err(Odd)
-                    }
-                }
-            }
-        } else {
-            let (span, i) = string(text, i)?;
-            if span.kind != Kind::Plain {
-                return Err(Odd);
-            }
-            Ok(value(text, colon(text, i)?)?.1)
-        }
+        Ok((action, end, self.shapes.learn(node, &text[i..end], action, place)))
     }
 
-    /// Read arguments from behind their opening brace; return what follows them.
-    #[inline(always)]
-    fn arguments(&mut self, text: &[u8], i: usize) -> Found<usize> {
-        let mut i = skip_gap(text, i);
-        if at(text, i) == b'}' {
-            return Ok(i + 1);
+    /// Find the next value of an event; return what it is and where it stands.
+    fn next_value(&self, text: &[u8], i: usize, place: &mut Place) -> Found<(Action, usize)> {
+        let mut i = i;
+        if place.at_start {
+            place.at_start = false;
+            i = skip_gap(text, expect(text, i, b'{')?);
+            if let Some(found) = self.field(text, &mut i, place)? {
+                return Ok((found, i));
+            }
         }
         loop {
-            let (key, after) = string(text, expect(text, i, b'"')?)?;
-            if key.kind != Kind::Plain {
-                return Err(Odd);
-            }
-            i = colon(text, after)?;
-            if let Some(which) = self.schema.slot(text, key) {
-                if self.has & 1 << which != 0 {
-                    return Err(Odd);
-                }
-                self.has |= 1 << which;
-                let given = &mut self.given[which];
-                if which < N_NUMBERS && matches!(at(text, i), b'-' | b'0'..=b'9') {
-                    let (found, end) = number(text, i)?;
-                    given.span = Span { start: i as u32, end: end as u32, kind: Kind::Number };
-                    given.number = integer(&found)?;
-                    i = end;
-                } else {
-                    (given.span, i) = value(text, i)?;
-                }
-            } else {
-                i = value(text, i)?.1;
-            }
             i = skip_gap(text, i);
             match at(text, i) {
-                b',' => i = skip_gap(text, i + 1),
-                b'}' => return Ok(i + 1),
+                b',' => {
+                    i = skip_gap(text, i + 1);
+                    if place.in_args {
+                        return self.argument(text, i, place);
+                    }
+                    if let Some(found) = self.field(text, &mut i, place)? {
+                        return Ok((found, i));
+                    }
+                }
+                b'}' => {
+                    i += 1;
+                    if !place.in_args {
+                        return Ok((Action::End, i));
+                    }
+                    place.in_args = false;
+                }
                 _ => return Err(Odd),
             }
         }
+    }
+
+    /// Read the key of a field and move to its value; None behind arguments without any.
+    fn field(&self, text: &[u8], at_key: &mut usize, place: &mut Place) -> Found<Option<Action>> {
+        let (key, i) = string(text, expect(text, *at_key, b'"')?)?;
+        if key.kind != Kind::Plain {
+            return Err(Odd);
+        }
+        let (field, action) = match key.of(text) {
+            b"name" => (NAME, Action::Name),
+            b"ph" => (PHASE, Action::Phase),
+            b"cat" => (CAT, Action::Cat),
+            b"pid" => (PID, Action::Pid),
+            b"tid" => (TID, Action::Tid),
+            b"ts" => (TS, Action::Ts),
+            b"dur" => (DUR, Action::Dur),
+            b"args" => (ARGS, Action::NoArgs),
+            _ => (0, Action::Skip),
+        };
+        if place.seen & field != 0 {
+            return Err(Odd);
+        }
+        place.seen |= field;
+        let i = colon(text, i)?;
+        *at_key = i;
+        if field != ARGS || at(text, i) != b'{' {
+            return Ok(Some(action));
+        }
+        let i = skip_gap(text, i + 1);
+        if at(text, i) == b'}' {
+            *at_key = i + 1;
+            return Ok(None);
+        }
+        place.in_args = true;
+        let (action, i) = self.argument(text, i, place)?;
+        *at_key = i;
+        Ok(Some(action))
+    }
+
+    /// Read the key of an argument; return what its value is and where that stands.
+    fn argument(&self, text: &[u8], i: usize, place: &mut Place) -> Found<(Action, usize)> {
+        let (key, i) = string(text, expect(text, i, b'"')?)?;
+        if key.kind != Kind::Plain {
+            return Err(Odd);
+        }
+        let i = colon(text, i)?;
+        let Some(slot) = self.schema.slot(key.of(text)) else {
+            return Ok((Action::Skip, i));
+        };
+        if place.has & 1 << slot != 0 {
+            return Err(Odd);
+        }
+        place.has |= 1 << slot;
+        let action =
+            if slot < N_NUMBERS { Action::Number(slot as u8) } else { Action::Raw(slot as u8) };
+        Ok((action, i))
     }
 
     /// Take over what an event says.
@@ -616,7 +598,10 @@ impl Scanner {
 
     #[inline(always)]
     fn start_ns(&mut self, event: &Event) -> Found<i64> {
-        let time = event.ts.ok_or(Odd)?;
+        if event.seen & TS == 0 {
+            return Err(Odd);
+        }
+        let time = event.ts;
         self.any_large |= time.large;
         self.any_fine |= time.fine;
         Ok(time.ns)
@@ -628,7 +613,8 @@ impl Scanner {
         let mut dur_ns = 0;
         if !is_moment {
             dur_ns = NO_DUR_NS;
-            if let Some(time) = event.dur {
+            if event.seen & DUR != 0 {
+                let time = event.dur;
                 // a length of a hundred days is damage, and the sums are the other engine's
                 if time.large {
                     return Err(Odd);
@@ -827,7 +813,7 @@ impl Scanner {
         }
         wanted &= self.has;
         self.scratch.clear();
-        for which in DIMS..self.schema.end {
+        for which in DIMS..self.schema.keys.len() {
             if wanted & 1 << which != 0 {
                 self.scratch.extend_from_slice(self.given[which].span.raw(text));
             }

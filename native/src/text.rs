@@ -202,10 +202,30 @@ pub struct Number {
     pub negative: bool,
     pub whole: u64,
     pub n_whole: u32,
-    /// The first three decimals.
+    /// The decimals, unless they are more than three.
     pub thousandths: u32,
     pub n_decimals: u32,
     pub has_exponent: bool,
+}
+
+const TENS: [u64; 9] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
+
+/// Return the value of the digits from `i` on, at most eight, and how many they are.
+#[inline(always)]
+fn digits(text: &[u8], i: usize) -> (u64, usize) {
+    let values = word(text, i) ^ 0x3030_3030_3030_3030;
+    // above nine a byte's highest bit gets set; sums carry into later bytes only
+    let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
+    let n = (others.trailing_zeros() / 8) as usize;
+    if n == 0 {
+        return (0, 0);
+    }
+    // what is no digit falls out, and zeros come before the others
+    let values = values << (64 - 8 * n);
+    // pairs, fours, all eight
+    let values = (values.wrapping_mul(10 << 8 | 1) >> 8) & 0x00FF_00FF_00FF_00FF;
+    let values = (values.wrapping_mul(100 << 16 | 1) >> 16) & 0x0000_FFFF_0000_FFFF;
+    (values.wrapping_mul(10_000 << 32 | 1) >> 32, n)
 }
 
 /// Read a number; what follows it is up to the caller to judge.
@@ -215,14 +235,13 @@ pub fn number(text: &[u8], start: usize) -> Found<(Number, usize)> {
     let negative = at(text, i) == b'-';
     i += usize::from(negative);
     let first = i;
-    let mut whole = 0u64;
-    loop {
-        let digit = at(text, i).wrapping_sub(b'0');
-        if digit > 9 {
-            break;
-        }
-        whole = whole.wrapping_mul(10).wrapping_add(u64::from(digit));
-        i += 1;
+    let (mut whole, mut n) = digits(text, i);
+    i += n;
+    while n == 8 {
+        let more;
+        (more, n) = digits(text, i);
+        whole = whole.wrapping_mul(TENS[n]).wrapping_add(more);
+        i += n;
     }
     let n_whole = i - first;
     if n_whole == 0 || (at(text, first) == b'0' && n_whole > 1) {
@@ -233,25 +252,18 @@ pub fn number(text: &[u8], start: usize) -> Found<(Number, usize)> {
     if at(text, i) == b'.' {
         i += 1;
         let first = i;
-        loop {
-            let digit = at(text, i).wrapping_sub(b'0');
-            if digit > 9 {
-                break;
-            }
-            if i - first < 3 {
-                thousandths = thousandths * 10 + u32::from(digit);
-            }
-            i += 1;
-        }
-        n_decimals = i - first;
-        if n_decimals == 0 {
+        let (decimals, mut n) = digits(text, i);
+        if n == 0 {
             return Err(Odd);
         }
-        thousandths *= match n_decimals {
-            1 => 100,
-            2 => 10,
-            _ => 1,
-        };
+        i += n;
+        while n == 8 {
+            n = digits(text, i).1;
+            i += n;
+        }
+        n_decimals = i - first;
+        // more than three decimals are read by others, from the text
+        thousandths = if n_decimals > 3 { 0 } else { (decimals * TENS[3 - n_decimals]) as u32 };
     }
     let has_exponent = at(text, i) | 0x20 == b'e';
     if has_exponent {
@@ -390,6 +402,9 @@ fn key(text: &[u8], i: usize) -> Found<usize> {
 /// Move past a colon and the white space around it.
 #[inline(always)]
 pub fn colon(text: &[u8], i: usize) -> Found<usize> {
+    if at(text, i) == b':' && at(text, i + 1) == b' ' && at(text, i + 2) > b' ' {
+        return Ok(i + 2);
+    }
     let i = expect(text, skip_gap(text, i), b':')?;
     Ok(skip_gap(text, i))
 }
@@ -481,5 +496,102 @@ mod simd {
         let n = (special.trailing_zeros() / 8) as usize;
         let seen = if n == WIDTH { !0 } else { (1 << (8 * n)) - 1 };
         (n, bytes & HIGHS & seen != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn padded(text: &str) -> Vec<u8> {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(text.len() + PADDING, 0);
+        bytes
+    }
+
+    #[test]
+    fn numbers_are_read_as_written() {
+        for (text, whole, n_decimals, thousandths) in [
+            ("0", 0, 0, 0),
+            ("7,", 7, 0, 0),
+            ("12345678", 12_345_678, 0, 0),
+            ("123456789", 123_456_789, 0, 0),
+            ("1695835078123456.789 ", 1_695_835_078_123_456, 3, 789),
+            ("999999999999999999", 999_999_999_999_999_999, 0, 0),
+            ("5.1", 5, 1, 100),
+            ("5.01", 5, 2, 10),
+            ("5.1234", 5, 4, 0),
+            ("5.123456789012345678", 5, 18, 0),
+        ] {
+            let (found, end) = number(&padded(text), 0).unwrap();
+            assert_eq!((found.whole, found.n_decimals), (whole, n_decimals), "{text}");
+            assert_eq!(found.thousandths, thousandths, "{text}");
+            assert_eq!(end, text.trim_end_matches([' ', ',']).len());
+        }
+        let (found, end) = number(&padded("-12.5e+10]"), 0).unwrap();
+        assert!(found.negative && found.has_exponent && end == 9);
+    }
+
+    #[test]
+    fn what_is_no_number_is_odd() {
+        for text in ["", "-", "01", "-01", "1.", ".5", "1.e5", "1e", "1e+", "+1", "NaN", "x"] {
+            assert_eq!(number(&padded(text), 0).map(|found| found.1), Err(Odd), "{text}");
+            let text = padded(&format!("[{text}]"));
+            assert!(value(&text, 0).is_err() || text[1] == b']');
+        }
+    }
+
+    #[test]
+    fn strings_of_any_length_end_at_their_quote() {
+        for n in 0..70 {
+            for odd in ["", "é", "😀", "\\\"", "\\u00e9", "\\ud83d\\ude00"] {
+                let inner = format!("{}{odd}{}", "x".repeat(n), "y".repeat(n % 19));
+                let text = padded(&format!("{inner}\" x"));
+                let (span, end) = string(&text, 0).unwrap();
+                assert_eq!(span.of(&text), inner.as_bytes());
+                assert_eq!(end, inner.len() + 1);
+                assert_eq!(span.kind == Kind::Escaped, odd.starts_with('\\'));
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_strings_are_odd() {
+        for text in ["abc", "a\nb\"", "\\x\"", "\\u12g4\"", "\\ud800\"", "\\ude00\"", "\\\""] {
+            assert!(string(&padded(text), 0).is_err(), "{text}");
+        }
+        let mut text = padded("abc\"");
+        text[1] = 0xff;
+        assert!(string(&text, 0).is_err());
+    }
+
+    #[test]
+    fn escapes_say_what_json_says() {
+        let mut out = Vec::new();
+        unescape(br#"a\"\\\/\b\f\n\r\t\u0041\u00e9\ud83d\ude00"#, &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "a\"\\/\x08\x0c\n\r\tAé😀");
+    }
+
+    #[test]
+    fn gaps_of_any_length() {
+        for n in 0..70 {
+            let text = padded(&format!("{}x", " \n\t\r".repeat(20)[..n].to_owned()));
+            assert_eq!(skip_gap(&text, 0), n);
+        }
+    }
+
+    #[test]
+    fn values_nest() {
+        for text in ["[]", "{}", "[[1, 2], {\"a\": [null, true]}]", "{\"a\" : {} , \"b\":-1.5}"] {
+            let (span, end) = value(&padded(text), 0).unwrap();
+            assert_eq!((span.kind, end), (Kind::Nested, text.len()), "{text}");
+        }
+        for text in ["[", "[1,]", "[1 2]", "{\"a\"}", "{\"a\":1,}", "{1:2}", "[}", "{]", "[nul]"] {
+            assert!(value(&padded(text), 0).is_err(), "{text}");
+        }
+        let deep = |n: usize| "[".repeat(n) + &"]".repeat(n);
+        assert!(value(&padded(&deep(64)), 0).is_ok());
+        assert!(value(&padded(&deep(65)), 0).is_err());
+        assert!(value(&padded(&"[".repeat(1_000_000)), 0).is_err());
     }
 }

@@ -67,9 +67,14 @@ def replay(
     gap = graph.gap_ns.copy()
     gap[heads] = 0
     lag = scale * (graph.lag_ns - gap[graph.target])
-    done = order.run(steps, lag[:, None], patch)
+    done = order.run(
+        lambda first, stop: steps[first:stop].copy(),
+        lag[:, None],
+        np.arange(graph.n_nodes),
+        patch,
+    )
     assert (done[:, 0] == done[:, 1]).all() or patch is not None
-    return done[order.place, 0].tolist()
+    return done[:, 0].tolist()
 
 
 graphs = st.builds(random_graph, st.integers(0, 10_000), st.integers(1, 6), st.integers(0, 60))

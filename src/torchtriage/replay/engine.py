@@ -3,12 +3,16 @@
 Nodes are put in an order in which each lane runs as far as its causes allow, so the order is a
 sequence of *runs*: consecutive nodes of one lane whose sources all lie in earlier runs. A run is
 one cumulative sum and one running maximum (max-plus scan) over all its nodes and all scenarios.
+Runs are worked through in chunks, and of a chunk only what later ones refer to is kept, so memory
+grows with the scenarios and not with the trace.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +20,15 @@ from numpy.typing import NDArray
 
 from torchtriage.replay.graph import CONFIDENCE, Graph
 
-__all__ = ["NEVER", "Patch", "Schedule", "schedule"]
+__all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "schedule"]
 
 Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""
-
-
-PLAIN_COST, RUN_COST = 0.25, 25.0
+CHUNK = 8_192
+"""Nodes worked through at once."""
+PLAIN_COST, RUN_COST = 0.25, 12.0
 """Microseconds: one node alone in plain Python, and one run in numpy (measured)."""
 
 
@@ -32,31 +36,63 @@ class Patch(NamedTuple):
     """Edges with another lag in some columns; arrays of equal length."""
 
     edge: Ints
-    scenario: Ints
+    column: Ints
     lag_ns: Ints
+
+
+class _Run(NamedTuple):
+    """Consecutive nodes of one lane; rows and edges count from the beginning of the chunk's table.
+
+    ``before`` : row of the node before on the lane, -1 for a lane's first. ``target`` : nodes with
+    edges, counted within the run. ``heads`` : where the edges of each begin, None for one edge
+    each. ``counts`` : how many targets lie at or before each node; None when every node is one, or
+    only the first (``target`` None).
+    """
+
+    first: int
+    stop: int
+    before: int
+    edge: int
+    edge_stop: int
+    target: Ints | None
+    heads: Ints | None
+    counts: Ints | None
+
+
+class _Chunk(NamedTuple):
+    """Places ``first`` to ``stop``; its table begins with ``n_imports`` rows of earlier chunks.
+
+    ``imports`` : for each earlier chunk, which of its exports go to which rows. ``exports`` : rows
+    of the table that later chunks need. ``source`` : row of the table per edge.
+    """
+
+    first: int
+    stop: int
+    n_imports: int
+    imports: list[tuple[int, Ints, Ints]]
+    exports: Ints
+    edge: int
+    edge_stop: int
+    source: Ints
+    runs: list[_Run]
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """An order to run a graph in.
 
-    ``place`` : int64[nodes], where each node of the graph runs. ``first`` : int64[runs + 1].
+    ``place`` : int64[nodes], where each node runs. ``first`` : int64[runs + 1], places.
     ``before`` : int64[runs], place of the node before the run on its lane, -1 for a lane's first.
-    ``edge`` : edges of the graph by place of their target. ``edge_first`` : int64[runs + 1].
-    ``source``/``target`` : places. ``groups`` : for each run, targets within the run, where the
-    edges of each begin (None: one edge each), and how many targets lie at or before each node
-    (None: every node is one; all None: none, or the first node alone).
+    ``edge`` : edges of the graph by place of their target; ``source``/``target`` : places of each.
     ``n_cut`` : edges left out because they closed a circle.
     """
 
     place: Ints
-    first: list[int]
-    before: list[int]
+    first: Ints
+    before: Ints
     edge: Ints
-    edge_first: list[int]
     source: Ints
     target: Ints
-    groups: list[tuple[Ints | None, Ints | None, Ints | None]]
     n_cut: int
 
     @property
@@ -64,88 +100,113 @@ class Schedule:
         """Number of runs."""
         return len(self.before)
 
-    def run(self, steps_ns: Ints, lag_ns: Ints, patch: Patch | None = None) -> Ints:
-        """Replay, in place.
+    def run(
+        self,
+        steps_ns: Callable[[int, int], Ints],
+        lag_ns: Ints,
+        wanted: Ints,
+        patch: Patch | None = None,
+    ) -> Ints:
+        """Replay.
 
         Parameters
         ----------
-        steps_ns : int64[nodes, variants * scenarios]
-            For each node, in running order: gap + extra + duration. Overwritten by the result.
+        steps_ns : callable
+            Given two places, returns int64[places between, variants * scenarios]: gap + extra +
+            duration of each node in running order; the array is overwritten.
         lag_ns : int64[edges, variants]
             For each edge of the graph: its lag minus the gap of its target.
+        wanted : int64[k]
+            Nodes of the graph whose finish is asked for.
         patch : Patch, optional
             Edges of the graph with other lags in some columns.
 
         Returns
         -------
-        int64[nodes, variants * scenarios]
-            Finish times in running order, ns after the origin; the same array.
+        int64[k, variants * scenarios]
+            Finish times, ns after the origin.
         """
-        done, width = steps_ns, steps_ns.shape[1]
-        if width * len(done) * PLAIN_COST < self.n_runs * RUN_COST:
-            return self._run_plain(steps_ns, lag_ns, patch)
-        lag = lag_ns[self.edge][:, :, None]
-        shape = (-1, lag.shape[1], width // lag.shape[1])
-        patches = self._patches(patch)
-        first, edge_first = self.first, self.edge_first
-        for index, before in enumerate(self.before):
-            a, b = first[index], first[index + 1]
-            part = done[a:b]
-            if b - a > 1:
-                np.cumsum(part, axis=0, out=part)
-            ea, eb = edge_first[index], edge_first[index + 1]
-            if ea == eb:
-                if before >= 0:
-                    part += done[before]
-                continue
-            arrive = done.take(self.source[ea:eb], axis=0)
-            each = arrive.reshape(shape)
-            each += lag[ea:eb]
-            if patches is not None and index in patches:
-                at, column, value = patches[index]
-                arrive[at, column] = done[self.source[ea + at], column] + value
-            target, heads, counts = self.groups[index]
-            if heads is not None:
-                arrive = np.maximum.reduceat(arrive, heads, axis=0)
-            if target is None:  # one target, the first node of the run
-                part += np.maximum(arrive[0], done[before] if before >= 0 else 0)
-                continue
-            # what each node adds before a target is not added to what arrives there
-            late = np.empty((len(target) + 1, width), np.int64)
-            late[0] = done[before] if before >= 0 else 0  # nothing begins before the origin
-            late[1:] = arrive
-            if target[0] == 0:
-                late[2:] -= part[target[1:] - 1]
-            else:
-                late[1:] -= part[target - 1]
-            np.maximum.accumulate(late, axis=0, out=late)
-            if counts is None:  # every node is a target
-                part += late[1:]
-            else:
-                part += late[counts]
-        return done
+        where = self.place[wanted]
+        head = steps_ns(0, min(1, len(self.place)))
+        width = head.shape[1]
+        out = np.zeros((len(where), width), np.int64)
+        if width * len(self.place) * PLAIN_COST < self.n_runs * RUN_COST:
+            out[:] = self._run_plain(steps_ns(0, len(self.place)), lag_ns, patch)[where]
+            return out
+        order = np.argsort(where, kind="stable")
+        sorted_where = where[order]
+        held: list[Ints | None] = []
+        for index, chunk in enumerate(self._chunks):
+            table = np.empty((chunk.n_imports + chunk.stop - chunk.first, width), np.int64)
+            for other, exported, rows in chunk.imports:
+                kept = held[other]
+                assert kept is not None
+                table[rows] = kept[exported]
+                if self._last_use[other] == index:
+                    held[other] = None
+            table[chunk.n_imports :] = steps_ns(chunk.first, chunk.stop)
+            lag = self._lags(chunk, lag_ns, width, patch)
+            _run_chunk(chunk, table, lag)
+            held.append(table[chunk.exports] if self._last_use[index] > index else None)
+            a, b = np.searchsorted(sorted_where, [chunk.first, chunk.stop])
+            out[order[a:b]] = table[sorted_where[a:b] - chunk.first + chunk.n_imports]
+        return out
+
+    def _lags(self, chunk: _Chunk, lag_ns: Ints, width: int, patch: Patch | None) -> Ints:
+        """Return int64[edges of the chunk, columns]: what is added to the finish of each source."""
+        mine = slice(chunk.edge, chunk.edge_stop)
+        lag = np.repeat(lag_ns[self.edge[mine]], width // lag_ns.shape[1], axis=1)
+        if patch is not None and len(patch.edge):
+            at = self._edge_place[patch.edge]
+            here = (at >= chunk.edge) & (at < chunk.edge_stop)
+            lag[at[here] - chunk.edge, patch.column[here]] = patch.lag_ns[here]
+        return lag
+
+    @cached_property
+    def _edge_place(self) -> Ints:
+        """int64[edges of the graph]: where each is in ``edge``, -1 for those cut."""
+        out = np.full(int(self.edge.max(initial=-1)) + 1 + self.n_cut, -1, np.int64)
+        out[self.edge] = np.arange(len(self.edge))
+        return out
+
+    @cached_property
+    def edge_first(self) -> Ints:
+        """int64[nodes + 1]: where the edges of each place begin."""
+        return np.searchsorted(self.target, np.arange(len(self.place) + 1))
+
+    @cached_property
+    def _chunks(self) -> list[_Chunk]:
+        """The runs, cut into chunks."""
+        return list(_chunks(self))
+
+    @cached_property
+    def _last_use(self) -> list[int]:
+        """The last chunk that needs something of each chunk; itself when none does."""
+        last = list(range(len(self._chunks)))
+        for index, chunk in enumerate(self._chunks):
+            for other, _, _ in chunk.imports:
+                last[other] = index
+        return last
 
     def _run_plain(self, steps_ns: Ints, lag_ns: Ints, patch: Patch | None) -> Ints:
         """Do the same one node at a time: faster for few columns and short runs."""
         width = steps_ns.shape[1]
         per_variant = width // lag_ns.shape[1]
         sources = self.source.tolist()
-        edge_of = np.searchsorted(self.target, np.arange(len(steps_ns) + 1)).tolist()
+        ends = self.edge_first[1:].tolist()
         before = np.arange(-1, len(steps_ns) - 1)
         before[self.first[:-1]] = self.before
         befores = before.tolist()
         for column in range(width):
             lag = lag_ns[:, column // per_variant].copy()
             if patch is not None:
-                mine = patch.scenario == column
+                mine = patch.column == column
                 lag[patch.edge[mine]] = patch.lag_ns[mine]
             lags = lag[self.edge].tolist()
             done: list[int] = []
             append = done.append
             begin = 0
-            for step, prior, end in zip(
-                steps_ns[:, column].tolist(), befores, edge_of[1:], strict=True
-            ):
+            for step, prior, end in zip(steps_ns[:, column].tolist(), befores, ends, strict=True):
                 ready = done[prior] if prior >= 0 else 0
                 while begin < end:
                     arrives = done[sources[begin]] + lags[begin]
@@ -156,27 +217,43 @@ class Schedule:
             steps_ns[:, column] = done
         return steps_ns
 
-    def _patches(self, patch: Patch | None) -> dict[int, tuple[Ints, Ints, Ints]] | None:
-        if patch is None or not len(patch.edge):
-            return None
-        where = np.full(int(self.edge.max(initial=-1)) + 1, -1, np.int64)
-        where[self.edge] = np.arange(len(self.edge))
-        at = where[patch.edge]
-        order = np.argsort(at, kind="stable")
-        order = order[at[order] >= 0]
-        at = at[order]
-        runs = np.searchsorted(self.edge_first, at, side="right") - 1
-        heads = np.flatnonzero(np.concatenate([[True], runs[1:] != runs[:-1]])) if len(at) else at
-        out = {}
-        for a, b in zip(heads.tolist(), [*heads[1:].tolist(), len(at)], strict=True):
-            run = int(runs[a])
-            chosen = order[a:b]
-            out[run] = (
-                at[a:b] - self.edge_first[run],
-                patch.scenario[chosen],
-                patch.lag_ns[chosen],
-            )
-        return out
+
+def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
+    """Turn the steps of a chunk into finish times."""
+    source = chunk.source
+    for first, stop, before, edge, edge_stop, target, heads, counts in chunk.runs:
+        part = table[first:stop]
+        if stop - first > 1:
+            np.add.accumulate(part, axis=0, out=part)
+        if edge == edge_stop:
+            if before >= 0:
+                part += table[before]
+            continue
+        arrive = table.take(source[edge:edge_stop], axis=0)
+        arrive += lag[edge:edge_stop]
+        if heads is not None:
+            arrive = np.maximum.reduceat(arrive, heads, axis=0)
+        # nothing begins before the origin
+        prior = table[before] if before >= 0 else 0
+        if target is None:
+            np.maximum(arrive[0], prior, out=arrive[0])
+            part += arrive[0]
+        elif counts is None:
+            # what a run adds before a target is not added to what arrives there
+            arrive[1:] -= part[:-1]
+            np.maximum(arrive[0], prior, out=arrive[0])
+            np.maximum.accumulate(arrive, axis=0, out=arrive)
+            part += arrive
+        else:
+            late = np.empty((len(target) + 1, table.shape[1]), np.int64)
+            late[0] = prior
+            late[1:] = arrive
+            if target[0] == 0:
+                late[2:] -= part[target[1:] - 1]
+            else:
+                late[1:] -= part[target - 1]
+            np.maximum.accumulate(late, axis=0, out=late)
+            part += late[counts]
 
 
 def schedule(graph: Graph) -> Schedule:
@@ -185,52 +262,108 @@ def schedule(graph: Graph) -> Schedule:
     lane = np.array([one[0] for one in runs], np.int64)
     begin = np.array([one[1] for one in runs], np.int64)
     stop = np.array([one[2] for one in runs], np.int64)
-    size = stop - begin
-    first = np.concatenate([[0], np.cumsum(size)])
-    node = np.repeat(begin - first[:-1], size) + np.arange(graph.n_nodes)
+    first = np.concatenate([[0], np.cumsum(stop - begin)])
+    node = np.repeat(begin - first[:-1], stop - begin) + np.arange(graph.n_nodes)
     place = np.empty(graph.n_nodes, np.int64)
     place[node] = np.arange(graph.n_nodes)
     head = graph.lane_first[lane]
     before = np.where(begin > head, place[np.maximum(begin - 1, 0)], -1)
-
     edge = np.setdiff1d(np.arange(len(graph.source)), cut)
     target = place[graph.target[edge]]
     order = np.argsort(target, kind="stable")
-    edge, target = edge[order], target[order]
-    edge_first = np.searchsorted(target, first)
-    run_of = np.searchsorted(first, target, side="right") - 1
-    local = target - first[run_of]
-    is_head = np.ones(len(edge), dtype=bool)
+    edge = edge[order]
+    return Schedule(place, first, before, edge, place[graph.source[edge]], target[order], len(cut))
+
+
+def _chunks(order: Schedule) -> Iterator[_Chunk]:
+    """Yield the chunks; runs are cut where a chunk ends."""
+    n = len(order.place)
+    edges = np.arange(0, n + CHUNK, CHUNK)
+    bounds = np.minimum(edges, n)
+    first = np.unique(np.concatenate([order.first, bounds]))
+    run = np.searchsorted(order.first, first[:-1], side="right") - 1
+    # the rest of a cut run follows the node before it
+    before = np.where(first[:-1] == order.first[run], order.before[run], first[:-1] - 1)
+    edge_first = order.edge_first
+    needed: list[Ints] = []
+    starts = bounds[:-1][np.diff(bounds) > 0]
+    stops = bounds[1:][np.diff(bounds) > 0]
+    plans = []
+    for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+        ea, eb = int(edge_first[a]), int(edge_first[b])
+        ra, rb = np.searchsorted(first, [a, b])
+        used = np.concatenate([order.source[ea:eb], before[ra:rb]])
+        imports = np.unique(used[(used >= 0) & (used < a)])
+        needed.append(imports)
+        plans.append((a, b, ea, eb, int(ra), int(rb), imports))
+    every = np.unique(np.concatenate(needed)) if needed else np.empty(0, np.int64)
+    for a, b, ea, eb, ra, rb, imports in plans:
+        exports = every[slice(*np.searchsorted(every, [a, b]))]
+        groups = []
+        for other in np.unique(imports // CHUNK).tolist():
+            theirs = every[slice(*np.searchsorted(every, [other * CHUNK, (other + 1) * CHUNK]))]
+            rows = np.flatnonzero(imports // CHUNK == other)
+            groups.append((other, np.searchsorted(theirs, imports[rows]), rows))
+        shift = len(imports) - a
+        yield _Chunk(
+            a,
+            b,
+            len(imports),
+            groups,
+            exports + shift,
+            ea,
+            eb,
+            _rows(order.source[ea:eb], imports, a),
+            list(
+                _chunk_runs(order, first[ra : rb + 1], _rows(before[ra:rb], imports, a), shift, ea)
+            ),
+        )
+
+
+def _rows(places: Ints, imports: Ints, first: int) -> Ints:
+    """Return rows of a chunk's table for places; -1 stays."""
+    own = places - first + len(imports)
+    out = np.where(places >= first, own, np.searchsorted(imports, places))
+    return np.where(places < 0, -1, out)
+
+
+def _chunk_runs(
+    order: Schedule, first: Ints, before: Ints, shift: int, edge_shift: int
+) -> Iterator[_Run]:
+    edge_first = order.edge_first
+    ea, eb = int(edge_first[first[0]]), int(edge_first[first[-1]])
+    target = order.target[ea:eb]
+    is_head = np.ones(len(target), dtype=bool)
     is_head[1:] = target[1:] != target[:-1]
-    groups: list[tuple[Ints | None, Ints | None, Ints | None]] = []
-    for index, (ea, eb) in enumerate(
-        zip(edge_first[:-1].tolist(), edge_first[1:].tolist(), strict=True)
-    ):
-        if ea == eb:
-            groups.append((None, None, None))
-            continue
-        heads = np.flatnonzero(is_head[ea:eb])
-        targets = local[ea:eb][heads]
-        several = heads if len(heads) < eb - ea else None
-        if len(targets) == 1 and targets[0] == 0:
-            groups.append((None, several, None))
-        elif len(targets) == size[index]:
-            groups.append((targets, several, None))
-        else:
-            counts = np.zeros(size[index], np.int64)
-            counts[targets] = 1
-            groups.append((targets, several, np.cumsum(counts)))
-    return Schedule(
-        place,
-        first.tolist(),
-        before.tolist(),
-        edge,
-        edge_first.tolist(),
-        place[graph.source[edge]],
-        target,
-        groups,
-        len(cut),
-    )
+    per_run = (edge_first[first] - ea).tolist()
+    places = first.tolist()
+    for index, row in enumerate(before.tolist()):
+        a, b = per_run[index], per_run[index + 1]
+        start, stop = places[index], places[index + 1]
+        found: Ints | None = None
+        heads: Ints | None = None
+        counts: Ints | None = None
+        if a < b:
+            heads = np.flatnonzero(is_head[a:b])
+            found = target[a:b][heads] - start
+            if len(heads) == b - a:
+                heads = None
+            if len(found) == 1 and found[0] == 0:
+                found = None
+            elif len(found) < stop - start:
+                marks = np.zeros(stop - start, np.int64)
+                marks[found] = 1
+                counts = np.cumsum(marks)
+        yield _Run(
+            start + shift,
+            stop + shift,
+            row,
+            a + ea - edge_shift,
+            b + ea - edge_shift,
+            found,
+            heads,
+            counts,
+        )
 
 
 def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:

@@ -165,13 +165,13 @@ class Graph:
         out: Ints = np.maximum(left, 0)
         return out
 
-    def bounds(self, finish_ns: Ints, place: Ints | None = None) -> Ints:
-        """Return the step bounds for finish times ``int64[nodes, ...]``; first axis: bounds.
+    def bounds(self, finish_ns: Ints) -> Ints:
+        """Return the step bounds for finish times ``int64[nodes, ...]``; first axis: bounds."""
+        return self.bounds_of(finish_ns[self.bound_node])
 
-        ``place`` : int64[nodes], where each node is in ``finish_ns``; in order without it.
-        """
-        nodes = self.bound_node if place is None else place[self.bound_node]
-        latest: Ints = np.maximum.reduceat(finish_ns[nodes], self.bound_first[:-1], axis=0)
+    def bounds_of(self, bound_ns: Ints) -> Ints:
+        """Return the step bounds for finish times of ``bound_node``; first axis: bounds."""
+        latest: Ints = np.maximum.reduceat(bound_ns, self.bound_first[:-1], axis=0)
         out: Ints = np.maximum.accumulate(latest, axis=0)
         return out
 

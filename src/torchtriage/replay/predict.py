@@ -42,8 +42,8 @@ INFERRED = 0.6
 """Edges of less confidence were inferred from coinciding times."""
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
-CELLS = 8_000_000
-"""Nodes times columns replayed at once: 64 MB."""
+COLUMNS = 256
+"""Variants times scenarios replayed at once: 17 MB per chunk of nodes."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
@@ -98,6 +98,36 @@ class _Change:
     cut: list[Ints] = field(default_factory=list)
     staged: list[Ints] = field(default_factory=list)
     floor_ns: float = 0.0
+
+
+class _Steps:
+    """What each node takes in each variant and scenario, in running order."""
+
+    def __init__(
+        self, order: Schedule, variants: Sequence[_Variant], scenarios: Sequence[Scenario]
+    ) -> None:
+        node = np.argsort(order.place)
+        self._dur = [variant.dur_ns[node] for variant in variants]
+        self._still = [variant.still_ns[node] for variant in variants]
+        self._changes = []
+        for one in scenarios:
+            place, gone = order.place[one.node], np.sort(order.place[one.gone])
+            by_place = np.argsort(place, kind="stable")
+            self._changes.append((place[by_place], one.keep[by_place], gone))
+
+    def __call__(self, first: int, stop: int) -> Ints:
+        """Return int64[stop - first, variants * scenarios]."""
+        width = len(self._changes)
+        out = np.empty((stop - first, len(self._dur), width), np.int64)
+        for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
+            out[:, v] = (dur[first:stop] + still[first:stop])[:, None]
+            for s, (place, keep, gone) in enumerate(self._changes):
+                a, b = np.searchsorted(place, [first, stop])
+                at = place[a:b]
+                out[at - first, v, s] = still[at] + (dur[at] * keep[a:b]).astype(np.int64)
+                a, b = np.searchsorted(gone, [first, stop])
+                out[gone[a:b] - first, v, s] = 0
+        return out.reshape(stop - first, -1)
 
 
 class Model:
@@ -263,14 +293,20 @@ class Model:
     def _scale(self, cost: Floats) -> float:
         """Return how much of the profiler's estimated cost explains the unprofiled step time."""
         assert self._step_ms is not None
-        graph = self.graph
+        graph, order = self.graph, self.schedule
         lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
-        still = graph.gap_ns + graph.extra_ns
+        still = (graph.gap_ns + graph.extra_ns)[:, None]
         low, high = 0.0, float(1 / max((cost / np.maximum(graph.dur_ns, 1)).max(), 1e-9))
         for _ in range(3):
             tries = np.linspace(low, high, 9)
             dur = graph.dur_ns[:, None] - (cost[:, None] * tries).astype(np.int64)
-            walls = self._walls(np.maximum(dur, 0) + still[:, None], lag, None)
+            ordered = np.empty_like(dur)
+            ordered[order.place] = np.maximum(dur, 0) + still
+
+            def between(first: int, stop: int, steps: Ints = ordered) -> Ints:
+                return steps[first:stop].copy()
+
+            walls = self._finished(order.run(between, lag, graph.bound_node))
             index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
             low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
         return float((low + high) / 2)
@@ -296,39 +332,23 @@ class Model:
         variants, order = self._variants, self.schedule
         lag = np.stack([variant.lag_ns for variant in variants], axis=1)
         out = np.empty((len(variants), len(scenarios)))
-        size = max(CELLS // max(self.graph.n_nodes * len(variants), 1), 1)
+        size = max(COLUMNS // len(variants), 1)
         for first in range(0, len(scenarios), size):
             some = scenarios[first : first + size]
             width = len(some)
-            steps = np.empty((self.graph.n_nodes, len(variants), width), np.int64)
-            for v, variant in enumerate(variants):
-                steps[order.place, v] = (variant.dur_ns + variant.still_ns)[:, None]
-                for s, one in enumerate(some):
-                    place = order.place[one.node]
-                    dur = variant.dur_ns[one.node]
-                    steps[place, v, s] = variant.still_ns[one.node] + (dur * one.keep).astype(
-                        np.int64
-                    )
-                    steps[order.place[one.gone], v, s] = 0
-            flat = steps.reshape(self.graph.n_nodes, -1)
             columns = np.arange(len(variants)) * width
             edge = [np.tile(one.edge, len(variants)) for one in some]
             column = [np.repeat(columns + s, len(one.edge)) for s, one in enumerate(some)]
             lags = [np.tile(one.lag_ns, len(variants)) for one in some]
             patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
-            walls = self._finished(order.run(flat, lag, patch)).reshape(len(variants), width)
-            out[:, first : first + width] = walls
+            filled = _Steps(order, variants, some)
+            walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
+            out[:, first : first + width] = walls.reshape(len(variants), width)
         return out
 
-    def _walls(self, steps: Ints, lag: Ints, patch: Patch | None) -> Floats:
-        ordered = np.empty_like(steps)
-        ordered[self.schedule.place] = steps
-        return self._finished(self.schedule.run(ordered, lag, patch))
-
-    def _finished(self, done: Ints) -> Floats:
-        """Return float64[columns], ns: mean steady step from finish times in running order."""
-        bounds = self.graph.bounds(done, self.schedule.place)
-        walls = np.diff(bounds, axis=0)
+    def _finished(self, bound_ns: Ints) -> Floats:
+        """Return float64[columns], ns: mean steady step from finish times of the bounding nodes."""
+        walls = np.diff(self.graph.bounds_of(bound_ns), axis=0)
         steps = self.trace.steps
         steady = steps.steady if len(steps) else np.ones(1, dtype=bool)
         out: Floats = walls[steady].mean(axis=0)

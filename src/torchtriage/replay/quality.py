@@ -62,8 +62,12 @@ def judge(graph: Graph, order: Schedule) -> Quality:
     ways = np.stack([gaps + graph.dur_ns, np.zeros_like(gaps)], axis=1)
     ordered = np.empty_like(ways)
     ordered[order.place] = ways
-    done = order.run(ordered, np.stack([strict_lag, clock], axis=1))
-    bounds = graph.bounds(done, order.place)
+    done = order.run(
+        lambda first, stop: ordered[first:stop].copy(),
+        np.stack([strict_lag, clock], axis=1),
+        graph.bound_node,
+    )
+    bounds = graph.bounds_of(done)
     strict, zero = (bounds[-1] - bounds[0]).tolist()
     path = critical_nodes(graph, int(recorded[0]))
     quality = Quality(

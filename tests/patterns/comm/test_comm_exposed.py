@@ -71,7 +71,7 @@ def test_quiet_without_any_computation():
     assert not list(find(builder.build()))
 
 
-@pytest.mark.parametrize("size", [[1, 2], {"a": 1}, "many"])
+@pytest.mark.parametrize("size", [[1, 2], {"a": 1}, "many", 10**30, -5])
 def test_sizes_of_any_type_are_compared(size):
     (claim,) = find(job(size=size, durs=[200, 250, 300, 350, 400]).build())
     shares = [200 / dur for dur in (200, 250, 300, 350, 400)]

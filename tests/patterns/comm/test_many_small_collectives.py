@@ -133,6 +133,12 @@ def test_unknown_sizes_are_judged_by_duration():
     assert "median_bytes" not in claim.evidence
 
 
+@pytest.mark.parametrize("nelems", [10**30, -5, "many"])
+def test_sizes_nobody_can_have_sent_are_unknown(nelems):
+    (claim,) = find(job(nelems=nelems, dur=15).build())
+    assert "median_bytes" not in claim.evidence
+
+
 def test_on_the_host_only_what_it_waits_for():
     (claim,) = find(cpu_job().build())
     assert claim.time_class == "host"

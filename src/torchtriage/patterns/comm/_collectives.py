@@ -32,6 +32,10 @@ _ITEM_BYTES = {
 }  # fmt: skip
 
 
+_MAX_BYTES = 1 << 50
+"""What a damaged file gives as a size need not be one."""
+
+
 @dataclass(frozen=True, eq=False)
 class Collectives:
     """The collectives of one recording.
@@ -249,15 +253,19 @@ def _of_dims(dims: Any, types: Any) -> tuple[int, str]:
     shape = dims[0] if isinstance(dims, list) and dims else None
     if not isinstance(shape, list) or not all(isinstance(one, int) for one in shape):
         return -1, ""
-    dtype = str(types[0]) if isinstance(types, list) and types else ""
-    width = _ITEM_BYTES.get(dtype.lower().removeprefix("c10::"), 0)
     count = math.prod(shape)
-    return (count * width if width else -1), f"{count} {dtype}"
+    dtype = str(types[0]) if isinstance(types, list) and types else ""
+    return _bytes(count, dtype), f"{count} {dtype}"
 
 
 def _of_count(count: Any, dtype: Any) -> tuple[int, str]:
     if not count:
         return -1, ""
-    width = _ITEM_BYTES.get(str(dtype).lower().removeprefix("c10::"), 0)
-    known = isinstance(count, int) and width > 0
-    return (count * width if known else -1), f"{count} {dtype}"
+    known = isinstance(count, int)
+    return _bytes(count, str(dtype)) if known else -1, f"{count} {dtype}"
+
+
+def _bytes(count: int, dtype: str) -> int:
+    """Return the size of so many elements, -1 where nobody can have sent that."""
+    size = count * _ITEM_BYTES.get(dtype.lower().removeprefix("c10::"), 0)
+    return size if 0 < size < _MAX_BYTES else -1

@@ -59,7 +59,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     found = find_collectives(trace)
     if found is None or trace.origin.world_size == 1:
         return
-    spread = _uneven(trace, found)
+    spread = _uneven(trace, found) if (found.equal >= 0).any() else {}
     if not spread:
         return
     groups = np.array(list(spread), np.int64)
@@ -106,14 +106,14 @@ def _uneven(trace: Trace, found: Collectives) -> dict[int, tuple[float, float]]:
 
     Over the steady steps; groups are the codes of ``found.equal``.
     """
-    dur = trace.dur_ns[found.rows]
-    pick = trace.steps.in_steady(found.step) & (found.equal >= 0)
+    at = np.flatnonzero(trace.steps.in_steady(found.step) & (found.equal >= 0))
+    at = at[np.argsort(found.equal[at], kind="stable")]
+    groups, first = np.unique(found.equal[at], return_index=True)
     out = {}
-    for group in np.unique(found.equal[pick]).tolist():
-        mine = pick & (found.equal == group)
-        if mine.sum() < MIN_EQUAL or _NOT_ALL in found.labels[int(np.flatnonzero(mine)[0])]:
+    for group, mine in zip(groups.tolist(), np.split(at, first[1:]), strict=True):
+        if len(mine) < MIN_EQUAL or _NOT_ALL in found.labels[int(mine[0])]:
             continue
-        median_ns, high_ns = np.percentile(dur[mine], [50, 95]).tolist()
+        median_ns, high_ns = np.percentile(trace.dur_ns[found.rows[mine]], [50, 95]).tolist()
         if median_ns > 0 and high_ns >= SPREAD * median_ns:
             out[int(group)] = (median_ns, high_ns)
     return out

@@ -77,8 +77,11 @@ def find(trace: Trace) -> Iterator[Claim]:
     found = find_collectives(trace)
     if found is None or trace.origin.world_size == 1:
         return
-    windows = list(_windows(trace, found))
-    redundant = [one for one in windows if _alike(trace, found, one)]
+    issued_ns = _issued_ns(trace, found)
+    windows = list(_windows(trace, found, issued_ns))
+    redundant = [one for one in windows if _even(found, one, issued_ns)]
+    alike = _same_work(trace, redundant, issued_ns) if redundant else []
+    redundant = [one for one, same in zip(redundant, alike, strict=True) if same]
     if not redundant or 2 * len(redundant) < len(windows):
         return
     early = np.concatenate([part for one in redundant for part in one.reduced[:-1]])
@@ -129,7 +132,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     )
 
 
-def _windows(trace: Trace, found: Collectives) -> Iterator[_Rounds]:
+def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rounds]:
     """Yield the stretches between optimizer steps that hold two or more forwards."""
     mine = trace.is_kind(Kind.ANNOTATION, Kind.OP) & (trace.lane == trace.steps.lane)
     forward = mine & trace.matching(
@@ -141,7 +144,7 @@ def _windows(trace: Trace, found: Collectives) -> Iterator[_Rounds]:
     if len(forwards) < 2 or len(edges) < 2:
         return
     reduces = np.flatnonzero(_reduces(trace, found))
-    issued = _issued_ns(trace, found)[reduces]
+    issued = issued_ns[reduces]
     window = np.searchsorted(edges, trace.start_ns[forwards])
     for one in range(1, len(edges)):
         inside = forwards[window == one]
@@ -152,27 +155,30 @@ def _windows(trace: Trace, found: Collectives) -> Iterator[_Rounds]:
         yield _Rounds(inside, [reduces[round_of == k] for k in range(len(inside))])
 
 
-def _alike(trace: Trace, found: Collectives, one: _Rounds) -> bool:
-    """Return whether every round is the same work: forward, backward, and reductions."""
+def _even(found: Collectives, one: _Rounds, issued_ns: Ints) -> bool:
+    """Return whether every round reduces the same, in the same order."""
     counts = [len(part) for part in one.reduced]
     if not counts[0] or len(set(counts)) > 1:
         return False
-    issued_ns = _issued_ns(trace, found)
     order = [part[np.argsort(issued_ns[part], kind="stable")] for part in one.reduced]
-    if any((found.equal[part] != found.equal[order[0]]).any() for part in order):
-        return False
+    return all((found.equal[part] == found.equal[order[0]]).all() for part in order)
+
+
+def _same_work(trace: Trace, windows: list[_Rounds], issued_ns: Ints) -> list[bool]:
+    """Return for each window whether its rounds have equal forwards and a backward each.
+
+    Models that take turns have forwards of their own.
+    """
     ops = np.sort(trace.start_ns[(trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)])
-    start, end = trace.start_ns[one.forwards], trace.end_ns[one.forwards]
-    n_ops = np.searchsorted(ops, end) - np.searchsorted(ops, start)
-    if len(set(n_ops.tolist())) > 1:
-        return False  # models that take turns
-    nodes = trace.start_ns[trace.matching(r"^autograd::engine::evaluate_function")]
-    issued = [int(issued_ns[part].max()) for part in one.reduced]
-    nodes = np.sort(nodes)
-    return all(
-        np.searchsorted(nodes, until) > np.searchsorted(nodes, since)
-        for since, until in zip(end.tolist(), issued, strict=True)
-    )
+    nodes = np.sort(trace.start_ns[trace.matching(r"^autograd::engine::evaluate_function")])
+    found = []
+    for one in windows:
+        start, end = trace.start_ns[one.forwards], trace.end_ns[one.forwards]
+        n_ops = np.searchsorted(ops, end) - np.searchsorted(ops, start)
+        until = np.array([issued_ns[part].max() for part in one.reduced])
+        n_nodes = np.searchsorted(nodes, until) - np.searchsorted(nodes, end)
+        found.append(bool((n_ops == n_ops[0]).all() and (n_nodes > 0).all()))
+    return found
 
 
 def _reduces(trace: Trace, found: Collectives) -> NDArray[np.bool_]:

@@ -2,6 +2,8 @@
 
 Looks like: a ``Torch-Compiled Region`` inside another one in most of the steps: Python ran in
     between. Frames named ``torch_dynamo_resume_in_FUNCTION_at_LINE`` give the line of the break.
+    (A break inside a Python loop makes the compiler leave the whole function alone: no recording
+    shows that, ``TORCH_LOGS=graph_breaks`` does.)
 Slow because: at every break guards are checked and wrappers run again, the seam is not fused, and
     the device may run dry meanwhile.
 Cost: bounded by host time from the end of one graph to the start of the next, less what operators

@@ -83,6 +83,13 @@ def test_compiled_code_may_hide_products_but_not_add_any():
     assert codes(products(layers * 2), products(layers * 4)) == {"shapes"}
 
 
+def test_a_program_that_is_compiled_whole_shows_no_operators_to_compare():
+    eager = products([("aten::mul", [[1024], [1024]]), ("aten::tanh", [[1024]])])
+    compiled = products([("Torch-Compiled Region: 0/0", []), ("TorchDynamo Cache Lookup", [])])
+    assert codes(eager, compiled) == set()
+    assert {"sizes-unknown", "other-code"} <= warned(eager, compiled)
+
+
 # -- refused -----------------------------------------------------------------------------------
 
 

@@ -101,7 +101,11 @@ def attribute(before: Account, after: Account) -> Attribution:
             zip(order, *(side.tolist() for side in means), bars.tolist(), strict=True)
         )
     ]
-    causes = [one for one in causes if one.change.before_ns or one.change.after_ns]
+    causes = [
+        _certain(one, pairs[key], least)
+        for key, one in zip(order, causes, strict=True)
+        if one.change.before_ns or one.change.after_ns
+    ]
     causes.sort(key=lambda one: (-abs(one.change.delta_ns), _name(one)))
     classes = _classes(order, matrices, means, bars, least)
     if not any(one.change.told for one in causes) and not any(one.told for one in classes.values()):
@@ -207,7 +211,10 @@ def _paired(
         ):
             names = sorted({key.what for key in (*gone, *come)})
             key = group._replace(what="\0".join(names))
-            pairs[key] = (_sum([before[key] for key in gone]), _sum([after[key] for key in come]))
+            pairs[key] = (
+                _sum(sorted((before[key] for key in gone), key=_size)),
+                _sum(sorted((after[key] for key in come), key=_size)),
+            )
             continue
         for key in gone:
             pairs[key] = (before[key], _nothing(other))
@@ -245,6 +252,11 @@ def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict
         one, other = (_sum([pair[i] for pair in some]) for i in (0, 1))
         out[key] = (replace(one, names=[key.what]), replace(other, names=[key.what]))
     return dict(sorted(out.items()))
+
+
+def _size(side: _Side) -> tuple[int, list[str]]:
+    """Order sides by time, the largest first."""
+    return -int(side.time_ns.sum()), side.names
 
 
 def _sum(sides: Iterable[_Side]) -> _Side:
@@ -366,6 +378,18 @@ def _cause(key: Key, pair: _Pair, change: Change, before: Account, after: Accoun
         label="",
         sentence="",
     )
+
+
+def _certain(cause: Cause, pair: _Pair, least: float) -> Cause:
+    """Return the cause as told when it is one whatever the noise.
+
+    Work that one run does in every step and the other never has changed for certain, however much
+    its time varies; a median, so that one step in which it took long does not make it large.
+    """
+    side = pair[0] if cause.kind == "went" else pair[1]
+    if cause.kind not in ("went", "came") or not side.count or np.median(side.time_ns) <= least:
+        return cause
+    return replace(cause, change=replace(cause.change, told=True))
 
 
 def _name(cause: Cause) -> tuple[str, ...]:

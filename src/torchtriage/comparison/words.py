@@ -26,7 +26,7 @@ def label(cause: Cause) -> str:
     """Return what a cause is about: ``kernels of aten::conv2d``, ``DataLoader wait``."""
     what = _named(cause.what)
     if cause.kind == "replaced":
-        what = f"{what}, now {_named(cause.what_after)}," if what and cause.what_after else what
+        what = f"{what} (now {_named(cause.what_after)})"
     if cause.region == "DataLoader":
         text = "DataLoader wait" if cause.of_host else "work of the DataLoader"
     elif cause.region == "the rest":

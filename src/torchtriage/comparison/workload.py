@@ -211,8 +211,8 @@ def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
                 "record the same model in both runs",
             )
             return
-    if before.layers and after.layers:
-        return
+    if (before.layers and after.layers) or before.compiles != after.compiles:
+        return  # compiled code shows no operators to go by
     alike = _likeness(before.names, after.names)
     if alike < MIN_NAMES:
         yield Unlike(
@@ -318,7 +318,7 @@ def _sizes_unknown(before: Workload, after: Workload) -> Iterator[Note]:
             "sizes-unknown",
             "warn",
             f"no input shapes of layers {' and '.join(missing)}: that both runs compute the same"
-            " sizes is taken on trust",
+            " model and sizes is taken on trust",
             "record with record_shapes=True",
         )
     elif before.hides_work or after.hides_work:

@@ -43,10 +43,10 @@ class Patch(NamedTuple):
 class _Run(NamedTuple):
     """Consecutive nodes of one lane; rows and edges count from the beginning of the chunk's table.
 
-    ``before`` : row of the node before on the lane, -1 for a lane's first. ``target`` : nodes with
-    edges, counted within the run. ``heads`` : where the edges of each begin, None for one edge
-    each. ``counts`` : how many targets lie at or before each node; None when every node is one, or
-    only the first (``target`` None).
+    ``before`` : row of the node before on the lane, -1 for a lane's first. ``kind`` : which nodes
+    have edges, one of the constants below. ``heads`` : where the edges of each begin, None for one
+    edge each. ``target`` : nodes with edges, counted within the run, and ``counts`` : how many of
+    them lie at or before each node, both for ``SOME`` only.
     """
 
     first: int
@@ -54,9 +54,14 @@ class _Run(NamedTuple):
     before: int
     edge: int
     edge_stop: int
-    target: Ints | None
+    kind: int
     heads: Ints | None
-    counts: Ints | None
+    target: Ints
+    counts: Ints
+
+
+NONE, FIRST, EVERY, SOME = range(4)
+_EMPTY = np.empty(0, np.int64)
 
 
 class _Chunk(NamedTuple):
@@ -221,11 +226,11 @@ class Schedule:
 def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
     """Turn the steps of a chunk into finish times."""
     source = chunk.source
-    for first, stop, before, edge, edge_stop, target, heads, counts in chunk.runs:
+    for first, stop, before, edge, edge_stop, kind, heads, target, counts in chunk.runs:
         part = table[first:stop]
         if stop - first > 1:
             np.add.accumulate(part, axis=0, out=part)
-        if edge == edge_stop:
+        if kind == NONE:
             if before >= 0:
                 part += table[before]
             continue
@@ -235,10 +240,10 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
             arrive = np.maximum.reduceat(arrive, heads, axis=0)
         # nothing begins before the origin
         prior = table[before] if before >= 0 else 0
-        if target is None:
+        if kind == FIRST:
             np.maximum(arrive[0], prior, out=arrive[0])
             part += arrive[0]
-        elif counts is None:
+        elif kind == EVERY:
             # what a run adds before a target is not added to what arrives there
             arrive[1:] -= part[:-1]
             np.maximum(arrive[0], prior, out=arrive[0])
@@ -330,38 +335,44 @@ def _rows(places: Ints, imports: Ints, first: int) -> Ints:
 def _chunk_runs(
     order: Schedule, first: Ints, before: Ints, shift: int, edge_shift: int
 ) -> Iterator[_Run]:
-    edge_first = order.edge_first
-    ea, eb = int(edge_first[first[0]]), int(edge_first[first[-1]])
+    edge_first = order.edge_first[first]
+    ea, eb = int(edge_first[0]), int(edge_first[-1])
     target = order.target[ea:eb]
     is_head = np.ones(len(target), dtype=bool)
     is_head[1:] = target[1:] != target[:-1]
-    per_run = (edge_first[first] - ea).tolist()
-    places = first.tolist()
-    for index, row in enumerate(before.tolist()):
-        a, b = per_run[index], per_run[index + 1]
-        start, stop = places[index], places[index + 1]
-        found: Ints | None = None
+    n_before = np.concatenate([[0], np.cumsum(is_head)])
+    edges = edge_first - ea
+    n_edges, n_targets = np.diff(edges), np.diff(n_before[edges])
+    at_first = np.append(target, -1)[edges[:-1]] == first[:-1]
+    kind = np.full(len(before), SOME)
+    kind[(n_targets == 1) & at_first] = FIRST
+    kind[n_targets == np.diff(first)] = EVERY
+    kind[n_targets == 0] = NONE
+    plain = (n_edges == n_targets).tolist()
+    bounds = (edges + (ea - edge_shift)).tolist()
+    places = (first + shift).tolist()
+    for index, (row, what) in enumerate(zip(before.tolist(), kind.tolist(), strict=True)):
         heads: Ints | None = None
-        counts: Ints | None = None
-        if a < b:
-            heads = np.flatnonzero(is_head[a:b])
-            found = target[a:b][heads] - start
-            if len(heads) == b - a:
-                heads = None
-            if len(found) == 1 and found[0] == 0:
-                found = None
-            elif len(found) < stop - start:
-                marks = np.zeros(stop - start, np.int64)
+        found = counts = _EMPTY
+        if what == SOME or not plain[index]:
+            mine = slice(edges[index], edges[index + 1])
+            heads = np.flatnonzero(is_head[mine])
+            if what == SOME:
+                found = target[mine][heads] - first[index]
+                marks = np.zeros(first[index + 1] - first[index], np.int64)
                 marks[found] = 1
                 counts = np.cumsum(marks)
+            if plain[index]:
+                heads = None
         yield _Run(
-            start + shift,
-            stop + shift,
+            places[index],
+            places[index + 1],
             row,
-            a + ea - edge_shift,
-            b + ea - edge_shift,
-            found,
+            bounds[index],
+            bounds[index + 1],
+            what,
             heads,
+            found,
             counts,
         )
 

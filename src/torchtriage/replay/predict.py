@@ -448,9 +448,9 @@ class Model:
         factors = np.concatenate([left for _, left in host])
         taken: dict[int, intervals.Spans] = {}
         # what several edits shrink is shrunk once, by the strongest
-        for factor in np.unique(factors).tolist():
+        for factor in _distinct(factors):
             rows = every[factors == factor]
-            for lane in np.unique(trace.lane[rows]).tolist():
+            for lane in _lanes(trace, rows):
                 if lane not in self._host_lanes:
                     continue
                 a, b = self._host_lanes[lane]
@@ -496,7 +496,7 @@ class Model:
         trace = self.trace
         total = 0.0
         judged = trace.steps.judged
-        for lane in np.unique(trace.lane[rows]).tolist():
+        for lane in _lanes(trace, rows):
             mine = trace.lane[rows] == lane
             spans = intervals.spans(trace.start_ns[rows[mine]], trace.end_ns[rows[mine]])
             order = np.argsort(spans[:, 0], kind="stable")
@@ -616,6 +616,19 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
     whole = np.cumsum(change)[:-1] > 0
     out[whole] += (finish - begin)[low:high][whole]
     return np.arange(low, high), out
+
+
+def _distinct(values: Floats) -> list[float]:
+    """Return the distinct values in ascending order."""
+    values = np.sort(values)
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = values[1:] != values[:-1]
+    return [float(one) for one in values[new]]
+
+
+def _lanes(trace: Trace, rows: Ints) -> list[int]:
+    """Return the lanes of rows."""
+    return [int(one) for one in np.flatnonzero(np.bincount(trace.lane[rows]))]
 
 
 def _joined(parts: list[Ints]) -> Ints:

@@ -90,8 +90,9 @@ def test_all_rounds_but_the_last_are_claimed():
     assert {trace.name_of(row) for row in calls.rows.tolist()} == {"c10d::allreduce_"}
 
 
-def test_sharded_is_a_hint_because_of_memory():
-    (claim,) = find(job(forward="FullyShardedDataParallel.forward").build())
+@pytest.mark.parametrize("forward", ["FullyShardedDataParallel.forward", "FSDP::root_pre_forward"])
+def test_sharded_is_a_hint_because_of_memory(forward):
+    (claim,) = find(job(forward=forward).build())
     assert claim.certainty == "hint"
     assert claim.gain_low == 0.0
     assert "FSDP" in claim.fix.code

@@ -60,6 +60,8 @@ optimizer.step()""",
 
 Ints = NDArray[np.int64]
 
+_FORWARD = r"^(Distributed|FullySharded)DataParallel\.forward$|^FSDP::root_pre_forward$"
+"""One row per forward of the outermost module; FSDP2 marks its beginning only."""
 _REDUCES = r"(?i)all_?reduce|reduce_?scatter"
 EARLY_ROUNDS = 0.5
 """What a round less frees at least: its waiting part may come back in the last round."""
@@ -94,7 +96,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), steps.judged))
     n_rounds = int(np.median([len(one.forwards) for one in redundant]))
     n_each = int(np.median([len(one.reduced[0]) for one in redundant]))
-    sharded = trace.name_of(int(redundant[0].forwards[0])).startswith("Fully")
+    sharded = trace.name_of(int(redundant[0].forwards[0])).startswith(("Fully", "FSDP"))
     what = "reduce-scatter" if sharded else "all-reduce"
     yield Claim(
         message=(
@@ -135,9 +137,7 @@ def find(trace: Trace) -> Iterator[Claim]:
 def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rounds]:
     """Yield the stretches between optimizer steps that hold two or more forwards."""
     mine = trace.is_kind(Kind.ANNOTATION, Kind.OP) & (trace.lane == trace.steps.lane)
-    forward = mine & trace.matching(
-        r"^(DistributedDataParallel|FullyShardedDataParallel)\.forward$"
-    )
+    forward = mine & trace.matching(_FORWARD)
     forwards = np.flatnonzero(forward & ~trace.tree.under(forward))
     forwards = forwards[np.argsort(trace.start_ns[forwards], kind="stable")]
     edges = np.sort(trace.start_ns[mine & trace.matching(r"^Optimizer\.step#")])

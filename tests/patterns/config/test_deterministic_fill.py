@@ -33,8 +33,17 @@ def test_quiet_on_fills_that_are_wanted(parent: str) -> None:
     assert not claims(steps(parent=parent, value="0"))
 
 
-def test_quiet_on_a_few() -> None:
-    assert not claims(steps(n=4))
+@pytest.mark.parametrize("parent", ["aten::full", "aten::new_full", "aten::masked_fill"])
+def test_quiet_on_nan_that_is_asked_for(parent: str) -> None:
+    assert not claims(steps(parent=parent))
+
+
+def test_quiet_on_nan_that_the_program_writes() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        builder.op("aten::fill_", 1_000 * i + 10, 60, dims=[[64, 64]], concrete=["", "nan"])
+    assert not claims(builder)
 
 
 def test_quiet_once_in_a_while() -> None:

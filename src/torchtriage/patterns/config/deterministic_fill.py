@@ -1,8 +1,8 @@
 """Deterministic mode fills every new tensor before it is written.
 
 Looks like: ``aten::fill_`` directly inside ``aten::empty`` and its kin (``empty_like``,
-    ``empty_strided``, ``resize_``), or a fill with NaN, in most steps: what
-    ``torch.use_deterministic_algorithms(True)`` does unless told otherwise.
+    ``empty_strided``, ``resize_``), or with NaN inside another operator, in most steps: what
+    ``torch.use_deterministic_algorithms(True)`` does unless told otherwise, and nothing else.
 Slow because: each new tensor is written once more, in full, for a value that nobody reads.
 Cost: the time of the fills; at the low end only what the device can make up for, because the next
     kernel is waiting. What the deterministic algorithms themselves take is not counted.
@@ -41,8 +41,7 @@ torch.utils.deterministic.fill_uninitialized_memory = False""",
     link="https://docs.pytorch.org/docs/stable/deterministic.html#torch.utils.deterministic.fill_uninitialized_memory",
 )
 
-MIN_FILLS = 5
-"""Per step; outside of the mode there is not a single one."""
+_ASKED = r"^aten::(full|full_like|new_full|fill_?|masked_fill_?|nan_to_num_?)$"
 _NEW = r"^aten::(empty(_like|_strided|_permuted|_quantized)?|new_empty(_strided)?|resize_(as_)?)$"
 
 
@@ -55,17 +54,18 @@ def find(trace: Trace) -> Iterator[Claim]:
     parent = trace.tree.parent[rows]
     fresh = (parent >= 0) & trace.matching(_NEW)[parent]
     inputs, which = inputs_of(trace, rows)
-    fresh |= np.array([one.value(1) == "nan" for one in inputs], dtype=bool)[which]
-    # a fill may be written inside itself by old builds
-    rows = rows[fresh & ~trace.named("aten::fill_")[parent]]
+    # operators that take memory of their own fill it without an ``empty``; torch.full is asked to
+    inside = (parent >= 0) & (trace.kind[parent] == Kind.OP) & ~trace.matching(_ASKED)[parent]
+    fresh |= inside & np.array([one.value(1) == "nan" for one in inputs], dtype=bool)[which]
+    rows = rows[fresh]
     count = steps.median_count(steps.of_host(rows))
     work = work_of(trace, rows)
-    if work is None or count < MIN_FILLS or not recurs(trace, rows):
+    if work is None or not count or not recurs(trace, rows):
         return
     yield Claim(
         message=(
-            f"deterministic mode fills {format_count(count, 'new tensor')} {steps.per} before they"
-            f" are written: {format_ns(work.per_step_ns)}, {format_share(work.share)} of {work.of}"
+            f"deterministic mode fills new tensors before they are written, {format_count(count)}"
+            f" {steps.per}: {format_ns(work.per_step_ns)}, {format_share(work.share)} of {work.of}"
         ),
         certainty="certain",
         rows=work.rows,

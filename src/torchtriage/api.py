@@ -344,7 +344,10 @@ def analyze_ranks(
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     late = (not only or _names(only, STRAGGLER)) and not _names(skip, STRAGGLER)
-    jobs = [judge(records, job, min_share=min_share, late=late) for job in recognise(records)]
+    jobs = [
+        judge(records, job, min_share=min_share, late=late, what_if=questions)
+        for job in recognise(records)
+    ]
     return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)
 
 

@@ -662,3 +662,5 @@ class JobResult:
     joint_cost: Cost | None
     checked: tuple[str, ...] = ()
     """Codes of the patterns that ran to their end on every rank."""
+    what_ifs: tuple[Answer, ...] = ()
+    """Answers of all ranks replayed together."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from torchtriage.diagnose import diagnose
 from torchtriage.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
+from torchtriage.ranks.joint import rank_replay
 from torchtriage.ranks.record import RankRecord, record
 from torchtriage.ranks.remote import is_url, opened
 from torchtriage.trace import Trace, read_trace
@@ -83,7 +84,10 @@ def _examined(trace: Trace, path: str, settings: Settings) -> RankRecord:
         result = replace(result, trace=replace(result.trace, path=path))
     if not settings.timeline and result.summary is not None:
         result = replace(result, summary=replace(result.summary, timeline=()))
-    return record(trace, result.trace.path, result)
+    found = record(trace, result.trace.path, result)
+    if settings.what_if:
+        found = replace(found, replay=rank_replay(trace, settings.what_if, settings.step_ms))
+    return found
 
 
 def examine_all(

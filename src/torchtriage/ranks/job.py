@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from torchtriage.finding import (
     SCHEMA,
+    Answer,
     Certainty,
     CollectiveSummary,
     Cost,
@@ -25,6 +26,7 @@ from torchtriage.finding import (
 )
 from torchtriage.names import visible
 from torchtriage.ranks.activity import CELLS
+from torchtriage.ranks.joint import JobReplay
 from torchtriage.ranks.match import END_SKEW_NS, Matches, match
 from torchtriage.ranks.merge import (
     merge_checks,
@@ -52,7 +54,12 @@ _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
 def judge(
-    records: Sequence[RankRecord], job: Job, *, min_share: float, late: bool = True
+    records: Sequence[RankRecord],
+    job: Job,
+    *,
+    min_share: float,
+    late: bool = True,
+    what_if: Sequence[str] = (),
 ) -> JobResult:
     """Judge the ranks of one job together.
 
@@ -65,6 +72,8 @@ def judge(
         Leave out findings whose high end is below this share of the job's step (0-1).
     late : bool
         Look for the rank that makes others wait.
+    what_if : sequence of str
+        Questions that the records bring the replay for.
 
     Returns
     -------
@@ -122,6 +131,7 @@ def judge(
         findings=tuple(findings),
         not_checked=not_checked,
         crashes=crashes,
+        what_ifs=_answers(ranks, matches, waits, what_if),
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
         checked=checked,
     )
@@ -565,6 +575,49 @@ def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
             spread = one.start_ns[first].max(axis=1) - one.start_ns[first].min(axis=1)
             longest = max(longest, int(spread.max()))
     return longest
+
+
+def _answers(
+    ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, questions: Sequence[str]
+) -> tuple[Answer, ...]:
+    """Return what each question would change in the job's step, all ranks replayed together."""
+    wall = ms(waits.step_ns)
+    replays = [one.replay for one in ranks if one.replay is not None]
+    if not questions or not wall:
+        return ()
+    if len(replays) < len(ranks) or not waits.n_judged:
+        return tuple(
+            Answer(one, "step", wall, reason="collectives could not be matched")
+            for one in questions
+        )
+    steps = waits.step[waits.steady]
+    joint = JobReplay(replays, matches, [np.searchsorted(one.steps.number, steps) for one in ranks])
+    out = []
+    for index, text in enumerate(questions):
+        after = None if joint.reason else joint.ask(index)
+        if after is None:
+            reason = joint.reason or "nothing in the recordings is that"
+            out.append(Answer(text, "step", wall, reason=reason))
+            continue
+        saving = ms(joint.step_ns - after)
+        # how far each rank's own model doubts its own answer
+        own = [one.result.what_ifs[index] for one in ranks if index < len(one.result.what_ifs)]
+        middle = np.array([a.saving_ms or 0.0 for a in own])
+        below = float((middle - [a.low_ms or 0.0 for a in own]).max(initial=0.0))
+        above = float(([a.high_ms or 0.0 for a in own] - middle).max(initial=0.0))
+        out.append(
+            Answer(
+                text,
+                "step",
+                wall,
+                after_ms=ms(after),
+                saving_ms=saving,
+                low_ms=round(saving - below, 6),
+                high_ms=round(saving + above, 6),
+                naive_ms=max((a.naive_ms or 0.0 for a in own), default=None),
+            )
+        )
+    return tuple(out)
 
 
 def _joint(

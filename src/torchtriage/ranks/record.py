@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from torchtriage.names import short_name
 from torchtriage.ranks.activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import communicates
+
+if TYPE_CHECKING:
+    from torchtriage.ranks.joint import RankReplay
 
 __all__ = ["Collectives", "Group", "Moment", "RankRecord", "RankSteps", "record"]
 
@@ -124,6 +127,8 @@ class RankRecord:
     steps: RankSteps
     moments: dict[tuple[int, int], Moment]
     n_point_to_point: int
+    replay: RankReplay | None = None
+    """Where what-if questions were asked."""
 
 
 def record(trace: Trace, path: str, result: Result) -> RankRecord:

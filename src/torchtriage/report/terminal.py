@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchtriage.finding import (
+    Answer,
     Certainty,
     DeviceSummary,
     Finding,
@@ -271,18 +272,20 @@ def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None
     _unanswered(page, result)
 
 
-def _replayed(page: Page, result: Result) -> None:
-    """Add the answers to what-if questions, and what bounds a step."""
-    if result.what_ifs:
+def _answers(page: Page, answers: Sequence[Answer]) -> None:
+    """Add the answers to what-if questions."""
+    if answers:
         page.blank()
         page.line(("What if", "bold"))
-        for one in result.what_ifs:
-            page.line(
-                (f"{visible(one.question)}  ", "bold"),
-                (words.answer(one), ""),
-                indent=INDENT,
-                hang=2,
-            )
+    for one in answers:
+        page.line(
+            (f"{visible(one.question)}  ", "bold"), (words.answer(one), ""), indent=INDENT, hang=2
+        )
+
+
+def _replayed(page: Page, result: Result) -> None:
+    """Add the answers to what-if questions, and what bounds a step."""
+    _answers(page, result.what_ifs)
     if result.critical_path is not None:
         said = words.critical(result.critical_path, result.summary)
         page.blank()
@@ -332,6 +335,7 @@ def _job(page: Page, job: JobResult, results: Sequence[Result], top: int | None)
     if together := words.joint(job):
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
+    _answers(page, job.what_ifs)
     page.blank()
     found = "" if job.findings or job.refused else "No finding. "
     page.line((found, "bold"), (f"{words.checked(job)} on every rank.", ""))

@@ -45,7 +45,10 @@ format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 docs: $(VENV)/.core ## Write the generated pages again: command line, columns, patterns
 	@PYTHONPATH=. $(BIN)/python docs/build.py
 
-fuzz: $(VENV)/.fuzz ## Feed broken input to the reader for two minutes
+fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
+	@if [ -n "$(CARGO)" ]; then \
+		echo "==> fuzzing the native scanner for $(FUZZ_SECONDS) s" && cd native && \
+		PATH="$(dir $(CARGO)):$$PATH" cargo run --quiet --offline --profile fuzz --bin fuzz -- $(FUZZ_SECONDS); fi
 	@echo "==> fuzzing the trace reader for $(FUZZ_SECONDS) s"
 	@mkdir -p fuzz/corpus fuzz/crashes
 	@$(BIN)/python fuzz/fuzz_reader.py -max_total_time=$(FUZZ_SECONDS) \

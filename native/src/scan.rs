@@ -926,3 +926,107 @@ fn fine(digits: &[u8]) -> Found<Time> {
     let ns = whole_us as i64 * 1000 + down as i64 + i64::from(up);
     Ok(Time { ns, large: false, fine: true })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scan(scanner: &mut Scanner, text: &str, offset: i64, step: i64) -> usize {
+        let mut padded = text.as_bytes().to_vec();
+        padded.resize(text.len() + PADDING, 0);
+        scanner.scan(&padded, offset, step)
+    }
+
+    fn new() -> Scanner {
+        Scanner::new(Schema::example())
+    }
+
+    const OP: &str = r#"{"ph": "X", "cat": "cpu_op", "name": "a\u0062", "pid": 1, "tid": "x",
+        "ts": 1695835078123456.789, "dur": 0.5, "args": {"Sequence number": 7, "Fwd thread id": 2,
+        "Input Dims": [[1, 2]], "Input type": ["float"], "grid": [1]}}"#;
+
+    #[test]
+    fn an_event_becomes_a_row() {
+        let mut scanner = new();
+        assert_eq!(scan(&mut scanner, OP, 0, 1 << 18), OP.len());
+        let columns = &scanner.columns;
+        assert_eq!(columns.start_ns, [1_695_835_078_123_456_789]);
+        assert_eq!(columns.dur_ns, [500]);
+        assert_eq!((columns.key[0], columns.value[0]), (7, 2));
+        assert_eq!(scanner.names.entry(0), b"ab");
+        assert_eq!(scanner.lanes.entry(0), b"tn1\0sx\0");
+        let detail = b"[[1, 2]]\0[\"float\"]\0\0\0\0\0\0\0\0\0\0\0";
+        assert_eq!(scanner.details.entry(0), detail);
+    }
+
+    #[test]
+    fn chunks_end_with_the_first_event_behind_a_multiple_of_the_step() {
+        let event = r#"{"ph":"C"}"#;
+        let text = [event; 10].join(",");
+        let mut scanner = new();
+        assert_eq!(scan(&mut scanner, &text, 1000, 25), text.len());
+        let ends: Vec<i64> = scanner.chunks.iter().map(|one| one.offset + one.size).collect();
+        assert_eq!(ends, [1010, 1032, 1054, 1076, 1109]);
+        assert_eq!(scanner.totals().phases[b'C' as usize], 10);
+    }
+
+    #[test]
+    fn an_odd_event_takes_its_chunk_with_it() {
+        for odd in [
+            r#"{"ph":"X","ts":"1"}"#,
+            r#"{"ph":"X"}"#,
+            r#"{"ph":"X","ts":1,"ts":2}"#,
+            r#"{"ph":"X","ts":1,"args":{"bytes":1,"bytes":2}}"#,
+            r#"{"ph":"X","ts":1,"args":[]}"#,
+            r#"{"ph":"X","ts":1,"name":null}"#,
+            r#"{"ph":"X","ts":1,"pid":1.5}"#,
+            r#"{"ph":"?","ts":1}"#,
+            r#"{"name":"a"}"#,
+            r#"{}"#,
+        ] {
+            let text = format!("{OP},{OP},{odd},{OP}");
+            let mut scanner = new();
+            assert_eq!(scan(&mut scanner, &text, 0, 1), 2 * OP.len() + 1, "{odd}");
+            assert_eq!(scanner.totals().rows, 2);
+            let mut scanner = new();
+            assert_eq!(scan(&mut scanner, &text, 1, 1 << 18), 0);
+            assert!(scanner.totals().rows == 0 && scanner.names.is_empty());
+        }
+    }
+
+    #[test]
+    fn arguments_that_are_null_do_not_hide_those_that_are_not() {
+        let null = r#"{"ph":"X","ts":1,"args":null}"#;
+        let some = r#"{"ph":"X","ts":1,"args":{"bytes":5}}"#;
+        let text = [null, some, null, some].join(",");
+        let mut scanner = new();
+        assert_eq!(scan(&mut scanner, &text, 0, 1), text.len());
+        assert_eq!(scanner.columns.value, [-1, 5, -1, 5]);
+    }
+
+    #[test]
+    fn fractions_of_a_nanosecond_are_rounded_half_to_even() {
+        for (us, ns) in
+            [("0.0005", 0), ("0.0015", 2), ("1e-3", 1), ("-0.0015", -2), ("2.5e3", 2_500_000)]
+        {
+            let mut scanner = new();
+            let text = format!(r#"{{"ph":"X","ts":{us}}}"#);
+            assert_eq!(scan(&mut scanner, &text, 0, 1), text.len());
+            assert_eq!(scanner.columns.start_ns, [ns], "{us}");
+        }
+    }
+
+    #[test]
+    fn what_is_taken_back_can_be_found_again() {
+        let mut scanner = new();
+        scan(&mut scanner, OP, 0, 1);
+        let before = scanner.totals();
+        let more = OP.replace("a\\u0062", "c").replace("\"x\"", "5");
+        scan(&mut scanner, &more, 0, 1);
+        scanner.roll_back(&before);
+        assert_eq!(scanner.names.len(), 1);
+        scan(&mut scanner, &more, 0, 1);
+        assert_eq!(scanner.columns.name, [0, 1]);
+        assert_eq!(scanner.columns.lane, [0, 1]);
+    }
+}

@@ -108,7 +108,9 @@ impl Shapes {
         let target = self.nodes.len();
         self.nodes.push(Node { place, first: NONE, n_edges: 0 });
         let from = &mut self.nodes[node];
-        if text.is_empty() || text.len() > 8 * WORDS || from.n_edges as usize == MAX_EDGES {
+        // the text before no arguments is how the text before some begins
+        let is_unclear = action == Action::NoArgs;
+        if is_unclear || text.len() > 8 * WORDS || from.n_edges as usize == MAX_EDGES {
             // a node without a way to it: good for this event
             return target;
         }

@@ -85,7 +85,7 @@ def _load(file: Path) -> Engine:
         "tt_totals": (None, [scanner, c_void_p]),
         "tt_roll_back": (c_int64, [scanner, c_void_p]),
         "tt_table": (None, [scanner, c_uint32, POINTER(c_void_p), POINTER(POINTER(c_uint64))]),
-        "tt_records": (POINTER(c_int64), [scanner, c_uint32]),
+        "tt_records": (c_void_p, [scanner, c_uint32]),
         "tt_copy": (
             c_int64,
             [scanner, c_uint32, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p],

@@ -78,6 +78,7 @@ _NUMBERS = (
 
 
 _COLUMNS = {name: index for index, name in enumerate(COLUMN_TYPES)}
+_Ends = POINTER(c_uint64)
 _NAMES, _CATS, _LANES, _DETAILS, _LABELS = range(5)
 _MEMORY, _MARKS, _CHUNKS, _LABEL_ORDER = range(4)
 
@@ -159,7 +160,7 @@ class Scanner:
         """Return entries of a table."""
         if start == stop:
             return []
-        data, ends = c_void_p(), POINTER(c_uint64)()
+        data, ends = c_void_p(), _Ends()
         self._library.tt_table(self._handle, which, byref(data), byref(ends))
         limits = [ends[start - 1] if start else 0, *ends[start:stop]]
         base = data.value or 0
@@ -171,8 +172,9 @@ class Scanner:
         """Return int64[stop - start, width]: allocator records, marks or chunks."""
         if start == stop:
             return np.empty((0, width), np.int64)
-        found = self._library.tt_records(self._handle, which)
-        return np.ctypeslib.as_array(found, (stop, width))[start:].copy()
+        first = self._library.tt_records(self._handle, which) + 8 * width * start
+        found = ctypes.string_at(first, 8 * width * (stop - start))
+        return np.frombuffer(found, np.int64).reshape(-1, width)
 
     def copy(self, column: str, first: int, out: NDArray[Any]) -> None:
         """Copy rows of a column from ``first`` on, with the codes of the trace."""
@@ -233,8 +235,10 @@ def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
         chunks=[(row - was.rows, offset, size) for row, offset, size in found.chunks.tolist()],
     )
     scanner.labels += map(_decode_label, found.labels)
-    # the order of the first ones is the table's, what the last ones say stays
     order = found.label_order
+    if not len(order):
+        return
+    # the order of the first ones is the table's, what the last ones say stays
     for codes_in_order in (order, order[::-1]):
         distinct, first = np.unique(codes_in_order, return_index=True)
         by_place = distinct[np.argsort(first)]

@@ -90,6 +90,18 @@ def test_a_program_that_is_compiled_whole_shows_no_operators_to_compare():
     assert {"sizes-unknown", "other-code"} <= warned(eager, compiled)
 
 
+def test_windows_without_operators_in_common_are_not_taken_on_trust():
+    def window(*names: str) -> Trace:
+        trace = TraceBuilder(vendor="cpu")
+        for j, name in enumerate(names):
+            trace.op(name, 50.0 * j, 40)
+        return trace.build()
+
+    eager = window("aten::mul", "aten::tanh", "aten::add")
+    compiled = window("Torch-Compiled Region: 0/0", "TorchDynamo Cache Lookup", "aten::empty")
+    assert codes(eager, compiled) == {"model"}
+
+
 # -- refused -----------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ program, compiled or not; 0-0.33 between models of one kind (measured)."""
 MIN_NAMES = 0.6
 """Likeness of operator names where no weights were recorded: 0.87-1.0 within a program, 0.3-0.5
 between training scripts of different models (measured)."""
+FEW_LAYERS = 3
+"""Fewer shared weight shapes prove nothing where graph replays hide the others."""
 SAME_VOLUME = 0.02
 """Relative difference in the arithmetic of one step that is still the same work."""
 COLD_SHARE = 0.10
@@ -81,6 +83,7 @@ class Workload:
     compiles: bool
     replays: bool
     names: dict[str, float]
+    kernels: dict[str, float]
     notes: tuple[Note, ...]
     cold: bool
 
@@ -122,7 +125,8 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
         volume_error=error,
         compiles=bool(trace.matching(_COMPILED).any()),
         replays=bool(trace.matching(r"GraphLaunch").any()),
-        names=_names(trace),
+        names=_names(trace, Kind.OP),
+        kernels=_names(trace, Kind.KERNEL),
         notes=notes,
         cold=_cold(trace, notes),
     )
@@ -211,15 +215,23 @@ def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
                 "record the same model in both runs",
             )
             return
-    if (before.layers and after.layers) or before.compiles != after.compiles:
-        return  # compiled code shows no operators to go by
-    alike = _likeness(before.names, after.names)
+        if min(len(before.layers), len(after.layers)) >= FEW_LAYERS:
+            return
+    marked = before.per == after.per == "step"
+    if before.compiles != after.compiles and marked:
+        return  # compiled code shows no operators to go by; steps are at least marked alike
+    what, one, other = "operators", before.names, after.names
+    if (not (one and other)) or (not marked and (before.replays or after.replays)):
+        what, one, other = "kernels", before.kernels, after.kernels
+    elif before.layers and after.layers:
+        return
+    alike = _likeness(one, other)
     if alike < MIN_NAMES:
         yield Unlike(
             "model",
-            f"different operators: the calls of the two runs are {format_share(alike)} alike",
-            _top(before.names, after.names),
-            _top(after.names, before.names),
+            f"different {what}: those of the two runs are {format_share(alike)} alike",
+            _top(one, other),
+            _top(other, one),
             "record the same model in both runs",
         )
 
@@ -235,13 +247,16 @@ def _top(names: dict[str, float], others: dict[str, float]) -> str:
 
 
 def _sizes(before: Workload, after: Workload) -> Iterator[Unlike]:
-    if not before.volume or not after.volume:
+    if not before.volume or not after.volume or before.per != after.per:
         return
     slack = 1 + SAME_VOLUME + 3 * math.hypot(before.volume_error, after.volume_error)
     ratio = after.volume / before.volume
-    # where graphs or compiled code hide work, less of it is seen, never more
-    less = ratio < 1 / slack and not after.hides_work
-    more = ratio > slack and not before.hides_work
+    # where graphs or compiled code hide work, less of it is seen, never more; two windows that hide
+    # it the same way hide the same
+    alike = (before.compiles, before.replays) == (after.compiles, after.replays)
+    strict = alike and before.per == "window"
+    less = ratio < 1 / slack and (strict or not after.hides_work)
+    more = ratio > slack and (strict or not before.hides_work)
     if less or more:
         what = f"{ratio:.3g} times" if ratio > 1 else f"{format_share(ratio)} of"
         yield Unlike(
@@ -476,14 +491,11 @@ def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
     return tuple(sorted(right)), math.prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
-def _names(trace: Trace) -> dict[str, float]:
-    """Return how often each operator, or kernel where there are none, runs per judged step."""
-    rows = np.flatnonzero(trace.kind == Kind.OP)
-    step_of = trace.steps.of_host(rows)
-    if not len(rows):
-        rows = np.flatnonzero(trace.kind == Kind.KERNEL)
-        step_of = trace.steps.of_work(rows)
-    rows = rows[trace.steps.in_steady(step_of)]
+def _names(trace: Trace, kind: Kind) -> dict[str, float]:
+    """Return how often each operator or kernel runs per judged step."""
+    rows = np.flatnonzero(trace.kind == kind)
+    of = trace.steps.of_host if kind == Kind.OP else trace.steps.of_work
+    rows = rows[trace.steps.in_steady(of(rows))]
     counts = np.bincount(trace.name[rows], minlength=1)
     n = trace.steps.n_steady
     return {trace.names[code]: int(counts[code]) / n for code in np.flatnonzero(counts).tolist()}

@@ -69,6 +69,9 @@ def fixed(**options):
         call(builder, at + 250, frame=options.get("number", "1"), until=200)
         if options.get("op"):
             builder.op("aten::is_nonzero", at + 210, 20)
+        if options.get("between"):
+            builder.frame("torch/_dynamo/eval_frame.py(1423): _fn", at + 205, 30)
+            builder.frame(options["between"], at + 210, 20)
         if options.get("resumed"):
             builder.frame("train.py(7): torch_dynamo_resume_in_f_at_7", at + 265, 150)
     return builder
@@ -81,7 +84,8 @@ def test_from_graph_to_graph():
     assert claim.time_class == "host"
     assert seams(claim) == [90_000] * 5
     assert claim.gain_low == pytest.approx(1 / trace.origin.inflation)
-    assert claim.evidence["n_breaks_per_step"] == 1
+    assert claim.evidence["n_graphs_per_step"] == 2
+    assert "1 call of compiled code per step is split into 2 graphs;" in claim.message
     assert claim.evidence["seam_ms_per_step"] == pytest.approx(0.09)
     (edit,) = claim.edits
     # 90 of the 390 us of the outer region
@@ -93,6 +97,16 @@ def test_operators_in_between_are_not_the_breaks():
     (claim,) = find(fixed(op=True).build())
     assert sum(seams(claim)) == 5 * 70_000
     assert claim.evidence["ops_at_breaks"] == ["aten::is_nonzero"]
+
+
+def test_quiet_on_a_function_kept_from_compilation():
+    assert not list(find(fixed(between="train.py(3): helper").build()))
+
+
+def test_the_compiler_keeps_functions_of_its_own_from_compilation():
+    wrapper = "torch/_functorch/_aot_autograd/runtime_wrappers.py(300): runtime_wrapper"
+    (claim,) = find(fixed(between=wrapper).build())
+    assert seams(claim) == [90_000] * 5
 
 
 def test_builds_without_numbers():

@@ -11,8 +11,8 @@ Cost: bounded by host time from the end of one graph to the start of the next, l
     inflation.
 Fix: find the breaks with ``fullgraph=True`` or ``TORCH_LOGS=graph_breaks``; move printing, logging
     and ``.item()`` out; ``torch.where`` or ``torch.cond`` instead of ``if`` on a tensor.
-Leave it when: the break is intended (``torch.compiler.disable``, FSDP's hooks, piecewise graphs of
-    a serving engine).
+Leave it when: the break is intended (``torch.compiler.disable``, left out where stacks show it;
+    FSDP's hooks; piecewise graphs of a serving engine).
 Source: PyTorch documentation, "torch.compile programming model", graph breaks.
 """
 
@@ -30,7 +30,7 @@ from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.compile._regions import Regions, find_regions
 from torchtriage.trace import Kind, Trace
-from torchtriage.trace.frames import parse_frame
+from torchtriage.trace.frames import is_user_frame, parse_frame
 from torchtriage.units import format_count, format_ns, ms
 
 PATTERN = Pattern(
@@ -52,6 +52,8 @@ x = torch.where(x.sum() > limit, 2 * x, x)         # instead of: if x.sum() > li
 
 Ints = NDArray[np.int64]
 
+_DISABLED = r"torch/_dynamo/eval_frame\.py\(\d+\): _fn$"
+"""What ``torch.compiler.disable`` wraps a function in; the compiler's own functions, too."""
 _RESUME = r": torch_dynamo_resume_in_.+_at_\d+$"
 
 
@@ -65,6 +67,10 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     steps = trace.steps
     seams = _seams(regions, inner)
+    meant = _intended(trace, seams)
+    inner, seams = inner[~meant], seams[~meant]
+    if not recurs(trace, inner):
+        return
     host = intervals.subtract(intervals.union(seams), regions.time_of(regions.eager))
     spans = trace.waits.lost(seams[:, 0], seams[:, 1]) if trace.devices else host
     host_ns = intervals.length(intervals.intersect(host, steps.judged)) / steps.n_steady
@@ -79,7 +85,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     yield Claim(
         message=(
             f"{format_count(calls, 'call')} of compiled code {steps.per}"
-            f" {'is' if calls == 1 else 'are'} split by {format_count(count, 'graph break')}{at};"
+            f" {'is' if calls == 1 else 'are'} split into {format_count(calls + count)} graphs{at};"
             f" the host spends {format_ns(host_ns)} of {format_ns(steps.wall_ns)} between graphs"
         ),
         certainty="certain" if lines else "likely",
@@ -91,7 +97,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         basis="bounded",
         method="from the end of one graph to the start of the next, without operators in between",
         evidence={
-            "n_breaks_per_step": count,
+            "n_graphs_per_step": calls + count,
             "n_split_calls_per_step": calls,
             "seam_ms_per_step": ms(host_ns),
             "median_seam_ms": ms(float(np.median(seams[:, 1] - seams[:, 0]))),
@@ -137,6 +143,17 @@ def _seams(regions: Regions, inner: Ints) -> intervals.Spans:
         inside = after < trace.end_ns[inner[here]]
         seams[here, 1] = np.where(inside, after, begin)
     return seams
+
+
+def _intended(trace: Trace, seams: intervals.Spans) -> NDArray[np.bool_]:
+    """Return bool[k]: seams in which a function of the user runs that is kept from compilation."""
+    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame))
+    above = trace.frames.parent[frames] if len(frames) else frames
+    frames = frames[(above >= 0) & trace.matching(_DISABLED)[above]]
+    starts = np.sort(trace.start_ns[frames])
+    count = np.searchsorted(starts, seams)
+    inside: NDArray[np.bool_] = count[:, 1] > count[:, 0]
+    return inside
 
 
 def _lines(trace: Trace, resumed: Ints) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,9 @@ def records(builders: Sequence[TraceBuilder], folder: str = "run") -> list[RankR
     """Return the record of every rank."""
     out = []
     for rank, builder in enumerate(builders):
-        trace = builder.build()
-        out.append(record(trace, f"{folder}/rank{rank}.json", diagnose(trace)))
+        trace, path = builder.build(), f"{folder}/rank{rank}.json"
+        result = diagnose(trace)
+        out.append(record(trace, path, replace(result, trace=replace(result.trace, path=path))))
     return out
 
 

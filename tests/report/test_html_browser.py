@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks.jobs import job, records
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -24,6 +25,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.report.maximal_result import maximal
 from tests.report.sample_result import all_results, healthy, partial, problems, refused
 
+from torchtriage.ranks import judge, recognise
 from torchtriage.report.html_page import render
 from torchtriage.units import format_ns
 
@@ -92,8 +94,15 @@ class Page:
     def __init__(self, chrome: webdriver.Chrome, site: Site) -> None:
         self.chrome, self.site = chrome, site
 
-    def open(self, results: Any, size: tuple[int, int] = DESKTOP, *, dark: bool = False) -> Page:
-        self.site.page, self.site.asked = render(results), []
+    def open(
+        self,
+        results: Any,
+        size: tuple[int, int] = DESKTOP,
+        *,
+        jobs: Any = (),
+        dark: bool = False,
+    ) -> Page:
+        self.site.page, self.site.asked = render(results, jobs), []
         self.resize(size)
         wanted = {
             "prefers-color-scheme": "dark" if dark else "light",
@@ -535,3 +544,44 @@ def test_idle_time_is_listed_by_finding(page: Page) -> None:
     page.click(".cause:nth-child(2) a")
     assert page.js("return document.querySelectorAll('.finding')[2].open")
     assert "44 operator names" in page.text("#ops")
+
+
+# -- several ranks -----------------------------------------------------------------------------
+
+
+def late_rank(n: int = 4) -> tuple[Any, Any]:
+    """Return the results of a job's ranks, and the job: rank 2 is late."""
+    ranks = records(job(n, late={2: 4000}))
+    (found,) = recognise(ranks)
+    return [one.result for one in ranks], [judge(ranks, found, min_share=0.01)]
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_a_job_is_shown_first_and_its_ranks_open(page: Page, size: tuple[int, int]) -> None:
+    results, jobs = late_rank()
+    page.open(results, size, jobs=jobs)
+    assert page.text("h1").startswith("4 ranks of one job")
+    assert "Rank 2 makes the others wait" in page.text("#findings")
+    bars = page.js("return [...document.querySelectorAll('.rank')].map((one) => one.innerText)")
+    assert len(bars) == 4
+    assert ["others wait" in text for text in bars] == [False, False, True, False]
+    waiting = page.js(
+        "return [...document.querySelectorAll('.rank')].map((one) =>"
+        " one.querySelector('.await') ? one.querySelector('.await').offsetWidth : 0)"
+    )
+    assert waiting[2] == 0
+    assert min(waiting[0], waiting[1], waiting[3]) > 20
+    assert "allreduce" in page.text("#collectives")
+    assert page.js("return document.documentElement.scrollWidth") <= size[0]
+    page.click(".rank:nth-child(2)")
+    assert "rank1.json · rank 1 of 4" in page.text(".kicker")
+    assert page.js("return document.getElementById('which').value") == "r1"
+    assert page.complaints() == []
+    assert page.site.asked == ["/"]
+
+
+def test_many_ranks_fit_a_page(page: Page) -> None:
+    results, jobs = late_rank(64)
+    page.open(results, jobs=jobs)
+    assert page.js("return document.querySelectorAll('.ranks.many .rank').length") == 64
+    assert page.complaints() == []

@@ -137,7 +137,7 @@ def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail)
     packer = _Packer(detail)
     data = {
         "classes": SPAN_CLASSES,
-        "jobs": [packer.job(job) for job in jobs],
+        "jobs": [packer.job(job, results) for job in jobs],
         "results": [packer.result(result) for result in results],
         "names": packer.names,
         "cut": list(packer.cut),
@@ -312,8 +312,9 @@ class _Packer:
             ],
         }
 
-    def job(self, job: JobResult) -> dict[str, Any]:
+    def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
+        place = {result.trace.path: index for index, result in enumerate(results)}
         return {
             "verdict": [self.text(line) for line in job.verdict],
             "healthy": job.healthy,
@@ -337,6 +338,7 @@ class _Packer:
                         one.caused_wait_ns,
                         one.clock_offset_ns,
                         one.n_findings,
+                        place.get(one.path, -1),
                     ]
                     for one in self.take(job.ranks, MAX_RANKS, "ranks")
                 ],

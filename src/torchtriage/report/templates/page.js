@@ -744,10 +744,7 @@ function opsSection(model) {
 
 // -- several ranks of one job -------------------------------------------------------------------
 
-const openRank = (rank) => {
-  const i = DATA.results.findIndex((result) => result.trace.file === rank[1]);
-  if (i >= 0) pick(`r${i}`);
-};
+const openRank = (rank) => { if (rank[9] >= 0) pick(`r${rank[9]}`); };
 
 function ranksSection(job) {
   const { ranks } = job, longest = Math.max(1, ...ranks.map((rank) => rank[4]));

@@ -28,6 +28,8 @@ class Work(NamedTuple):
     ``free`` : float64, the part of the row, 0-1, whose going makes the step shorter for sure.
     ``per_step_ns`` : their time in the judged steps, as a union, over the number of steps.
     ``share`` : of the kernel time (:func:`kernel_time_ns`), on a CPU of the steps.
+    ``gone`` : what goes when the work is not done: the rows, with the operators that were asked
+    for, or else with the calls that launched them.
     """
 
     rows: Ints
@@ -37,17 +39,12 @@ class Work(NamedTuple):
     share: float
     spans: Spans
     time_class: Literal["compute", "host"]
+    gone: Ints
 
     @property
     def of(self) -> str:
         """What ``share`` is a share of."""
         return "the kernel time" if self.time_class == "compute" else "the step"
-
-    @property
-    def all_rows(self) -> Ints:
-        """The rows with the operators they belong to: what goes when the work is not done."""
-        rows: Ints = np.union1d(self.rows, self.op[self.op >= 0])
-        return rows
 
     def evidence(self, what: str) -> dict[str, float]:
         """Return both figures under their names; ``what`` says whose."""
@@ -77,7 +74,8 @@ def work_of(trace: Trace, ops: Ints) -> Work | None:
         rows = np.flatnonzero(inside & (trace.lane == trace.steps.lane))
         short = trace.dur_ns[rows] < SHORT_NS
         free = np.where(short, 1 / trace.origin.inflation, 1.0)
-        return _work(trace, rows, rows, free, intervals.length(trace.steps.judged), "host")
+        whole_ns = intervals.length(trace.steps.judged)
+        return _work(trace, rows, rows, free, whole_ns, "host", rows)
     device = trace.devices[0]
     call = trace.links.call[device.rows]
     at = np.flatnonzero((call >= 0) & ~device.comm)
@@ -98,9 +96,13 @@ def work_at(trace: Trace, at: Ints, op: Ints | None = None) -> Work | None:
     """
     device = trace.devices[0]
     rows = device.rows[at]
+    call = trace.links.call[rows]
+    # a call that launches a graph launches other kernels too
+    call = call[(call >= 0) & (trace.links.n_enqueued[call] == 1)]
+    gone = np.union1d(rows, call if op is None else op)
     op = trace.links.op[rows].astype(np.int64) if op is None else op
     free = queued_share(trace, device, at)
-    return _work(trace, rows, op, free, kernel_time_ns(trace), "compute")
+    return _work(trace, rows, op, free, kernel_time_ns(trace), "compute", gone)
 
 
 def _work(
@@ -110,6 +112,7 @@ def _work(
     free: NDArray[np.float64],
     whole_ns: int,
     time_class: Literal["compute", "host"],
+    gone: Ints,
 ) -> Work | None:
     spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
     judged = intervals.intersect(intervals.union(spans), trace.steps.judged)
@@ -117,7 +120,7 @@ def _work(
     if not took_ns or not whole_ns:
         return None
     per_step_ns = took_ns / trace.steps.n_steady
-    return Work(rows, op, free, per_step_ns, took_ns / whole_ns, spans, time_class)
+    return Work(rows, op, free, per_step_ns, took_ns / whole_ns, spans, time_class, gone)
 
 
 def queued_share(trace: Trace, device: Device, at: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -154,3 +154,11 @@ def test_the_fix_drops_the_conversions_and_their_operators() -> None:
     assert edit.kind == "drop"
     assert {trace.name_of(row) for row in edit.rows.tolist()} == {"aten::contiguous"}
     assert len(edit.rows) == 4
+
+
+def test_on_a_device_the_fix_drops_kernels_and_launches_not_the_convolution() -> None:
+    trace = on_device().build()
+    (claim,) = find(trace)
+    names = {trace.name_of(row) for row in claim.edits[0].rows.tolist()}
+    assert names == {TO_NHWC, "cudaLaunchKernel"}
+    assert len(claim.edits[0].rows) == 8

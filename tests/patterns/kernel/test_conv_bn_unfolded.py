@@ -138,3 +138,5 @@ def test_loud_on_a_bias_that_the_batch_norm_takes_away() -> None:
     assert "bias=False" in claim.fix.code
     np.testing.assert_allclose(claim.gain_low, 1.0)
     assert (claim.spans[:, 1] - claim.spans[:, 0] == 50_000).all()
+    # four additions, each an operator and its kernel
+    assert len(claim.edits[0].rows) == 8

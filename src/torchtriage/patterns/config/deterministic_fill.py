@@ -77,5 +77,5 @@ def find(trace: Trace) -> Iterator[Claim]:
         method="time of the fills; low: what of it the queue can make up for",
         evidence={**work.evidence("fill"), "n_fills_per_step": count},
         anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )

@@ -94,7 +94,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             **_shape(trace, int(work.op[longest])),
         },
         anchor=int(work.op[longest] if work.op[longest] >= 0 else work.rows[longest]),
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )
 
 

@@ -169,7 +169,7 @@ def _undone(trace: Trace, casts: Ints, source: Ints, target: Ints) -> Claim | No
             "example_shape": inputs.shape(0),
         },
         anchor=int(casts[first[0]]),
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )
 
 
@@ -292,7 +292,7 @@ def _weights(trace: Trace, casts: Ints) -> Claim | None:
         evidence={**work.evidence("cast"), "n_weight_casts_per_step": count},
         anchor=int(rows[0]),
         fix=_FIX_WEIGHTS,
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )
 
 

@@ -124,7 +124,7 @@ def _unfolded(trace: Trace, norms: Ints, activations: Ints) -> Iterator[Claim]:
             "largest_shape": shape,
         },
         anchor=int(norms[np.argmax(trace.dur_ns[norms])]),
-        edits=(Edit("drop", folded.all_rows),),
+        edits=(Edit("drop", folded.gone),),
     )
 
 
@@ -141,7 +141,8 @@ def _biases(trace: Trace, convolutions: Ints, norms: Ints) -> Iterator[Claim]:
     device = trace.devices[0]
     adds = trace.tree.under(inside) & trace.matching(_ADDS)
     op = trace.links.op[device.rows]
-    work = work_at(trace, np.flatnonzero((op >= 0) & adds[op]))
+    at = np.flatnonzero((op >= 0) & adds[op])
+    work = work_at(trace, at, op[at].astype(np.int64))
     if work is None or work.share < MIN_BIAS_SHARE:
         return
     steps = trace.steps
@@ -165,7 +166,7 @@ def _biases(trace: Trace, convolutions: Ints, norms: Ints) -> Iterator[Claim]:
         evidence={**work.evidence("bias"), "n_biased_convolutions_per_step": count},
         anchor=int(convolutions[biased][0]),
         fix=_FIX_BIAS,
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )
 
 

@@ -157,7 +157,7 @@ def _as_work(trace: Trace, fills: Ints, adds: Ints, work: Work) -> Claim:
             ),
         },
         anchor=int(fills[0]),
-        edits=(Edit("drop", work.all_rows),),
+        edits=(Edit("drop", work.gone),),
     )
 
 

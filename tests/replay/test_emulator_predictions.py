@@ -40,6 +40,12 @@ def test_the_measured_saving_is_inside_the_promised_interval(scores):
     assert scores.inside >= 0.80
 
 
+def test_the_rarer_kinds_are_told_apart_too(cases):
+    mixed = score([case for case in cases if case.program.startswith("mixed")])
+    assert mixed.error_p95 <= 0.02
+    assert mixed.n_refused == 0
+
+
 def test_summing_durations_fails_all_of_it(cases):
     """Otherwise the programs would be too easy to tell a model from a sum."""
     naive = score([case.as_naive() for case in cases])

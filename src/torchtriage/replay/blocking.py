@@ -174,6 +174,14 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         best[better], best_end[better] = last[better], ends[better]
         mine = possible & (current == stream)
         own_stream[mine] = last[mine]
+        # an event recorded earlier, a step ago say: what ended right before the call returned
+        a, b = streams.first[stream], streams.first[stream + 1]
+        done = np.searchsorted(np.maximum.accumulate(streams.end_ns[a:b]), end + tolerance, "right")
+        earlier = np.minimum(done - 1 + a, last)
+        over = (what == EVENT) & (last >= 0) & (earlier >= a) & ~possible
+        earlier_end = np.where(over, streams.end_ns[np.maximum(earlier, 0)], -(1 << 62))
+        over &= (end - earlier_end <= EXPLAINS_NS) & (earlier_end > best_end)
+        best[over], best_end[over] = earlier[over], earlier_end[over]
         told = (named == stream) & (last >= 0)
         given[told] = last[told]
         whole = np.flatnonzero(possible & (what == DEVICE))
@@ -254,6 +262,8 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         late = np.maximum(late, ends)
         lasts.append(last)
     waits = pending & outlasts
+    # what waited once waits always: an idle device only hides it
+    waits = outlasts & np.isin(trace.name[row], trace.name[row[waits]])
     index = np.cumsum(waits) - 1
     wait: list[Ints] = []
     position: list[Ints] = []

@@ -69,7 +69,9 @@ def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
     same = (before >= 0) & (stream[np.maximum(before, 0)] == stream[found])
     before = np.where(same, other[np.maximum(before, 0)], before)
     known = (before >= 0) & (launch.lane[np.maximum(before, 0)] == trace.lane[waits])
-    before, found = before[known], found[known]
+    more = _several(launch, stream, trace.start_ns[waits], before, found, known)
+    before = np.concatenate([before[known], more[0]])
+    found = np.concatenate([found[known], more[1]])
     source = _last_of_call(streams, calls[launch.order[before]], stream[before])
     target = position[found]
     keep = (source >= 0) & (streams.stream[source] != streams.stream[target])
@@ -86,6 +88,54 @@ def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
             np.zeros(count, dtype=bool),
         ),
         int((~possible).sum()),
+    )
+
+
+def _several(
+    launch: _Timeline, stream: Ints, wait_ns: Ints, before: Ints, found: Ints, known: Mask
+) -> tuple[Ints, Ints]:
+    """Return more (source, target) launches where several waits come before one launch.
+
+    No recorder says which streams a wait is between. Of k waits without a launch between them, the
+    later streams of a fork, and what a chain hands on, show by who launches next; the streams of a
+    join by who launched last.
+    """
+    order = np.lexsort((wait_ns, found))
+    group = found[order]
+    tail = np.searchsorted(group, group, side="right") - 1
+    rank = (tail - np.arange(len(group)))[np.argsort(order, kind="stable")]
+    earlier = np.flatnonzero(known & (rank > 0))
+    if not len(earlier):
+        return earlier, earlier
+    count, index = len(stream), np.arange(len(stream))
+    lasts, nexts = [], []
+    for one in np.unique(stream).tolist():
+        mine = stream == one
+        lasts.append(np.maximum.accumulate(np.where(mine, index, -1)))
+        nexts.append(np.minimum.accumulate(np.where(mine, index, count)[::-1])[::-1])
+    source, target, depth = before[earlier], found[earlier], rank[earlier]
+    every = np.arange(len(earlier))
+    # who launched last, the source itself first, the stream that waits left out
+    last = np.stack([one[source] for one in lasts], axis=1)
+    last[stream[np.maximum(last, 0)] == stream[target][:, None]] = -1
+    last = -np.sort(-last, axis=1)
+    joins = last[every, np.minimum(depth, last.shape[1] - 1)]
+    join = (depth < last.shape[1]) & (joins >= 0)
+    join &= launch.lane[np.maximum(joins, 0)] == launch.lane[target]
+    # who launches next without a wait of its own
+    following = np.sort(np.stack([one[target] for one in nexts], axis=1), axis=1)
+    forks = following[every, np.minimum(depth, following.shape[1] - 1)]
+    fork = (depth < following.shape[1]) & (forks < count)
+    at = np.minimum(forks, count - 1)
+    fork &= (launch.lane[at] == launch.lane[target]) & (stream[at] != stream[source])
+    marks = np.sort(wait_ns)
+    between = np.searchsorted(marks, launch.start_ns[at]) - np.searchsorted(
+        marks, launch.start_ns[target]
+    )
+    fork &= between == 0
+    return (
+        np.concatenate([joins[join], source[fork]]),
+        np.concatenate([target[join], forks[fork]]),
     )
 
 

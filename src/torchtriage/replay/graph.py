@@ -257,7 +257,8 @@ def build(trace: Trace) -> Graph:
     edges = _Edges()
     # launches
     call_node, shift = anchors.find(trace.lane[calls].astype(np.int64), trace.start_ns[calls])
-    lag, strict = _launch_lags(trace, streams, calls, position)
+    recorded, n_contradicted = paired(trace, streams)
+    lag, strict = _launch_lags(trace, streams, calls, position, recorded)
     edges.add(call_node + 1, entry[position], lag + shift, EdgeKind.LAUNCH, strict + shift)
     ready = np.full(len(streams), np.iinfo(np.int64).min >> 1, np.int64)
     ready[position] = trace.start_ns[calls] + lag
@@ -278,9 +279,7 @@ def build(trace: Trace) -> Graph:
     )
     ready[backlog] = streams.start_ns[backlog]
     # between streams
-    n_contradicted = 0
     if streams.n_streams > 1:
-        recorded, n_contradicted = paired(trace, streams)
         _add_cross(edges, recorded, body, entry, EdgeKind.RECORDED)
         np.maximum.at(ready, recorded.target, streams.end_ns[recorded.source] + recorded.lag_ns)
         found = timed(trace, streams, ready)
@@ -503,7 +502,9 @@ def _launch_edges(streams: Streams) -> tuple[Ints, Ints]:
     return streams.call[position], position
 
 
-def _launch_lags(trace: Trace, streams: Streams, calls: Ints, position: Ints) -> tuple[Ints, Ints]:
+def _launch_lags(
+    trace: Trace, streams: Streams, calls: Ints, position: Ints, recorded: CrossEdges
+) -> tuple[Ints, Ints]:
     """Return for each launch the lag it needs at least, and the usual one of its kind."""
     if not len(calls):
         return calls, calls
@@ -511,6 +512,10 @@ def _launch_lags(trace: Trace, streams: Streams, calls: Ints, position: Ints) ->
     previous = streams.previous[position]
     idle = (previous < 0) | (streams.end_ns[previous] <= trace.start_ns[calls])
     idle &= (observed >= 0) & (observed <= EARLY_NS)
+    # a launch that another stream still held up says nothing about launching
+    ready = np.full(len(streams), np.iinfo(np.int64).min >> 1, np.int64)
+    np.maximum.at(ready, recorded.target, streams.end_ns[recorded.source])
+    idle &= ready[position] <= trace.start_ns[calls]
     staged = trace.matching(r"^Memcpy HtoD")[streams.row[position]] & idle
     # one kind per call; the launch of a graph is a kind whatever its name, and few are enough
     graph = trace.links.n_enqueued[calls] > 1

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""
-CHUNK = 8_192
+CHUNK = 4_096
 """Nodes worked through at once."""
 PLAIN_COST, RUN_COST = 0.25, 12.0
 """Microseconds: one node alone in plain Python, and one run in numpy (measured)."""
@@ -158,14 +158,19 @@ class Schedule:
         return out
 
     def _lags(self, chunk: _Chunk, lag_ns: Ints, width: int, patch: Patch | None) -> Ints:
-        """Return int64[edges of the chunk, columns]: what is added to the finish of each source."""
-        mine = slice(chunk.edge, chunk.edge_stop)
-        lag = np.repeat(lag_ns[self.edge[mine]], width // lag_ns.shape[1], axis=1)
+        """Return what is added to the finish of each source of a chunk.
+
+        int64[edges of the chunk, variants, scenarios], or with 1 for the scenarios where they are
+        all alike.
+        """
+        lag = lag_ns[self.edge[chunk.edge : chunk.edge_stop]]
         if patch is not None and len(patch.edge):
             at = self._edge_place[patch.edge]
             here = (at >= chunk.edge) & (at < chunk.edge_stop)
-            lag[at[here] - chunk.edge, patch.column[here]] = patch.lag_ns[here]
-        return lag
+            if here.any():
+                lag = np.repeat(lag, width // lag_ns.shape[1], axis=1)
+                lag[at[here] - chunk.edge, patch.column[here]] = patch.lag_ns[here]
+        return lag.reshape(len(lag), lag_ns.shape[1], lag.shape[1] // lag_ns.shape[1])
 
     @cached_property
     def _edge_place(self) -> Ints:
@@ -226,6 +231,7 @@ class Schedule:
 def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
     """Turn the steps of a chunk into finish times."""
     source = chunk.source
+    shape = (-1, lag.shape[1], table.shape[1] // lag.shape[1])
     for first, stop, before, edge, edge_stop, kind, heads, target, counts in chunk.runs:
         part = table[first:stop]
         if stop - first > 1:
@@ -235,7 +241,7 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
                 part += table[before]
             continue
         arrive = table.take(source[edge:edge_stop], axis=0)
-        arrive += lag[edge:edge_stop]
+        arrive.reshape(shape)[...] += lag[edge:edge_stop]
         if heads is not None:
             arrive = np.maximum.reduceat(arrive, heads, axis=0)
         # nothing begins before the origin

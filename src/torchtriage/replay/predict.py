@@ -538,7 +538,9 @@ class Model:
     def _wait_nodes(self, rows: Ints) -> Ints:
         """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
         waits = self.trace.waits
-        pair = np.isin(waits.row, rows) | np.isin(waits.sync_row, rows)
+        asked = np.zeros(len(self.trace), dtype=bool)
+        asked[rows] = True
+        pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
         nodes = np.unique(self._wait_node[every].astype(np.int64))
         return nodes[nodes >= 0]

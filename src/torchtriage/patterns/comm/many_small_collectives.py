@@ -49,20 +49,22 @@ PATTERN = Pattern(
 
 FIX = Fix(
     text="Send together what belongs together.",
-    code="""model = DistributedDataParallel(model)  # leave bucket_cap_mb at its default of 25
+    code="""model = DistributedDataParallel(model)  # bucket_cap_mb stays at 25
 # or by hand: one flat buffer for all gradients
 grads = [p.grad for p in model.parameters() if p.grad is not None]
 flat = torch._utils._flatten_dense_tensors(grads)
-torch.distributed.all_reduce(flat, op=torch.distributed.ReduceOp.AVG)  # gloo: SUM, then divide
-for grad, mean in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):
-    grad.copy_(mean)""",
+torch.distributed.all_reduce(flat)
+flat /= torch.distributed.get_world_size()
+means = torch._utils._unflatten_dense_tensors(flat, grads)
+torch._foreach_copy_(grads, list(means))""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
 )
 
 _FIX_BARRIER = Fix(
     text="Drop the barrier: the collectives of the step keep the ranks together.",
-    code="""optimizer.step()
-# torch.distributed.barrier() only around what one rank does for all: downloads, checkpoints""",
+    code="""optimizer.step()  # and no barrier after it
+# torch.distributed.barrier() only around what one rank does for all:
+# downloads, checkpoints""",
     link="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier",
 )
 

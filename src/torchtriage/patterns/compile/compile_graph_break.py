@@ -45,8 +45,9 @@ PATTERN = Pattern(
 FIX = Fix(
     text="Let the compiler name every break, and move what causes it out of the function.",
     code="""model = torch.compile(model, fullgraph=True)  # raises at the first break
-# TORCH_LOGS=graph_breaks python train.py          # or: lists them all with their lines
-x = torch.where(x.sum() > limit, 2 * x, x)         # instead of: if x.sum() > limit: x = 2 * x""",
+# TORCH_LOGS=graph_breaks python train.py lists them all
+# not: if x.sum() > limit: x = 2 * x
+x = torch.where(x.sum() > limit, 2 * x, x)""",
     link="https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
 )
 

@@ -48,7 +48,7 @@ FIX = Fix(
 # TORCH_LOGS=graph_breaks python train.py lists them all
 # not: if x.sum() > limit: x = 2 * x
 x = torch.where(x.sum() > limit, 2 * x, x)""",
-    link="https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
+    link="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.graph_breaks_index.html",
 )
 
 Ints = NDArray[np.int64]

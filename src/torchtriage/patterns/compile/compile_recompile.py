@@ -47,7 +47,7 @@ FIX = Fix(
 loader = DataLoader(dataset, batch_size=64, drop_last=True)
 step = torch.tensor(step)                # not a Python number that changes every call
 # TORCH_LOGS=recompiles python train.py  # names the guard that failed""",
-    link="https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
+    link="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html",
 )
 
 Ints = NDArray[np.int64]

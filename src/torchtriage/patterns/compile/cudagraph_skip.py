@@ -45,7 +45,7 @@ FIX = Fix(
 x = x + 1                                    # not x.add_(1) on an input of the function
 mask = mask.to(x.device)                     # no CPU tensor inside
 torch.compiler.cudagraph_mark_step_begin()   # before every call that may reuse outputs""",
-    link="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+    link="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html",
 )
 
 Ints = NDArray[np.int64]

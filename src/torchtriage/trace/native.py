@@ -340,7 +340,7 @@ class _Feed:
         while block.size < wanted:
             n_bytes = self._source.read_into(block.view(block.size, wanted))
             if n_bytes is None:
-                text = self._source.read(wanted - block.size)
+                text = self._source.read(min(wanted - block.size, _PIECE_BYTES))
                 n_bytes = len(text)
                 block.reach(block.size + n_bytes)
                 block.room[block.size : block.size + n_bytes] = np.frombuffer(text, np.uint8)
@@ -364,6 +364,8 @@ class _Feed:
         self._offset, self._rest = self._reader.hand_over()
 
 
+_PIECE_BYTES = 64 << 10
+"""What an inflater gives at once: more would be joined first."""
 _LOOK_AHEAD = 32 << 10
 """How much is read behind a block's boundary: most events end within."""
 

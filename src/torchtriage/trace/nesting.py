@@ -221,18 +221,18 @@ class Tree:
 
 def host_tree(trace: Trace) -> Tree:
     """Return the tree of ops, annotations and runtime calls."""
-    library = find_engine().library
-    if library is not None:
-        return _native_tree(library, trace, HOST_KINDS, by_id=False)
+    tree = _native_tree(trace, HOST_KINDS, by_id=False)
+    if tree is not None:
+        return tree
     members = _ordered(trace, np.flatnonzero(trace.hosts))
     return Tree(trace, members, _parents(trace, members))
 
 
 def frame_tree(trace: Trace) -> Tree:
     """Return the tree of Python frames, by the ids the profiler wrote, else by containment."""
-    library = find_engine().library
-    if library is not None:
-        return _native_tree(library, trace, (Kind.PYTHON,), by_id=True)
+    tree = _native_tree(trace, (Kind.PYTHON,), by_id=True)
+    if tree is not None:
+        return tree
     members = _ordered(trace, np.flatnonzero(trace.kind == Kind.PYTHON))
     ids = trace.key[members]
     # ids are almost sorted: this costs a hundredth of what np.unique does by hashing
@@ -265,8 +265,11 @@ class _Columns(ctypes.Structure):
     )
 
 
-def _native_tree(library: Any, trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree:
-    """Return what the functions below do, in one pass."""
+def _native_tree(trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree | None:
+    """Return what the functions below give, in one pass; None without the library."""
+    library = find_engine().library
+    if library is None:
+        return None
     n = len(trace)
     # the library reads plain memory: columns of the width it knows, without gaps
     held = {
@@ -285,7 +288,7 @@ def _native_tree(library: Any, trace: Trace, kinds: tuple[Kind, ...], *, by_id: 
         members.ctypes.data,
         parent.ctypes.data,
     )
-    return Tree(trace, members[:n_members].copy(), parent)
+    return Tree(trace, members[:n_members].copy(), parent) if n_members >= 0 else None
 
 
 _WIDTHS: dict[str, Any] = {

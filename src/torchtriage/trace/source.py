@@ -28,6 +28,8 @@ BOMB_BYTES, BOMB_RATIO = 1 << 30, 200
 _SNIFF_BYTES = 64 << 10
 _INFLATE_BYTES = 64 << 10
 """A damaged stream loses what one call to the inflater would have returned: keep it small."""
+_PACKED_BYTES = 16 << 10
+"""What is not inflated yet is copied with every call: keep it small, too."""
 _TYPICAL_RATIO = 12
 _NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
@@ -195,7 +197,7 @@ class _Inflater:
             if not self._start_member():
                 return False
         elif not self._packed:
-            self._packed = self._stream.read(_INFLATE_BYTES)
+            self._packed = self._stream.read(_PACKED_BYTES)
         is_over = not self._packed
         block = self._member.decompress(self._packed, _INFLATE_BYTES)
         if is_over and not block:

@@ -101,8 +101,10 @@ def test_the_cost_is_the_batch_norm_for_sure_and_the_activation_at_best() -> Non
     assert {name for name, one in zip(names, low, strict=True) if one == 1} == {"aten::batch_norm"}
     assert {name for name, one in zip(names, low, strict=True) if one == 0} == {"aten::relu"}
     assert claim.gain_high == 1.0
-    (edit,) = claim.edits
-    assert {trace.name_of(row) for row in edit.rows.tolist()} == {"aten::batch_norm"}
+    norms, activations = claim.edits
+    assert {trace.name_of(row) for row in norms.rows.tolist()} == {"aten::batch_norm"}
+    assert {trace.name_of(row) for row in activations.rows.tolist()} == {"aten::relu"}
+    assert (activations.kind, activations.factor, activations.best) == ("shrink", 1.0, 0.0)
 
 
 def on_device(*, bias: list[int], training: str = "True") -> TraceBuilder:

@@ -166,8 +166,10 @@ def test_a_branch_may_differ_now_and_then() -> None:
     assert claim.evidence["n_rounds_per_step"] == 40
 
 
-def test_products_may_carry_a_state() -> None:
-    (claim,) = claims(loop(body=lambda i: ["aten::linear", "aten::tanh"]))
+@pytest.mark.parametrize("product", ["aten::linear", "aten::scaled_dot_product_attention"])
+def test_products_may_carry_a_state(product: str) -> None:
+    # recurrent cells, and tokens that are generated one after the other
+    (claim,) = claims(loop(body=lambda i: [product, "aten::tanh"]))
     assert claim.certainty == "hint"
 
 

@@ -124,7 +124,10 @@ def _unfolded(trace: Trace, norms: Ints, activations: Ints) -> Iterator[Claim]:
             "largest_shape": shape,
         },
         anchor=int(norms[np.argmax(trace.dur_ns[norms])]),
-        edits=(Edit("drop", folded.gone),),
+        edits=(
+            Edit("drop", folded.gone),
+            Edit("shrink", work.rows[~is_norm], factor=1.0, best=0.0),
+        ),
     )
 
 

@@ -61,7 +61,7 @@ MAX_CLAIMS = 5
 _CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
 _RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
 _LOADER = r"^enumerate\(DataLoader\)#"
-_PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*)$"
+_PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*|scaled_dot_product_attention)$"
 
 
 class _Loop(NamedTuple):

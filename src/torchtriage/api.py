@@ -345,7 +345,14 @@ def analyze_ranks(
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     late = (not only or _names(only, STRAGGLER)) and not _names(skip, STRAGGLER)
     jobs = [
-        judge(records, job, min_share=min_share, late=late, what_if=questions)
+        judge(
+            records,
+            job,
+            min_share=min_share,
+            late=late,
+            what_if=questions,
+            unprofiled_ms=step_ms,
+        )
         for job in recognise(records)
     ]
     return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)

@@ -52,6 +52,16 @@ def test_the_straggler_is_a_finding_of_the_job() -> None:
     assert not result.healthy
 
 
+def test_a_step_without_the_profiler_scales_waiting_too() -> None:
+    ranks = records(job(late={2: 4000}, how="loader"))
+    (one,) = recognise(ranks)
+    result = judge(ranks, one, min_share=0.01, unprofiled_ms=5.435)
+    cost = straggler(result).cost
+    assert cost is not None
+    assert result.step_ms == cost.of_ms == 5.435
+    assert (cost.low_ms, cost.high_ms, cost.grade) == (2.0, 2.0, "C")
+
+
 def test_work_that_is_shared_out_comes_back_in_part() -> None:
     cost = straggler(of(records(job(late={2: 4000}, how="device")))).cost
     assert cost is not None

@@ -60,6 +60,7 @@ def judge(
     min_share: float,
     late: bool = True,
     what_if: Sequence[str] = (),
+    unprofiled_ms: float | None = None,
 ) -> JobResult:
     """Judge the ranks of one job together.
 
@@ -74,6 +75,9 @@ def judge(
         Look for the rank that makes others wait.
     what_if : sequence of str
         Questions that the records bring the replay for.
+    unprofiled_ms : float, optional
+        Time of a step without the profiler, which the ranks' savings are scaled to: waiting then is
+        as well.
 
     Returns
     -------
@@ -91,8 +95,9 @@ def judge(
     measured = waits.n_judged > 0
     steady = waits.steady
     n_steady = max(int(steady.sum()), 1)
-    wait_ms = [ms(float(one)) for one in waits.wait_ns[:, steady].sum(axis=1) / n_steady]
-    step_ms = ms(waits.step_ns)
+    scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
+    wait_ms = [ms(float(one)) for one in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
+    step_ms = ms(waits.step_ns * scale)
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
     notes = [
         *job.notes,
@@ -104,6 +109,8 @@ def judge(
         gone = [one for one in findings if one.family == "comm" and _is_free(one)]
         findings = [one for one in findings if one not in gone]
         found = _straggler(ranks, numbers, job, straggler, waits, findings)
+        if scale != 1.0:
+            found = replace(found, cost=_scaled(found.cost, scale))
         also = (*found.also_explains, *(one.code for one in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     findings = [one for one in findings if _worth(one, min_share)]
@@ -170,13 +177,16 @@ def _straggler(
     cause = late.cause
     members = len(late.group.members)
     method = "time for which every other rank waits for this one alone, median over steps"
+    if cause is not None and cause.excess_ns < low_ns:
+        low_ns = cause.excess_ns
+        method += "; low end: what the cause explains"
     if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader":
         # work that is shared out again comes back in part
         low_ns *= (members - 1) / members
         method += "; low end: the work is shared out, not removed"
     record = ranks[late.position]
     host = cause is not None and cause.phase != "loader" and cause.activity in HOST_ACTIVITIES
-    if record.device and host:
+    if host:
         low_ns /= record.inflation
         method += "; low end divided by the profiler's inflation of host time"
     hint = ""
@@ -257,6 +267,25 @@ def _straggler(
         n_events=waits.n_judged,
         also_explains=tuple(dict.fromkeys(named)),
         ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
+    )
+
+
+def _scaled(cost: Cost | None, scale: float) -> Cost | None:
+    """Return a cost of a profiled step as one of the step without the profiler."""
+    if cost is None:
+        return None
+    low, high, of, naive = (
+        round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms)
+    )
+    return replace(
+        cost,
+        low_ms=low,
+        high_ms=high,
+        of_ms=of,
+        naive_ms=naive,
+        basis="bounded",
+        grade="C",
+        method=f"{cost.method}; scaled to the step without the profiler",
     )
 
 
@@ -415,7 +444,7 @@ def _collectives(
     steps = waits.step[waits.steady]
     out = []
     for one in matches.groups:
-        use = np.flatnonzero(np.isin(one.step, steps) & (one.index > 0).all(axis=1))
+        use = np.flatnonzero(np.isin(one.step, steps) & ~one.begins)
         if one.fault or not len(use):
             continue
         last = one.start_ns.max(axis=1)
@@ -570,7 +599,7 @@ def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
     """Return the longest wait in a first collective that lies in a judged step."""
     longest = 0
     for one in matches.groups:
-        first = (one.index == 0).any(axis=1) & np.isin(one.step, waits.step[waits.steady])
+        first = one.begins & np.isin(one.step, waits.step[waits.steady])
         if not one.fault and first.any():
             spread = one.start_ns[first].max(axis=1) - one.start_ns[first].min(axis=1)
             longest = max(longest, int(spread.max()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +67,23 @@ class GroupMatch:
         """Return the number of matches."""
         return len(self.index)
 
-    @property
+    @cached_property
     def late(self) -> Ints:
         """int64[matches]: the column of the rank that came last."""
         late: Ints = self.start_ns.argmax(axis=1)
         return late
+
+    @cached_property
+    def last_two_ns(self) -> Ints:
+        """int64[matches, 2]: when the second to last and the last rank started."""
+        ordered: Ints = np.partition(self.start_ns, -2, axis=1)[:, -2:]
+        return ordered
+
+    @cached_property
+    def begins(self) -> NDArray[np.bool_]:
+        """bool[matches]: the first collective after a profiler started, on some rank."""
+        begins: NDArray[np.bool_] = (self.index == 0).any(axis=1)
+        return begins
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,7 +148,7 @@ def find_straggler(
 
 def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
     """Return bool[matches]: in these steps, and not the first after a profiler started."""
-    out: NDArray[np.bool_] = np.isin(one.step, steps) & (one.index > 0).all(axis=1)
+    out: NDArray[np.bool_] = np.isin(one.step, steps) & ~one.begins
     return out
 
 
@@ -183,11 +183,11 @@ def _held(
         use = _judged(one, step) & (late != column[0])
         if late_only >= 0:
             use &= one.members[late] == late_only
-        order = np.sort(one.start_ns[use], axis=1)
-        begin = one.start_ns[use][:, column[0]]
+        second_ns, last_ns = one.last_two_ns[use].T
+        begin = one.start_ns[use, column[0]]
         if late_only >= 0:
-            begin = np.maximum(begin, order[:, -2])
-        spans.append(np.stack([begin, order[:, -1]], axis=1))
+            begin = np.maximum(begin, second_ns)
+        spans.append(np.stack([begin, last_ns], axis=1))
         at.append(np.searchsorted(step, one.step[use]))
         who.append(one.members[late[use]])
         weight.append(np.full(int(use.sum()), 1 / max(len(one.members) - 1, 1)))

@@ -373,7 +373,7 @@ class _Packer:
             "summary": None,
             "idle": None,
             "findings": [
-                self.finding(finding, 0)
+                self.finding(finding, _origin_ns(finding, job, results))
                 for finding in self.take(job.findings, self.detail.findings, "findings")
             ],
             "nFindings": len(job.findings),
@@ -589,6 +589,15 @@ def _frame(frame: Frame) -> dict[str, Any]:
         "function": _text(frame.function, 200),
         "exact": frame.exact,
     }
+
+
+def _origin_ns(finding: Finding, job: JobResult, results: Sequence[Result]) -> int:
+    """Return where the window of the rank begins that stands for a job's finding."""
+    path = next(
+        (one.path for one in job.ranks if one.rank == finding.evidence.get("shown_rank")), ""
+    )
+    found = next((one.summary for one in results if one.trace.path == path), None)
+    return found.window_start_ns if found is not None else 0
 
 
 def _counts(counts: Mapping[str, int]) -> list[list[Any]]:

@@ -157,7 +157,9 @@ PAIRS = (
     Pair("loader4", "I/O-bound loader, 0 -> 4 workers", "DAT018", _loader(4), workers=4),
     Pair("per-sample", "128 images one by one -> one batch", "LCH017", _per_sample, shapes=True),
     Pair("optimizer", "AdamW of 124 tensors, foreach off -> on", "LCH016", _optimizer),
-    Pair("elementwise", "11 elementwise ops, eager -> compiled", "LCH015", _elementwise),
+    Pair(
+        "elementwise", "11 elementwise ops, eager -> compiled", "LCH015", _elementwise, shapes=True
+    ),
     Pair("straggler", "2 ranks (gloo), a slow one -> none", "COM036", _straggler, ranks=2),
 )
 

@@ -42,7 +42,6 @@ import torchtriage
 from torchtriage import replay
 from torchtriage.trace import Trace, read_trace
 
-N_PROGRAMS, N_MIXED, N_DEEP = 50, 20, 4
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PUBLIC = (
     (
@@ -194,14 +193,24 @@ def _share(flags: Iterable[bool]) -> float:
 # -- emulator ----------------------------------------------------------------------------------
 
 
-def programs(n_random: int, n_mixed: int, n_deep: int) -> Iterator[tuple[str, int, Program]]:
-    """Yield (name, seed, program) of the random steps, the mixed, and those that fill the queue."""
-    for seed in range(n_random):
-        yield f"random {seed}", seed, random_program(seed)
-    for seed in range(n_mixed):
-        yield f"mixed {seed}", seed, mixed_program(seed)
-    for seed in range(n_deep):
-        yield f"deep {seed}", seed, deep_program(seed)
+@dataclass(frozen=True)
+class Sample:
+    """How many programs of each family, and the seed of the first of each."""
+
+    n_random: int = 50
+    n_mixed: int = 20
+    n_deep: int = 4
+    first: int = 0
+
+    def programs(self) -> Iterator[tuple[str, int, Program]]:
+        """Yield (name, seed, program)."""
+        for family, make, count in (
+            ("random", random_program, self.n_random),
+            ("mixed", mixed_program, self.n_mixed),
+            ("deep", deep_program, self.n_deep),
+        ):
+            for seed in range(self.first, self.first + count):
+                yield f"{family} {seed}", seed, make(seed)
 
 
 def cases(
@@ -301,22 +310,20 @@ class OnThreads:
         )
 
 
-def emulated(
-    n_random: int, n_mixed: int, n_deep: int, run: Callable[[Program, int], Trace]
-) -> list[Case]:
+def emulated(sample: Sample, run: Callable[[Program, int], Trace]) -> list[Case]:
     """Return the cases of all programs."""
     return [
         case
-        for name, seed, program in programs(n_random, n_mixed, n_deep)
+        for name, seed, program in sample.programs()
         for case in cases(name, seed, program, fixes(program, seed), run)
     ]
 
 
-def asked(n_random: int, n_mixed: int, n_deep: int) -> list[Case]:
+def asked(sample: Sample) -> list[Case]:
     """Return the cases of what may be asked by hand of the same programs."""
     return [
         case
-        for name, seed, program in programs(n_random, n_mixed, n_deep)
+        for name, seed, program in sample.programs()
         for case in cases(name, seed, program, questions(program), in_virtual_time)
     ]
 
@@ -547,9 +554,10 @@ def main(arguments: Sequence[str]) -> None:
         default=Path(tempfile.gettempdir(), "torchtriage-accuracy"),
         help="where real runs are kept, to be read instead of run the next time",
     )
-    parser.add_argument("--programs", type=int, default=N_PROGRAMS, help="random programs to run")
-    parser.add_argument("--mixed", type=int, default=N_MIXED, help="programs of the rarer kinds")
-    parser.add_argument("--deep", type=int, default=N_DEEP, help="programs that fill the queue")
+    parser.add_argument("--random", type=int, default=Sample.n_random, help="programs drawn")
+    parser.add_argument("--mixed", type=int, default=Sample.n_mixed, help="of the rarer kinds")
+    parser.add_argument("--deep", type=int, default=Sample.n_deep, help="that fill the queue")
+    parser.add_argument("--first-seed", type=int, default=Sample.first, help="other programs")
     parser.add_argument("--worst", type=int, default=10, help="cases to list")
     parser.add_argument("--pairs", action="store_true", help="public recordings, before and after")
     parser.add_argument("--real", action="store_true", help="run the scripts of cpu_pairs.py")
@@ -568,10 +576,11 @@ def main(arguments: Sequence[str]) -> None:
     if given.threads:
         _take_priority()
         run = OnThreads(given.recordings)
+    sample = Sample(given.random, given.mixed, given.deep, given.first_seed)
     if given.what_if:
-        print_scores(asked(given.programs, given.mixed, given.deep), worst=given.worst)
+        print_scores(asked(sample), worst=given.worst)
         return
-    print_scores(emulated(given.programs, given.mixed, given.deep, run), worst=given.worst)
+    print_scores(emulated(sample, run), worst=given.worst)
     print(f"\n{time.perf_counter() - began:,.0f} s")
     if isinstance(run, OnThreads):
         print(run)

@@ -1,14 +1,15 @@
 """Promises held against the emulated device: the fix is made, the program runs again."""
 
 import pytest
-from replay_accuracy import Scores, asked, emulated, in_virtual_time, score
+from replay_accuracy import Sample, Scores, asked, emulated, in_virtual_time, score
 
-N_RANDOM, N_MIXED, N_DEEP = 16, 6, 1
+FIXED = Sample(n_random=16, n_mixed=6, n_deep=1)
+ASKED = Sample(n_random=8, n_mixed=6, n_deep=1)
 
 
 @pytest.fixture(scope="module")
 def cases():
-    return emulated(N_RANDOM, N_MIXED, N_DEEP, in_virtual_time)
+    return emulated(FIXED, in_virtual_time)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_no_kind_of_fix_is_left_out_of_the_bar(cases, kind):
 
 @pytest.fixture(scope="module")
 def questions():
-    return asked(8, 6, 1)
+    return asked(ASKED)
 
 
 def test_questions_by_hand_are_answered_by_what_happens(questions):

@@ -140,6 +140,7 @@ def _pieces(trace: Trace, replayed: Model, index: int, begin: int, end: int) -> 
     head = np.flatnonzero(new)
     tail = np.append(head[1:], len(node))
     origin = graph.origin_ns
+    rows, ops = graph.row[node], _Ops(trace)
     pieces = []
     for a, b in zip(head.tolist(), tail.tolist(), strict=True):
         first = int(node[a])
@@ -151,7 +152,12 @@ def _pieces(trace: Trace, replayed: Model, index: int, begin: int, end: int) -> 
                 int(starts[a]) + origin,
                 int(ends[b - 1]) + origin,
                 _rows(
-                    trace, graph, node[a:b], int(lanes[a]), starts[a] + origin, ends[b - 1] + origin
+                    trace,
+                    rows[a:b],
+                    ops,
+                    int(lanes[a]),
+                    int(starts[a]) + origin,
+                    int(ends[b - 1]) + origin,
                 ),
                 _WHATS[int(kinds[a])],
                 WHY[int(graph.edge_kind[cause])] if cause >= 0 else "",
@@ -191,18 +197,35 @@ def _label(trace: Trace, graph: Graph, node: int, lane: int) -> str:
     return "loader workers" if graph.kind[node] == NodeKind.BATCH else ""
 
 
+class _Ops:
+    """Operators of host threads by time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._lanes: dict[int, tuple[Ints, Ints]] = {}
+
+    def inside(self, lane: int, start_ns: int, end_ns: int) -> Ints:
+        """Return the operators of a thread that begin in an interval."""
+        if lane not in self._lanes:
+            members = self._trace.tree.members
+            first, last = np.searchsorted(self._trace.lane[members], [lane, lane + 1])
+            rows = members[first:last]
+            rows = rows[self._trace.kind[rows] == Kind.OP]
+            self._lanes[lane] = rows, self._trace.start_ns[rows]
+        rows, starts = self._lanes[lane]
+        a, b = np.searchsorted(starts, [start_ns, end_ns])
+        return rows[a:b]
+
+
 def _rows(
-    trace: Trace, graph: Graph, nodes: Ints, lane: int, start_ns: int, end_ns: int
+    trace: Trace, own: Ints, ops: _Ops, lane: int, start_ns: int, end_ns: int
 ) -> tuple[int, ...]:
     """Return the longest events of a piece: its own work, else the host's operators inside it."""
-    rows = graph.row[nodes]
-    rows = np.unique(rows[rows >= 0])
+    rows = own[own >= 0]
     if not len(rows) and lane >= 0:
-        members = trace.tree.members
-        first, last = np.searchsorted(trace.lane[members], [lane, lane + 1])
-        mine = members[first:last]
-        a, b = np.searchsorted(trace.start_ns[mine], [start_ns, end_ns])
-        rows = mine[a:b]
-        rows = rows[trace.kind[rows] == Kind.OP]
+        rows = ops.inside(lane, start_ns, end_ns)
+    if len(rows) == 1:
+        return (int(rows[0]),)
+    rows = np.unique(rows)
     order = np.argsort(-trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
     return tuple(rows[order].tolist())

@@ -95,6 +95,7 @@ ENOUGH = 10
 """Samples before a kind of launch has lags of its own."""
 LAUNCH_NS, GAP_NS = 8_000, 1_000
 """Without samples: medians of 6-20 us for launches and 1-2 us between kernels on NVIDIA."""
+_UPLOAD = r"^Memcpy HtoD"
 EARLY_NS = 1_000_000
 """Work waits 6-38 us in an empty queue (measured); longer and something not recorded ran before."""
 
@@ -270,7 +271,7 @@ def build(trace: Trace) -> Graph:
     before = streams.end_ns[streams.previous] + gap[entry] if len(streams) else ready
     ready = np.where(chained, np.maximum(ready, before), ready)
     # the backlog from before the recording: on the clock
-    backlog = _backlog(streams)
+    backlog = _backlog(trace, streams)
     edges.add(
         np.zeros(len(backlog), np.int64),
         entry[backlog],
@@ -511,12 +512,14 @@ def _launch_lags(
     observed = streams.start_ns[position] - trace.start_ns[calls]
     previous = streams.previous[position]
     idle = (previous < 0) | (streams.end_ns[previous] <= trace.start_ns[calls])
-    idle &= (observed >= 0) & (observed <= EARLY_NS)
+    idle &= observed >= 0
     # a launch that another stream still held up says nothing about launching
     ready = np.full(len(streams), np.iinfo(np.int64).min >> 1, np.int64)
     np.maximum.at(ready, recorded.target, streams.end_ns[recorded.source])
     idle &= ready[position] <= trace.start_ns[calls]
-    staged = trace.matching(r"^Memcpy HtoD")[streams.row[position]] & idle
+    # an upload is staged by the host first, and that takes as long as its bytes
+    staged = trace.matching(_UPLOAD)[streams.row[position]] & idle
+    idle &= observed <= EARLY_NS
     # one kind per call; the launch of a graph is a kind whatever its name, and few are enough
     graph = trace.links.n_enqueued[calls] > 1
     kinds = np.where(graph, -1, trace.name[calls])
@@ -529,7 +532,6 @@ def _launch_lags(
         if len(sample) >= (1 if kind < 0 else ENOUGH):
             least[mine] = _quantile(sample, 0.10, LAUNCH_NS)
             usual[mine] = _quantile(sample, 0.50, LAUNCH_NS)
-    # an upload is staged by the host first, and that takes as long as its bytes
     usual = np.where(staged, observed, usual)
     return np.where(staged, observed, np.minimum(observed, least)), usual
 
@@ -558,7 +560,7 @@ def _stream_gaps(trace: Trace, streams: Streams, ready: Ints) -> tuple[Ints, Int
     return least, usual
 
 
-def _backlog(streams: Streams) -> Ints:
+def _backlog(trace: Trace, streams: Streams) -> Ints:
     """Return work that only the time before the recording explains.
 
     Work before the first known launch of its stream; and the first work of a device, where it
@@ -568,11 +570,12 @@ def _backlog(streams: Streams) -> Ints:
     known = np.cumsum(~orphan)
     base = np.append(0, known)[streams.first[:-1]]
     found = orphan & (known == base[streams.stream])
+    late = ~orphan & (streams.start_ns - streams.launch_ns > EARLY_NS)
+    late &= ~trace.matching(_UPLOAD)[streams.row]  # the host stages those first
     for device in np.unique(streams.device).tolist():
         mine = np.flatnonzero(streams.device[streams.stream] == device)
         head = mine[np.argmin(streams.start_ns[mine])]
-        if not orphan[head] and streams.start_ns[head] - streams.launch_ns[head] > EARLY_NS:
-            found[head] = True
+        found[head] |= late[head]
     return np.flatnonzero(found)
 
 

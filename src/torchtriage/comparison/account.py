@@ -48,7 +48,7 @@ REST = "the rest"
 _LOADER = r"^enumerate\(DataLoader\)#"
 _OPTIMIZER = r"^Optimizer\.\w+#"
 _BACKWARD = r"^autograd::engine::|Backward\d*$|AccumulateGrad$"
-_ENGINE = re.compile(r"^autograd::engine::evaluate_function: ")
+_ENGINE = r"^autograd::engine::evaluate_function: "
 # what PyTorch itself annotates says nothing about the user's own phases
 _OWN_MARKS = (
     rf"^ProfilerStep#|{_LOADER}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
@@ -73,6 +73,8 @@ class Key(NamedTuple):
     what: str
 
 
+LEAST_PACE = 0.0005
+"""Share of all own time below which a kind of work is no yardstick: traces hold thousands."""
 Pace = dict[tuple[str, bytes], tuple[float, float, float]]
 """Name and sizes of some work to its median ns, mean ns and mean count per step."""
 
@@ -139,7 +141,8 @@ def account(trace: Trace) -> Account:
     if len(steps):
         spans = intervals.spans(steps.start_ns, steps.end_ns)[steps.steady]
     device = trace.devices[0] if trace.devices else None
-    pieces = _on_device(trace, device) if device else _on_host(trace, spans)
+    owners = _Owners(trace)
+    pieces = _on_device(owners, device) if device else _on_host(owners, spans)
     code, keys = _keys(trace, pieces)
     cut, step, source = _cut(pieces.spans, spans)
     code, dur = code[source], cut[:, 1] - cut[:, 0]
@@ -158,7 +161,7 @@ def account(trace: Trace) -> Account:
         count=_distinct(code, pieces.work[source], n_keys + 1),
         first_ns=first,
         parts=(*_parts(trace, code, pieces.part[source], pieces.inner[source], dur, n_keys), {}),
-        pace={"host": _host_pace(trace), "device": _device_pace(trace, device)},
+        pace={"host": _host_pace(owners), "device": _device_pace(trace, device)},
         per="step" if len(steps) else "window",
         has_frames=trace.has_stacks,
         has_shapes=trace.has_shapes,
@@ -171,12 +174,13 @@ _LAST = np.iinfo(np.int64).max >> 2
 # -- time of the device ------------------------------------------------------------------------
 
 
-def _on_device(trace: Trace, device: Device) -> _Pieces:
+def _on_device(owners: _Owners, device: Device) -> _Pieces:
+    trace = owners.trace
     copies = trace.kind[device.rows] == Kind.MEMCPY
     found = [
-        _work(trace, device, ~device.comm & ~copies, None, "compute"),
-        _work(trace, device, device.comm, device.comm_only, "comm_only"),
-        _work(trace, device, copies, device.copy_only, "copy_only"),
+        _work(owners, device, ~device.comm & ~copies, None, "compute"),
+        _work(owners, device, device.comm, device.comm_only, "comm_only"),
+        _work(owners, device, copies, device.copy_only, "copy_only"),
     ]
     gaps = device.gaps
     queued, unknown = gaps.blame == QUEUED, gaps.blame == UNKNOWN
@@ -187,19 +191,20 @@ def _on_device(trace: Trace, device: Device) -> _Pieces:
     late = gaps.blame == HOST_LATE
     lanes, spans = device.gap_lane[late], gaps.spans[late]
     for lane in np.unique(lanes).tolist():
-        crew = _crew(trace) if lane == trace.steps.lane else [lane]
-        found.append(_host_time(trace, crew, spans[lanes == lane], "idle_host_late"))
+        crew = owners.crew if lane == trace.steps.lane else [lane]
+        found.append(_host_time(owners, crew, spans[lanes == lane], "idle_host_late"))
     return _joined(found)
 
 
 def _work(
-    trace: Trace,
+    owners: _Owners,
     device: Device,
     mask: NDArray[np.bool_],
     exposed: Spans | None,
     time_class: TimeClass,
 ) -> _Pieces:
     """Return the time of some work rows; where rows overlap, the one that began first has it."""
+    trace = owners.trace
     rows = device.rows[mask]
     spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
     reach = np.maximum.accumulate(spans[:, 1])
@@ -209,10 +214,10 @@ def _work(
     if exposed is not None:
         spans, _, source = _cut(spans, exposed)
         rows = rows[source]
-    call = trace.links.call[rows].astype(np.int64)
-    region, mark, what = _owner(trace, call)
+    call = trace.links.call[rows]
     # without a launch in the file the kernel itself is all there is to go by
-    what = np.where(call >= 0, what, trace.name[rows])
+    what = np.where(call >= 0, owners.what[call], trace.name[rows])
+    region, mark = owners.region[call], owners.mark[call]
     return _pieces(spans, time_class, region, mark, what, trace.name[rows], rows, rows)
 
 
@@ -229,32 +234,25 @@ def _pieces(spans: Spans, time_class: TimeClass, *columns: NDArray[np.integer] |
 # -- time of the host --------------------------------------------------------------------------
 
 
-def _on_host(trace: Trace, spans: Spans) -> _Pieces:
+def _on_host(owners: _Owners, spans: Spans) -> _Pieces:
     """Return the main thread's time inside the steps."""
-    return _host_time(trace, _crew(trace), intervals.union(spans), "host")
+    return _host_time(owners, owners.crew, intervals.union(spans), "host")
 
 
-def _crew(trace: Trace) -> list[int]:
-    """Return the threads that take turns in one loop: the backward engine's, then the main one."""
-    engine = (trace.kind == Kind.OP) & trace.matching(_ENGINE)
-    others = np.setdiff1d(np.unique(trace.lane[engine]), [trace.steps.lane])
-    return [*others.tolist(), trace.steps.lane]
-
-
-def _host_time(trace: Trace, lanes: list[int], spans: Spans, time_class: TimeClass) -> _Pieces:
+def _host_time(owners: _Owners, lanes: list[int], spans: Spans, time_class: TimeClass) -> _Pieces:
     """Return what a crew of threads did in some time, by the innermost row open.
 
     Of idle time, what a blocking call caused is that call's, whatever the host did meanwhile to
     catch up; only a loader goes before it, since it would have held the step up all the same.
     """
-    counted = time_class == "host"
+    trace, counted = owners.trace, time_class == "host"
     spans, row = _innermost(trace, trace.tree, lanes, spans)
-    region, mark, what = _owner(trace, row)
+    region, mark, what = owners.region[row], owners.mark[row], owners.what[row]
     found = []
     if not counted and len(trace.waits):
         held, which, source = _cut(spans, *_bubbles(trace))
         held_up = region[source] != _LOADS
-        found.append(_waiting(trace, held[held_up], which[held_up], time_class))
+        found.append(_waiting(owners, held[held_up], which[held_up], time_class))
         spans, source = _outside(spans, held[held_up])
         row, region, mark, what = row[source], region[source], mark[source], what[source]
     running = (what < 0) & (region == _NONE)
@@ -266,8 +264,7 @@ def _host_time(trace: Trace, lanes: list[int], spans: Spans, time_class: TimeCla
         region, mark, what = region[keep], mark[keep], what[keep]
     inner = np.where(row >= 0, trace.name[row], -1)
     if counted:
-        outer = _outermost(trace, row, trace.kind == Kind.OP)
-        found.append(_pieces(spans, time_class, region, mark, what, inner, outer, row))
+        found.append(_pieces(spans, time_class, region, mark, what, inner, owners.op[row], row))
     else:
         # one cause, the host comes late, whichever operator it is at: they are its parts
         part = np.where(what >= 0, what, inner)
@@ -275,11 +272,12 @@ def _host_time(trace: Trace, lanes: list[int], spans: Spans, time_class: TimeCla
     return _joined(found)
 
 
-def _waiting(trace: Trace, spans: Spans, which: Ints, time_class: TimeClass) -> _Pieces:
+def _waiting(owners: _Owners, spans: Spans, which: Ints, time_class: TimeClass) -> _Pieces:
     """Return idle time by the blocking call that caused it."""
-    _, mark, what = _owner(trace, trace.waits.row[which])
-    call = trace.name[trace.waits.sync_row[which]]
-    return _pieces(spans, time_class, _WAITS, mark, what, call, -1, -1)
+    waits = owners.trace.waits
+    row = waits.row[which]
+    call = owners.trace.name[waits.sync_row[which]]
+    return _pieces(spans, time_class, _WAITS, owners.mark[row], owners.what[row], call, -1, -1)
 
 
 def _running(
@@ -310,13 +308,14 @@ def _bubbles(trace: Trace) -> tuple[Spans, Ints]:
 # -- pace --------------------------------------------------------------------------------------
 
 
-def _host_pace(trace: Trace) -> Pace:
+def _host_pace(owners: _Owners) -> Pace:
     """Return the own time of each operator of the loop's threads, by its inputs' sizes and types.
 
     Blocking copies and reads are no yardstick: they last as long as the device makes them.
     """
+    trace = owners.trace
     rows = trace.tree.members
-    rows = rows[(trace.kind[rows] == Kind.OP) & np.isin(trace.lane[rows], _crew(trace))]
+    rows = rows[(trace.kind[rows] == Kind.OP) & np.isin(trace.lane[rows], owners.crew)]
     waits = np.zeros(len(trace) + 1, dtype=bool)
     waits[trace.tree.parent[trace.waits.row]] = True
     rows = rows[~waits[rows]]
@@ -342,7 +341,10 @@ def _pace(trace: Trace, rows: Ints, step: Ints, dur: Ints, sizes: tuple[str, ...
     total = np.bincount(where * n + step, weights=dur, minlength=len(kinds) * n)
     total = total.reshape(len(kinds), n)
     count = np.bincount(where, minlength=len(kinds)) / n
-    found = np.stack([np.median(total, axis=1), total.mean(axis=1), count], axis=1)
+    mean = total.mean(axis=1)
+    worth = mean > LEAST_PACE * mean.sum()
+    kinds, total, mean, count = kinds[worth], total[worth], mean[worth], count[worth]
+    found = np.stack([np.median(total, axis=1), mean, count], axis=1)
     out: Pace = {}
     for kind, values in zip(kinds.tolist(), found.tolist(), strict=True):
         name, detail = divmod(kind, width)
@@ -364,39 +366,66 @@ def added(
 # -- whose time --------------------------------------------------------------------------------
 
 
-def _owner(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return region, mark and operator of host rows (-1 allowed), as in :class:`_Pieces`."""
-    distinct, back = np.unique(rows, return_inverse=True)
-    ops, notes = trace.kind == Kind.OP, trace.kind == Kind.ANNOTATION
-    either = ops | notes
-    loads = _outermost(trace, distinct, either & trace.matching(_LOADER))
-    steps = _outermost(trace, distinct, either & trace.matching(_OPTIMIZER))
-    back_ops = _outermost(trace, distinct, ops & trace.matching(_BACKWARD))
-    marks = _outermost(trace, distinct, _marks(trace))
-    outer = _outermost(trace, distinct, ops & ~trace.matching(_OWN_MARKS))
-    # a call outside every operator stands for itself
-    alone = (outer < 0) & (distinct >= 0) & (trace.kind[distinct] == Kind.RUNTIME)
-    outer = np.where(alone, distinct, outer)
+class _Owners:
+    """Whose each host row is, found once for the whole trace; index -1 is nobody.
 
-    def name(found: Ints) -> Ints:
-        return np.where(found >= 0, trace.name[found], -1).astype(np.int64)
+    ``region``, ``mark``, ``what`` : int64[n + 1] as in :class:`_Pieces`. ``op`` : int64[n + 1], the
+    outermost operator that is or holds a row.
+    """
 
-    region = np.where(back_ops >= 0, _BACK, _NONE)
-    region = np.where(steps >= 0, name(steps), region)
-    region = np.where(loads >= 0, _LOADS, region)
-    whole = (loads >= 0) | (steps >= 0)
-    mark = np.where(whole | (back_ops >= 0), -1, name(marks))
-    what = np.where(whole, -1, np.where(back_ops >= 0, name(back_ops), name(outer)))
-    return region[back], mark[back], what[back]
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        rows = trace.tree.members
+        ops, notes = trace.kind == Kind.OP, trace.kind == Kind.ANNOTATION
+        own = self._named(ops | notes, _OWN_MARKS)
+        loads = _outermost(trace, rows, self._named(ops | notes, _LOADER))
+        steps = _outermost(trace, rows, self._named(ops | notes, _OPTIMIZER))
+        nodes = _outermost(trace, rows, self._named(ops, _BACKWARD))
+        marks = _outermost(trace, rows, notes & ~own & ~self._steps(notes))
+        outer = _outermost(trace, rows, ops & ~own)
+        # a call outside every operator stands for itself
+        alone = (outer < 0) & (trace.kind[rows] == Kind.RUNTIME)
+        region = np.where(nodes >= 0, _BACK, _NONE)
+        region = np.where(steps >= 0, self._name(steps), region)
+        region = np.where(loads >= 0, _LOADS, region)
+        whole = (loads >= 0) | (steps >= 0)
+        mark = np.where(whole | (nodes >= 0), -1, self._name(marks))
+        what = np.where(nodes >= 0, nodes, np.where(alone, rows, outer))
+        self.region = self._table(rows, region, _NONE)
+        self.mark = self._table(rows, mark, -1)
+        self.what = self._table(rows, np.where(whole, -1, self._name(what)), -1)
+        self.op = self._table(rows, outer, -1)
+        engine = self._named(ops, _ENGINE)
+        others = np.setdiff1d(np.unique(trace.lane[engine]), [trace.steps.lane])
+        self.crew: list[int] = [*others.tolist(), trace.steps.lane]
+        """The threads that take turns in one loop: the backward engine's, then the main one."""
 
+    def _named(self, mask: NDArray[np.bool_], pattern: str) -> NDArray[np.bool_]:
+        """Return the rows of a mask whose name matches; only names that occur are tested."""
+        trace = self.trace
+        used = np.flatnonzero(np.bincount(trace.name[mask], minlength=len(trace.names)))
+        search = re.compile(pattern).search
+        table = np.zeros(len(trace.names) + 1, dtype=bool)
+        table[[code for code in used.tolist() if search(trace.names[code])]] = True
+        out: NDArray[np.bool_] = mask & table[trace.name]
+        return out
 
-def _marks(trace: Trace) -> NDArray[np.bool_]:
-    """Return bool[n]: the user's annotations, without the one that marks the steps."""
-    marks: NDArray[np.bool_] = (trace.kind == Kind.ANNOTATION) & ~trace.matching(_OWN_MARKS)
-    rows = np.flatnonzero(marks)
-    if len(trace.steps):
-        marks[rows[np.isin(trace.start_ns[rows], trace.steps.host_start_ns)]] = False
-    return marks
+    def _steps(self, notes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the annotations that mark the steps themselves."""
+        trace = self.trace
+        out = np.zeros(len(trace), dtype=bool)
+        if len(trace.steps):
+            rows = np.flatnonzero(notes)
+            out[rows] = np.isin(trace.start_ns[rows], trace.steps.host_start_ns)
+        return out
+
+    def _name(self, rows: Ints) -> Ints:
+        return np.where(rows >= 0, self.trace.name[rows], -1).astype(np.int64)
+
+    def _table(self, rows: Ints, values: Ints, missing: int) -> Ints:
+        out = np.full(len(self.trace) + 1, missing, np.int64)
+        out[rows] = values
+        return out
 
 
 def _outermost(trace: Trace, rows: Ints, mask: NDArray[np.bool_]) -> Ints:
@@ -439,7 +468,7 @@ def plain_name(name: str) -> str:
     frame = parse_frame(name)
     if frame is not None:
         return f"{frame.file}: {frame.function}"
-    return _CHANGING.sub("", _ENGINE.sub("", frame_label(name))).strip(" :")
+    return _CHANGING.sub("", re.sub(_ENGINE, "", frame_label(name))).strip(" :")
 
 
 def _parts(
@@ -464,7 +493,15 @@ def _distinct(code: Ints, rows: Ints, n: int) -> Ints:
     keep = rows >= 0
     code, rows = code[keep], rows[keep]
     width = int(rows.max()) + 1 if len(rows) else 1
-    return np.bincount(np.unique(code * width + rows) // width, minlength=n).astype(np.int64)
+    return np.bincount(_distinct_values(code * width + rows) // width, minlength=n).astype(np.int64)
+
+
+def _distinct_values(values: Ints) -> Ints:
+    """Return what ``np.unique`` does; a sort of what is nearly sorted beats its hashing."""
+    values = np.sort(values, kind="stable")
+    keep = np.ones(len(values), dtype=bool)
+    keep[1:] = values[1:] != values[:-1]
+    return values[keep]
 
 
 # -- intervals ---------------------------------------------------------------------------------
@@ -486,7 +523,9 @@ def _innermost_of(
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     mine = tree.members[np.isin(trace.lane[tree.members], lanes)]
     edges = np.concatenate([trace.start_ns[mine], trace.end_ns[mine]])
-    edges = np.unique(np.concatenate([edges[intervals.owner(spans, edges) >= 0], spans[:, 0]]))
+    edges = _distinct_values(
+        np.concatenate([edges[intervals.owner(spans, edges) >= 0], spans[:, 0]])
+    )
     source = intervals.owner(spans, edges)
     stop = np.minimum(np.append(edges[1:], _LAST), spans[source, 1])
     row = np.full(len(edges), -1, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,13 @@ class Inputs(NamedTuple):
     def value(self, index: int) -> str:
         """Return one scalar input as text; empty where unknown."""
         return _text(self.concrete, index)
+
+    def axis(self, index: int, n_axes: int) -> int:
+        """Return one scalar input as an axis counted from 0, -1 where it is none."""
+        text = self.value(index)
+        if not n_axes or not re.fullmatch(r"-?[0-9]{1,3}", text):
+            return -1
+        return int(text) % n_axes if -n_axes <= int(text) < n_axes else -1
 
 
 def inputs_of(trace: Trace, rows: Ints) -> tuple[list[Inputs], Ints]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Fix
-from torchtriage.patterns._inputs import inputs_of
+from torchtriage.patterns._inputs import Inputs, inputs_of
 from torchtriage.patterns._products import is_shape
 from torchtriage.patterns._recurrence import call_sites
 from torchtriage.patterns._work import work_of
@@ -86,7 +86,7 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
     rows = rows[trace.named("aten::cat")[rows]]
     rows = rows[~trace.tree.under(trace.named("aten::cat"))[rows]]
     inputs, which = inputs_of(trace, rows)
-    joins = [_join(one.dims, one.value(1)) for one in inputs]
+    joins = [_join(one) for one in inputs]
     read = _read_by_convolutions(trace)
     kinds: dict[tuple[int, str], list[int]] = {}
     for index, code in enumerate(which.tolist()):
@@ -120,17 +120,17 @@ def _goes_on(trace: Trace, rows: Ints, n_growths: int) -> bool:
     return n_growths >= MIN_GROWTH or (n_growths >= MIN_STEPS - 1 and len(steps) >= MIN_STEPS)
 
 
-def _join(dims: list[object], axis: str) -> _Join | None:
+def _join(inputs: Inputs) -> _Join | None:
     """Return what a ``cat`` of two tensors joins, None where it cannot be a growing one."""
-    shapes = dims[0] if dims else None
+    shapes = inputs.dims[0] if inputs.dims else None
     if not isinstance(shapes, list) or len(shapes) != 2 or not all(map(is_shape, shapes)):
         return None
     left, right = shapes
-    if len(left) != len(right) or not left or not axis.lstrip("-").isdecimal():
+    along = inputs.axis(1, len(left))
+    if len(left) != len(right) or along < 0:
         return None
-    along = int(axis) % len(left)
     rest = left[:along] + left[along + 1 :]
-    if rest != right[:along] + right[along + 1 :]:
+    if rest != right[:along] + right[along + 1 :] or not all(rest):
         return None
     old, new = left[along], right[along]
     if not new:

@@ -142,10 +142,9 @@ def _unbound(trace: Trace, ops: Ints) -> list[_Loop]:
     inputs, which = inputs_of(trace, ops[at])
     step = trace.steps.of_host(ops)
     for place, code in zip(at.tolist(), which.tolist(), strict=True):
-        shape, axis = inputs[code].shape(0), inputs[code].value(1)
-        if not shape or not axis.lstrip("-").isdecimal():
-            continue
-        rounds = shape[int(axis) % len(shape)]
+        shape = inputs[code].shape(0)
+        axis = inputs[code].axis(1, len(shape))
+        rounds = shape[axis] if axis >= 0 else 0
         length = _period(trace.name[ops], place + 1, rounds) if rounds >= MIN_ROUNDS else 0
         if length and step[place] == step[place + rounds * length]:
             body = ops[place + 1 : place + 1 + length]

@@ -16,6 +16,7 @@ Source: PyTorch documentation, ``torch.nn.Embedding`` (``sparse``) and ``torch.o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,10 +107,11 @@ def find(trace: Trace) -> Iterator[Claim]:
 def _table(inputs: Inputs) -> tuple[tuple[int, int], int] | None:
     """Return the shape of the table and the number of indices, None if most rows may be touched."""
     gradient, text = inputs.shape(0), inputs.value(N_ROWS)
-    if not gradient or not inputs.shape(1) or not text.isdecimal():
+    if not gradient or not inputs.shape(1) or not re.fullmatch(r"[0-9]{1,12}", text):
         return None
     n_rows, n_indices = int(text), inputs.numel(1)
-    return ((n_rows, gradient[-1]), n_indices) if n_rows >= MIN_RATIO * n_indices else None
+    sparse = n_rows >= MIN_RATIO * n_indices > 0
+    return ((n_rows, gradient[-1]), n_indices) if sparse else None
 
 
 def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> Ints:

@@ -175,12 +175,12 @@ def test_the_waterfall_leads_from_before_to_after():
     assert level == pytest.approx(last[0] + last[1], abs=4)
 
 
-def test_a_page_shows_file_names_and_no_folders():
+def test_what_gets_shared_shows_file_names_and_no_folders():
     result = faster()
     moved = replace(result, before=replace(result.before, path="/home/ada/secret/run.json"))
-    page = html_page.render(moved)
-    assert "run.json" in page
-    assert "secret" not in page
+    for shared in (html_page.render(moved), markdown.render(moved)):
+        assert "run.json" in shared
+        assert "secret" not in shared
 
 
 # -- names that mean harm ----------------------------------------------------------------------

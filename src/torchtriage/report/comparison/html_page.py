@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import PurePosixPath
 
-from torchtriage.finding import Comparison, Run
+from torchtriage.finding import Comparison
 from torchtriage.names import elide, visible
 from torchtriage.report.comparison.rows import (
     Row,
     cost,
+    file_name,
     inside,
     notes,
     per,
@@ -39,7 +39,7 @@ def render(result: Comparison) -> str:
     """Return one self-contained HTML page."""
     style = _template("page.css") + _template("comparison.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    title = f"{_name(result.before)} against {_name(result.after)} · torchtriage"
+    title = f"{file_name(result.before)} against {file_name(result.after)} · torchtriage"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -76,11 +76,6 @@ def _text(value: str) -> str:
     return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(visible(value)))
 
 
-def _name(side: Run) -> str:
-    """Return the last part of a path: pages get shared, folders of a machine should not."""
-    return PurePosixPath(side.path.replace("\\", "/")).name or side.path
-
-
 def _sections(result: Comparison) -> Iterable[str]:
     first, *others = result.verdict
     yield '<header class="head"><p class="kicker">torchtriage compare</p>'
@@ -88,7 +83,7 @@ def _sections(result: Comparison) -> Iterable[str]:
     yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
     yield '<dl class="facts">'
     for label, side in (("before", result.before), ("after", result.after)):
-        what = f"<b>{_text(_name(side))}</b><br>{_text(run(side))}"
+        what = f"<b>{_text(file_name(side))}</b><br>{_text(run(side))}"
         yield f"<div><dt>{label}</dt><dd>{what}</dd></div>"
     yield "</dl></header>"
     if not result.comparable:

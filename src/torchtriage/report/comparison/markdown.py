@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torchtriage.finding import Comparison
 from torchtriage.names import visible
-from torchtriage.report.comparison.rows import cost, inside, notes, per, rows, run
+from torchtriage.report.comparison.rows import cost, file_name, inside, notes, per, rows, run
 from torchtriage.report.markdown import code, prose
 from torchtriage.units import format_both_ns, format_change_ns
 
@@ -40,8 +40,8 @@ def _blocks(result: Comparison) -> Iterable[str]:
     if limits:
         yield "\n".join(limits)
     yield (
-        f"<sub>before {prose(result.before.path)} ({prose(run(result.before))}), after"
-        f" {prose(result.after.path)} ({prose(run(result.after))}), torchtriage"
+        f"<sub>before {prose(file_name(result.before))} ({prose(run(result.before))}), after"
+        f" {prose(file_name(result.after))} ({prose(run(result.after))}), torchtriage"
         f" {prose(visible(result.version))}</sub>"
     )
 

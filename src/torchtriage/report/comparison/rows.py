@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from torchtriage.finding import Cause, Comparison, FindingChange, Part, Run
 from torchtriage.names import visible
 from torchtriage.report.words import count, event_name, saving
 from torchtriage.units import format_both_ns, format_bytes, format_change_ns, format_ns
 
-__all__ = ["Row", "cost", "inside", "notes", "per", "rows", "run"]
+__all__ = ["Row", "cost", "file_name", "inside", "notes", "per", "rows", "run"]
 
 N_CAUSES = 12
 MIN_PART = 0.1
@@ -96,6 +97,11 @@ def _part(part: Part) -> str:
 def per(result: Comparison) -> str:
     """Return what amounts are given over: ``per step`` or ``in the window``."""
     return "per step" if result.before.per == "step" else "in the window"
+
+
+def file_name(side: Run) -> str:
+    """Return the last part of a path: reports get shared, folders of a machine should not."""
+    return PurePosixPath(side.path.replace("\\", "/")).name or side.path
 
 
 def run(side: Run) -> str:

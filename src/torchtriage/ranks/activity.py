@@ -18,7 +18,7 @@ from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import is_user_frame
 from torchtriage.trace.waits import SYNC_CALL
 
-__all__ = ["ACTIVITIES", "CELLS", "COMMUNICATES", "PHASES", "Pieces", "find_pieces"]
+__all__ = ["ACTIVITIES", "CELLS", "COMMUNICATES", "PHASES", "Pieces", "find_pieces", "no_pieces"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -122,6 +122,12 @@ def find_pieces(trace: Trace) -> Pieces:
     return Pieces(
         trace, spans, owner, _phase(trace, owner, activity, engine), activity, tuple(crew)
     )
+
+
+def no_pieces(trace: Trace) -> Pieces:
+    """Return none, where nothing will be asked of them."""
+    none = np.empty(0, np.int8)
+    return Pieces(trace, intervals.EMPTY, np.empty(0, np.int64), none, none, (-1,))
 
 
 def _activity(trace: Trace, owner: Ints, spans: Spans) -> NDArray[np.int8]:

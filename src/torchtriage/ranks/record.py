@@ -18,7 +18,7 @@ from torchtriage import intervals
 from torchtriage.finding import Result
 from torchtriage.intervals import Spans
 from torchtriage.names import short_name
-from torchtriage.ranks.activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces
+from torchtriage.ranks.activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import communicates
 
@@ -39,7 +39,9 @@ MAX_MOMENTS = 2000
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: its name (``stream 20`` where it was not recorded) and its members.
+    """A process group: its name, and its members.
+
+    Where the name was not recorded it is ``stream 1``, ``stream 2``, ... of those that communicate.
 
     ``ranks`` is empty where they were not recorded.
     """
@@ -134,8 +136,8 @@ class RankRecord:
 def record(trace: Trace, path: str, result: Result) -> RankRecord:
     """Return what the job needs of one rank."""
     base = trace.origin.base_time_ns or 0
-    pieces = find_pieces(trace)
     rows, device = _rows(trace)
+    pieces = find_pieces(trace) if len(rows) or not trace.devices else no_pieces(trace)
     names = _names(trace, rows)
     single = np.array([_POINT_TO_POINT.match(name) is None for name in names], dtype=bool)
     n_point_to_point = int((~single).sum())
@@ -214,13 +216,19 @@ def _groups(trace: Trace, rows: Ints) -> tuple[tuple[Group, ...], Ints]:
     """Return the process groups, and the code of each collective's; streams where not recorded."""
     known = _configured(trace)
     names, members = trace.details_of("group", rows), trace.details_of("ranks", rows)
-    streams = [trace.lanes[lane].stream for lane in trace.lane[rows].tolist()]
+    # numbers of streams differ between ranks, their order does not
+    lanes = sorted(
+        set(trace.lane[rows].tolist()), key=lambda lane: (trace.lanes[lane].stream, lane)
+    )
+    streams = {
+        lane: place for place, lane in enumerate(lanes, 1) if trace.lanes[lane].kind == "stream"
+    }
     table: dict[Group, int] = {}
     codes = []
-    for name, ranks, stream in zip(names, members, streams, strict=True):
+    for name, ranks, lane in zip(names, members, trace.lane[rows].tolist(), strict=True):
         if name is None:
             only = next(iter(known.values())) if len(known) == 1 else None
-            group = only or Group(f"stream {stream}" if stream >= 0 else "")
+            group = only or Group(f"stream {streams[lane]}" if lane in streams else "")
         else:
             listed = _listed(ranks)
             config = known.get(str(name))

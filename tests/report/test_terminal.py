@@ -293,7 +293,7 @@ def test_a_sentence_of_the_verdict_is_not_repeated_by_its_note():
 
 def test_several_traces_end_with_one_line_each():
     text = terminal.render([problems(), healthy(), refused()]).plain
-    last = text[text.index("\n3 traces\n") :]
+    last = text[text.index("\n3 traces, each on its own\n") :]
     assert "  cut.json\n    rank 0: no verdict\n" in last
     assert "  runs/good/worker0.pt.trace.json\n    rank 0: nothing found\n" in last
     assert "traces\n" not in terminal.render([problems()]).plain

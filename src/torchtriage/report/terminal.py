@@ -297,7 +297,7 @@ def _replayed(page: Page, result: Result) -> None:
 def _overview(page: Page, results: Sequence[Result]) -> None:
     """Add one line for each trace: after eight reports nobody remembers the first."""
     page.blank()
-    page.rule(f"{len(results):,} traces")
+    page.rule(f"{len(results):,} traces, each on its own")
     for result in results:
         page.line(
             (f"{_path(result.trace.path, page.width - 2 * INDENT)}", ""), indent=INDENT, hang=2

@@ -443,7 +443,7 @@ impl Scanner {
                     i = end;
                 }
                 Action::Number(slot) => {
-                    let given = &mut self.given[slot as usize];
+                    let given = &mut self.given[slot as usize % N_SLOTS];
                     if matches!(at(text, i), b'-' | b'0'..=b'9') {
                         let (found, end) = number(text, i)?;
                         given.span = Span { start: i as u32, end: end as u32, kind: Kind::Number };
@@ -453,7 +453,9 @@ impl Scanner {
                         (given.span, i) = value(text, i)?;
                     }
                 }
-                Action::Raw(slot) => (self.given[slot as usize].span, i) = value(text, i)?,
+                Action::Raw(slot) => {
+                    (self.given[slot as usize % N_SLOTS].span, i) = value(text, i)?
+                }
                 Action::Skip => i = value(text, i)?.1,
                 Action::End => break,
             }
@@ -812,14 +814,19 @@ impl Scanner {
             wanted |= !0 << MORE;
         }
         wanted &= self.has;
+        // each part and a zero byte behind it, which JSON text does not hold
+        const ZEROS: [u8; N_SLOTS] = [0; N_SLOTS];
         self.scratch.clear();
-        for which in DIMS..self.schema.keys.len() {
-            if wanted & 1 << which != 0 {
-                self.scratch.extend_from_slice(self.given[which].span.raw(text));
-            }
-            // JSON text holds no such byte
+        let mut next = DIMS;
+        while wanted != 0 {
+            let which = wanted.trailing_zeros() as usize % N_SLOTS;
+            self.scratch.extend_from_slice(&ZEROS[..which - next]);
+            self.scratch.extend_from_slice(self.given[which].span.raw(text));
             self.scratch.push(0);
+            next = which + 1;
+            wanted &= wanted - 1;
         }
+        self.scratch.extend_from_slice(&ZEROS[..self.schema.keys.len() - next]);
         self.details.code(&self.scratch) as i32
     }
 }

@@ -47,10 +47,12 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Edge {
-    words: [u64; WORDS],
-    /// Of the last word.
-    mask: u64,
+    /// All words but the last, which may be a part of one.
+    words: [u64; WORDS - 1],
     n_words: u32,
+    last: u32,
+    last_word: u64,
+    mask: u64,
     len: u32,
     action: Action,
     target: u32,
@@ -88,10 +90,11 @@ impl Shapes {
     pub fn follow(&self, text: &[u8], i: usize, node: usize) -> Option<(Action, usize, usize)> {
         let mut next = self.nodes[node].first;
         while let Some(edge) = self.edges.get(next as usize) {
-            let last = edge.n_words as usize - 1;
-            let mut differs = (word(text, i + 8 * last) ^ edge.words[last]) & edge.mask;
-            for k in 0..last {
-                differs |= word(text, i + 8 * k) ^ edge.words[k];
+            let mut differs = (word(text, i + edge.last as usize) ^ edge.last_word) & edge.mask;
+            let mut at_word = i;
+            for known in &edge.words[..edge.n_words as usize] {
+                differs |= word(text, at_word) ^ known;
+                at_word += 8;
             }
             let end = i + edge.len as usize;
             // a wider gap than the one remembered is another way
@@ -110,21 +113,27 @@ impl Shapes {
         let from = &mut self.nodes[node];
         // the text before no arguments is how the text before some begins
         let is_unclear = action == Action::NoArgs;
-        if is_unclear || text.len() > 8 * WORDS || from.n_edges as usize == MAX_EDGES {
+        if is_unclear
+            || text.is_empty()
+            || text.len() > 8 * WORDS
+            || from.n_edges as usize == MAX_EDGES
+        {
             // a node without a way to it: good for this event
             return target;
         }
         let mut padded = text.to_vec();
         padded.resize(text.len() + PADDING, 0);
-        let mut words = [0; WORDS];
-        let n_words = text.len().div_ceil(8);
+        let n_words = (text.len() - 1) / 8;
+        let mut words = [0; WORDS - 1];
         for (k, one) in words.iter_mut().enumerate().take(n_words) {
             *one = word(&padded, 8 * k);
         }
         let edge = Edge {
             words,
-            mask: !0 >> (8 * (8 * n_words - text.len())),
             n_words: n_words as u32,
+            last: 8 * n_words as u32,
+            last_word: word(&padded, 8 * n_words),
+            mask: !0 >> (8 * (8 * (n_words + 1) - text.len())),
             len: text.len() as u32,
             action,
             target: target as u32,

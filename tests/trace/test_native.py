@@ -192,7 +192,7 @@ def timelines(draw: Any) -> bytes:
 
 
 @needs_library
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(timelines())
 def test_same_trees_of_any_calls(text: bytes) -> None:
     read_both(text)
@@ -296,14 +296,14 @@ def documents(draw: Any, odd: bool) -> bytes:
 
 
 @needs_library
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(documents(odd=False), st.sampled_from([1, 64, 300, 1 << 18]))
 def test_any_usual_text(text: bytes, chunk_bytes: int) -> None:
     read_both(text, chunk_bytes=chunk_bytes)
 
 
 @needs_library
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(documents(odd=True), st.sampled_from([1, 64, 300]))
 def test_any_odd_text(text: bytes, chunk_bytes: int) -> None:
     read_both(text, chunk_bytes=chunk_bytes)
@@ -316,7 +316,7 @@ damages = st.tuples(
 
 
 @needs_library
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(damages, min_size=1, max_size=3), st.sampled_from([64, 700, 1 << 18]))
 def test_any_damage(changes: list[tuple[int, int, bytes]], chunk_bytes: int) -> None:
     text = REAL

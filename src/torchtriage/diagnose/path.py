@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from torchtriage.finding import PathPiece, PathSummary
-from torchtriage.replay import CriticalPath, Piece, critical_path
+from torchtriage.replay import CriticalPath, critical_path
+from torchtriage.replay.critical import WHATS
 from torchtriage.trace import Trace
 from torchtriage.trace.frames import frame_label
 
@@ -19,50 +22,59 @@ N_NAMES = 3
 def summarise_path(trace: Trace) -> PathSummary | None:
     """Return the critical path of the median steady step; None where it is empty."""
     path = critical_path(trace)
-    if not path.pieces:
+    if not len(path):
         return None
+    length = path.finish_ns - path.begin_ns
     whole = max(path.end_ns - path.start_ns, 1)
-    shares: dict[str, float] = {}
-    lanes: dict[str, float] = {}
-    for piece in path.pieces:
-        length = (piece.end_ns - piece.start_ns) / whole
-        shares[piece.what] = shares.get(piece.what, 0.0) + length
-        lanes[piece.label] = lanes.get(piece.label, 0.0) + length
+    kinds = np.bincount(path.kind, weights=length, minlength=len(WHATS)) / whole
+    lanes = np.bincount(path.lane + 1, weights=length) / whole
+    by_lane = {path.label(lane - 1): lanes[lane] for lane in np.flatnonzero(lanes).tolist()}
     return PathSummary(
         path.step,
         path.start_ns,
         path.end_ns,
-        {name: round(share, 6) for name, share in _descending(shares)},
-        {name: round(share, 6) for name, share in _descending(lanes)},
-        tuple(_shown(trace, path)),
+        _descending({what: share for what, share in zip(WHATS, kinds, strict=True) if share}),
+        _descending(by_lane),
+        tuple(_shown(path)),
     )
 
 
-def _descending(shares: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+def _descending(shares: dict[str, float]) -> dict[str, float]:
+    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+    return {name: round(float(share), 6) for name, share in ordered}
 
 
-def _shown(trace: Trace, path: CriticalPath) -> list[PathPiece]:
+def _shown(path: CriticalPath) -> list[PathPiece]:
     """Return at most ``N_PIECES`` pieces that tile the path: each part shows its longest piece."""
-    pieces = path.pieces
-    if len(pieces) <= N_PIECES:
-        return [_piece(trace, one, one.start_ns, one.end_ns) for one in pieces]
-    edges = np.linspace(path.start_ns, path.end_ns, N_PIECES + 1).astype(np.int64)
-    start = np.array([one.start_ns for one in pieces])
-    end = np.array([one.end_ns for one in pieces])
-    out: list[tuple[Piece, int, int]] = []
-    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        first, last = np.searchsorted(end, a, side="right"), np.searchsorted(start, b)
-        held = np.minimum(end[first:last], b) - np.maximum(start[first:last], a)
-        one = pieces[int(first) + int(np.argmax(held))]
-        if out and (out[-1][0].lane, out[-1][0].what) == (one.lane, one.what):
-            longer = max(out[-1][0], one, key=lambda piece: piece.end_ns - piece.start_ns)
-            out[-1] = (longer, out[-1][1], b)
+    if len(path) <= N_PIECES:
+        return [
+            _piece(path, index, *edges)
+            for index, edges in enumerate(zip(path.begin_ns, path.finish_ns, strict=True))
+        ]
+    edges = np.linspace(path.start_ns, path.end_ns, N_PIECES + 1).astype(np.int64).tolist()
+    out: list[tuple[int, int, int]] = []
+    for a, b in pairwise(edges):
+        first = int(np.searchsorted(path.finish_ns, a, side="right"))
+        last = int(np.searchsorted(path.begin_ns, b))
+        inside = slice(first, last)
+        held = np.minimum(path.finish_ns[inside], b) - np.maximum(path.begin_ns[inside], a)
+        one = first + int(np.argmax(held))
+        before = out[-1][0] if out else -1
+        if before >= 0 and _alike(path, before, one):
+            lengths = path.finish_ns[[before, one]] - path.begin_ns[[before, one]]
+            out[-1] = (before if lengths[0] >= lengths[1] else one, out[-1][1], b)
         else:
             out.append((one, a, b))
-    return [_piece(trace, one, a, b) for one, a, b in out]
+    return [_piece(path, *one) for one in out]
 
 
-def _piece(trace: Trace, piece: Piece, start_ns: int, end_ns: int) -> PathPiece:
-    names = dict.fromkeys(frame_label(trace.name_of(row)) for row in piece.rows)
-    return PathPiece(piece.label, piece.what, start_ns, end_ns, piece.why, tuple(names)[:N_NAMES])
+def _alike(path: CriticalPath, one: int, two: int) -> bool:
+    return bool(path.lane[one] == path.lane[two] and path.kind[one] == path.kind[two])
+
+
+def _piece(path: CriticalPath, index: int, start_ns: int, end_ns: int) -> PathPiece:
+    piece = path.piece(index)
+    names = dict.fromkeys(frame_label(path.trace.name_of(row)) for row in piece.rows)
+    return PathPiece(
+        piece.label, piece.what, int(start_ns), int(end_ns), piece.why, tuple(names)[:N_NAMES]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 
 from torchtriage.errors import UsageError
 from torchtriage.replay.graph import EdgeKind, Graph, NodeKind
-from torchtriage.replay.predict import Model, model
+from torchtriage.replay.predict import model
 from torchtriage.replay.quality import binding, critical_nodes
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import communicates
 
-__all__ = ["CriticalPath", "Piece", "What", "critical_path"]
+__all__ = ["WHATS", "CriticalPath", "Piece", "What", "critical_path"]
 
 Ints = NDArray[np.int64]
 
@@ -59,22 +60,96 @@ class Piece:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CriticalPath:
     """The pieces of one step's critical path, in time order; they tile ``start_ns`` to ``end_ns``.
 
-    ``step`` : index of the step; -1 for the window of a recording without steps.
+    ``step`` : index of the step; -1 for the window of a recording without steps. Arrays have one
+    element per piece: ``lane`` (index into ``trace.lanes``, -1 for none), ``kind`` (index into
+    ``WHATS``), ``begin_ns``, ``finish_ns``, ``cause`` (an ``EdgeKind``, -1 for the work before on
+    the lane). ``node`` and ``first`` : nodes of the graph, and where those of each piece begin.
     """
 
+    trace: Trace
     step: int
     start_ns: int
     end_ns: int
-    pieces: tuple[Piece, ...]
+    lane: Ints
+    kind: NDArray[np.uint8]
+    begin_ns: Ints
+    finish_ns: Ints
+    cause: Ints
+    node: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+        return len(self.lane)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Every piece, with its events."""
+        return tuple(self.piece(index) for index in range(len(self)))
+
+    def piece(self, index: int) -> Piece:
+        """Return one piece, with its events."""
+        lane, kind = int(self.lane[index]), WHATS[int(self.kind[index])]
+        start, end = int(self.begin_ns[index]), int(self.finish_ns[index])
+        nodes = self.node[self.first[index] : self.first[index + 1]]
+        rows = model(self.trace).graph.row[nodes]
+        rows = rows[rows >= 0]
+        if not len(rows) and lane >= 0:
+            rows = self._ops(lane, start, end)
+        rows = np.unique(rows)
+        longest = np.argsort(-self.trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
+        cause = int(self.cause[index])
+        return Piece(
+            lane,
+            self.label(lane),
+            start,
+            end,
+            tuple(rows[longest].tolist()),
+            kind,
+            WHY[cause] if cause >= 0 else "",
+        )
+
+    def label(self, lane: int) -> str:
+        """Return what people call a lane of the path."""
+        return self.trace.lane_label(lane) if lane >= 0 else "loader workers"
 
     def share(self, *whats: What) -> float:
         """Return the share of the path that is any of these."""
-        total = sum(one.end_ns - one.start_ns for one in self.pieces if one.what in whats)
+        mine = np.isin(self.kind, [WHATS.index(one) for one in whats])
+        total = int((self.finish_ns - self.begin_ns)[mine].sum())
         return total / max(self.end_ns - self.start_ns, 1)
+
+    @cached_property
+    def _threads(self) -> dict[int, tuple[Ints, Ints]]:
+        return {}
+
+    def _ops(self, lane: int, start_ns: int, end_ns: int) -> Ints:
+        """Return the operators of a thread that begin in an interval."""
+        trace = self.trace
+        if lane not in self._threads:
+            members = trace.tree.members
+            rows = members[slice(*np.searchsorted(trace.lane[members], [lane, lane + 1]))]
+            rows = rows[trace.kind[rows] == Kind.OP]
+            self._threads[lane] = rows, trace.start_ns[rows]
+        rows, starts = self._threads[lane]
+        return rows[slice(*np.searchsorted(starts, [start_ns, end_ns]))]
+
+
+WHATS: tuple[What, ...] = (
+    "host",
+    "compute",
+    "comm",
+    "copy",
+    "wait",
+    "lag",
+    "unexplained",
+    "loader",
+)
+_LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
 
 
 def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
@@ -91,141 +166,72 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     UsageError
         There is no such step.
     """
-    steps, replayed = trace.steps, model(trace)
-    graph = replayed.graph
+    graph = model(trace).graph
     bounds = graph.bounds(graph.finish_ns)
+    index = _index(trace, np.diff(bounds), step)
+    begin, end = int(bounds[index]), int(bounds[index + 1])
+    path = np.array(critical_nodes(graph, begin, index + 1)[::-1], np.int64)
+    before, edge = binding(graph)
+    # every node brings up to three parts: lag, residual, work; cut so that they tile
+    work = graph.finish_ns[path] - graph.dur_ns[path]
+    came = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
+    known = np.maximum(work - graph.extra_ns[path], came)
+    starts = np.stack([came, known, work], axis=1).ravel()
+    whats = np.stack(
+        [np.full(len(path), _LAG), np.full(len(path), _UNEXPLAINED), _what(trace, graph)[path]],
+        axis=1,
+    ).ravel()
+    cut = np.clip(np.append(starts, end), begin, end)
+    cut = np.minimum.accumulate(cut[::-1])[::-1]
+    long = cut[1:] > cut[:-1]
+    node, whats = np.repeat(path, 3)[long], whats[long]
+    starts, ends = cut[:-1][long], cut[1:][long]
+    lane = graph.trace_lane[graph.lane_of()][node]
+    new = np.ones(len(node), dtype=bool)
+    new[1:] = (lane[1:] != lane[:-1]) | (whats[1:] != whats[:-1])
+    # a node woken from elsewhere begins a piece of its own
+    new[1:] |= (edge[node] >= 0)[1:] & (node[1:] != node[:-1])
+    head = np.flatnonzero(new)
+    first = np.append(head, len(node))
+    cause = edge[node[head]]
+    kinds = np.append(graph.edge_kind, 0).astype(np.int64)
+    return CriticalPath(
+        trace,
+        index if len(trace.steps) else -1,
+        begin + graph.origin_ns,
+        end + graph.origin_ns,
+        lane[head],
+        whats[head].astype(np.uint8),
+        starts[head] + graph.origin_ns,
+        ends[first[1:] - 1] + graph.origin_ns,
+        np.where(cause >= 0, kinds[cause], -1),
+        node,
+        first,
+    )
+
+
+def _index(trace: Trace, walls: Ints, step: int | None) -> int:
+    steps = trace.steps
     if not len(steps):
         if step is not None:
             raise UsageError(f"expected no step (the recording has none), found {step}")
-        index = 0
-    elif step is None:
+        return 0
+    if step is None:
         steady = np.flatnonzero(steps.steady)
-        order = np.argsort(np.diff(bounds)[steady], kind="stable")
-        index = int(steady[order[(len(order) - 1) // 2]])
-    elif 0 <= step < len(steps):
-        index = step
-    else:
+        order = np.argsort(walls[steady], kind="stable")
+        return int(steady[order[(len(order) - 1) // 2]])
+    if not 0 <= step < len(steps):
         raise UsageError(f"expected a step from 0 to {len(steps) - 1}, found {step}")
-    begin, end = int(bounds[index]), int(bounds[index + 1])
-    pieces = _pieces(trace, replayed, index, begin, end)
-    origin = graph.origin_ns
-    return CriticalPath(index if len(steps) else -1, begin + origin, end + origin, tuple(pieces))
+    return step
 
 
-def _pieces(trace: Trace, replayed: Model, index: int, begin: int, end: int) -> list[Piece]:
-    graph = replayed.graph
-    path = np.array(critical_nodes(graph, begin, index + 1)[::-1], np.int64)
-    if not len(path):
-        return []
-    before, edge = binding(graph)
-    what = _what(trace, graph)
-    lane = graph.trace_lane[graph.lane_of()]
-    # every node brings up to three parts: lag, residual, work; cut so that they tile
-    work = graph.finish_ns[path] - graph.dur_ns[path]
-    known = work - graph.extra_ns[path]
-    came = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
-    starts = np.stack([came, np.maximum(known, came), work], axis=1).ravel()
-    kinds = np.stack([np.full(len(path), 5), np.full(len(path), 6), what[path]], axis=1).ravel()
-    node = np.repeat(path, 3)
-    cut = np.clip(np.append(starts, end), begin, end)
-    stop = np.minimum.accumulate(cut[::-1])[::-1]
-    long = stop[1:] > stop[:-1]
-    starts, ends, kinds, node = stop[:-1][long], stop[1:][long], kinds[long], node[long]
-    lanes = lane[node]
-    new = np.ones(len(node), dtype=bool)
-    new[1:] = (lanes[1:] != lanes[:-1]) | (kinds[1:] != kinds[:-1])
-    # a node woken from elsewhere begins a piece of its own
-    crossed = edge[node] >= 0
-    new[1:] |= crossed[1:] & (node[1:] != node[:-1])
-    head = np.flatnonzero(new)
-    tail = np.append(head[1:], len(node))
-    origin = graph.origin_ns
-    rows, ops = graph.row[node], _Ops(trace)
-    pieces = []
-    for a, b in zip(head.tolist(), tail.tolist(), strict=True):
-        first = int(node[a])
-        cause = int(edge[first])
-        pieces.append(
-            Piece(
-                int(lanes[a]),
-                _label(trace, graph, first, int(lanes[a])),
-                int(starts[a]) + origin,
-                int(ends[b - 1]) + origin,
-                _rows(
-                    trace,
-                    rows[a:b],
-                    ops,
-                    int(lanes[a]),
-                    int(starts[a]) + origin,
-                    int(ends[b - 1]) + origin,
-                ),
-                _WHATS[int(kinds[a])],
-                WHY[int(graph.edge_kind[cause])] if cause >= 0 else "",
-            )
-        )
-    return pieces
-
-
-_WHATS: tuple[What, ...] = (
-    "host",
-    "compute",
-    "comm",
-    "copy",
-    "wait",
-    "lag",
-    "unexplained",
-    "loader",
-)
-
-
-def _what(trace: Trace, graph: Graph) -> NDArray[np.uint8]:
-    """Return for each node an index into ``_WHATS``."""
-    out = np.zeros(graph.n_nodes, np.uint8)
+def _what(trace: Trace, graph: Graph) -> NDArray[np.int64]:
+    """Return for each node an index into ``WHATS``."""
+    out = np.zeros(graph.n_nodes, np.int64)
     works = graph.kind == NodeKind.WORK
     row = graph.row[works]
-    out[works] = np.where(
-        communicates(trace)[row], 2, np.where(trace.kind[row] == Kind.MEMCPY, 3, 1)
-    )
-    out[graph.kind == NodeKind.WAIT] = 4
-    out[graph.kind == NodeKind.BATCH] = 7
+    copies = trace.kind[row] == Kind.MEMCPY
+    out[works] = np.where(communicates(trace)[row], 2, np.where(copies, 3, 1))
+    out[graph.kind == NodeKind.WAIT] = WHATS.index("wait")
+    out[graph.kind == NodeKind.BATCH] = WHATS.index("loader")
     return out
-
-
-def _label(trace: Trace, graph: Graph, node: int, lane: int) -> str:
-    if lane >= 0:
-        return trace.lane_label(lane)
-    return "loader workers" if graph.kind[node] == NodeKind.BATCH else ""
-
-
-class _Ops:
-    """Operators of host threads by time."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._lanes: dict[int, tuple[Ints, Ints]] = {}
-
-    def inside(self, lane: int, start_ns: int, end_ns: int) -> Ints:
-        """Return the operators of a thread that begin in an interval."""
-        if lane not in self._lanes:
-            members = self._trace.tree.members
-            first, last = np.searchsorted(self._trace.lane[members], [lane, lane + 1])
-            rows = members[first:last]
-            rows = rows[self._trace.kind[rows] == Kind.OP]
-            self._lanes[lane] = rows, self._trace.start_ns[rows]
-        rows, starts = self._lanes[lane]
-        a, b = np.searchsorted(starts, [start_ns, end_ns])
-        return rows[a:b]
-
-
-def _rows(
-    trace: Trace, own: Ints, ops: _Ops, lane: int, start_ns: int, end_ns: int
-) -> tuple[int, ...]:
-    """Return the longest events of a piece: its own work, else the host's operators inside it."""
-    rows = own[own >= 0]
-    if not len(rows) and lane >= 0:
-        rows = ops.inside(lane, start_ns, end_ns)
-    if len(rows) == 1:
-        return (int(rows[0]),)
-    rows = np.unique(rows)
-    order = np.argsort(-trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
-    return tuple(rows[order].tolist())

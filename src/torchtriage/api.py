@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
-from torchtriage import comparison
 from torchtriage.diagnose import diagnose
 from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
 from torchtriage.errors import TraceFormatError
@@ -231,6 +230,8 @@ def compare(
     UsageError
         ``promise`` is about another recording.
     """
+    from torchtriage import comparison
+
     sides = [
         comparison.gather(
             source
@@ -403,13 +404,17 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
     TraceFormatError
         A path does not exist, or a folder holds no candidate.
     """
-    from torchtriage.ranks.remote import find_urls, is_url
-
     found: list[str | Path] = []
     for item in paths:
-        if isinstance(item, str) and (item == "-" or is_url(item)):
-            found += [item] if item == "-" else find_urls(item)
+        if item == "-":
+            found.append(item)
             continue
+        if isinstance(item, str) and "://" in item:
+            from torchtriage.ranks.remote import find_urls, is_url
+
+            if is_url(item):
+                found += find_urls(item)
+                continue
         path = Path(item)
         try:
             if any(mark in path.name for mark in "*?[") and not path.exists():

@@ -39,6 +39,7 @@ def test_little_is_promised_where_little_is_to_be_had(scores):
 
 def test_the_measured_saving_is_inside_the_promised_interval(scores):
     assert scores.inside >= 0.80
+    assert scores.inside_printed >= 0.80
 
 
 def test_the_rarer_kinds_are_told_apart_too(cases):

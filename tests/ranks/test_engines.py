@@ -58,6 +58,13 @@ def test_a_worker_that_dies_costs_its_file_only(
     ]  # fmt: skip
 
 
+def test_a_defect_in_a_worker_is_said_to_be_one(tmp_path: Path) -> None:
+    files = [str(one) for one in write(job(2), tmp_path)]
+    broken: Any = Settings(min_share=None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="TypeError"):
+        list(examine_all(files, broken, processes=2))
+
+
 def test_settings_reach_the_workers(tmp_path: Path) -> None:
     files = write(job(2), tmp_path)
     report = tt.analyze_ranks(files, processes=2, only=["SYN001"])

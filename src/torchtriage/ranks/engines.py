@@ -176,6 +176,8 @@ def _answer(path: str, settings: Settings) -> tuple[str, Any]:
         return "failed", (error.message, error.where, error.hint)
     except MemoryError:
         return "failed", ("out of memory", path, "use fewer processes, or a larger machine")
+    except Exception as error:  # a defect must not pass for a process that was killed
+        return "defect", f"{type(error).__name__}: {error} (reading {path})"
 
 
 def _taken(path: str, answer: tuple[str, Any]) -> Outcome:
@@ -183,6 +185,8 @@ def _taken(path: str, answer: tuple[str, Any]) -> Outcome:
     if kind == "record":
         assert isinstance(value, RankRecord)
         return value
+    if kind == "defect":
+        raise RuntimeError(value)
     message, where, hint = value
     error = TraceFormatError if kind == "unreadable" else TriageError
     failure = error(message, where=where or path, hint=hint)

@@ -366,7 +366,7 @@ def _ranks(page: Page, job: JobResult) -> None:
         worst = sorted(shown, key=lambda one: (-one.caused_wait_ns, -one.wait_ns, one.rank))
         shown = sorted(worst[:MAX_RANKS], key=lambda one: one.rank)
     page.blank()
-    bar = BAR - 8
+    bar = BAR - 16  # room for what each rank has to say
     for one in shown:
         parts: list[tuple[str, str]] = []
         used, reach = 0, 0

@@ -40,7 +40,7 @@ from torchtriage.trace.event_types import (
 from torchtriage.trace.events import Chunk
 from torchtriage.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
-__all__ = ["NO_TIME_NS", "ColumnBuilder", "Part", "Stretch", "Times", "is_row"]
+__all__ = ["COLUMN_TYPES", "NO_TIME_NS", "ColumnBuilder", "Part", "Stretch", "Times", "is_row"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.

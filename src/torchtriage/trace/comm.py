@@ -31,7 +31,8 @@ def communicates(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: kernels that move data between ranks."""
     kernels = trace.kind == Kind.KERNEL
     named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
-    return (kernels & named) | trace.where_detail("collective", bool, kernels)
+    out: NDArray[np.bool_] = (kernels & named) | trace.where_detail("collective", bool, kernels)
+    return out
 
 
 def host_collectives(trace: Trace) -> NDArray[np.bool_]:
@@ -39,4 +40,5 @@ def host_collectives(trace: Trace) -> NDArray[np.bool_]:
 
     Only these backends: an ``nccl:`` annotation lasts as long as enqueueing does.
     """
-    return (trace.kind == Kind.ANNOTATION) & trace.matching(r"^(gloo|mpi):")
+    out: NDArray[np.bool_] = trace.is_kind(Kind.ANNOTATION) & trace.matching(r"^(gloo|mpi):")
+    return out

@@ -34,6 +34,7 @@ __all__ = [
     "Event",
     "Group",
     "Instant",
+    "InstantArgs",
     "KnownInstant",
     "Label",
     "OldInstant",

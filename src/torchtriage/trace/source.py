@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import stat
 import sys
@@ -126,11 +127,13 @@ class Source:
 
     def read_into(self, room: memoryview) -> int | None:
         """Write text where it is wanted; return its length, None where only ``read`` can do it."""
-        if self._seekable is None or self._recode is not None or self._ahead:
+        # another class of stream may do more than hand out its bytes
+        is_plain = type(self._seekable) in (io.BufferedReader, io.BytesIO)
+        if not is_plain or self._recode is not None or self._ahead:
             return None
         try:
             size: int | None = self._seekable.readinto(room)
-        except (AttributeError, OSError, ValueError):
+        except (OSError, ValueError):
             return None
         self._count(size or 0)
         return size

@@ -102,7 +102,7 @@ class Pricing:
         high = min(max(prediction.high_ns, 0.0) * n, owned)
         low = min(max(prediction.low_ns, 0.0) * n, high)
         cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
-        return replace(cost, grade=self._grade(prediction))
+        return replace(cost, grade=self._grade(prediction, low, high))
 
     def hides(self, share: Share, prediction: Prediction | None) -> bool:
         """Return whether replay finds less than half of what the share's time suggests."""
@@ -131,7 +131,7 @@ class Pricing:
         high = min(max(together.high_ns, 0.0) * n + rest_high, highs)
         low = min(max(together.low_ns, 0.0) * n + rest_low, high)
         cost = self._priced(low, high, naive, "modelled", "one replay with all fixes")
-        return replace(cost, grade=self._grade(together))
+        return replace(cost, grade=self._grade(together, low, high))
 
     def together(self, findings: Sequence[Finding], claims: Sequence[Claim]) -> list[Finding]:
         """Return the findings with the saving of each one and all above it, in this order."""
@@ -166,12 +166,13 @@ class Pricing:
             parts.append(f"{prediction.inferred_share:.0%} of it rests on inferred dependencies")
         return ", ".join(parts)
 
-    def _grade(self, prediction: Prediction) -> Grade:
+    def _grade(self, prediction: Prediction, low_ns: float, high_ns: float) -> Grade:
         facts = self.facts
         sure = (
             abs(facts.strict_error) <= SURE_STRICT
             and facts.unexplained <= SURE_UNEXPLAINED
             and facts.pinned <= SURE_PINNED
+            and 2 * low_ns >= high_ns
         )
         if sure and prediction.inferred_share <= SURE_INFERRED:
             return "A"

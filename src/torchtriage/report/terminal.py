@@ -286,7 +286,7 @@ def _answers(page: Page, answers: Sequence[Answer]) -> None:
 def _replayed(page: Page, result: Result) -> None:
     """Add the answers to what-if questions, and what bounds a step."""
     _answers(page, result.what_ifs)
-    if result.critical_path is not None:
+    if result.critical_path is not None and result.summary and result.summary.devices:
         said = words.critical(result.critical_path, result.summary)
         page.blank()
         page.line((f"{said[:1].upper()}{said[1:]}.", ""))

@@ -27,6 +27,7 @@ from torchtriage.finding import (
     Frame,
     JobResult,
     Note,
+    PathSummary,
     Result,
     Summary,
     TimeClasses,
@@ -35,9 +36,12 @@ from torchtriage.finding import (
 from torchtriage.names import short_name, visible
 from torchtriage.report.words import (
     RANK_PARTS,
+    answer,
+    critical,
     event_name,
     needs_device,
     rank_spread,
+    replayed,
     saving,
     without_device,
 )
@@ -206,6 +210,8 @@ def _plain_summary(results: Sequence[Result], jobs: Sequence[JobResult], detail:
                 put("p", f"Saves {saving(finding.cost)}, {finding.cost.basis}.")
             if finding.fix.text:
                 put("p", f"Fix: {finding.fix.text}")
+        for one in result.what_ifs[: detail.findings]:
+            put("p", f"What if {one.question}: {answer(one)}")
         if result.not_checked:
             codes = ", ".join(item.code for item in result.not_checked)
             put("p", f"Not checked, for want of data: {codes}", 1000)
@@ -287,7 +293,8 @@ class _Packer:
                 "categories": _counts(facts.categories),
             },
             "notes": self.notes(result.notes),
-            "summary": self.summary(summary) if summary else None,
+            "summary": self.summary(summary, result.critical_path) if summary else None,
+            "replay": self.replay(result),
             "idle": _idle_by_cause(result),
             "findings": [
                 self.finding(finding, origin_ns)
@@ -407,8 +414,24 @@ class _Packer:
             for note in self.take(notes, 100, "notes")
         ]
 
-    def summary(self, summary: Summary) -> dict[str, Any]:
+    def replay(self, result: Result) -> dict[str, Any] | None:
+        """Return what bounds a step, the answers to questions, and how far to trust them."""
+        if result.replay is None or not (result.what_ifs or result.critical_path):
+            return None
+        path = result.critical_path
+        said = f"{critical(path, result.summary)}." if path is not None else ""
+        return {
+            "path": self.text(f"{said[:1].upper()}{said[1:]}"),
+            "model": self.text(replayed(result.replay)),
+            "whatIfs": [
+                [self.text(one.question), self.text(answer(one))]
+                for one in self.take(result.what_ifs, 100, "what-if questions")
+            ],
+        }
+
+    def summary(self, summary: Summary, path: PathSummary | None = None) -> dict[str, Any]:
         detail, origin_ns = self.detail, summary.window_start_ns
+        lanes = [*summary.timeline, *([_path_lane(path)] if path is not None else [])]
         return {
             "wallNs": summary.window_end_ns - origin_ns,
             "basis": self.text(summary.window_basis),
@@ -459,7 +482,7 @@ class _Packer:
             ],
             "lanes": [
                 self.lane(lane, origin_ns)
-                for lane in self.take(summary.timeline, detail.lanes, "timeline lanes")
+                for lane in self.take(lanes, detail.lanes, "timeline lanes")
             ],
         }
 
@@ -541,6 +564,23 @@ class _Packer:
         """Return evidence as pairs; a list becomes its first values and its length."""
         pairs = self.take(list(evidence.items()), self.detail.facts, "facts of a finding")
         return [[_text(key, 80), _value(value)] for key, value in pairs]
+
+
+_PATH_CLASSES = {"host": "op", "lag": "wait", "unexplained": "wait"}
+
+
+def _path_lane(path: PathSummary) -> TimelineLane:
+    """Return the critical path of a step as one more lane: who bounds the step, and when."""
+    spans = tuple(
+        (
+            piece.start_ns,
+            piece.end_ns,
+            _PATH_CLASSES.get(piece.what, piece.what),
+            ": ".join(filter(None, (piece.label, piece.why or ", ".join(piece.names)))),
+        )
+        for piece in path.pieces
+    )
+    return TimelineLane("Critical path of one step", "steps", spans)
 
 
 def _class_index(kind: str) -> int:

@@ -823,6 +823,13 @@ function jobHeadline(result) {
 
 // -- what was not judged, and what was read -----------------------------------------------------
 
+function replaySection(result) {
+  const replay = result.replay;
+  if (!replay) return null;
+  return section("replay", "What bounds a step, and what if", replay.path,
+    replay.whatIfs.length ? pairs(replay.whatIfs.map(([question, text]) => [h("code", {}, question), glued(text)])) : null,
+    h("p", { class: "how" }, replay.model));
+}
 function uncheckedSection(result) {
   if (!result.notChecked.length && !result.crashes.length) return null;
   const groups = new Map();
@@ -912,6 +919,7 @@ function show(result) {
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings);
   if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
+  parts.push(replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));
   document.getElementById("main").replaceChildren(...parts.filter(Boolean));

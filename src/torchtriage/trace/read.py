@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.build import ColumnBuilder
 from torchtriage.trace.cache import digest_of, load, store
 from torchtriage.trace.columns import ReadReport, Trace
-from torchtriage.trace.engine import find_engine
+from torchtriage.trace.engine import Engine, find_engine
 from torchtriage.trace.events import CHUNK_BYTES, EventReader
 from torchtriage.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.trace.parallel import count_workers, read_parallel
-from torchtriage.trace.source import DEFAULT_MAX_BYTES, Input, open_source, reopenable
+from torchtriage.trace.source import DEFAULT_MAX_BYTES, Input, Source, open_source, reopenable
 
 __all__ = ["read_trace"]
 
@@ -79,17 +80,11 @@ def _read(
         reader = EventReader(source, chunk_bytes)
         builder = ColumnBuilder()
         reader.open()
-        blocks: Iterator[None] = iter(())
-        if engine.library is not None:
-            n_threads = count_workers(
-                source.likely_text_bytes, processes, worth_it_bytes=THREADS_WORTH_IT_BYTES
-            )
-            blocks = read_native(reader, source, builder, engine.library, n_threads)
-        elif (n_workers := count_workers(source.likely_text_bytes, processes)) > 1:
-            blocks = read_parallel(reader, builder, n_workers)
-        for _ in blocks:
-            if progress is not None:
-                progress(source.n_read, source.size_bytes)
+        # closed at once when it is left early: its workers must not outlive the call
+        with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
+            for _ in blocks:
+                if progress is not None:
+                    progress(source.n_read, source.size_bytes)
         for chunk in reader.chunks():
             builder.add(chunk)
             if progress is not None:
@@ -114,3 +109,20 @@ def _read(
             " cycle of a schedule the buffer is empty",
         )
     return trace
+
+
+def _read_blocks(
+    reader: EventReader,
+    source: Source,
+    builder: ColumnBuilder,
+    engine: Engine,
+    processes: int | None,
+) -> Generator[None, None, None]:
+    """Read as much as goes faster than chunk by chunk; yields after each block."""
+    if engine.library is not None:
+        n_threads = count_workers(
+            source.likely_text_bytes, processes, worth_it_bytes=THREADS_WORTH_IT_BYTES
+        )
+        yield from read_native(reader, source, builder, engine.library, n_threads)
+    elif (n_workers := count_workers(source.likely_text_bytes, processes)) > 1:
+        yield from read_parallel(reader, builder, n_workers)

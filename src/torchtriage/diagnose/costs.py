@@ -17,7 +17,7 @@ from torchtriage.finding import Answer, Cost, Finding, Note, Replay
 from torchtriage.patterns import Claim
 from torchtriage.replay import Model, Prediction, WhatIf, model
 from torchtriage.trace import Trace
-from torchtriage.units import ms
+from torchtriage.units import format_share, ms
 
 __all__ = ["Pricing", "answers"]
 
@@ -163,7 +163,8 @@ class Pricing:
         else:
             parts.append("capped by the time this finding owns")
         if prediction.inferred_share >= SURE_INFERRED:
-            parts.append(f"{prediction.inferred_share:.0%} of it rests on inferred dependencies")
+            share = format_share(prediction.inferred_share)
+            parts.append(f"{share} of it rests on inferred dependencies")
         return ", ".join(parts)
 
     def _grade(self, prediction: Prediction, low_ns: float, high_ns: float) -> Grade:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from torchtriage.replay.engine import Schedule
 from torchtriage.replay.graph import EdgeKind, Graph
+from torchtriage.units import format_share
 
 __all__ = [
     "MAX_PINNED",
@@ -85,13 +86,14 @@ def judge(graph: Graph, order: Schedule) -> Quality:
 
 def _reason(quality: Quality) -> str:
     if quality.pinned > MAX_PINNED:
-        return (
-            f"{quality.pinned:.0%} of the time was set before the recording or has no launch in it"
-        )
+        share = format_share(quality.pinned)
+        return f"{share} of the time was set before the recording or has no launch in it"
     if quality.unexplained > MAX_UNEXPLAINED:
-        return f"{quality.unexplained:.0%} of the critical path has no recorded cause"
+        return f"{format_share(quality.unexplained)} of the critical path has no recorded cause"
     if abs(quality.strict_error) > MAX_STRICT:
-        return f"its causes alone give a total {quality.strict_error:+.0%} off the recorded one"
+        off = format_share(abs(quality.strict_error))
+        side = "longer" if quality.strict_error > 0 else "shorter"
+        return f"its causes alone give a total {off} {side} than the recorded one"
     return ""
 
 

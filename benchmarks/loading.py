@@ -108,7 +108,7 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
         return Reader(
             name,
             here("torchtriage"),
-            f"import os\nos.environ['TORCHTRIAGE_ENGINE'] = {engine!r}\n"
+            f"import os\nos.environ['TORCHTRIAGE_READER'] = {engine!r}\n"
             "from torchtriage import __version__, load\n"
             "def load_all():\n"
             "    trace = load(path)\n"

@@ -23,7 +23,7 @@ from torchtriage.cli.main import cli
 from torchtriage.errors import TriageError, UsageError
 from torchtriage.trace import Trace, engine, read_trace
 from torchtriage.trace.build import ColumnBuilder
-from torchtriage.trace.engine import ENGINE_VARIABLE, find_engine
+from torchtriage.trace.engine import READER_VARIABLE, find_engine
 
 needs_library = pytest.mark.skipif(
     not engine.FILE.exists(), reason="the native scanner is not built (make native needs cargo)"
@@ -34,7 +34,7 @@ SHARED = Path(os.environ.get("TORCHTRIAGE_DATA", "../shared/data")) / "traces"
 def read_with(engine: str, text: bytes, **options: Any) -> Trace | str:
     """Return the trace, or what is wrong with it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENGINE_VARIABLE, engine)
+        patch.setenv(READER_VARIABLE, engine)
         try:
             trace = read_trace(io.BytesIO(text), **options)
         except TriageError as error:
@@ -112,7 +112,7 @@ def test_same_result_from_gzip() -> None:
 def test_all_but_the_last_chunk_is_read_natively(
     chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENGINE_VARIABLE, "native")
+    monkeypatch.setenv(READER_VARIABLE, "native")
     text = document(mixed(1000), META, "indented", "last")
     trace = read_trace(io.BytesIO(text), chunk_bytes=4096, processes=1)
     assert len(trace.report.chunks) > 100
@@ -126,7 +126,7 @@ def test_an_odd_event_costs_one_chunk(chunks: list[int], monkeypatch: pytest.Mon
     text = document(events, META, "one line", "last")
     readable(text)
     chunks.clear()
-    monkeypatch.setenv(ENGINE_VARIABLE, "native")
+    monkeypatch.setenv(READER_VARIABLE, "native")
     read_trace(io.BytesIO(text), chunk_bytes=4096, processes=1)
     assert len(chunks) == 2
 
@@ -139,7 +139,7 @@ def test_nothing_but_odd_events_is_read_once(
     text = json.dumps(events).encode()
     readable(text, chunk_bytes=512)
     chunks.clear()
-    monkeypatch.setenv(ENGINE_VARIABLE, "native")
+    monkeypatch.setenv(READER_VARIABLE, "native")
     trace = read_trace(io.BytesIO(text), chunk_bytes=512, processes=2)
     assert len(chunks) == len(trace.report.chunks)
 
@@ -366,22 +366,22 @@ def test_a_long_single_line_is_read_in_bounded_memory() -> None:
 
 
 def test_the_python_engine_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENGINE_VARIABLE, "python")
+    monkeypatch.setenv(READER_VARIABLE, "python")
     assert find_engine().library is None
 
 
 def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENGINE_VARIABLE, "fast")
+    monkeypatch.setenv(READER_VARIABLE, "fast")
     with pytest.raises(UsageError, match="expected python or native"):
         find_engine()
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine, "FILE", tmp_path / "none.so")
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv(READER_VARIABLE, raising=False)
     assert find_engine().name == "python"
     assert "make native" in find_engine().reason
-    monkeypatch.setenv(ENGINE_VARIABLE, "native")
+    monkeypatch.setenv(READER_VARIABLE, "native")
     with pytest.raises(UsageError, match="make native"):
         find_engine()
 
@@ -389,14 +389,14 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("nothing of the kind")
     monkeypatch.setattr(engine, "FILE", tmp_path / "text.so")
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv(READER_VARIABLE, raising=False)
     assert "cannot be loaded" in find_engine().reason
 
 
 @needs_library
 def test_a_library_of_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "VERSION", 77)
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv(READER_VARIABLE, raising=False)
     engine._load.cache_clear()
     try:
         found = find_engine()
@@ -408,7 +408,7 @@ def test_a_library_of_another_version_is_left_alone(monkeypatch: pytest.MonkeyPa
 
 @needs_library
 def test_an_error_here_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENGINE_VARIABLE, "native")
+    monkeypatch.setenv(READER_VARIABLE, "native")
 
     def stop(*_: int) -> None:
         raise KeyboardInterrupt
@@ -421,10 +421,10 @@ def test_an_error_here_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_doctor_says_which_engine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENGINE_VARIABLE, "python")
+    monkeypatch.setenv(READER_VARIABLE, "python")
     done = CliRunner().invoke(cli, ["doctor", "--system"])
     assert done.exit_code == 0
-    assert f"read by the python engine: ${ENGINE_VARIABLE} asks for it" in done.output
+    assert f"read by the python engine: ${READER_VARIABLE} asks for it" in done.output
 
 
 def test_the_doctor_wants_a_path_or_the_system() -> None:

@@ -20,7 +20,7 @@ from tests.trace.layouts import LAYOUTS, document
 from torchtriage.errors import UsageError
 from torchtriage.trace import Trace, parallel, read_trace
 from torchtriage.trace.build import ColumnBuilder
-from torchtriage.trace.engine import ENGINE_VARIABLE
+from torchtriage.trace.engine import READER_VARIABLE
 from torchtriage.trace.parallel import PROCESSES_VARIABLE, count_workers
 
 COLUMNS = ("start_ns", "dur_ns", "name", "cat", "kind", "lane", "key", "value", "detail")
@@ -30,7 +30,7 @@ TABLES = ("names", "cats", "lanes", "details", "labels", "meta")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BLOCK_CHUNKS", 3)
-    monkeypatch.setenv(ENGINE_VARIABLE, "python")
+    monkeypatch.setenv(READER_VARIABLE, "python")
 
 
 def assert_same(one: Trace, other: Trace) -> None:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from torchtriage.errors import UsageError
 
-__all__ = ["ENGINE_VARIABLE", "Engine", "find_engine"]
+__all__ = ["READER_VARIABLE", "Engine", "find_engine"]
 
-ENGINE_VARIABLE = "TORCHTRIAGE_ENGINE"
+READER_VARIABLE = "TORCHTRIAGE_READER"
 VERSION = 1
 """Of the library's interface; one of another version is left alone."""
 
@@ -45,19 +45,19 @@ def find_engine() -> Engine:
     Raises
     ------
     UsageError
-        ``$TORCHTRIAGE_ENGINE`` asks for one that is not there, or that does not exist.
+        ``$TORCHTRIAGE_READER`` asks for one that is not there, or that does not exist.
     """
-    wanted = os.environ.get(ENGINE_VARIABLE, "")
+    wanted = os.environ.get(READER_VARIABLE, "")
     if wanted == "python":
-        return Engine(None, f"${ENGINE_VARIABLE} asks for it")
+        return Engine(None, f"${READER_VARIABLE} asks for it")
     if wanted not in ("", "native"):
         raise UsageError(
-            f"expected python or native in ${ENGINE_VARIABLE}, found {wanted!r}",
+            f"expected python or native in ${READER_VARIABLE}, found {wanted!r}",
         )
     engine = _load(FILE)
     if wanted and engine.library is None:
         raise UsageError(
-            f"expected the native scanner, which ${ENGINE_VARIABLE} asks for: {engine.reason}",
+            f"expected the native scanner, which ${READER_VARIABLE} asks for: {engine.reason}",
             hint="build it with make native, or unset the variable",
         )
     return engine

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""
-CHUNK = 4_096
+CHUNK = 2_048
 """Nodes worked through at once."""
 PLAIN_COST, RUN_COST = 0.25, 12.0
 """Microseconds: one node alone in plain Python, and one run in numpy (measured)."""
@@ -141,6 +141,7 @@ class Schedule:
         order = np.argsort(where, kind="stable")
         sorted_where = where[order]
         held: list[Ints | None] = []
+        patch = self._sorted(patch)
         for index, chunk in enumerate(self._chunks):
             table = np.empty((chunk.n_imports + chunk.stop - chunk.first, width), np.int64)
             for other, exported, rows in chunk.imports:
@@ -157,6 +158,14 @@ class Schedule:
             out[order[a:b]] = table[sorted_where[a:b] - chunk.first + chunk.n_imports]
         return out
 
+    def _sorted(self, patch: Patch | None) -> Patch | None:
+        """Return a patch by place of its edges instead of their numbers in the graph."""
+        if patch is None or not len(patch.edge):
+            return None
+        at = self._edge_place[patch.edge]
+        order = np.argsort(at, kind="stable")
+        return Patch(at[order], patch.column[order], patch.lag_ns[order])
+
     def _lags(self, chunk: _Chunk, lag_ns: Ints, width: int, patch: Patch | None) -> Ints:
         """Return what is added to the finish of each source of a chunk.
 
@@ -164,12 +173,11 @@ class Schedule:
         all alike.
         """
         lag = lag_ns[self.edge[chunk.edge : chunk.edge_stop]]
-        if patch is not None and len(patch.edge):
-            at = self._edge_place[patch.edge]
-            here = (at >= chunk.edge) & (at < chunk.edge_stop)
-            if here.any():
+        if patch is not None:
+            a, b = np.searchsorted(patch.edge, [chunk.edge, chunk.edge_stop])
+            if a < b:
                 lag = np.repeat(lag, width // lag_ns.shape[1], axis=1)
-                lag[at[here] - chunk.edge, patch.column[here]] = patch.lag_ns[here]
+                lag[patch.edge[a:b] - chunk.edge, patch.column[a:b]] = patch.lag_ns[a:b]
         return lag.reshape(len(lag), lag_ns.shape[1], lag.shape[1] // lag_ns.shape[1])
 
     @cached_property

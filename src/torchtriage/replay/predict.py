@@ -121,12 +121,15 @@ class _Steps:
         out = np.empty((stop - first, len(self._dur), width), np.int64)
         for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
             out[:, v] = (dur[first:stop] + still[first:stop])[:, None]
-            for s, (place, keep, gone) in enumerate(self._changes):
-                a, b = np.searchsorted(place, [first, stop])
-                at = place[a:b]
-                out[at - first, v, s] = still[at] + (dur[at] * keep[a:b]).astype(np.int64)
-                a, b = np.searchsorted(gone, [first, stop])
-                out[gone[a:b] - first, v, s] = 0
+        for s, (place, keep, gone) in enumerate(self._changes):
+            a, b = np.searchsorted(place, [first, stop])
+            if a < b:
+                at, left = place[a:b], keep[a:b]
+                for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
+                    out[at - first, v, s] = still[at] + (dur[at] * left).astype(np.int64)
+            a, b = np.searchsorted(gone, [first, stop])
+            if a < b:
+                out[gone[a:b] - first, :, s] = 0
         return out.reshape(stop - first, -1)
 
 
@@ -396,8 +399,11 @@ class Model:
             self._apply_batches(change.keep, whole)
         keep = change.keep
         changed = np.flatnonzero(keep != 1.0)
-        cut = np.unique(_joined(change.cut))
-        staged = np.setdiff1d(_joined(change.staged), cut)
+        gone = np.zeros(len(graph.source), dtype=bool)
+        gone[_joined(change.cut)] = True
+        light = np.zeros(len(graph.source), dtype=bool)
+        light[_joined(change.staged)] = True
+        cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
         return Scenario(
             changed,
             keep[changed],
@@ -542,8 +548,9 @@ class Model:
         asked[rows] = True
         pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
-        nodes = np.unique(self._wait_node[every].astype(np.int64))
-        return nodes[nodes >= 0]
+        nodes: Ints = self._wait_node[every].astype(np.int64)
+        found: Ints = nodes[nodes >= 0]
+        return found
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
         wanted = np.zeros(self.graph.n_nodes, dtype=bool)

@@ -7,11 +7,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
+use crate::replay::Stretch;
 use crate::scan::{Scanner, Schema, Totals};
 use crate::tree::{renumber, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -294,4 +295,44 @@ pub unsafe extern "C" fn tt_renumber(
         found.len() as i64
     }))
     .unwrap_or(BROKEN)
+}
+
+/// Where a stretch of a graph lies; see [`Stretch`].
+#[repr(C)]
+pub struct GraphStretch {
+    width: usize,
+    n_done: usize,
+    n_nodes: usize,
+    n_edges: usize,
+    n_lags: usize,
+    before: *const i64,
+    edge_first: *const i64,
+    source: *const i64,
+    lag: *const i64,
+}
+
+/// Run a stretch of a graph: the steps in its table become finish times.
+///
+/// # Safety
+/// `before` has `n_nodes` elements, `edge_first` one more, `source` has `n_edges`, `lag` `n_lags`
+/// for each of them, and `table` `width` for each row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64) -> i64 {
+    // SAFETY: by contract.
+    let (stretch, table) = unsafe {
+        let raw = &*stretch;
+        (
+            Stretch {
+                width: raw.width,
+                n_done: raw.n_done,
+                before: slice::from_raw_parts(raw.before, raw.n_nodes),
+                edge_first: slice::from_raw_parts(raw.edge_first, raw.n_nodes + 1),
+                source: slice::from_raw_parts(raw.source, raw.n_edges),
+                lag: slice::from_raw_parts(raw.lag, raw.n_edges * raw.n_lags),
+                n_lags: raw.n_lags,
+            },
+            slice::from_raw_parts_mut(table, (raw.n_done + raw.n_nodes) * raw.width),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
 }

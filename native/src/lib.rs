@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod dict;
+pub mod replay;
 pub mod scan;
 pub mod shape;
 pub mod text;

@@ -12,6 +12,7 @@ from replay.slow_engine import finish_times
 from torchtriage.replay import engine
 from torchtriage.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.replay.graph import EdgeKind, Graph, NodeKind, build
+from torchtriage.trace.engine import READER_VARIABLE, find_engine
 
 
 def random_graph(seed: int, n_lanes: int, n_edges: int) -> Graph:
@@ -80,11 +81,15 @@ def replay(
 graphs = st.builds(random_graph, st.integers(0, 10_000), st.integers(1, 6), st.integers(0, 60))
 
 
-@pytest.fixture(params=[True, False], ids=["numpy", "plain"])
-def way(request, monkeypatch) -> bool:
-    """Run with the array engine, and with the one for few columns and short runs."""
-    monkeypatch.setattr(engine, "RUN_COST", 0.0 if request.param else 1e9)
-    return bool(request.param)
+@pytest.fixture(params=["numpy", "plain", "native"])
+def way(request, monkeypatch) -> str:
+    """Run with the array engine, with the one for few columns and short runs, and the library."""
+    if request.param == "native" and find_engine().library is None:
+        pytest.skip(find_engine().reason)
+    monkeypatch.setenv(READER_VARIABLE, "native" if request.param == "native" else "python")
+    monkeypatch.setattr(engine, "CHUNK", 16)  # most graphs here are several, some are one
+    monkeypatch.setattr(engine, "RUN_COST", 0.0 if request.param == "numpy" else 1e9)
+    return str(request.param)
 
 
 @pytest.mark.usefixtures("way")

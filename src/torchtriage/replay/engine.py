@@ -4,7 +4,8 @@ Nodes are put in an order in which each lane runs as far as its causes allow, so
 sequence of *runs*: consecutive nodes of one lane whose sources all lie in earlier runs. A run is
 one cumulative sum and one running maximum (max-plus scan) over all its nodes and all scenarios.
 Runs are worked through in chunks, and of a chunk only what later ones refer to is kept, so memory
-grows with the scenarios and not with the trace.
+grows with the scenarios and not with the trace. Where the native library is built it goes through
+the nodes of a chunk one by one instead; the sums are the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.replay.graph import CONFIDENCE, Graph
+from torchtriage.replay.native import run_nodes
+from torchtriage.trace.engine import find_engine
 
 __all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "schedule"]
 
@@ -64,11 +67,13 @@ NONE, FIRST, EVERY, SOME = range(4)
 _EMPTY = np.empty(0, np.int64)
 
 
-class _Chunk(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Chunk:
     """Places ``first`` to ``stop``; its table begins with ``n_imports`` rows of earlier chunks.
 
     ``imports`` : for each earlier chunk, which of its exports go to which rows. ``exports`` : rows
-    of the table that later chunks need. ``source`` : row of the table per edge.
+    of the table that later chunks need. ``source`` : row of the table per edge. ``before`` : row of
+    the node before each on its lane, -1 for a lane's first.
     """
 
     first: int
@@ -79,7 +84,13 @@ class _Chunk(NamedTuple):
     edge: int
     edge_stop: int
     source: Ints
-    runs: list[_Run]
+    before: Ints
+    make_runs: Callable[[], Iterator[_Run]]
+
+    @cached_property
+    def runs(self) -> list[_Run]:
+        """What numpy works through; the native library goes node by node."""
+        return list(self.make_runs())
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +146,9 @@ class Schedule:
         head = steps_ns(0, min(1, len(self.place)))
         width = head.shape[1]
         out = np.zeros((len(where), width), np.int64)
-        if width * len(self.place) * PLAIN_COST < self.n_runs * RUN_COST:
+        library = find_engine().library
+        few = width * len(self.place) * PLAIN_COST < self.n_runs * RUN_COST
+        if few and library is None:
             out[:] = self._run_plain(steps_ns(0, len(self.place)), lag_ns, patch)[where]
             return out
         order = np.argsort(where, kind="stable")
@@ -152,7 +165,12 @@ class Schedule:
                     held[other] = None
             table[chunk.n_imports :] = steps_ns(chunk.first, chunk.stop)
             lag = self._lags(chunk, lag_ns, width, patch)
-            _run_chunk(chunk, table, lag)
+            if library is None:
+                _run_chunk(chunk, table, lag)
+            else:
+                ends = self.edge_first[chunk.first : chunk.stop + 1] - chunk.edge
+                lag = lag.reshape(len(lag), lag.shape[1] * lag.shape[2])
+                run_nodes(library, table, chunk.before, ends, chunk.source, lag)
             held.append(table[chunk.exports] if self._last_use[index] > index else None)
             a, b = np.searchsorted(sorted_where, [chunk.first, chunk.stop])
             out[order[a:b]] = table[sorted_where[a:b] - chunk.first + chunk.n_imports]
@@ -304,6 +322,8 @@ def _chunks(order: Schedule) -> Iterator[_Chunk]:
     # the rest of a cut run follows the node before it
     before = np.where(first[:-1] == order.first[run], order.before[run], first[:-1] - 1)
     edge_first = order.edge_first
+    node_before = np.arange(-1, n - 1)
+    node_before[order.first[:-1]] = order.before
     needed: list[Ints] = []
     starts = bounds[:-1][np.diff(bounds) > 0]
     stops = bounds[1:][np.diff(bounds) > 0]
@@ -333,8 +353,14 @@ def _chunks(order: Schedule) -> Iterator[_Chunk]:
             ea,
             eb,
             _rows(order.source[ea:eb], imports, a),
-            list(
-                _chunk_runs(order, first[ra : rb + 1], _rows(before[ra:rb], imports, a), shift, ea)
+            _rows(node_before[a:b], imports, a),
+            partial(
+                _chunk_runs,
+                order,
+                first[ra : rb + 1],
+                _rows(before[ra:rb], imports, a),
+                shift,
+                ea,
             ),
         )
 

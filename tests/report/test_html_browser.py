@@ -208,7 +208,7 @@ def test_every_result_is_drawn_without_a_complaint(
             which.dispatchEvent(new Event("change"));
             for (const card of document.querySelectorAll(".finding")) card.open = true;
             """,
-            str(number),
+            f"r{number}",
         )
         page.frame()
         assert page.text("h1") == result.verdict[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.trace.layouts import LAYOUTS, document
 from tests.trace.plain import (
@@ -147,6 +147,16 @@ META = st.dictionaries(
     layout=st.sampled_from(sorted(LAYOUTS)),
     place=st.sampled_from(PLACES),
     chunk_bytes=st.sampled_from([1, TINY, 300, 1 << 18]),
+)
+@example(  # an instant with a duration, beside times that a double does not hold
+    events=[
+        {"ph": "X", "name": "", "dur": 8796093022208.0, "cat": "cpu_op"},
+        {"ph": "i", "name": "", "tid": "7", "ts": 0.0, "cat": "cpu_op", "dur": 0.001},
+    ],
+    meta={},
+    layout="compact",
+    place="first",
+    chunk_bytes=1 << 18,
 )
 def test_any_valid_trace_reads_as_json_does(
     events: list[dict[str, Any]], meta: dict[str, Any], layout: str, place: str, chunk_bytes: int

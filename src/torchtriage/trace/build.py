@@ -612,7 +612,12 @@ class Times:
                 return integers * 1000
         except (TypeError, OverflowError):
             pass  # fractions of a microsecond, or no time at all
-        return np.array([self._exact[id(event)][which] for event in events], np.int64)
+        # an instant's duration is none, whatever its text says
+        exact = [
+            0 if value == 0 else self._exact[id(event)][which]
+            for value, event in zip(values, events, strict=True)
+        ]
+        return np.array(exact, np.int64)
 
     @cached_property
     def _exact(self) -> dict[int, tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torchtriage.errors import UsageError
 
-__all__ = ["READER_VARIABLE", "Engine", "find_engine"]
+__all__ = ["FILE", "READER_VARIABLE", "Engine", "find_engine"]
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
 VERSION = 2

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, byref, c_uint64, c_void_p
-from itertools import islice, pairwise
-from queue import SimpleQueue
+from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -416,30 +415,33 @@ def read_native(
 
 
 class _Pool:
-    """Scanners, each with one block at a time, in threads or (``n_threads`` 1) in this one."""
+    """Scanners that take blocks in turn, each in a thread of its own or (a single one) in this.
+
+    A scanner must see its blocks in the order in which they are taken: the codes of a block count
+    on from those of the one before.
+    """
 
     def __init__(self, library: Any, n_threads: int, step: int) -> None:
         self.broken = False
         self.n_pending = n_threads + 1 if n_threads > 1 else 1
         self._step = step
         self._scanners = [Scanner(library) for _ in range(n_threads)]
-        self._idle: SimpleQueue[Scanner] = SimpleQueue()
-        for scanner in self._scanners:
-            self._idle.put(scanner)
-        self._threads = ThreadPoolExecutor(n_threads) if n_threads > 1 else None
+        self._threads = [ThreadPoolExecutor(1) for _ in range(n_threads)] if n_threads > 1 else []
+        self._turns = cycle(range(n_threads))
 
     def __enter__(self) -> _Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, block: Block) -> Future[tuple[Scanner, Found]]:
-        if self._threads is not None:
-            return self._threads.submit(self._run, block)
+        turn = next(self._turns)
+        if self._threads:
+            return self._threads[turn].submit(self._run, self._scanners[turn], block)
         future: Future[tuple[Scanner, Found]] = Future()
-        future.set_result(self._run(block))
+        future.set_result(self._run(self._scanners[turn], block))
         return future
 
     def roll_back(self) -> None:
@@ -457,9 +459,5 @@ class _Pool:
                 n_negative=found.n_negative,
             )
 
-    def _run(self, block: Block) -> tuple[Scanner, Found]:
-        scanner = self._idle.get()
-        try:
-            return scanner, scanner.scan(block, self._step)
-        finally:
-            self._idle.put(scanner)
+    def _run(self, scanner: Scanner, block: Block) -> tuple[Scanner, Found]:
+        return scanner, scanner.scan(block, self._step)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.trace.test_parallel import assert_same, mixed
 
 from torchtriage.cli.main import cli
 from torchtriage.errors import TriageError, UsageError
-from torchtriage.trace import Trace, engine, read_trace
+from torchtriage.trace import Trace, engine, native, read_trace
 from torchtriage.trace.build import ColumnBuilder
 from torchtriage.trace.engine import READER_VARIABLE, find_engine
 
@@ -101,6 +102,27 @@ def test_same_result_in_every_layout(layout: str, place: str) -> None:
     trace = readable(document(mixed(300), META, layout, place), chunk_bytes=2048)
     assert trace.report.tier == "strict"
     assert len(trace) == 630
+
+
+@needs_library
+def test_every_scanner_sees_its_blocks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    scan = native.Scanner.scan
+
+    def slow_at_first(self: native.Scanner, block: native.Block, step: int) -> native.Found:
+        seen.append((block.offset, id(self)))
+        if len(seen) == 1:
+            time.sleep(0.05)  # the others could overtake
+        return scan(self, block, step)
+
+    monkeypatch.setattr(native.Scanner, "scan", slow_at_first)
+    text = document(mixed(400), META, "compact", "first")
+    want = read_with("python", text, chunk_bytes=512, processes=1)
+    assert_equal(want, read_with("native", text, chunk_bytes=512, processes=2))
+    scanners = [scanner for _, scanner in sorted(seen)]
+    assert len(scanners) > 10
+    assert len(set(scanners[:2])) == 2
+    assert scanners[2:] == scanners[:-2]
 
 
 @needs_library

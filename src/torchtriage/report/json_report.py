@@ -12,14 +12,16 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.finding import SCHEMA, JobResult, Result
 
-__all__ = ["SCHEMA_ID", "Report", "decode", "encode", "plain", "read", "schema"]
+__all__ = ["Report", "decode", "encode", "parse", "plain", "read", "schema", "schema_of"]
+
+Document = TypeVar("Document")
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -63,23 +65,34 @@ def read(data: bytes) -> Report:
     TraceFormatError
         ``data`` is no such document, or one of another schema.
     """
+    return parse(data, Report, SCHEMA, "a torchtriage result", "torchtriage analyze TRACE --json")
+
+
+def parse(data: bytes, kind: type[Document], name: str, what: str, command: str) -> Document:
+    """Return the dataclass whose document, of the schema ``name``, ``data`` is.
+
+    Raises
+    ------
+    TraceFormatError
+        ``data`` is no such document: ``what`` was expected, which ``command`` writes.
+    """
     try:
         head = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"expected a torchtriage result, found no JSON: {error}") from None
+        raise TraceFormatError(f"expected {what}, found no JSON: {error}") from None
     found = head.get("schema") if isinstance(head, dict) else None
-    if found != SCHEMA:
+    if found != name:
         raise TraceFormatError(
-            f'expected a torchtriage result with schema "{SCHEMA}", found {_shown(found)}',
+            f'expected {what} with schema "{name}", found {_shown(found)}',
             where="$.schema",
-            hint="write one with: torchtriage analyze TRACE --json",
+            hint=f"write one with: {command}",
         )
     try:
-        return msgspec.convert(head, Report)
+        return msgspec.convert(head, kind)
     except msgspec.ValidationError as error:
         raise TraceFormatError(
-            f"the result file does not follow {SCHEMA}: {error}",
-            hint="write it again with: torchtriage analyze TRACE --json",
+            f"the result file does not follow {name}: {error}",
+            hint=f"write it again with: {command}",
         ) from None
 
 
@@ -89,15 +102,20 @@ def _shown(found: object) -> str:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    generated = plain(msgspec.json.schema(Report))
+    return schema_of(Report, SCHEMA, f"Result of torchtriage, {SCHEMA}")
+
+
+def schema_of(kind: type, name: str, title: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a dataclass whose documents name ``name``."""
+    generated = plain(msgspec.json.schema(kind))
     definitions = generated["$defs"]
     for definition in definitions.values():
         # Python 3.13 and later strip a docstring's indentation, earlier ones keep it
         definition["description"] = inspect.cleandoc(definition["description"])
-    definitions["Report"]["properties"]["schema"] = {"const": SCHEMA}
+    definitions[kind.__name__]["properties"]["schema"] = {"const": name}
     return {
         "$schema": SCHEMA_ID,
-        "title": f"Result of torchtriage, {SCHEMA}",
+        "title": title,
         "$ref": generated["$ref"],
         "$defs": {name: definitions[name] for name in sorted(definitions)},
     }

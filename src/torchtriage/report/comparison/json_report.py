@@ -6,14 +6,12 @@ ignore fields it does not know; none is renamed, removed or given another meanin
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import msgspec
 
-from torchtriage.errors import TraceFormatError
 from torchtriage.finding import COMPARISON_SCHEMA, Comparison
-from torchtriage.report.json_report import SCHEMA_ID, plain
+from torchtriage.report.json_report import parse, plain, schema_of
 
 __all__ = ["decode", "encode", "schema"]
 
@@ -31,36 +29,11 @@ def decode(data: bytes) -> Comparison:
     TraceFormatError
         ``data`` is no such document, or one of another schema.
     """
-    try:
-        head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"expected a comparison, found no JSON: {error}") from None
-    found = head.get("schema") if isinstance(head, dict) else None
-    if found != COMPARISON_SCHEMA:
-        raise TraceFormatError(
-            f'expected a comparison with schema "{COMPARISON_SCHEMA}", found {found!r:.80}',
-            where="$.schema",
-            hint="write one with: torchtriage compare BEFORE AFTER --json",
-        )
-    try:
-        return msgspec.convert(head, Comparison)
-    except msgspec.ValidationError as error:
-        raise TraceFormatError(
-            f"the file does not follow {COMPARISON_SCHEMA}: {error}",
-            hint="write it again with: torchtriage compare BEFORE AFTER --json",
-        ) from None
+    command = "torchtriage compare BEFORE AFTER --json"
+    return parse(data, Comparison, COMPARISON_SCHEMA, "a comparison", command)
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    generated = plain(msgspec.json.schema(Comparison))
-    definitions = generated["$defs"]
-    for definition in definitions.values():
-        definition["description"] = inspect.cleandoc(definition["description"])
-    definitions["Comparison"]["properties"]["schema"] = {"const": COMPARISON_SCHEMA}
-    return {
-        "$schema": SCHEMA_ID,
-        "title": f"Comparison of two runs by torchtriage, {COMPARISON_SCHEMA}",
-        "$ref": generated["$ref"],
-        "$defs": {name: definitions[name] for name in sorted(definitions)},
-    }
+    title = f"Comparison of two runs by torchtriage, {COMPARISON_SCHEMA}"
+    return schema_of(Comparison, COMPARISON_SCHEMA, title)

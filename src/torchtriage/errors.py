@@ -2,6 +2,7 @@
 
 ``TriageError``
     ``TraceFormatError``: the input is not a trace, or not one we can read.
+    ``SnapshotError``: the input is not a memory snapshot, or not one we can read.
     ``PatternError``: a pattern module is off (shape, code, docs).
     ``UsageError``: the caller asked for something that does not exist.
     ``MissingExtraError``: an optional dependency is needed and not installed.
@@ -14,6 +15,7 @@ from __future__ import annotations
 __all__ = [
     "MissingExtraError",
     "PatternError",
+    "SnapshotError",
     "TraceFormatError",
     "TriageError",
     "UsageError",
@@ -47,6 +49,10 @@ class TriageError(Exception):
 
 class TraceFormatError(TriageError):
     """The input is not a profiler trace, or not one that can be read."""
+
+
+class SnapshotError(TriageError):
+    """The input is not a memory snapshot, or not one that can be read."""
 
 
 class PatternError(TriageError):

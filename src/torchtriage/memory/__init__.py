@@ -1,0 +1,1 @@
+"""Memory: snapshots of the allocator read as columns, and what they say about a program."""

@@ -1,0 +1,213 @@
+"""Opening what a user points at as a memory snapshot, or a refusal that says what it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Union, cast
+
+from isal import igzip
+
+from torchtriage.errors import SnapshotError
+from torchtriage.memory.snapshot import Snapshot, SnapshotBuilder
+from torchtriage.memory.unpickle import unpickle
+from torchtriage.units import format_bytes
+
+__all__ = ["MAX_BYTES", "SNAPSHOT", "Input", "read_snapshot"]
+
+Input = Union[str, "os.PathLike[str]", BinaryIO]
+
+MAX_BYTES = 64 << 30
+"""Refuse what expands beyond this."""
+SNAPSHOT = (
+    "record with torch.cuda.memory._record_memory_history(), then pass the file written by"
+    " torch.cuda.memory._dump_snapshot(path)"
+)
+_FOREIGN = (
+    (b"{", "JSON (a profiler trace?)", "judge traces with: torchtriage analyze FILE"),
+    (b"[", "JSON", SNAPSHOT),
+    (b"<", "an HTML page", "pass the .pickle that it was made from"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    (b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", SNAPSHOT),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
+    (b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
+    (b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
+)
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+
+
+def read_snapshot(
+    path: Input,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> Snapshot:
+    """Return the columns of a memory snapshot: a pickle, plain or in gzip or zip.
+
+    Nothing in the file is ever executed. Memory stays below twice the size of the pickle.
+
+    Parameters
+    ----------
+    path : path, ``-`` for standard input, or binary stream
+        A stream stays open.
+    progress : callable, optional
+        Is told bytes read and the file's size (0 where it is not known).
+    max_bytes : int
+        Refuse inputs that expand beyond this many bytes.
+
+    Raises
+    ------
+    SnapshotError
+        It cannot be read, is cut, is something else, or holds more than plain data.
+    """
+    with _opened(path) as (stream, name, size_bytes):
+        n_read = 0
+
+        def read(size: int) -> bytes:
+            nonlocal n_read
+            try:
+                data = stream.read(size)
+            except EOFError:
+                raise SnapshotError(
+                    "expected a whole file, found a compressed one that ends early",
+                    where=name,
+                    hint="copy the file again; it was cut on its way",
+                ) from None
+            except (OSError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+                raise SnapshotError(
+                    f"expected readable data, found: {error}",
+                    where=name,
+                    hint="copy the file again; it was damaged on its way",
+                ) from None
+            n_read += len(data)
+            if n_read > max_bytes:
+                raise SnapshotError(
+                    f"expected a snapshot of at most {format_bytes(max_bytes)}, found one that"
+                    " expands beyond it",
+                    where=name,
+                )
+            return data
+
+        builder = SnapshotBuilder()
+        told = None if progress is None else (lambda n_bytes: progress(n_bytes, size_bytes))
+        document = unpickle(read, builder, name=name, progress=told)
+        return builder.finish(document, name, n_read)
+
+
+@contextmanager
+def _opened(path: Input) -> Iterator[tuple[BinaryIO, str, int]]:
+    """Yield a stream of the pickle's bytes, a name for messages, and the size on disk."""
+    if not isinstance(path, str | os.PathLike):
+        with _inside(path, "<stream>") as stream:
+            yield stream, "<stream>", 0
+        return
+    name = os.fspath(path)
+    if name == "-":
+        with _inside(sys.stdin.buffer, "<stdin>") as stream:
+            yield stream, "<stdin>", 0
+        return
+    shown = name if name.isprintable() else repr(name)[1:-1]
+    try:
+        file = Path(name)
+        if file.is_dir():
+            raise SnapshotError(
+                "expected a snapshot, found a folder",
+                where=shown,
+                hint="pass the .pickle files in it",
+            )
+        if file.exists() and not file.is_file():
+            raise SnapshotError("expected a file, found something else", where=shown)
+        raw = file.open("rb")
+    except OSError as error:
+        raise SnapshotError(
+            f"expected a readable file, found: {error.strerror or error}",
+            where=shown,
+            hint="check the path and its permissions",
+        ) from error
+    except ValueError as error:  # a NUL byte
+        raise SnapshotError(f"expected a path, found one with an {error}", where=shown) from error
+    with raw, _inside(raw, shown) as stream:
+        yield stream, shown, os.fstat(raw.fileno()).st_size
+
+
+@contextmanager
+def _inside(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
+    """Yield the pickle inside a gzip or zip, or the stream itself."""
+    buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(cast(Any, raw))
+    head = buffered.peek(64)[:64]
+    if not head:
+        raise SnapshotError(
+            "expected a memory snapshot, found an empty file", where=name, hint=SNAPSHOT
+        )
+    if head[:2] == b"\x1f\x8b":
+        unpacked = io.BufferedReader(_gunzip(buffered))
+        try:
+            inner = unpacked.peek(64)[:64]
+        except (OSError, EOFError, zlib.error) as error:
+            raise SnapshotError(
+                f"expected a gzip of a snapshot, found one that cannot be read: {error}",
+                where=name,
+                hint="copy the file again; it was damaged on its way",
+            ) from None
+        _refuse_foreign(inner, name)
+        yield cast(BinaryIO, unpacked)
+    elif head[:4] in _ZIP:
+        with _member(buffered, name) as member:
+            yield member
+    else:
+        _refuse_foreign(head, name)
+        yield buffered
+
+
+@contextmanager
+def _member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
+    try:
+        with zipfile.ZipFile(raw) as archive:
+            names = archive.namelist()
+            if any(one.endswith(("data.pkl", "/version")) for one in names):
+                raise SnapshotError(
+                    "expected a memory snapshot, found a torch.save checkpoint",
+                    where=name,
+                    hint=SNAPSHOT,
+                )
+            pickles = [one for one in names if one.endswith((".pickle", ".pkl", ".pickle.gz"))]
+            if len(pickles) != 1:
+                raise SnapshotError(
+                    f"expected one .pickle in the zip, found {len(pickles)}",
+                    where=name,
+                    hint="unpack it and pass the snapshot you mean",
+                )
+            with archive.open(pickles[0]) as member:
+                if pickles[0].endswith(".gz"):
+                    yield cast(BinaryIO, _gunzip(member))
+                else:
+                    yield cast(BinaryIO, member)
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        io.UnsupportedOperation,
+    ) as error:
+        raise SnapshotError(
+            f"expected a zip archive with a snapshot, found one that cannot be read: {error}",
+            where=name,
+            hint="unpack it by hand and pass the .pickle inside",
+        ) from None
+
+
+def _gunzip(packed: Any) -> Any:
+    return igzip.IGzipFile(fileobj=packed)  # type: ignore[no-untyped-call]
+
+
+def _refuse_foreign(head: bytes, name: str) -> None:
+    """Name the kinds of file that people pass by mistake."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for magic, what, hint in _FOREIGN:
+        if text.startswith(magic):
+            raise SnapshotError(f"expected a memory snapshot, found {what}", where=name, hint=hint)

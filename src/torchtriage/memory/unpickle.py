@@ -1,0 +1,435 @@
+"""Pickles of plain data, read without ever running anything.
+
+Not ``pickle``: an interpreter of the opcodes that build dict, list, tuple, str, int, float, bool,
+None and bytes, and of no others. Whatever could import, call or look up (GLOBAL, REDUCE, BUILD,
+persistent ids, extension codes …) is refused by name. Lengths are held against what is there, and
+what is kept against what was read, so that no file of a few bytes grows into many.
+
+A :class:`Sink` is shown every dict and every list of known things when it is complete, and may put
+a small value in its place: files of gigabytes become columns while they are read.
+Source: the opcodes are those of ``pickletools`` in the standard library.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torchtriage.errors import SnapshotError
+from torchtriage.units import format_bytes
+
+__all__ = ["Sink", "unpickle"]
+
+WINDOW_BYTES = 4 << 20
+MARGIN_BYTES = 64 << 10
+"""An opcode with its argument fits in it; longer strings are waited for."""
+MAX_TEXT_BYTES = 16 << 20
+MAX_DEPTH = 100
+"""Snapshots nest eight deep."""
+FREE_VALUES = 1_000_000
+BYTES_PER_VALUE = 16
+"""Values that may be kept: so many, and one more for each so many bytes. An entry of a snapshot's
+history takes more than 60 bytes and leaves three."""
+
+_HIGHEST_PROTOCOL = 5
+_TRY = "write it again with torch.cuda.memory._dump_snapshot(path), and pass that file"
+_TRUNCATED = "the file was cut: copy it again, or let the program that writes it finish"
+# what pickles hold that plain data never needs; the rest is said as a byte
+_NAMES = {
+    b"c": "GLOBAL", b"\x93": "STACK_GLOBAL", b"R": "REDUCE", b"i": "INST", b"o": "OBJ",
+    b"\x81": "NEWOBJ", b"\x92": "NEWOBJ_EX", b"b": "BUILD", b"\x82": "EXT1", b"\x83": "EXT2",
+    b"\x84": "EXT4", b"P": "PERSID", b"Q": "BINPERSID", b"\x97": "NEXT_BUFFER",
+    b"\x98": "READONLY_BUFFER", b"\x8f": "EMPTY_SET", b"\x90": "ADDITEMS", b"\x91": "FROZENSET",
+    b"\x96": "BYTEARRAY8", b"0": "POP", b"1": "POP_MARK", b"2": "DUP", b"F": "FLOAT", b"I": "INT",
+    b"L": "LONG", b"S": "STRING", b"V": "UNICODE", b"T": "BINSTRING", b"U": "SHORT_BINSTRING",
+    b"d": "DICT", b"l": "LIST", b"p": "PUT", b"g": "GET",
+}  # fmt: skip
+
+(
+    PROTO, FRAME, STOP, MARK, EMPTY_DICT, EMPTY_LIST, EMPTY_TUPLE, SETITEM, SETITEMS, APPEND,
+    APPENDS, TUPLE, TUPLE1, TUPLE2, TUPLE3, NONE, TRUE, FALSE, BININT, BININT1, BININT2, LONG1,
+    LONG4, BINFLOAT, BINUNICODE, SHORT_BINUNICODE, BINUNICODE8, BINBYTES, SHORT_BINBYTES,
+    BINBYTES8, BINPUT, LONG_BINPUT, MEMOIZE, BINGET, LONG_BINGET,
+) = b"\x80\x95.(}])suaet\x85\x86\x87N\x88\x89JKM\x8a\x8bGX\x8c\x8dBC\x8eqr\x94hj"  # fmt: skip
+
+# a whole list of things that were there before: its bytes stand for it
+_LIST_OF_KNOWN = re.compile(
+    rb"\](?:\x94|q(.)|r(....)|)(?:\(((?:j....|h.){2,4096})e|((?:j....|h.))a)(?![(ae])", re.DOTALL
+)
+_KNOWN = re.compile(rb"j(....)|h(.)", re.DOTALL)
+_INT = struct.Struct("<i").unpack_from
+_INDEX = struct.Struct("<I").unpack_from
+_LENGTH = struct.Struct("<Q").unpack_from
+_FLOAT = struct.Struct(">d").unpack_from
+
+
+class Sink(Protocol):
+    """What wants to see parts of a document before it is whole."""
+
+    def take_dict(self, value: dict[Any, Any]) -> Any:
+        """Return what to keep in place of a complete dict: ``value`` itself to keep it."""
+
+    def take_list(self, value: list[Any]) -> Any:
+        """Return what to keep in place of a list of earlier values: ``value`` to keep it."""
+
+
+class _Pending:
+    """A dict that has no items yet, and where the memo has it."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+
+
+class _BrokenError(Exception):
+    """The document is off in a way that one line says."""
+
+
+def unpickle(
+    read: Callable[[int], bytes],
+    sink: Sink,
+    *,
+    name: str = "",
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """Return the plain data a pickle of protocol 2 to 5 holds.
+
+    Parameters
+    ----------
+    read : callable
+        Returns up to so many bytes, none at the end.
+    sink : Sink
+        Is shown dicts and lists as they become complete.
+    name : str, optional
+        What to call the input in messages.
+    progress : callable, optional
+        Is told the number of bytes read so far, every few megabytes.
+
+    Raises
+    ------
+    SnapshotError
+        Not a pickle, cut, or one that holds anything but plain data.
+    """
+    reader = _Reader(read, sink, progress)
+    try:
+        return reader.run()
+    except _BrokenError as error:
+        message, hint = error.args
+        raise SnapshotError(message, where=name, hint=hint) from None
+    except (IndexError, struct.error):
+        found = f"found one that ends or breaks off at byte {reader.position:,}"
+        raise SnapshotError(
+            f"expected a whole pickle, {found}", where=name, hint=_TRUNCATED
+        ) from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise SnapshotError(
+            f"expected plain data, found opcodes that fit no data at byte {reader.position:,}"
+            f" ({error})",
+            where=name,
+            hint=_TRY,
+        ) from None
+
+
+class _Reader:
+    """The state that outlives one window of the file."""
+
+    def __init__(
+        self, read: Callable[[int], bytes], sink: Sink, progress: Callable[[int], None] | None
+    ) -> None:
+        self.read = read
+        self.sink = sink
+        self.progress = progress
+        self.base = 0
+        self.pos = 0
+        self.data = b""
+        self.is_end = False
+        self.kept = 0
+        self.memo: list[Any] = []
+
+    @property
+    def position(self) -> int:
+        """Bytes from the start of the file."""
+        return self.base + self.pos
+
+    def fill(self, size: int) -> None:
+        """Forget what was read, and have at least ``size`` bytes from here unless the file ends."""
+        parts = [self.data[self.pos :]]
+        n_bytes = len(parts[0])
+        self.base += self.pos
+        self.pos = 0
+        while n_bytes < size and not self.is_end:
+            part = self.read(max(size - n_bytes, MARGIN_BYTES))
+            self.is_end = not part
+            n_bytes += len(part)
+            parts.append(part)
+        self.data = b"".join(parts)
+        if self.progress is not None:
+            self.progress(self.base + n_bytes)
+
+    def text(self, pos: int, n_bytes: int) -> bytes:
+        """Return a string's bytes and move behind it."""
+        if n_bytes > MAX_TEXT_BYTES:
+            raise _BrokenError(
+                f"expected names and numbers, found a string of {format_bytes(n_bytes)} at byte"
+                f" {self.base + pos:,}",
+                _TRY,
+            )
+        self.pos = pos
+        if pos + n_bytes > len(self.data):
+            self.fill(n_bytes + MARGIN_BYTES)
+            if n_bytes > len(self.data):
+                raise IndexError
+        start = self.pos
+        self.pos += n_bytes
+        return self.data[start : self.pos]
+
+    def put(self, index: int, value: Any) -> None:
+        """Remember a value under an index that the file chose."""
+        memo = self.memo
+        if index == len(memo):
+            memo.append(value)
+        elif index > len(memo) + 16:
+            raise _BrokenError(f"expected memo index {len(memo):,}, found {index:,}", _TRY)
+        else:  # cPickle counted from 1
+            memo.extend([None] * (index + 1 - len(memo)))
+            if memo[index] is not None:
+                raise _BrokenError(f"expected one value at memo index {index:,}, found two", _TRY)
+            memo[index] = value
+
+    def known(self, run: bytes) -> list[Any]:
+        """Return the remembered values that a run of BINGET opcodes stands for."""
+        memo = self.memo
+        return [memo[_INDEX(long)[0] if long else short[0]] for long, short in _KNOWN.findall(run)]
+
+    def check_kept(self, stack: list[Any], outer: list[list[Any]]) -> None:
+        """Refuse a file that makes more of itself than its bytes."""
+        values = self.kept + len(self.memo) + len(stack) + sum(map(len, outer))
+        if values > FREE_VALUES + self.position // BYTES_PER_VALUE:
+            raise _BrokenError(
+                f"expected a snapshot, found {values:,} loose values in the first"
+                f" {self.position:,} bytes",
+                _TRY,
+            )
+
+    def run(self) -> Any:
+        """Interpret the opcodes up to STOP."""
+        self.fill(WINDOW_BYTES)
+        self.check_head()
+        stack: list[Any] = []
+        outer: list[list[Any]] = []
+        memo, sink = self.memo, self.sink
+        lists: dict[bytes, Any] = {}
+        while True:
+            if len(self.data) - self.pos < 2 * MARGIN_BYTES and not self.is_end:
+                self.fill(WINDOW_BYTES)
+                self.check_kept(stack, outer)
+            data = self.data
+            pos = self.pos
+            limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
+            if pos >= limit and self.is_end:
+                raise IndexError
+            push = stack.append
+            while pos < limit:
+                op = data[pos]
+                pos += 1
+                if op == BINGET:
+                    push(memo[data[pos]])
+                    pos += 1
+                elif op == LONG_BINGET:
+                    push(memo[_INDEX(data, pos)[0]])
+                    pos += 4
+                elif op == LONG1:
+                    n_bytes = data[pos]
+                    if n_bytes > 9:
+                        raise _BrokenError(
+                            f"expected numbers of 64 bits, found {n_bytes * 8}", _TRY
+                        )
+                    pos += 1
+                    push(int.from_bytes(data[pos : pos + n_bytes], "little", signed=True))
+                    pos += n_bytes
+                elif op == BININT1:
+                    push(data[pos])
+                    pos += 1
+                elif op == BININT:
+                    push(_INT(data, pos)[0])
+                    pos += 4
+                elif op == EMPTY_LIST:
+                    match = _LIST_OF_KNOWN.match(data, pos - 1)
+                    if match is not None:
+                        short, long, many, one = match.groups()
+                        run = many or one
+                        value = lists.get(run)
+                        if value is None:
+                            value = sink.take_list(self.known(run))
+                            if type(value) is list:
+                                self.kept += len(value)
+                            else:
+                                # many like it follow
+                                lists[run] = value
+                        pos = match.end()
+                        push(value)
+                        if data[match.start() + 1] == MEMOIZE:
+                            memo.append(value)
+                        elif short is not None:
+                            self.put(short[0], value)
+                        elif long is not None:
+                            self.put(_INDEX(long)[0], value)
+                    else:
+                        push([])
+                        self.kept += 1
+                elif op == MARK:
+                    outer.append(stack)
+                    if len(outer) > MAX_DEPTH:
+                        raise _BrokenError(
+                            f"expected a snapshot, found values nested more than {MAX_DEPTH} deep",
+                            _TRY,
+                        )
+                    stack = []
+                    push = stack.append
+                elif op in (SETITEMS, SETITEM):
+                    if op == SETITEM:
+                        value, key = stack.pop(), stack.pop()
+                        items = {key: value}
+                    else:
+                        items = dict(zip(stack[::2], stack[1::2], strict=True))
+                        stack = outer.pop()
+                        push = stack.append
+                    target = stack[-1]
+                    if type(target) is _Pending:
+                        value = sink.take_dict(items)
+                        stack[-1] = value
+                        if target.slot >= 0:
+                            memo[target.slot] = value
+                        if value is items:
+                            self.kept += 2 * len(items)
+                    elif type(target) is dict:
+                        target.update(items)
+                        self.kept += 2 * len(items)
+                    else:
+                        raise TypeError(f"items for {type(target).__name__}")
+                elif op == EMPTY_DICT:
+                    op = data[pos]
+                    pending = _Pending(-1)
+                    if op == MEMOIZE:
+                        pos += 1
+                        pending.slot = len(memo)
+                        memo.append(pending)
+                    elif op == BINPUT:
+                        pending.slot = data[pos + 1]
+                        self.put(pending.slot, pending)
+                        pos += 2
+                    elif op == LONG_BINPUT:
+                        pending.slot = _INDEX(data, pos + 1)[0]
+                        self.put(pending.slot, pending)
+                        pos += 5
+                    push(pending)
+                elif op == MEMOIZE:
+                    memo.append(stack[-1])
+                elif op == APPENDS:
+                    items_list = stack
+                    stack = outer.pop()
+                    push = stack.append
+                    target = stack[-1]
+                    if type(target) is not list:
+                        raise TypeError(f"values for {type(target).__name__}")
+                    target.extend(items_list)
+                    self.kept += len(items_list)
+                elif op == APPEND:
+                    value = stack.pop()
+                    target = stack[-1]
+                    if type(target) is not list:
+                        raise TypeError(f"a value for {type(target).__name__}")
+                    target.append(value)
+                    self.kept += 1
+                elif op == SHORT_BINUNICODE:
+                    n_bytes = data[pos]
+                    pos += 1 + n_bytes
+                    if pos > len(data):
+                        raise IndexError
+                    push(data[pos - n_bytes : pos].decode("utf-8", "surrogatepass"))
+                elif op == BININT2:
+                    push(data[pos] | data[pos + 1] << 8)
+                    pos += 2
+                elif op in (BINUNICODE, BINUNICODE8, BINBYTES, BINBYTES8):
+                    is_long = op in (BINUNICODE8, BINBYTES8)
+                    n_bytes = (_LENGTH if is_long else _INDEX)(data, pos)[0]
+                    text = self.text(pos + (8 if is_long else 4), n_bytes)
+                    is_text = op in (BINUNICODE, BINUNICODE8)
+                    push(text.decode("utf-8", "surrogatepass") if is_text else text)
+                    self.kept += 1 + n_bytes // 64
+                    data, pos = self.data, self.pos
+                    limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
+                elif op == NONE:
+                    push(None)
+                elif op == FALSE:
+                    push(False)
+                elif op == TRUE:
+                    push(True)
+                elif op == BINFLOAT:
+                    push(_FLOAT(data, pos)[0])
+                    pos += 8
+                elif op == BINPUT:
+                    self.put(data[pos], stack[-1])
+                    pos += 1
+                elif op == LONG_BINPUT:
+                    self.put(_INDEX(data, pos)[0], stack[-1])
+                    pos += 4
+                elif op == EMPTY_TUPLE:
+                    push(())
+                elif TUPLE1 <= op <= TUPLE3:
+                    size = op - TUPLE1 + 1
+                    if len(stack) < size:
+                        raise TypeError("a tuple of nothing")
+                    stack[-size:] = [tuple(stack[-size:])]
+                    self.kept += size
+                elif op == TUPLE:
+                    value = tuple(stack)
+                    stack = outer.pop()
+                    push = stack.append
+                    push(value)
+                    self.kept += 1 + len(value)
+                elif op == FRAME:
+                    pos += 8
+                elif op == SHORT_BINBYTES:
+                    n_bytes = data[pos]
+                    pos += 1 + n_bytes
+                    push(data[pos - n_bytes : pos])
+                elif op == STOP:
+                    self.pos = pos
+                    if outer or len(stack) != 1:
+                        raise TypeError("an end inside a value")
+                    return stack[0]
+                elif op == LONG4:
+                    n_bytes = _INDEX(data, pos)[0]
+                    raise self.too_wide(n_bytes)
+                elif op == PROTO:
+                    pos += 1
+                else:
+                    self.pos = pos
+                    raise _BrokenError(*self.refusal(op))
+            self.pos = pos
+
+    def check_head(self) -> None:
+        """Refuse what is no pickle by its first bytes."""
+        head = self.data[:2]
+        if len(head) == 2 and head[0] == PROTO and 2 <= head[1] <= _HIGHEST_PROTOCOL:
+            self.pos = 2
+            return
+        if len(head) == 2 and head[0] == PROTO:
+            raise _BrokenError(
+                f"expected a pickle of protocol 2 to 5, found protocol {head[1]}", _TRY
+            )
+        raise _BrokenError("expected a memory snapshot (a pickle of protocol 2 to 5)", _TRY)
+
+    def refusal(self, op: int) -> tuple[str, str]:
+        """Return why an opcode is not read, and what to do."""
+        name = _NAMES.get(bytes([op]), f"0x{op:02x}")
+        return (
+            f"expected plain data, found the opcode {name} at byte {self.position - 1:,}, which"
+            " could run code or build objects: nothing was run",
+            "only open files that torch.cuda.memory._dump_snapshot wrote; this one is something"
+            " else, or was tampered with",
+        )

@@ -6,14 +6,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 120
+# the tests that run torch have an environment of their own: nothing else may come to need it
+TORCH ?= torch==2.13.0
+TORCH_VENV := .venv-torch
 # rustup does not always tell the shell
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native lint format docs fuzz clean
+.PHONY: help demo test test-torch native lint format docs fuzz clean
 
 help: ## Show the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 demo: $(VENV)/.core native ## Analyse the bundled sample trace
 	@echo "==> torchtriage demo"
@@ -24,6 +27,10 @@ test: lint native ## Run the checks, then every test
 		echo "==> cargo test" && cd native && PATH="$(dir $(CARGO)):$$PATH" cargo test --quiet --offline; fi
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-torch: $(TORCH_VENV)/.dev ## Run the tests that need torch, in .venv-torch
+	@echo "==> pytest -m torch"
+	@$(TORCH_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
 
 native: | $(BIN)/python ## Build the native scanner where cargo is; everything works without
 	@$(BIN)/python native/build.py
@@ -55,7 +62,7 @@ fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 		-artifact_prefix=fuzz/crashes/ fuzz/corpus
 
 clean: ## Remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -76,6 +83,14 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and its development tools into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.core
+
+# torch first: a range would take the newest build with gigabytes of CUDA packages
+$(TORCH_VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "==> installing torchtriage, $(TORCH) and what its tests drive into $(TORCH_VENV)"
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(TORCH)'
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[dev,dev-torch]'
+	@touch $@
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and atheris into $(VENV)"

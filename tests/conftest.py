@@ -1,10 +1,11 @@
-"""Where the shared recordings are, and what to do without them."""
+"""Where the shared recordings are, and what to do without them or without torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -20,14 +21,17 @@ hypothesis.settings.load_profile("torchtriage")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, visibly, what needs recordings that are not there."""
-    if (DATA / "traces").is_dir():
-        return
-    skip = pytest.mark.skip(reason="the shared recordings are not here; set TORCHTRIAGE_DATA")
+    """Skip, visibly, what needs recordings or a library that are not there."""
+    missing = {}
+    if not (DATA / "traces").is_dir():
+        missing["data"] = "the shared recordings are not here; set TORCHTRIAGE_DATA"
+    if find_spec("torch") is None:
+        missing["torch"] = "torch is not installed here; make test-torch runs it"
     for item in items:
-        # a marker, not a keyword: folders named data are keywords too
-        if item.get_closest_marker("data"):
-            item.add_marker(skip)
+        for marker, reason in missing.items():
+            # a marker, not a keyword: folders named data are keywords too
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

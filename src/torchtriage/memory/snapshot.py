@@ -302,6 +302,7 @@ class SnapshotBuilder:
         self.block = {name: array("q") for name in _BLOCK_COLUMNS}
         self.marks: list[tuple[int, int, int, bool]] = []
         self.n_blocks_used = 0
+        self.n_items = 0
         self.e_action, self.e_stack = array("b"), array("i")
         self.e_pool, self.e_metadata, self.e_context = array("i"), array("i"), array("i")
         self.e_address, self.e_size, self.e_stream = array("q"), array("q"), array("q")
@@ -335,6 +336,7 @@ class SnapshotBuilder:
     def _entry(self, value: dict[Any, Any]) -> _Row:
         get = value.get
         name = get("action")
+        self.n_items = len(value)
         action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
         if action == Action.OTHER:
             self._count(f"action {name!s:.40}")

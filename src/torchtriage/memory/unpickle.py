@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from torchtriage.errors import SnapshotError
@@ -33,6 +34,7 @@ BYTES_PER_VALUE = 16
 """Values that may be kept: so many, and one more for each so many bytes. An entry of a snapshot's
 history takes more than 60 bytes and leaves three."""
 
+CACHED = 200_000
 _HIGHEST_PROTOCOL = 5
 _TRY = "write it again with torch.cuda.memory._dump_snapshot(path), and pass that file"
 _TRUNCATED = "the file was cut: copy it again, or let the program that writes it finish"
@@ -54,6 +56,9 @@ _NAMES = {
     BINBYTES8, BINPUT, LONG_BINPUT, MEMOIZE, BINGET, LONG_BINGET,
 ) = b"\x80\x95.(}])suaet\x85\x86\x87N\x88\x89JKM\x8a\x8bGX\x8c\x8dBC\x8eqr\x94hj"  # fmt: skip
 
+_GET = rb"(?:j....|h.)"
+_FLAT = rb"K.|M..|J....|\x8a(?:\x06.{6}|\x08.{8}|\x07.{7}|\x05.{5})|[N\x88\x89]"
+_SHORT_TEXT = rb"\x8c(?:" + b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(1, 65)) + rb")"
 # a whole list of things that were there before: its bytes stand for it
 _LIST_OF_KNOWN = re.compile(
     rb"\](?:\x94|q(.)|r(....)|)(?:\(((?:j....|h.){2,4096})e|((?:j....|h.))a)(?![(ae])", re.DOTALL
@@ -73,6 +78,23 @@ class Sink(Protocol):
 
     def take_list(self, value: list[Any]) -> Any:
         """Return what to keep in place of a list of earlier values: ``value`` to keep it."""
+
+    n_items: int
+    """How many items the dicts have that come by the million; 0 while that is not known."""
+
+
+@lru_cache(maxsize=64)
+def _row_of_known(n_items: int, puts: bytes) -> re.Pattern[bytes]:
+    """Return what matches a dict of known keys, numbers and known things, one group for each.
+
+    Groups: what puts the dict, then key, value, ... A list holds known things alone; lists and
+    short texts are put, too.
+    """
+    listed = rb"\]" + puts + rb"(?:\(" + _GET + rb"{2,4096}e)?"
+    value = b"(" + b"|".join([_GET, _FLAT, listed, _SHORT_TEXT + puts]) + b")"
+    return re.compile(
+        rb"\}(" + puts + rb")\(" + (rb"(" + _GET + rb")" + value) * n_items + rb"u", re.DOTALL
+    )
 
 
 class _Pending:
@@ -148,6 +170,11 @@ class _Reader:
         self.is_end = False
         self.kept = 0
         self.memo: list[Any] = []
+        # what opcodes stand for: a memo index never changes its meaning
+        self.lists: dict[bytes, Any] = {}
+        self.small: dict[bytes, Any] = {}
+        self.texts: dict[bytes, str] = {}
+        self.names: dict[tuple[bytes, ...], tuple[Any, ...]] = {}
 
     @property
     def position(self) -> int:
@@ -204,6 +231,93 @@ class _Reader:
         memo = self.memo
         return [memo[_INDEX(long)[0] if long else short[0]] for long, short in _KNOWN.findall(run)]
 
+    def known_dicts(self, pos: int, limit: int, stack: list[Any]) -> int:
+        """Push the dicts that look like those before and follow each other; return their end.
+
+        Most of a large file is these: one match each, instead of some thirty opcodes.
+        """
+        data, memo, small, take = self.data, self.memo, self.small, self.sink.take_dict
+        puts = b"\x94" if data[pos + 1] == MEMOIZE else b"r...."
+        head = 1 + (1 if data[pos + 1] == MEMOIZE else 5)
+        match_at = _row_of_known(self.sink.n_items, puts).match
+        while pos < limit and (match := match_at(data, pos)) is not None:
+            groups = match.groups()
+            slot = len(memo)
+            if head == 6 and not self.puts_fit(groups):
+                break
+            memo.append(None)
+            values = []
+            for raw in groups[2::2]:
+                value = small.get(raw, memo)  # the memo itself is nobody's value
+                if value is memo:
+                    op = raw[0]
+                    if op == LONG1:
+                        value = int.from_bytes(raw[2:], "little", signed=True)
+                    elif op == EMPTY_LIST:
+                        value = self.known_list(raw[head + 1 : -1]) if len(raw) > head else []
+                        memo.append(value)
+                    elif op == SHORT_BINUNICODE:
+                        text = raw[2 : 2 + raw[1]]
+                        value = self.texts.get(text)
+                        if value is None:
+                            value = self.texts[text] = text.decode("utf-8", "surrogatepass")
+                        memo.append(value)
+                    else:
+                        value = small[raw] = self.decoded(raw)
+                values.append(value)
+            keys = groups[1::2]
+            names = self.names.get(keys)
+            if names is None:
+                names = self.names[keys] = tuple(map(self.decoded, keys))
+            items = dict(zip(names, values, strict=True))
+            taken = memo[slot] = take(items)
+            if taken is items:
+                self.kept += 2 * len(items)
+            stack.append(taken)
+            pos = match.end()
+        if len(small) > CACHED or len(self.lists) > CACHED or len(self.names) > CACHED:
+            small.clear()
+            self.lists.clear()
+            self.names.clear()
+        if len(self.texts) > CACHED:
+            self.texts.clear()
+        return pos
+
+    def puts_fit(self, groups: tuple[bytes, ...]) -> bool:
+        """Return whether the memo indices a dict and its lists are put under come next."""
+        puts = [groups[0][1:5]]
+        for raw in groups[2::2]:
+            if raw[0] == EMPTY_LIST:
+                puts.append(raw[2:6])
+            elif raw[0] == SHORT_BINUNICODE:
+                puts.append(raw[-4:])
+        first = len(self.memo)
+        return all(_INDEX(put)[0] == first + i for i, put in enumerate(puts))
+
+    def decoded(self, raw: bytes) -> Any:
+        """Return the value of one opcode with its argument."""
+        op = raw[0]
+        if op == BINGET:
+            return self.memo[raw[1]]
+        if op == LONG_BINGET:
+            return self.memo[_INDEX(raw, 1)[0]]
+        if op == BININT:
+            return _INT(raw, 1)[0]
+        if op in (BININT1, BININT2):
+            return int.from_bytes(raw[1:], "little")
+        return {NONE: None, TRUE: True, FALSE: False}[op]
+
+    def known_list(self, run: bytes) -> Any:
+        """Return the list of remembered values that a run of BINGET opcodes stands for."""
+        value = self.lists.get(run)
+        if value is None:
+            value = self.sink.take_list(self.known(run))
+            if type(value) is list:
+                self.kept += len(value)
+            else:
+                self.lists[run] = value  # many like it follow
+        return value
+
     def check_kept(self, stack: list[Any], outer: list[list[Any]]) -> None:
         """Refuse a file that makes more of itself than its bytes."""
         values = self.kept + len(self.memo) + len(stack) + sum(map(len, outer))
@@ -221,7 +335,6 @@ class _Reader:
         stack: list[Any] = []
         outer: list[list[Any]] = []
         memo, sink = self.memo, self.sink
-        lists: dict[bytes, Any] = {}
         while True:
             if len(self.data) - self.pos < 2 * MARGIN_BYTES and not self.is_end:
                 self.fill(WINDOW_BYTES)
@@ -244,9 +357,7 @@ class _Reader:
                 elif op == LONG1:
                     n_bytes = data[pos]
                     if n_bytes > 9:
-                        raise _BrokenError(
-                            f"expected numbers of 64 bits, found {n_bytes * 8}", _TRY
-                        )
+                        raise self.too_wide(n_bytes)
                     pos += 1
                     push(int.from_bytes(data[pos : pos + n_bytes], "little", signed=True))
                     pos += n_bytes
@@ -260,15 +371,7 @@ class _Reader:
                     match = _LIST_OF_KNOWN.match(data, pos - 1)
                     if match is not None:
                         short, long, many, one = match.groups()
-                        run = many or one
-                        value = lists.get(run)
-                        if value is None:
-                            value = sink.take_list(self.known(run))
-                            if type(value) is list:
-                                self.kept += len(value)
-                            else:
-                                # many like it follow
-                                lists[run] = value
+                        value = self.known_list(many or one)
                         pos = match.end()
                         push(value)
                         if data[match.start() + 1] == MEMOIZE:
@@ -311,6 +414,11 @@ class _Reader:
                     else:
                         raise TypeError(f"items for {type(target).__name__}")
                 elif op == EMPTY_DICT:
+                    if sink.n_items:
+                        end = self.known_dicts(pos - 1, limit, stack)
+                        if end >= pos:
+                            pos = end
+                            continue
                     op = data[pos]
                     pending = _Pending(-1)
                     if op == MEMOIZE:
@@ -419,10 +527,12 @@ class _Reader:
             self.pos = 2
             return
         if len(head) == 2 and head[0] == PROTO:
-            raise _BrokenError(
-                f"expected a pickle of protocol 2 to 5, found protocol {head[1]}", _TRY
-            )
+            raise _BrokenError(f"expected pickle protocol 2 to 5, found protocol {head[1]}", _TRY)
         raise _BrokenError("expected a memory snapshot (a pickle of protocol 2 to 5)", _TRY)
+
+    def too_wide(self, n_bytes: int) -> _BrokenError:
+        """Return the complaint about a number no allocator would write."""
+        return _BrokenError(f"expected numbers of 64 bits, found one of {n_bytes * 8:,}", _TRY)
 
     def refusal(self, op: int) -> tuple[str, str]:
         """Return why an opcode is not read, and what to do."""

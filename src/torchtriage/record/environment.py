@@ -1,0 +1,228 @@
+"""What a run ran on and with: facts that change speed, and nothing else.
+
+Environment variables are taken from a list, so no token or path of a stranger's ends in a file.
+Nothing is started to learn a fact: a device that the script does not use is not asked.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["VARIABLES", "gather"]
+
+VARIABLES = (
+    "AMD_SERIALIZE_KERNEL",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "GOMP_CPU_AFFINITY",
+    "HIP_LAUNCH_BLOCKING",
+    "HIP_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_IB_DISABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SHM_DISABLE",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "ROCR_VISIBLE_DEVICES",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_COMPILE_DISABLE",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+)
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+
+
+def gather() -> dict[str, Any]:
+    """Return the facts as JSON values; what cannot be learned is None or absent, never guessed."""
+    import torch
+
+    facts: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "driver": _driver(),
+        "devices": _asked(_device_names, []),
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "cpus_allowed": _allowed_cpus(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "host_allocator": _host_allocator(),
+        "flags": _asked(_flags, {}),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "loaders": _asked(_loaders, []),
+        "compile": _asked(_compile, {}),
+        "distributed": _asked(_distributed, {}),
+    }
+    return facts
+
+
+def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
+    """Return an answer, or ``otherwise`` where this version of PyTorch has none."""
+    try:
+        return question()
+    except Exception:
+        return otherwise
+
+
+def _driver() -> str | None:
+    for name in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            text = Path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+        return found.group() if found else None
+    return None
+
+
+def _device_names() -> list[str]:
+    import torch
+
+    from torchtriage.record.capture import devices
+
+    names = []
+    for kind in devices():
+        module = getattr(torch, kind)
+        names += [str(module.get_device_name(one)) for one in range(module.device_count())]
+    return names
+
+
+def _allowed_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1) if found else platform.machine()
+
+
+def _host_allocator() -> str | None:
+    loaded = os.environ.get("LD_PRELOAD", "")
+    return next((name for name in _ALLOCATORS if name in loaded), None)
+
+
+def _flags() -> dict[str, Any]:
+    import torch
+
+    backends: Any = torch.backends
+    flags = {
+        "matmul_precision": torch.get_float32_matmul_precision,
+        "cuda_matmul_tf32": lambda: backends.cuda.matmul.allow_tf32,
+        "cudnn_tf32": lambda: backends.cudnn.allow_tf32,
+        "cudnn_benchmark": lambda: backends.cudnn.benchmark,
+        "cudnn_deterministic": lambda: backends.cudnn.deterministic,
+        "cudnn_enabled": lambda: backends.cudnn.enabled,
+        "fp16_reduced_precision_reduction": (
+            lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "anomaly_mode": torch.is_anomaly_enabled,
+        "default_dtype": lambda: str(torch.get_default_dtype()),
+        "mkldnn": torch.backends.mkldnn.is_available,
+        "flash_attention": lambda: backends.cuda.flash_sdp_enabled(),
+    }
+    return {name: _asked(ask, None) for name, ask in flags.items()}
+
+
+def _loaders() -> list[dict[str, Any]]:
+    """Return the settings of the DataLoaders that are alive, most workers first."""
+    import torch.utils.data
+
+    names = (
+        "batch_size",
+        "num_workers",
+        "pin_memory",
+        "persistent_workers",
+        "prefetch_factor",
+        "drop_last",
+    )
+    # type(), not isinstance(): a proxy may run code of its own when it is asked for its class
+    loaders = [
+        one for one in gc.get_objects() if issubclass(type(one), torch.utils.data.DataLoader)
+    ]
+    seen = []
+    for loader in loaders:
+        settings = {name: _plain(getattr(loader, name, None)) for name in names}
+        settings["dataset"] = type(getattr(loader, "dataset", None)).__qualname__
+        settings["start_method"] = _start_method(loader)
+        seen.append(settings)
+    return sorted(seen, key=lambda one: -(one["num_workers"] or 0))
+
+
+def _start_method(loader: Any) -> str | None:
+    import multiprocessing
+
+    context = getattr(loader, "multiprocessing_context", None)
+    if context is not None:
+        return str(context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True)
+
+
+def _compile() -> dict[str, Any]:
+    """Return what ``torch.compile`` was told and did, empty where it was not used."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    utils = sys.modules.get("torch._dynamo.utils")
+    if frames is None or utils is None or not utils.counters.get("frames"):
+        return {}
+    dynamo: Any = sys.modules.get("torch._dynamo.config")
+    inductor: Any = sys.modules.get("torch._inductor.config")
+    return {
+        "frames": {name: int(count) for name, count in utils.counters["frames"].items()},
+        "graph_breaks": sum(utils.counters.get("graph_break", {}).values()),
+        "recompile_limit": _asked(lambda: dynamo.cache_size_limit, None),
+        "assume_static": _asked(lambda: dynamo.assume_static_by_default, None),
+        "automatic_dynamic": _asked(lambda: dynamo.automatic_dynamic_shapes, None),
+        "cudagraphs": _asked(lambda: inductor.triton.cudagraphs, None),
+        "max_autotune": _asked(lambda: inductor.max_autotune, None),
+        "freezing": _asked(lambda: inductor.freezing, None),
+    }
+
+
+def _distributed() -> dict[str, Any]:
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return {}
+    return {
+        "backend": str(torch.distributed.get_backend()),
+        "world_size": torch.distributed.get_world_size(),
+        "rank": torch.distributed.get_rank(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else str(type(value))

@@ -1,0 +1,416 @@
+"""Records a loop from the inside: unprofiled step times, a light recording, a heavy one.
+
+Whoever knows the loop calls :meth:`Recorder.step` at each step boundary; what to do there is
+decided here. A recording is on disk the moment it is complete, ``recording.json`` says beside it
+what was measured and on what, and no failure of the profiler reaches the loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+from torchtriage.record.capture import Capture, ProfilerBusyError, devices
+from torchtriage.record.environment import gather
+from torchtriage.record.timing import settled, step_wall_ns
+
+__all__ = ["HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "Plan", "Recorder"]
+
+SCHEMA = "torchtriage-recording/1"
+RECORDING_FILE = "recording.json"
+LIGHT_FILE = "light.json.gz"
+HEAVY_FILE = "heavy.json.gz"
+BUSY = "the script profiles itself"
+COMPLETE = "complete"
+WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
+    "warm-up",
+    "timing",
+    "light",
+    "heavy",
+    "timing again",
+    "off",
+)
+FEWEST_STEPS = 3
+"""Slow steps are timed no more often than this where ``max_timing_s`` is over."""
+TAKE_OVER = 5
+"""So many steps of another thread, without one of the first, and the loop has moved there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many steps of what, in this order.
+
+    ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
+    ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
+    ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
+    recorded, each after one that warms the profiler up (0: no such recording), and
+    ``timing_steps`` timed again.
+    """
+
+    warmup: int = 5
+    timing_steps: int = 10
+    min_timing_s: float = 0.5
+    max_timing_steps: int = 500
+    max_timing_s: float = 10.0
+    light: int = 6
+    heavy: int = 3
+
+
+@dataclass
+class _Timed:
+    step_ns: list[int]
+    settled: bool = False
+
+
+class Recorder:
+    """Records one loop into one folder.
+
+    Light comes first, for cost; heavy, for location, may cost more memory. Both, and the times,
+    exclude what the recorder itself spends starting, stopping and exporting.
+
+    The thread that steps first owns the loop: the profiler sees only the thread that started it.
+    Steps of other threads are counted and ignored; after five of one, without one of the owner
+    between, the loop has moved there and warm-up begins again. In a forked child the recorder is
+    off.
+
+    Parameters
+    ----------
+    out_dir : path
+        Folder for ``recording.json``, ``light.json.gz`` and ``heavy.json.gz``; made if needed.
+    plan : Plan
+        How many steps of what.
+    rank : int, optional
+        Of the job this process belongs to; asked of ``torch.distributed`` or the launcher's
+        ``RANK`` where not given.
+    boundary : str
+        What a step is, in words (``"Adam.step"``); written down only.
+    on_done : callable, optional
+        Called in the loop's thread, at a step boundary, when everything is recorded.
+    """
+
+    def __init__(
+        self,
+        out_dir: str | os.PathLike[str],
+        plan: Plan | None = None,
+        *,
+        rank: int | None = None,
+        boundary: str = "step",
+        on_done: Callable[[], object] | None = None,
+    ) -> None:
+        self.out_dir = Path(out_dir)
+        self.plan = plan or Plan()
+        self.rank = rank
+        self.boundary = boundary
+        self.steps_seen = 0
+        self.ended = ""  # the reason, when it has
+        self._on_done = on_done
+        self._failures: Counter[str] = Counter()
+        self._ignored_steps = 0
+        self._stray_run = 0
+        self._owner: int | None = None
+        self._before = _Timed([])
+        self._after = _Timed([])
+        self._recordings: dict[str, dict[str, Any]] = {}
+        self._environment: dict[str, Any] | None = None
+        self._queued = False
+        self._capture: Capture | None = None
+        self._capture_ns: list[int] = []
+        self._own_ns = 0
+        self._phase_steps = 0
+        self._last_ns = 0
+        self._start_ns = 0
+        self._entered_ns = 0
+        self.state = WARM_UP
+        # what the next step boundary means; None: nothing any more
+        self._advance: Callable[[int], None] | None = self._warm_up
+        _live.add(self)
+
+    # -- what callers use ----------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Say that a step has ended and the next begins. Never raises; cheap when over."""
+        if self._advance is None:
+            return
+        now = perf_counter_ns()
+        if get_ident() != self._owner and not self._take_over():
+            return
+        self._stray_run = 0
+        try:
+            self._advance(now)
+        except Exception as error:
+            self._failed(error)
+        self.steps_seen += 1
+
+    # a step inside a compiled function ends the graph there instead of being traced
+    step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to record or to time."""
+        return self._advance is None
+
+    def close(self, reason: str = "closed") -> None:
+        """Stop; what is half recorded is kept up to its last whole step. Never raises.
+
+        ``reason`` goes into ``recording.json``, unless everything had been recorded before.
+        """
+        if self.ended:
+            return
+        try:
+            capture = self._capture
+            if capture is not None:
+                self._keep(capture, inside_step=True)
+        except Exception as error:
+            self._failed(error)
+        self._end(reason)
+
+    # -- the states, in order ------------------------------------------------------------------
+
+    def _warm_up(self, now: int) -> None:
+        self._phase_steps += 1
+        if self._phase_steps > self.plan.warmup:  # the first call only begins a step
+            self._queued = bool(devices())
+            self._next()
+
+    def _timing(self, now: int) -> None:
+        times = self._before.step_ns
+        times.append(now - self._last_ns)
+        self._last_ns = now
+        plan = self.plan
+        n = len(times)
+        if n % plan.timing_steps and n < plan.max_timing_steps and n >= FEWEST_STEPS:
+            # looking closer at every step would cost more than stepping
+            if now - self._entered_ns < plan.max_timing_s * 1e9:
+                return
+        elif n < FEWEST_STEPS:
+            return
+        timed_s = sum(times) / 1e9
+        recent = times[-max(plan.timing_steps, n // 2) :]
+        self._before.settled = settled(recent)
+        if (self._before.settled and timed_s >= plan.min_timing_s) or (
+            n >= plan.max_timing_steps or timed_s >= plan.max_timing_s
+        ):
+            self._before.step_ns = recent
+            self._next()
+
+    def _captured(self, now: int) -> None:
+        capture = self._capture
+        assert capture is not None
+        self._phase_steps += 1
+        if self._phase_steps > 1:  # the first one warms the profiler up
+            self._capture_ns.append(now - self._last_ns)
+        if self._phase_steps <= self._steps_of(self.state):
+            capture.step()
+            self._last_ns = perf_counter_ns()
+            return
+        self._keep(capture, inside_step=False)
+        self._next()
+
+    def _timing_again(self, now: int) -> None:
+        self._phase_steps += 1
+        times = self._after.step_ns
+        if self._phase_steps > 1:  # in the first one the profiler's traces fade
+            times.append(now - self._last_ns)
+        self._last_ns = now
+        plan = self.plan
+        n = len(times)
+        timed = now - self._entered_ns
+        enough = n >= plan.timing_steps and timed >= plan.min_timing_s * 1e9
+        late = n >= FEWEST_STEPS and timed >= plan.max_timing_s * 1e9
+        if enough or late or n >= plan.max_timing_steps:
+            self._after.settled = settled(times)
+            self._next()
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Go to the next state that has steps, and begin it at this very boundary."""
+        state = _ORDER[_ORDER.index(self.state) + 1]
+        while state != OFF and not self._steps_of(state):
+            state = _ORDER[_ORDER.index(state) + 1]
+        self._phase_steps = 0
+        self.state = state
+        if state == OFF:
+            self._end(COMPLETE)
+        elif state in (LIGHT, HEAVY):
+            self._advance = self._captured
+            self._begin_capture()
+        else:
+            self._advance = self._timing if state == TIMING else self._timing_again
+            if state == AGAIN:
+                self._write()
+        self._last_ns = self._entered_ns = perf_counter_ns()
+
+    def _steps_of(self, state: str) -> int:
+        plan = self.plan
+        return {LIGHT: plan.light, HEAVY: plan.heavy}.get(state, plan.timing_steps)
+
+    def _begin_capture(self) -> None:
+        if self._environment is None:
+            self._write()  # with the environment: from here on a killed script leaves it
+        started = perf_counter_ns()
+        capture = Capture(
+            heavy=self.state == HEAVY, first_step=self.steps_seen + 1, on_lost=self._lost
+        )
+        try:
+            capture.start()
+        except ProfilerBusyError:
+            self._end(BUSY)
+            return
+        except BaseException:
+            capture.abandon()
+            raise
+        self._capture, self._capture_ns = capture, []
+        self._start_ns = perf_counter_ns() - started
+        self._own_ns += self._start_ns
+
+    def _keep(self, capture: Capture, *, inside_step: bool) -> None:
+        """Stop a capture and export it, if it holds a whole step."""
+        kind = HEAVY if capture.heavy else LIGHT
+        started = perf_counter_ns()
+        self._capture = None
+        capture.stop(inside_step=inside_step)
+        stopped = perf_counter_ns()
+        if not capture.active_steps:
+            capture.abandon()
+            return
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        name = HEAVY_FILE if capture.heavy else LIGHT_FILE
+        size = capture.export(self.out_dir / name)
+        self._recordings[kind] = {
+            "file": name,
+            "bytes": size,
+            "steps": capture.active_steps,
+            "whole": not inside_step,
+            "step_ns": self._capture_ns,
+            "start_ns": self._start_ns,
+            "stop_ns": stopped - started,
+            "export_ns": perf_counter_ns() - stopped,
+        }
+        self._own_ns += perf_counter_ns() - started
+
+    def _lost(self) -> None:
+        """End because the script began to profile itself in the middle of our capture."""
+        self._capture = None
+        self._end(BUSY)
+
+    def _take_over(self) -> bool:
+        """Whether the thread that steps owns the loop, from now on."""
+        if self._owner is not None:
+            self._ignored_steps += 1
+            self._stray_run += 1
+            if self._stray_run < TAKE_OVER or self._capture is not None:
+                return False
+            if self.state == AGAIN:
+                self._after, self._phase_steps = _Timed([]), 0
+            else:
+                self._before = _Timed([])
+                self._phase_steps, self.state, self._advance = 0, WARM_UP, self._warm_up
+        self._owner = get_ident()
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        """Count a failure and go on with what comes after it."""
+        self._failures[f"{type(error).__name__}: {error}"] += 1
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.abandon()
+        if self.ended:
+            return
+        if self.state not in (LIGHT, HEAVY):
+            self._end("it failed")
+            return
+        try:
+            self._next()
+        except Exception:  # the heavy recording could not begin, either
+            self._end("it failed")
+
+    def _end(self, reason: str) -> None:
+        self._advance = None
+        self.state = OFF
+        self.ended = reason
+        _live.discard(self)
+        self._write()
+        if reason == COMPLETE and self._on_done is not None:
+            try:
+                self._on_done()
+            except Exception as error:
+                self._failures[f"on_done: {type(error).__name__}: {error}"] += 1
+
+    def _write(self) -> None:
+        """Write ``recording.json`` as things stand, at once or not at all."""
+        started = perf_counter_ns()
+        path = self.out_dir / RECORDING_FILE
+        part = path.with_name(f".{RECORDING_FILE}.{os.getpid()}.part")
+        try:
+            if self._environment is None:
+                self._environment = gather()
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(self.facts(), indent=1), encoding="utf-8")
+            part.replace(path)
+        except Exception as error:
+            self._failures[f"{RECORDING_FILE}: {type(error).__name__}: {error}"] += 1
+        self._own_ns += perf_counter_ns() - started
+
+    def facts(self) -> dict[str, Any]:
+        """Return what ``recording.json`` holds, as JSON values; times in ns."""
+        return {
+            "schema": SCHEMA,
+            "pid": os.getpid(),
+            "rank": self.rank if self.rank is not None else _asked_rank(self._environment),
+            "boundary": self.boundary,
+            "plan": asdict(self.plan),
+            "ended": self.ended or None,
+            "steps_seen": self.steps_seen,
+            "ignored_steps": self._ignored_steps,
+            "queued": self._queued,
+            "unprofiled_ns": self._unprofiled_ns(),
+            "before": asdict(self._before),
+            "after": asdict(self._after),
+            **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
+            "own_ns": self._own_ns,
+            "failures": dict(self._failures),
+            "environment": self._environment,
+        }
+
+    def _unprofiled_ns(self) -> float | None:
+        """Return a step's wall time without the profiler: before, else after the recordings."""
+        for timed in (self._before, self._after):
+            mean = step_wall_ns(timed.step_ns, queued=self._queued)
+            if mean is not None:
+                return mean
+        return None
+
+
+_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """Switch every recorder off in a forked child, where nothing may be written or stopped."""
+    for recorder in list(_live):
+        recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
+    _live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _asked_rank(environment: dict[str, Any] | None) -> int:
+    """Return this process' rank: of the process group, else of the launcher, else 0."""
+    known = (environment or {}).get("distributed", {}).get("rank")
+    if known is not None:
+        return int(known)
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return 0

@@ -257,9 +257,7 @@ def _extras(heavy: bool, cuda: bool) -> Any:
     wanted = {"record_python_gc_info": True}
     if cuda:
         wanted["enable_cuda_sync_events"] = True
-    if heavy:
-        wanted["capture_overload_names"] = True
-    else:
+    if not heavy:
         wanted["trace_only"] = True  # no Python objects for events that nobody asks for
     known = {}
     for name, value in wanted.items():
@@ -285,7 +283,10 @@ def _quiet() -> Iterator[None]:
 
 def _compress(raw: Path, packed: Path, leftover: int | None) -> None:
     """Gzip ``raw``; the annotation of the step number ``leftover`` gets another name."""
-    from isal import igzip
+    try:
+        from isal import igzip
+    except ImportError:  # the script's interpreter need not have what we are installed with
+        import gzip as igzip  # type: ignore[no-redef]
 
     name = f'"ProfilerStep#{leftover}"'.encode()
     with raw.open("rb") as source, igzip.open(packed, "wb", compresslevel=1) as target:

@@ -9,6 +9,7 @@ recording holds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +116,7 @@ def block_length(values: Floats) -> int:
     return int(np.clip(round(length), 1, max(n // 3, 1)))
 
 
+@lru_cache(maxsize=1024)
 def student_quantile(probability: float, df: float) -> float:
     """Return the quantile of Student's t, for ``df`` from 1 to 200 (more are as good as normal).
 

@@ -296,6 +296,7 @@ class SnapshotBuilder:
         self.frames: dict[tuple[str, int, str], int] = {}
         self.fx: dict[int, str] = {}
         self.stack_ids: dict[bytes, int] = {}
+        self.lists: dict[int, tuple[Any, int]] = {}
         self.stack_frames = _column("i")
         self.stack_start = array("q", [0])
         self.segment = {name: array("q") for name in _SEGMENT_COLUMNS}
@@ -336,27 +337,28 @@ class SnapshotBuilder:
     def _entry(self, value: dict[Any, Any]) -> _Row:
         get = value.get
         name = get("action")
-        self.n_items = len(value)
         action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
-        if action == Action.OTHER:
-            self._count(f"action {name!s:.40}")
-        if action == Action.OOM:
-            self.e_free[len(self.e_action)] = _number(get("device_free", get("addr", NONE)))
-            address: Any = NONE
-        else:
-            address = get("addr", NONE)
-        self.e_address.append(_number(address))
-        self.e_size.append(_number(get("size", 0)))
-        self.e_stream.append(_number(get("stream", 0)))
-        self.e_time.append(_number(get("time_us", NONE)))
+        address = get("addr", NONE)
+        if action >= Action.OOM:
+            if action == Action.OTHER:
+                self._count(f"action {name!s:.40}")
+            elif action == Action.OOM:
+                self.e_free[len(self.e_action)] = _number(get("device_free", address))
+                address = NONE
         stack = get("frames")
         self.e_stack.append(stack if type(stack) is _Stack else self._stack(stack))
+        _put(self.e_address, address)
+        _put(self.e_size, get("size", 0))
+        _put(self.e_stream, get("stream", 0))
+        _put(self.e_time, get("time_us", NONE))
         self.e_metadata.append(self._text(get("user_metadata", "")))
         self.e_context.append(self._text(get("compile_context", "")))
         pool = get("segment_pool_id", get("pool_id"))
         self.e_pool.append(NONE if pool is None else self._pool(pool))
         self.e_action.append(action)
-        if not _ENTRY_FIELDS.issuperset(value):
+        if len(value) != self.n_items:
+            # entries of one file are alike: looking at each costs as much as reading it
+            self.n_items = len(value)
             for key in value.keys() - _ENTRY_FIELDS:
                 self._count(f"field {key!s:.40} of history")
         return _ENTRY
@@ -451,6 +453,9 @@ class SnapshotBuilder:
     def _stack(self, value: Any) -> int:
         if type(value) is _Stack:
             return value
+        seen = self.lists.get(id(value))
+        if seen is not None and len(seen[0]) == len(value):
+            return seen[1]
         if not value or type(value) not in (list, tuple):
             return NONE
         if any(type(one) is not _Frame for one in value):
@@ -460,9 +465,15 @@ class SnapshotBuilder:
         if stack == len(self.stack_start) - 1:
             self.stack_frames.frombytes(key)
             self.stack_start.append(len(self.stack_frames))
+        if len(self.lists) < 100_000:
+            # held, so that its id stays its own
+            self.lists[id(value)] = value, stack
         return stack
 
     def _text(self, value: Any) -> int:
+        code = self.texts.get(value) if type(value) is str else None
+        if code is not None:
+            return code
         if type(value) is not str:
             value = "" if value is None else str(value)[:1000] if not _is_big(value) else "…"
         return self.texts.setdefault(value, len(self.texts))
@@ -618,6 +629,13 @@ def _number(value: Any) -> int:
             raise TypeError(f"{_kind(value)} where a number belongs")
     # addresses of the upper half wrap, as they do in C
     return value - (value >= _LIMIT) * (_LIMIT << 1) if -_LIMIT <= value < _LIMIT << 1 else NONE
+
+
+def _put(column: Any, value: Any) -> None:
+    try:
+        column.append(value)
+    except (TypeError, OverflowError):
+        column.append(_number(value))
 
 
 def _rows(values: Any, row: _Row) -> int:

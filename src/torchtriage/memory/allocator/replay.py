@@ -1,0 +1,177 @@
+"""Telling a recorded history to the simulated allocator, under the recorded or another setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.memory.allocator.recording import Op, Recording
+from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
+from torchtriage.memory.allocator.simulator import Block, Simulator
+
+__all__ = ["Replayed", "replay"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What a replay reserved.
+
+    ``change_row`` : int64[k], rows of the history after which ``change_bytes`` (int64[k]) were
+    reserved, until the next change. ``same_address`` : share of the recorded allocations that got
+    their recorded address. ``n_fitted`` : recorded out-of-memory errors that had room here.
+    """
+
+    settings: Settings
+    change_row: Ints
+    change_bytes: Ints
+    start_bytes: int
+    peak_bytes: int
+    n_mallocs: int
+    n_frees: int
+    n_retries: int
+    n_ooms: int
+    n_fitted: int
+    same_address: float
+
+    def reserved_at(self, row: Ints) -> Ints:
+        """Return int64[n]: bytes reserved after each row."""
+        at = np.searchsorted(self.change_row, row, side="right")
+        steps = np.concatenate([np.array([self.start_bytes], np.int64), self.change_bytes])
+        return steps[at]
+
+    def error(self, recording: Recording) -> float:
+        """Return the largest distance to the recorded curve, as a share of its peak."""
+        if not len(recording.op_row):
+            return 0.0
+        rows = recording.op_row
+        away = np.abs(self.reserved_at(rows) - recording.reserved_bytes[rows])
+        return float(away.max() / max(recording.peak_bytes, 1))
+
+
+def replay(
+    recording: Recording,
+    settings: Settings | None = None,
+    *,
+    limit_bytes: int | None = None,
+) -> Replayed:
+    """Return what the recorded requests would have reserved.
+
+    Without ``settings`` the recorded ones, from the state the history began with, segment by
+    segment. With ``settings`` the blocks in use at the start are allocated anew, in the order of
+    their addresses: segments and cache from before were made under another setting.
+
+    Parameters
+    ----------
+    recording : Recording
+        What was asked for.
+    settings : Settings, optional
+        A setting to try.
+    limit_bytes : int, optional
+        What the device can give; by default what the recording shows of it.
+    """
+    used = settings or recording.settings
+    limit = limit_bytes if limit_bytes is not None else recording.limit_bytes
+    simulator = Simulator(
+        used, limit, {size: list(addrs) for size, addrs in recording.addresses.items()}
+    )
+    rounded = used.round_sizes(recording.life_bytes)
+    sizes = rounded.tolist()
+    small = rounded <= SMALL_SIZE
+    kinds, code = np.unique(
+        np.stack([recording.life_stream, recording.life_pool, small]), axis=1, return_inverse=True
+    )
+    shelves = [
+        simulator.shelf(stream, bool(is_small), pool) for stream, pool, is_small in kinds.T.tolist()
+    ]
+    shelf_of = [shelves[one] for one in np.ravel(code).tolist()]
+    blocks: list[Block | None] = [None] * len(sizes)
+    _begin(simulator, recording, blocks, sizes, shelf_of, kept=settings is None)
+
+    rows: list[int] = []
+    values: list[int] = []
+    given = np.full(len(sizes), -1, np.int64)
+    start = now = simulator.reserved_bytes
+    n_fitted = 0
+    malloc, free = simulator.malloc, simulator.free
+    for position, op in enumerate(recording.op.tolist()):
+        kind, life = op & 7, op >> 3
+        if kind == 0:
+            block = blocks[life] = malloc(sizes[life], shelf_of[life])
+            if block is not None:
+                given[life] = block.addr
+            if simulator.reserved_bytes == now:
+                continue
+        else:
+            block = blocks[life] if kind < 4 else None
+            if kind == 1:
+                if block is not None:
+                    free(block)
+                continue
+            if kind == 2:
+                if block is not None:
+                    simulator.await_streams(block)
+                continue
+            if kind == 3:
+                if block is not None:
+                    simulator.complete(block)
+                continue
+            if kind == 4:
+                simulator.release_cached(recording.releases[life])
+            elif (block := malloc(sizes[life], shelf_of[life])) is not None:
+                n_fitted += 1
+                free(block)
+        now = simulator.reserved_bytes
+        rows.append(position)
+        values.append(now)
+
+    wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
+    same = given[wanted] == recording.life_address[wanted]
+    return Replayed(
+        settings=used,
+        change_row=recording.op_row[np.array(rows, np.int64)],
+        change_bytes=np.array(values, np.int64),
+        start_bytes=start,
+        peak_bytes=simulator.peak_bytes,
+        n_mallocs=simulator.n_mallocs,
+        n_frees=simulator.n_frees,
+        n_retries=simulator.n_retries,
+        n_ooms=simulator.n_ooms,
+        n_fitted=n_fitted,
+        same_address=float(same.mean()) if len(same) else 1.0,
+    )
+
+
+def _begin(
+    simulator: Simulator,
+    recording: Recording,
+    blocks: list[Block | None],
+    sizes: list[int],
+    shelf_of: list,  # type: ignore[type-arg]
+    *,
+    kept: bool,
+) -> None:
+    """Put what was in use at the start in its place."""
+    for segment in recording.start:
+        if kept:
+            granule = 0
+            if segment.expandable:
+                granule = 2 << 20 if segment.small else recording.settings.large_segment_bytes
+            found = simulator.adopt(
+                simulator.shelf(segment.stream, segment.small, segment.pool),
+                list(segment.extents),
+                [(addr, size) for _, addr, size in segment.held],
+                granule,
+            )
+            for (life, _, _), block in zip(segment.held, found, strict=True):
+                blocks[life] = block
+        else:
+            for life, _, _ in segment.held:
+                blocks[life] = simulator.malloc(sizes[life], shelf_of[life])
+        for life in segment.awaiting:
+            waiting = blocks[life]
+            if waiting is not None:
+                simulator.await_streams(waiting)

@@ -30,6 +30,7 @@ class Allocator:
         self.time_us = BASE_US
 
     def entry(self, action: str, address: int, size: int, frames: list[Any]) -> None:
+        """Record one action."""
         self.time_us += 7
         self.entries.append(
             {
@@ -43,6 +44,8 @@ class Allocator:
         )
 
     def malloc(self, size: int, frames: list[Any]) -> int:
+        """Return the address of a new block."""
+        frames = list(frames)  # torch makes a list for each traceback
         size = (size + 511) // 512 * 512
         waiting = self.free.setdefault(size, [])
         if not waiting:
@@ -57,6 +60,8 @@ class Allocator:
         return address
 
     def release(self, address: int, frames: list[Any]) -> None:
+        """Free a block."""
+        frames = list(frames)
         size, _ = self.live.pop(address)
         self.entry("free_requested", address, size, frames)
         self.entry("free_completed", address, size, frames)
@@ -74,6 +79,7 @@ def stack(depth: int, where: str, function: str, line: int, shared: list[Any]) -
 
 
 def make(n_entries: int, depth: int, n_layers: int, seed: int) -> dict[str, Any]:
+    """Return a snapshot as ``torch.cuda.memory._snapshot`` returns it."""
     rng = random.Random(seed)
     entries: list[dict[str, Any]] = []
     allocator = Allocator(entries)
@@ -112,6 +118,7 @@ def make(n_entries: int, depth: int, n_layers: int, seed: int) -> dict[str, Any]
 
 
 def segment(allocator: Allocator, address: int, room: int, size: int) -> dict[str, Any]:
+    """Return one segment with its blocks."""
     blocks = []
     used = 0
     for at in range(address, address + room - size + 1, size):
@@ -147,6 +154,7 @@ def segment(allocator: Allocator, address: int, room: int, size: int) -> dict[st
 
 
 def main() -> None:
+    """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--entries", type=int, default=3_500_000)

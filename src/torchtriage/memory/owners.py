@@ -35,6 +35,7 @@ _AUTOGRAD = re.compile(r"torch/(_tensor|autograd/__init__|autograd/graph)\.py$")
 _ENGINE = re.compile(
     r"autograd::(?:python::Python)?Engine::|autograd::\w+::\w*Backward|AccumulateGrad"
 )
+_CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 _NODE = re.compile(r"(?P<node>\w+Backward\d*)(?:<[^>]*>)?::apply")
 _OP = re.compile(r"at::_ops::(?P<op>\w+)::(?:call|redispatch)")
 _WORKSPACE = re.compile(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtriage.diagnose import diagnose
 from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
@@ -18,12 +18,16 @@ from torchtriage.trace import Trace, read_trace
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
 
+if TYPE_CHECKING:
+    from torchtriage.record.collect import Recording
+
 __all__ = [
     "ComparisonReport",
     "RanksReport",
     "Report",
     "analyze",
     "analyze_ranks",
+    "analyze_run",
     "compare",
     "explain",
     "find_traces",
@@ -357,6 +361,98 @@ def analyze_ranks(
         for job in recognise(records)
     ]
     return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)
+
+
+def analyze_run(
+    out: TracePath,
+    *,
+    command: str = "",
+    exit_code: int | None = None,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    min_share: float = DEFAULT_MIN_SHARE,
+    what_if: Collection[str] = (),
+) -> RanksReport:
+    """Judge what ``torchtriage run`` recorded: each process once, ranks of one job also together.
+
+    Costs come from the light recording, places from the heavy one, both scaled to the step time
+    that was measured without a profiler.
+
+    Parameters
+    ----------
+    out : path
+        The folder of the recordings.
+    command, exit_code : str, int
+        What was run and how it ended, for the report.
+    only, skip, min_share, what_if
+        As in :func:`analyze`.
+
+    Raises
+    ------
+    TraceFormatError
+        Nothing was recorded, or none of it can be read; the message says why.
+    UsageError
+        A code does not exist, or a question cannot be read.
+    """
+    from torchtriage.record.collect import find_recordings, why_nothing
+
+    questions = _check(only, skip, what_if)
+    recordings = find_recordings(Path(out))
+    usable = [one for one in recordings if one.light or one.heavy]
+    if not usable:
+        reason, hint = why_nothing(Path(out), recordings)
+        raise TraceFormatError(reason, where=str(out), hint=hint)
+    settings = {"only": only, "skip": skip, "min_share": min_share, "what_if": questions}
+    results = [_joined(one, command, exit_code, settings) for one in usable]
+    if len(usable) == 1:
+        return RanksReport((), tuple(results))
+    return RanksReport(_joined_jobs(usable, min_share, settings), tuple(results))
+
+
+def _joined(
+    one: Recording, command: str, exit_code: int | None, settings: dict[str, Any]
+) -> Result:
+    """Return one process' result out of its two recordings."""
+    from torchtriage.diagnose.sentences import sentences
+    from torchtriage.record.collect import recorded
+    from torchtriage.record.join import join
+
+    facts = recorded(one, command, exit_code)
+    paths = [path for path in (one.light, one.heavy) if path is not None]
+    traces = [load(path) for path in paths]
+    results = [diagnose(trace, step_ms=facts.step_ms, **settings) for trace in traces]
+    result = results[0]
+    if len(results) == 2:
+        result = join(*results)
+        kept = traces[0] if result.trace.path == results[0].trace.path else traces[1]
+        result = replace(result, verdict=sentences(kept, result, settings["min_share"]))
+    return Report(
+        **{
+            **{field.name: getattr(result, field.name) for field in fields(result)},
+            "recorded": facts,
+        }
+    )
+
+
+def _joined_jobs(
+    usable: Sequence[Recording], min_share: float, settings: dict[str, Any]
+) -> tuple[JobResult, ...]:
+    """Return the jobs that the processes are ranks of, out of all their recordings."""
+    from torchtriage.ranks.job import costliest_sentence
+    from torchtriage.record.join import join
+
+    times = [one.measured["unprofiled_ns"] for one in usable if one.measured.get("unprofiled_ns")]
+    step_ms = sum(times) / len(times) / 1e6 if times else None
+    told: list[tuple[JobResult, ...]] = []
+    for kind in ("light", "heavy"):
+        paths = [path for one in usable if (path := getattr(one, kind)) is not None]
+        if len(paths) == len(usable):
+            told.append(analyze_ranks(paths, step_ms=step_ms, **settings).jobs)
+    if len(told) < 2 or [len(jobs) for jobs in told] != [1, 1]:
+        return told[0] if told else ()
+    job = join(told[0][0], told[1][0])
+    first, _, last = job.verdict
+    return (replace(job, verdict=(first, costliest_sentence(job, min_share), last)),)
 
 
 def _names(codes: Collection[str], code: str) -> bool:

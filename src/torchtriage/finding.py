@@ -13,6 +13,8 @@ from typing import Any, Literal
 __all__ = [
     "COMPARISON_SCHEMA",
     "SCHEMA",
+    "VERIFICATION_SCHEMA",
+    "Agreement",
     "Answer",
     "Cause",
     "Certainty",
@@ -40,8 +42,10 @@ __all__ = [
     "Promise",
     "RankSpread",
     "RankSummary",
+    "Recorded",
     "Replay",
     "Result",
+    "Round",
     "Run",
     "Severity",
     "StepSummary",
@@ -50,10 +54,12 @@ __all__ = [
     "TimelineLane",
     "TraceFacts",
     "Unlike",
+    "Verification",
 ]
 
 SCHEMA = "torchtriage/1"
 COMPARISON_SCHEMA = "torchtriage-comparison/1"
+VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
@@ -399,6 +405,30 @@ class TraceFacts:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """How ``torchtriage run`` came to a recording.
+
+    ``loop`` says what a step is; ``file``, ``line``, ``function`` are the user's call that ends or
+    begins it. ``step_ms`` : mean of ``n_timed`` steps without the profiler; ``light_ms`` and
+    ``heavy_ms`` : the same under each recording. ``settled`` : the unprofiled times had no trend.
+    """
+
+    command: str
+    exit_code: int | None
+    loop: str
+    file: str
+    line: int
+    function: str
+    n_steps: int
+    step_ms: float | None
+    n_timed: int
+    settled: bool
+    light_ms: float | None
+    heavy_ms: float | None
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Result:
     """Everything one analysis says about one trace."""
 
@@ -423,6 +453,8 @@ class Result:
     """The model behind replayed savings; None where nothing was judged."""
     what_ifs: tuple[Answer, ...] = ()
     critical_path: PathSummary | None = None
+    recorded: Recorded | None = None
+    """How ``torchtriage run`` recorded it; None for a trace that was given."""
 
 
 # -- two runs ----------------------------------------------------------------------------------
@@ -570,6 +602,67 @@ class Comparison:
     causes: tuple[Cause, ...]
     findings: tuple[FindingChange, ...]
     promise: Promise | None
+
+
+# -- a fix on trial ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """One run of each program, one right after the other: mean time per step (or of the run)."""
+
+    before_ms: float
+    after_ms: float
+    first: Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether two programs compute the same at their start.
+
+    ``worst`` : the largest difference of two values, as a share of the larger. ``own`` : the same
+    between runs of one program. ``n`` : how many values were compared.
+    """
+
+    of: Literal["losses", "outputs", "nothing"]
+    status: Literal["same", "within its own spread", "differ", "not compared"]
+    n: int
+    worst: float | None
+    own: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A fix on trial: two programs run in turns without the profiler, and what was promised.
+
+    ``ratio`` is after over before, the rounds' geometric mean; ``saved_ms`` follows from it and the
+    mean of before. ``low``/``high`` hold the truth in 95 % of trials. ``told`` : the ratio's
+    interval leaves out 1.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    before: str
+    after: str
+    per: Literal["step", "run"]
+    before_ms: float
+    after_ms: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    saved_ms: float
+    saved_low_ms: float
+    saved_high_ms: float
+    told: bool
+    rounds: tuple[Round, ...]
+    n_steps: int
+    """Timed steps of each program, over all rounds."""
+    answers: Agreement
+    promise: Promise | None
+    findings: tuple[FindingChange, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ EXIT_INTERRUPTED = 130
 
 # name -> help in the overview; a command's module loads only when it runs
 COMMANDS: dict[str, str] = {
+    "run": "Run a script, record its loop, say what costs time and where.",
     "analyze": "Judge traces: ranked findings with what fixing each gives back.",
     "compare": "What changed the step time between two runs, cause by cause.",
     "doctor": "Can this trace be trusted, and how to record a better one?",

@@ -42,7 +42,7 @@ from torchtriage.stats.median import median_interval
 from torchtriage.trace.frames import parse_frame
 from torchtriage.units import format_ms, format_ns, format_share, ms
 
-__all__ = ["judge"]
+__all__ = ["costliest_sentence", "judge"]
 
 Ints = NDArray[np.int64]
 
@@ -686,6 +686,24 @@ def _joint(
     )
 
 
+def costliest_sentence(result: JobResult, min_share: float) -> str:
+    """Return what costs the job most, as its verdict says it."""
+    timed = [one for one in result.findings if one.cost is not None and one.cost.high_ms > 0]
+    if timed:
+        first = timed[0]
+        cost = first.cost
+        assert cost is not None
+        amount = (
+            f"{format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
+            if cost.low_ms > 0
+            else f"up to {format_ms(cost.high_ms)}"
+        )
+        return f"{first.title}: {amount} of {format_ms(cost.of_ms)} per step to win ({first.code})."
+    if result.findings:
+        return f"{result.findings[0].title} ({result.findings[0].code})."
+    return f"Nothing found that costs {format_share(min_share)} of a step or more."
+
+
 def _verdict(
     result: JobResult, waits: Waiting, matches: Matches, min_share: float
 ) -> tuple[str, str, str]:
@@ -711,24 +729,7 @@ def _verdict(
         f" {format_ms(result.step_ms or 0)}"
     )
     where = f"{n} ranks of one job, {per}: {split}."
-    timed = [one for one in result.findings if one.cost is not None and one.cost.high_ms > 0]
-    if timed:
-        first_one = timed[0]
-        cost = first_one.cost
-        assert cost is not None
-        amount = (
-            f"{format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
-            if cost.low_ms > 0
-            else f"up to {format_ms(cost.high_ms)}"
-        )
-        costliest = (
-            f"{first_one.title}: {amount} of {format_ms(cost.of_ms)} per step to win"
-            f" ({first_one.code})."
-        )
-    elif result.findings:
-        costliest = f"{result.findings[0].title} ({result.findings[0].code})."
-    else:
-        costliest = f"Nothing found that costs {format_share(min_share)} of a step or more."
+    costliest = costliest_sentence(result, min_share)
     limits = [note.message for note in result.notes if note.level == "warn"]
     if limits:
         return where, costliest, f"Limited trust: {'; '.join(limits[:2])}."

@@ -1,0 +1,128 @@
+"""What ``torchtriage run`` left in its folder: processes, their loops and their recordings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtriage.finding import Recorded
+from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
+
+__all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "why_nothing"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One process that imported torch: what it said of itself, and its recordings so far.
+
+    ``facts`` : ``process-*.json``. ``measured`` : ``recording.json``, empty where no loop was
+    found. ``light``, ``heavy`` : the traces, None where it did not come to them.
+    """
+
+    facts: dict[str, Any]
+    measured: dict[str, Any]
+    light: Path | None
+    heavy: Path | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was wanted is on disk."""
+        return self.light is not None and self.heavy is not None
+
+
+def find_recordings(out: Path) -> list[Recording]:
+    """Return the processes that imported torch, in order of rank; those with a recording first."""
+    found = []
+    for path in sorted(out.glob("process-*.json")):
+        facts = _read(path)
+        folder = out / str(facts.get("folder") or "-")
+        files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE)]
+        light, heavy = (file if file.exists() else None for file in files)
+        found.append(Recording(facts, _read(folder / RECORDING_FILE), light, heavy))
+    return sorted(
+        found,
+        key=lambda one: (
+            one.light is None and one.heavy is None,
+            -1 if one.facts.get("rank") is None else one.facts["rank"],
+            one.facts.get("pid", 0),
+        ),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def all_recorded(out: Path) -> bool:
+    """Return whether every process with a loop has both its recordings."""
+    loops = [one for one in find_recordings(out) if one.facts.get("loop")]
+    return bool(loops) and all(one.complete for one in loops)
+
+
+def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
+    """Return how a process was recorded, for its report."""
+    loop = one.facts.get("loop") or {}
+    measured = one.measured
+    own = {kind: _mean_ms(measured.get(kind)) for kind in ("light", "heavy")}
+    unprofiled = measured.get("unprofiled_ns")
+    return Recorded(
+        command=command,
+        exit_code=exit_code,
+        loop=str(loop.get("how", "")),
+        file=str(loop.get("file", "")),
+        line=int(loop.get("line", 0)),
+        function=str(loop.get("function", "")),
+        n_steps=int(measured.get("steps_seen") or 0),
+        step_ms=unprofiled / 1e6 if unprofiled else None,
+        n_timed=len((measured.get("before") or {}).get("step_ns") or ())
+        or len((measured.get("after") or {}).get("step_ns") or ()),
+        settled=bool((measured.get("before") or {}).get("settled")),
+        light_ms=own["light"],
+        heavy_ms=own["heavy"],
+        environment=measured.get("environment") or {},
+    )
+
+
+def _mean_ms(facts: dict[str, Any] | None) -> float | None:
+    times = (facts or {}).get("step_ns") or []
+    times = times[1:] if len(times) > 2 else times  # the first step also wakes the profiler up
+    return sum(times) / len(times) / 1e6 if times else None
+
+
+def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
+    """Return why there is nothing to judge, and what to try."""
+    for path in sorted(out.glob("errors-*.txt")):
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        last = text.splitlines()[-1] if text else "no message"
+        return f"watching failed: {last}", f"report it with {path}"
+    if not recordings:
+        return (
+            "the script never imported torch",
+            "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
+        )
+    looped = [one for one in recordings if one.facts.get("loop")]
+    if not looped:
+        steps = sum(int(one.facts.get("n_optimizer_steps") or 0) for one in recordings)
+        if steps:
+            return (
+                f"the script ended after {steps} optimizer step{'s' * (steps > 1)}",
+                "let it run longer: timing and recording take about 40 steps",
+            )
+        return (
+            "no loop was found: no optimizer stepped, and no module was seen to be called again",
+            "mark the steps yourself: with torchtriage.profile(…) as p, p.step() in the loop",
+        )
+    ended = looped[0].measured.get("ended")
+    steps = looped[0].measured.get("steps_seen") or 0
+    if ended and ended not in ("exit", "complete"):
+        return f"nothing was recorded: {ended}", "take that out, or mark the steps yourself"
+    return (
+        f"the script ended after {steps} steps of the loop, before any was recorded",
+        "let it run longer (timing and recording take about 40 steps), or --warmup 0",
+    )

@@ -1,0 +1,173 @@
+"""One result out of two recordings of a loop: what it costs from the light, where from the heavy.
+
+The heavy recording sees more (shapes, stacks, modules), so its findings are the list; the light one
+disturbs the step less, so where both made a finding its cost is the light one's. Both are scaled to
+the step time measured without a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Result
+
+__all__ = ["join", "join_findings"]
+
+HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
+
+
+Judged = TypeVar("Judged", Result, JobResult)
+
+
+def join(light: Judged, heavy: Judged) -> Judged:
+    """Return the light result with the places of the heavy one, and the findings only it has.
+
+    The verdict is still the light one's.
+    """
+    if heavy.refused:
+        return light
+    if light.refused:
+        return replace(heavy, notes=_notes(light.notes, heavy.notes))
+    findings = join_findings(light.findings, heavy.findings, heavy.checked)
+    checked = sorted({*light.checked, *heavy.checked})
+    crashes = {one.code: one for one in (*light.crashes, *heavy.crashes)}
+    return replace(
+        light,
+        findings=findings,
+        notes=_notes(light.notes, heavy.notes),
+        checked=tuple(checked),
+        not_checked=_not_checked(light.not_checked, heavy.not_checked, checked),
+        crashes=tuple(crashes.values()),
+        joint_cost=_joint(light.joint_cost, heavy.joint_cost, findings),
+        healthy=light.healthy and heavy.healthy,
+    )
+
+
+def join_findings(
+    light: Sequence[Finding], heavy: Sequence[Finding], checked: Collection[str]
+) -> tuple[Finding, ...]:
+    """Return the findings of both, costliest first, each once.
+
+    A finding of both is the heavy one, at the light one's cost; where several places of the heavy
+    one are a single one in the light, they share its cost as they share their own. ``checked`` :
+    codes the heavy recording could judge. What it judged with shapes and stacks and did not find is
+    not there: without them the same time may look like something else.
+    """
+    out: list[Finding] = []
+    for code in dict.fromkeys(one.code for one in (*heavy, *light)):
+        ours = [one for one in light if one.code == code]
+        theirs = [one for one in heavy if one.code == code]
+        if not theirs:
+            out += ours if code not in checked else []
+            continue
+        for some_ours, some_theirs in _groups(ours, theirs):
+            out += _shared(some_ours, some_theirs) if some_ours else map(_heavy_only, some_theirs)
+    return tuple(sorted(out, key=_rank))
+
+
+def _groups(
+    light: list[Finding], heavy: list[Finding]
+) -> list[tuple[list[Finding], list[Finding]]]:
+    """Pair findings of one code: by their operators first, then whatever is left of both."""
+    pairs: list[tuple[list[Finding], list[Finding]]] = []
+    left, right = list(light), list(heavy)
+    for chain in dict.fromkeys(one.place.ops for one in heavy):
+        ours = [one for one in left if one.place.ops == chain]
+        if ours:
+            pairs.append((ours, [one for one in right if one.place.ops == chain]))
+            left = [one for one in left if one.place.ops != chain]
+            right = [one for one in right if one.place.ops != chain]
+    if right:
+        pairs.append((left, right))
+    return pairs
+
+
+def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
+    """Return the heavy findings with the light ones' costs, shared as their own are."""
+    costs = [one.cost for one in light if one.cost is not None]
+    whole = sum(one.cost.high_ms for one in heavy if one.cost is not None)
+    if not costs or not whole:
+        return heavy
+    low, high = sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)
+    naive = sum(one.naive_ms for one in costs)
+    out = []
+    for one in heavy:
+        if one.cost is None:
+            out.append(one)
+            continue
+        part = one.cost.high_ms / whole
+        first = costs[0]
+        cost = replace(
+            first,
+            low_ms=low * part,
+            high_ms=high * part,
+            naive_ms=naive * part,
+            share_low=round(low * part / first.of_ms, 6),
+            share_high=round(high * part / first.of_ms, 6),
+            together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,
+        )
+        severity = light[0].severity if len(heavy) == 1 else one.severity
+        out.append(replace(one, cost=cost, severity=severity))
+    return out
+
+
+def _heavy_only(finding: Finding) -> Finding:
+    if finding.cost is None or not finding.cost.high_ms:
+        return finding
+    method = "; ".join(filter(None, [finding.cost.method, HEAVY_ONLY]))
+    return replace(finding, cost=replace(finding.cost, method=method, together_ms=None))
+
+
+_SEVERITIES = ("high", "medium", "low", "note")
+
+
+def _rank(finding: Finding) -> tuple[object, ...]:
+    cost = finding.cost
+    timed = cost is not None and cost.high_ms > 0
+    return (
+        _SEVERITIES.index(finding.severity),
+        not timed,
+        -(cost.low_ms if cost else 0.0),
+        -(cost.high_ms if cost else 0.0),
+        finding.code,
+        finding.message,
+    )
+
+
+def _notes(light: Sequence[Note], heavy: Sequence[Note]) -> tuple[Note, ...]:
+    """Return the notes of the light recording, and of the heavy one what it alone warns of."""
+    known = {one.code for one in light}
+    return (*light, *(one for one in heavy if one.code not in known and one.level == "warn"))
+
+
+def _not_checked(
+    light: Sequence[NotChecked], heavy: Sequence[NotChecked], checked: Sequence[str]
+) -> tuple[NotChecked, ...]:
+    known = {one.code: one for one in (*light, *heavy)}
+    return tuple(known[code] for code in sorted(known) if code not in set(checked))
+
+
+def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) -> Cost | None:
+    """Return what all give back together: no more than their sum, or than the heavy replay says.
+
+    The heavy recording knows all findings, the light one some of them.
+    """
+    costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
+    most = max((one for one in (light, heavy) if one is not None), key=_high, default=None)
+    if most is None or not costs:
+        return None
+    high = min(most.high_ms, sum(one.high_ms for one in costs), most.of_ms)
+    low = min(most.low_ms, high)
+    return replace(
+        most,
+        low_ms=low,
+        high_ms=high,
+        share_low=round(low / most.of_ms, 6),
+        share_high=round(high / most.of_ms, 6),
+    )
+
+
+def _high(cost: Cost) -> float:
+    return cost.high_ms

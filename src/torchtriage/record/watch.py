@@ -1,0 +1,406 @@
+"""In the script's process: find the loop that repeats, and step the recorder at its boundary.
+
+Three kinds of loop are known, tried in this order. A training loop is a repeated optimizer step,
+seen through torch's own post-step hook. Without one, an inference loop is the repeated forward of
+the outermost module: a thread looks at the stacks a few times a second until it has seen one, and
+only that module gets a hook, so no other call costs anything and no compiled graph is guarded
+against it. When the recordings are taken every hook is gone again.
+
+Nothing here may reach the script: every entry is guarded, and the first failure ends the watching.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from torchtriage.record.answers import Answers
+from torchtriage.record.recorder import Plan, Recorder
+
+__all__ = ["Loop", "start_watching"]
+
+PROCESS_FILE = "process.json"
+FIRST_LOOKS = 3
+"""Optimizer steps seen before the boundary is chosen: two optimizers show within three."""
+MORE_LOOKS = 12
+"""... and when there are several, so many, to see which one steps once per iteration."""
+LOOK_S = 0.01
+SLOWER_LOOK_S = 0.25
+"""Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
+EAGER_S = 20.0
+SEEN_TWICE = 2
+PATIENCE_S = 30.0
+"""So long an optimizer that exists may not step before forwards alone are taken for the loop."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a step is, and how that was found.
+
+    ``boundary`` : what ends (optimizer) or begins (forward) each step. ``name`` : its class.
+    ``file``, ``line``, ``function`` : the user's call of it. ``how`` : a sentence for the report.
+    """
+
+    boundary: Literal["optimizer", "forward"]
+    name: str
+    file: str
+    line: int
+    function: str
+    how: str
+
+
+class Watch:
+    """The one watcher of a process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Start from what the parent asked for; see :func:`torchtriage.record.launch.launch`."""
+        self.settings = settings
+        self.out = Path(settings["out"])
+        self.pid = os.getpid()
+        self.loop: Loop | None = None
+        self.recorder: Recorder | None = None
+        self.folder = ""
+        self.n_optimizer_steps: dict[int, int] = {}
+        self.optimizers: dict[int, str] = {}
+        self.chosen = 0
+        self.undo: list[Callable[[], object]] = []
+        self.over = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Put the hooks in; the process file says that torch was imported here."""
+        self._note()
+        handle = register_optimizer_step_post_hook(self._optimizer_stepped)
+        self.undo.append(handle.remove)
+        atexit.register(self._ended)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        _thread.start_new_thread(self._look_for_forward, ())  # threading.enumerate stays as it was
+
+    def _forked(self) -> None:
+        """Forget everything in a forked child: its loop is not the script's."""
+        self.over = True
+        self.recorder = None
+
+    def _ended(self) -> None:
+        """Close what is open when the script ends by itself, by an exception or by sys.exit."""
+        if os.getpid() != self.pid:
+            return
+        try:
+            if self.recorder is not None:
+                self.recorder.close("exit")
+            self._note()
+        except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        """Write the failure down and never act again."""
+        self.over = True
+        self._drop_hooks()
+        with contextlib.suppress(OSError):
+            note = self.out / f"errors-{self.pid}.txt"
+            note.write_text(traceback.format_exc(), encoding="utf-8")
+
+    def _drop_hooks(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+
+    def _note(self) -> None:
+        """Write what is known of this process; the parent reads it when the script has ended."""
+        text = json.dumps(
+            {
+                "pid": self.pid,
+                "argv": sys.argv,
+                "python": sys.version.split()[0],
+                "executable": sys.executable,
+                "torch": torch.__version__,
+                "rank": _rank(),
+                "world_size": _world_size(),
+                "loop": asdict(self.loop) if self.loop else None,
+                "folder": self.folder,
+                "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
+                "done": self.recorder.done if self.recorder else False,
+            },
+            indent=1,
+        )
+        path = self.out / f"process-{self.pid}.json"
+        half = path.with_suffix(".part")
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self.over:
+            return
+        key = id(optimizer)
+        if key == self.chosen:
+            self._boundary()
+            return
+        try:
+            self._count(optimizer, key)
+        except Exception:
+            self._failed()
+
+    def _count(self, optimizer: Optimizer, key: int) -> None:
+        """Count steps of optimizers until it is clear which of them ends an iteration."""
+        counts = self.n_optimizer_steps
+        counts[key] = counts.get(key, 0) + 1
+        self.optimizers[key] = type(optimizer).__name__
+        if self.chosen:
+            return
+        looks = sum(counts.values())
+        if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
+            return
+        # the rarest steps once per iteration; of equals, the first seen
+        rarest = min(counts, key=lambda one: counts[one])
+        if key != rarest:
+            return  # its own next step is the boundary
+        self.chosen = key
+        name = self.optimizers[key]
+        others = sorted({self.optimizers[one] for one in counts if one != key})
+        how = f"one step of {name}"
+        if len(counts) > 1:
+            how += f", the rarest of {len(counts)} optimizers" + (
+                f" (beside {', '.join(others)})" if others != [name] else ""
+            )
+        self._begin("optimizer", name, how)
+
+    # -- inference -----------------------------------------------------------------------------
+
+    def _look_for_forward(self) -> None:
+        """Look at the stacks until the outermost module that is called repeatedly is known."""
+        try:
+            codes = _module_codes()
+            begun = time.monotonic()
+            seen: dict[int, int] = {}
+            while not self.over and not self.n_optimizer_steps:
+                passed = time.monotonic() - begun
+                time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
+                if passed < PATIENCE_S and _optimizer_made():
+                    continue
+                for module, call in _outermost_modules(codes):
+                    seen[id(module)] = seen.get(id(module), 0) + 1
+                    if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                        self._hook_forward(module, call)
+                        return
+        except Exception:
+            self._failed()
+
+    def _hook_forward(self, module: torch.nn.Module, call: tuple[str, int, str]) -> None:
+        """Step at each forward of this module."""
+        name = type(getattr(module, "_orig_mod", module)).__name__
+        how = f"one forward of {name}, the outermost module called; no optimizer steps were seen"
+
+        def before() -> None:
+            if self.over:
+                return
+            if self.n_optimizer_steps:
+                # it trains after all: what was recorded of the forwards is no longer wanted
+                self._drop_hooks_of_forward(undo)
+                return
+            if self.recorder is None:
+                self._begin("forward", name, how, call)
+            else:
+                self._boundary()
+
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is not None:
+            # a hook would be compiled with the module: stand before the compiled call
+            def stepping(*args: Any, **kwargs: Any) -> Any:
+                before()
+                return compiled(*args, **kwargs)
+
+            module._compiled_call_impl = stepping
+
+            def undo() -> None:
+                if module._compiled_call_impl is stepping:
+                    module._compiled_call_impl = compiled
+        else:
+            undo = module.register_forward_pre_hook(_ForwardHook(before)).remove
+        self.undo.append(undo)
+
+    def _drop_hooks_of_forward(self, undo: Callable[[], None]) -> None:
+        undo()
+        if undo in self.undo:
+            self.undo.remove(undo)
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        boundary: Literal["optimizer", "forward"],
+        name: str,
+        how: str,
+        call: tuple[str, int, str] | None = None,
+    ) -> None:
+        file, line, function = call or user_call(sys._getframe(1))
+        if self.recorder is not None:
+            self.recorder.close("another loop")
+        self.loop = Loop(boundary, name, file, line, function, how)
+        rank = _rank()
+        self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
+        if (self.out / self.folder).exists():
+            self.folder += f"-{self.pid}-{boundary}"
+        plan = Plan(**self.settings["plan"])
+        self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
+        self._note()
+        self._boundary()
+
+    def _boundary(self) -> None:
+        """Tell the recorder that a step ended; the loop may be asked to end here."""
+        recorder = self.recorder
+        if self.over or recorder is None:
+            return
+        try:
+            recorder.step()
+            done = recorder.done
+            if done:
+                self.over = True
+                self._drop_hooks()
+                self._note()
+        except Exception:
+            self._failed()
+            return
+        if done and self.settings["exit_after"]:
+            self._end_script()
+
+    def _end_script(self) -> None:
+        """End the script with 0 as its own sys.exit would, so that its clean-up runs."""
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        self._ended()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class _ForwardHook:
+    """A forward pre-hook that a saved or copied model does not keep."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self.before = before
+
+    def __call__(self, _module: torch.nn.Module, _args: Any) -> None:
+        self.before()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return {}.get  # as below
+
+    def __reduce__(self) -> Any:
+        # a pickled model must load without us: {}.get(module, args) hands the inputs on unchanged
+        return (getattr, ({}, "get"))
+
+
+# -- looking at stacks --------------------------------------------------------------------------
+
+
+def _module_codes() -> frozenset[CodeType]:
+    """Return the code of ``Module.__call__``, which a running forward has on its stack."""
+    names = ("__call__", "_wrapped_call_impl", "_call_impl")
+    found = (getattr(getattr(torch.nn.Module, name, None), "__code__", None) for name in names)
+    return frozenset(code for code in found if code is not None)
+
+
+def _outermost_modules(
+    codes: frozenset[CodeType],
+) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
+    """Return the outermost module being called on each other thread, and the user's call of it."""
+    found = []
+    own = _thread.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        if thread == own:
+            continue
+        top: FrameType | None = None
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code in codes:
+                top = frame
+            elif _compiles(frame):
+                top = None  # inside a compiled region: a hook would be part of its graph
+            frame = frame.f_back
+        if top is not None:
+            module = top.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                found.append((module, user_call(top)))
+    return found
+
+
+_DYNAMO = f"{os.sep}torch{os.sep}_dynamo{os.sep}"
+
+
+def _compiles(frame: FrameType) -> bool:
+    # OptimizedModule.__call__ stands there too, outside of what is compiled
+    return _DYNAMO in frame.f_code.co_filename and frame.f_code.co_name != "__call__"
+
+
+_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
+
+
+def user_call(frame: FrameType | None) -> tuple[str, int, str]:
+    """Return file, line and function of the innermost frame of the user's own code."""
+    last = ("", 0, "")
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if not file.startswith(("<", _OURS)):
+            last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
+            library = any(part in file for part in _LIBRARY) or (
+                file.startswith(_STDLIB) and "-packages" not in file
+            )
+            if not library:
+                return last
+        frame = frame.f_back
+    return last
+
+
+def _optimizer_made() -> bool:
+    """Return whether an optimizer was constructed: torch wraps the class's ``step`` then."""
+    todo = list(Optimizer.__subclasses__())
+    while todo:
+        one = todo.pop()
+        if getattr(one.__dict__.get("step"), "hooked", False):
+            return True
+        todo += one.__subclasses__()
+    return False
+
+
+def _rank() -> int | None:
+    return _distributed("get_rank", "RANK")
+
+
+def _world_size() -> int | None:
+    return _distributed("get_world_size", "WORLD_SIZE")
+
+
+def _distributed(function: str, variable: str) -> int | None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(getattr(dist, function)())
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
+def start_watching(settings: dict[str, Any]) -> None:
+    """Watch this process; called once, right after torch was imported."""
+    if settings["answers"]:
+        Answers(Path(settings["out"])).start()
+    Watch(settings).start()

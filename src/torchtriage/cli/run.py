@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -77,7 +78,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     plan = {names[name]: given[name] for name in names if given[name] is not None}
     code = launch(what, out, plan=plan, exit_after=given["exit_after"], while_running=told.look)
     try:
-        _report(out, str(what), code, files, given)
+        _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
         complain(str(error))  # the exit code stays the script's
     except Exception as error:

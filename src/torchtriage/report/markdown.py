@@ -45,6 +45,9 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
         yield f"## {code(result.trace.path)}"
     yield f"### {prose(first)}"
     yield "  \n".join(prose(line) for line in others)
+    if result.recorded is not None:
+        rows = words.run(result.recorded)
+        yield "\n".join(f"- {label}: {prose(text)}" for label, text in rows)
     serious = [note for note in result.notes if note.level != "info"]
     if serious or words.losses(result.trace):
         yield "\n".join(_cautions(result))

@@ -245,7 +245,16 @@ def _styled(parts: Iterable[tuple[str, str]]) -> Text:
     return Text.assemble(*((text, style) for text, style in parts))
 
 
+def _run(page: Page, result: Result) -> None:
+    """Say first what was run and how it was recorded, where that was ours to do."""
+    if result.recorded is not None:
+        for label, text in words.run(result.recorded):
+            page.labelled(label, (text, ""), indent=0)
+        page.blank()
+
+
 def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None:
+    _run(page, result)
     for index, sentence in enumerate(result.verdict):
         page.line((visible(sentence), _verdict_style(result) if index == 0 else ""))
     page.blank()
@@ -314,6 +323,9 @@ def _verdict_style(result: Result | JobResult) -> str:
 
 
 def _job(page: Page, job: JobResult, results: Sequence[Result], top: int | None) -> None:
+    for one in results:
+        if one.trace.path == job.ranks[0].path:
+            _run(page, one)
     for index, sentence in enumerate(job.verdict):
         page.line((visible(sentence), _verdict_style(job) if index == 0 else ""))
     page.blank()

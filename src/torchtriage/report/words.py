@@ -22,6 +22,7 @@ from torchtriage.finding import (
     PathSummary,
     Place,
     RankSummary,
+    Recorded,
     Replay,
     Result,
     Summary,
@@ -53,6 +54,7 @@ __all__ = [
     "rank_spread",
     "recording",
     "replayed",
+    "run",
     "saving",
     "saving_share",
     "source_line",
@@ -452,6 +454,60 @@ def recording(result: Result) -> tuple[str, ...]:
         where.append(f"a window of {window} without steps")
     file = f"{format_bytes(trace.size_bytes)}, {count(trace.n_events, 'event')}"
     return (visible(trace.path), file, *([", ".join(where)] if where else []))
+
+
+def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
+    """Return how ``torchtriage run`` came to a result, as rows of label and text."""
+    ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
+    rows = [("ran", f"{visible(recorded.command)}{ended}")]
+    if recorded.loop:
+        where = f", {_user_file(recorded.file)}:{recorded.line}" if recorded.file else ""
+        function = f" in {visible(recorded.function)}" if recorded.function else ""
+        seen = count(recorded.n_steps, "step")
+        rows.append(("loop", f"{visible(recorded.loop)}{where}{function}; {seen} seen"))
+    if recorded.step_ms:
+        trend = "" if recorded.settled else ", still changing"
+        text = f"{format_ms(recorded.step_ms)} without the profiler"
+        text += f" (mean of {count(recorded.n_timed, 'step')}{trend})"
+        for word, own_ms in (("lightly", recorded.light_ms), ("heavily", recorded.heavy_ms)):
+            if own_ms is not None:
+                more = own_ms / recorded.step_ms - 1
+                text += f"; {format_ms(own_ms)} recorded {word} ({_signed(more)})"
+        rows.append(("step", text))
+    if facts := _environment(recorded.environment):
+        rows.append(("on", facts))
+    return tuple(rows)
+
+
+def _user_file(path: str) -> str:
+    return visible(path.rpartition("/")[2])
+
+
+def _signed(ratio: float) -> str:
+    return f"{'+' if ratio >= 0 else '-'}{format_share(abs(ratio))}"
+
+
+def _environment(facts: Mapping[str, Any]) -> str:
+    """Return what of the environment matters for speed, on one line; empty where unknown."""
+    parts = []
+    if torch := facts.get("torch"):
+        parts.append(f"torch {torch}")
+    parts += [str(name) for name in dict.fromkeys(facts.get("devices") or ())]
+    if driver := facts.get("driver"):
+        parts.append(f"driver {driver}")
+    threads, cores = facts.get("threads"), facts.get("cpus_allowed") or facts.get("cpu_count")
+    if threads and cores:
+        parts.append(f"{count(threads, 'thread')} on {count(cores, 'core')}")
+    for loader in (facts.get("loaders") or ())[:1]:
+        pinned = ", pinned" if loader.get("pin_memory") else ""
+        parts.append(f"DataLoader with {count(loader.get('num_workers') or 0, 'worker')}{pinned}")
+    flags = facts.get("flags") or {}
+    parts += [name.replace("_", " ") for name in _DEBUG_FLAGS if flags.get(name)]
+    parts += [f"{name}={value}" for name, value in (facts.get("variables") or {}).items()]
+    return visible(", ".join(parts))
+
+
+_DEBUG_FLAGS = ("anomaly_mode", "deterministic_algorithms", "cudnn_benchmark")
 
 
 def contents(result: Result) -> tuple[tuple[str, str], ...]:

@@ -146,7 +146,14 @@ class Owners:
             is_workspace=has(mask([_WORKSPACE.search(name) is not None for name in names])),
             is_parameter=is_parameter,
             is_state=has(mask([name == "_init_group" for name in names])),
-            is_cache=has(mask([_CACHE.search(file) is not None for file in files])),
+            is_cache=has(
+                mask(
+                    [
+                        _CACHE.search(file) is not None or "autocast::cached_cast" in name
+                        for file, name in rows
+                    ]
+                )
+            ),
             is_communication=has(mask([_COMMUNICATION.search(name) is not None for name in names])),
             is_accumulated=has(mask(["AccumulateGrad" in name for name in names])),
             is_user_frame=user,

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal
@@ -44,6 +44,8 @@ SLOWER_LOOK_S = 0.25
 """Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
 EAGER_S = 20.0
 SEEN_TWICE = 2
+JOB_STEPS, FOREVER_S = 20, 1e9
+"""Unprofiled steps that each rank of a job times, however long they take."""
 PATIENCE_S = 30.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop."""
 
@@ -259,6 +261,11 @@ class Watch:
         if (self.out / self.folder).exists():
             self.folder += f"-{self.pid}-{boundary}"
         plan = Plan(**self.settings["plan"])
+        if (_world_size() or 1) > 1:
+            # ranks must record the same steps, so none may decide by its own clock
+            plan = replace(
+                plan, timing_steps=JOB_STEPS, max_timing_steps=JOB_STEPS, max_timing_s=FOREVER_S
+            )
         self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
         self._note()
         self._boundary()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     )
     from torchtriage.errors import TraceFormatError, TriageError, UsageError
     from torchtriage.finding import Comparison, Finding, JobResult, Result
+    from torchtriage.profiling import Profile, profile
+    from torchtriage.record.sample import Sampler, sample
     from torchtriage.trace import Trace
 
 __all__ = [
@@ -32,9 +34,11 @@ __all__ = [
     "ComparisonReport",
     "Finding",
     "JobResult",
+    "Profile",
     "RanksReport",
     "Report",
     "Result",
+    "Sampler",
     "Trace",
     "TraceFormatError",
     "TriageError",
@@ -46,6 +50,8 @@ __all__ = [
     "explain",
     "load",
     "overlay",
+    "profile",
+    "sample",
 ]
 
 _HOMES = {
@@ -53,9 +59,11 @@ _HOMES = {
     "ComparisonReport": "api",
     "Finding": "finding",
     "JobResult": "finding",
+    "Profile": "profiling",
     "RanksReport": "api",
     "Report": "api",
     "Result": "finding",
+    "Sampler": "record.sample",
     "Trace": "trace",
     "TraceFormatError": "errors",
     "TriageError": "errors",
@@ -66,6 +74,8 @@ _HOMES = {
     "explain": "api",
     "load": "api",
     "overlay": "api",
+    "profile": "profiling",
+    "sample": "record.sample",
 }
 
 
@@ -79,6 +89,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"torchtriage.{home}"), name)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Make ``%torchtriage`` and ``%%torchtriage`` known: ``%load_ext torchtriage``."""
+    from torchtriage.notebook import load_ipython_extension
+
+    load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

@@ -368,6 +368,7 @@ def analyze_run(
     *,
     command: str = "",
     exit_code: int | None = None,
+    pid: int | None = None,
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
@@ -384,6 +385,8 @@ def analyze_run(
         The folder of the recordings.
     command, exit_code : str, int
         What was run and how it ended, for the report.
+    pid : int, optional
+        Judge this process alone.
     only, skip, min_share, what_if
         As in :func:`analyze`.
 
@@ -397,7 +400,7 @@ def analyze_run(
     from torchtriage.record.collect import find_recordings, why_nothing
 
     questions = _check(only, skip, what_if)
-    recordings = find_recordings(Path(out))
+    recordings = [one for one in find_recordings(Path(out)) if pid in (None, one.facts["pid"])]
     usable = [one for one in recordings if one.light or one.heavy]
     if not usable:
         reason, hint = why_nothing(Path(out), recordings)

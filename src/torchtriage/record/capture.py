@@ -17,6 +17,8 @@ __all__ = ["Capture", "ProfilerBusyError", "devices", "profiler_running"]
 LEFTOVER = "after the last step"
 """The name of what the profiler calls one more step where the loop ended inside a capture."""
 _COMPRESS_BYTES = 1 << 20
+GIVE_WAY_S = 5.0
+"""So long a profiler that the script starts in another thread waits for our step to end."""
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"  # above Kineto's highest level; before 2.10 anything above 4 is silent, too
 
@@ -84,6 +86,12 @@ class Capture:
         self._running = False
         self._leftover: int | None = None  # number of the step that was open at the stop
         self._guard: _Guard | None = None
+        self._thread = 0
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether there is a whole step, or a window, to export."""
+        return self._first_step is None or self.active_steps > 0
 
     def start(self) -> None:
         """Start the profiler.
@@ -114,11 +122,14 @@ class Capture:
             if first is not None:
                 self._profiler.step_num = first
             self._profiler.start()
-        self._running = True
+        self._running, self._thread = True, threading.get_ident()
         self._guard = _Guard(self._give_way)
 
     def step(self) -> None:
         """End a step and begin the next."""
+        if self._guard is not None and self._guard.wanted:
+            self._give_way()
+            return
         with self._ours():
             with _quiet():
                 self._profiler.step()
@@ -130,7 +141,20 @@ class Capture:
         """Stop; what was recorded can be exported then.
 
         ``inside_step``: this is no step boundary, so what is open is no step.
+
+        Raises
+        ------
+        RuntimeError
+            This is not the thread that started it, or another profiler has ended it.
         """
+        if threading.get_ident() != self._thread:  # the result of stopping it here is no result
+            self._running = False
+            self._remove_guard()
+            raise RuntimeError("the profiler was started by another thread, which has to stop it")
+        if self._guard is not None and self._guard.overrun:  # stopping would crash the process
+            self._running = False
+            self._remove_guard()
+            raise RuntimeError("a profiler in another thread took over")
         if self._first_step is not None:
             if inside_step:
                 self._leftover = self._profiler.step_num
@@ -138,8 +162,12 @@ class Capture:
                 self.active_steps = max(0, self._profiler.step_num - self._first_step)
         with self._ours(), _quiet():
             self._running = False
-            self._remove_guard()
             self._profiler.stop()
+        self._remove_guard()  # not before: another thread may wait for it
+        results = self._profiler.profiler.kineto_results
+        began = getattr(results, "trace_start_ns", None) or results.trace_start_us  # before 2.2
+        if not began():  # exporting what is not there crashes
+            raise RuntimeError("the profiler was ended by another one")
 
     def abandon(self) -> None:
         """Stop without anything to export; never raises."""
@@ -201,7 +229,10 @@ class _Guard:
     """Lets the script's own profiler start: ours stops just before, where it would raise.
 
     Every profiler of PyTorch goes through two functions of ``torch.autograd.profiler``; these are
-    replaced while a capture runs, and only then.
+    replaced while a capture runs, and only then. In another thread, a profiler waits until ours
+    has stopped at the end of its step: with both at work PyTorch crashes when the first one stops.
+
+    ``wanted`` : another thread waits. ``overrun`` : it has waited in vain, and started.
     """
 
     NAMES = ("_prepare_profiler", "_enable_profiler")
@@ -210,7 +241,10 @@ class _Guard:
         import torch.autograd.profiler as module
 
         self.ours = False
+        self.wanted = False
+        self.overrun = False
         self._give_way = give_way
+        self._gone = threading.Event()
         self._thread = threading.get_ident()
         self._module = module
         self._originals = {
@@ -222,8 +256,10 @@ class _Guard:
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            # from another thread ours cannot be stopped, and does not stand in the way either
-            if not self.ours and threading.get_ident() == self._thread:
+            if threading.get_ident() != self._thread:
+                self.wanted = True
+                self.overrun |= not self._gone.wait(GIVE_WAY_S)
+            elif not self.ours:
                 self._give_way()
             return original(*args, **kwargs)
 
@@ -233,6 +269,8 @@ class _Guard:
         for name, original in self._originals.items():
             if getattr(self._module, name, None) is self._wrapped[name]:
                 setattr(self._module, name, original)
+        if not self.overrun:
+            self._gone.set()
 
 
 def _activities(in_use: list[str]) -> list[Any]:
@@ -288,8 +326,9 @@ def _compress(raw: Path, packed: Path, leftover: int | None) -> None:
     except ImportError:  # the script's interpreter need not have what we are installed with
         import gzip as igzip  # type: ignore[no-redef]
 
+    gzipped: Any = igzip.open
     name = f'"ProfilerStep#{leftover}"'.encode()
-    with raw.open("rb") as source, igzip.open(packed, "wb", compresslevel=1) as target:
+    with raw.open("rb") as source, gzipped(packed, "wb", compresslevel=1) as target:
         if leftover is None:
             while block := source.read(_COMPRESS_BYTES):
                 target.write(block)

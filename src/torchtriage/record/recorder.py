@@ -128,6 +128,8 @@ class Recorder:
         self._last_ns = 0
         self._start_ns = 0
         self._entered_ns = 0
+        self._look_at = 0
+        self._look_ns = 0
         self.state = WARM_UP
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None = self._warm_up
@@ -152,10 +154,22 @@ class Recorder:
     # a step inside a compiled function ends the graph there instead of being traced
     step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
+    def record_block(self) -> None:
+        """Record from here to :meth:`close` as one heavy window; steps mean nothing in it."""
+        self.state, self._advance, self._owner = HEAVY, lambda now: None, get_ident()
+        try:
+            self._begin_capture(first_step=None)
+        except Exception as error:
+            self._failed(error)
+
     @property
     def done(self) -> bool:
         """Whether nothing is left to record or to time."""
         return self._advance is None
+
+    def recorded(self, kind: str) -> bool:
+        """Whether the ``light`` or the ``heavy`` recording is on disk."""
+        return kind in self._recordings
 
     def close(self, reason: str = "closed") -> None:
         """Stop; what is half recorded is kept up to its last whole step. Never raises.
@@ -184,20 +198,17 @@ class Recorder:
         times = self._before.step_ns
         times.append(now - self._last_ns)
         self._last_ns = now
-        plan = self.plan
-        n = len(times)
-        if n % plan.timing_steps and n < plan.max_timing_steps and n >= FEWEST_STEPS:
-            # looking closer at every step would cost more than stepping
-            if now - self._entered_ns < plan.max_timing_s * 1e9:
-                return
-        elif n < FEWEST_STEPS:
+        if len(times) < self._look_at and now < self._look_ns:
             return
-        timed_s = sum(times) / 1e9
+        plan, n = self.plan, len(times)
+        late = now >= self._entered_ns + int(plan.max_timing_s * 1e9)
+        if n < FEWEST_STEPS or (n < plan.timing_steps and not late):
+            return
+        self._look_at = n + plan.timing_steps  # a look costs more than a step may
         recent = times[-max(plan.timing_steps, n // 2) :]
         self._before.settled = settled(recent)
-        if (self._before.settled and timed_s >= plan.min_timing_s) or (
-            n >= plan.max_timing_steps or timed_s >= plan.max_timing_s
-        ):
+        long_enough = sum(times) >= plan.min_timing_s * 1e9
+        if (self._before.settled and long_enough) or late or n >= plan.max_timing_steps:
             self._before.step_ns = recent
             self._next()
 
@@ -242,24 +253,24 @@ class Recorder:
             self._end(COMPLETE)
         elif state in (LIGHT, HEAVY):
             self._advance = self._captured
-            self._begin_capture()
+            self._begin_capture(self.steps_seen + 1)
         else:
             self._advance = self._timing if state == TIMING else self._timing_again
             if state == AGAIN:
                 self._write()
         self._last_ns = self._entered_ns = perf_counter_ns()
+        self._look_at = self.plan.timing_steps
+        self._look_ns = self._entered_ns + int(self.plan.max_timing_s * 1e9)
 
     def _steps_of(self, state: str) -> int:
         plan = self.plan
         return {LIGHT: plan.light, HEAVY: plan.heavy}.get(state, plan.timing_steps)
 
-    def _begin_capture(self) -> None:
+    def _begin_capture(self, first_step: int | None) -> None:
         if self._environment is None:
             self._write()  # with the environment: from here on a killed script leaves it
         started = perf_counter_ns()
-        capture = Capture(
-            heavy=self.state == HEAVY, first_step=self.steps_seen + 1, on_lost=self._lost
-        )
+        capture = Capture(heavy=self.state == HEAVY, first_step=first_step, on_lost=self._lost)
         try:
             capture.start()
         except ProfilerBusyError:
@@ -279,8 +290,7 @@ class Recorder:
         self._capture = None
         capture.stop(inside_step=inside_step)
         stopped = perf_counter_ns()
-        if not capture.active_steps:
-            capture.abandon()
+        if not capture.holds_something:
             return
         self.out_dir.mkdir(parents=True, exist_ok=True)
         name = HEAVY_FILE if capture.heavy else LIGHT_FILE

@@ -1,0 +1,479 @@
+"""Who holds what: containers, tensors and graphs reachable by name, and the line that adds.
+
+A leak in Python is always something with a name that grows: a list, a dictionary, a module's hooks,
+a variable whose autograd graph gets longer. So the names are walked, not the heap: from the frames
+that run and the globals of the user's own modules, some thousand steps along attributes and items,
+within a time limit. What has grown at each look is a suspect; the line is then found by looking at
+the suspect after each line of one single step.
+
+Nothing here holds a reference to the user's objects after it returns.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+__all__ = ["Held", "LineWatch", "Place", "adding_line", "find", "is_users", "place_of", "walk"]
+
+MAX_NODES = 20_000
+MAX_GRAPH = 3000
+"""Nodes of one autograd graph that are counted."""
+DEEPEST = 7
+MANY = 64
+"""Of longer containers only the length counts, and a few items are followed."""
+SAMPLED = 4
+
+_SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER = range(6)
+_kinds: dict[type, int] = {}
+_modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, type)
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_NOT_USERS = (
+    _OURS,
+    *{
+        shape(path) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_paths().get(name))
+        for shape in (str, os.path.realpath)
+    },
+)
+_users: dict[str, bool] = {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """One thing with a size that can grow, and the names that lead to it.
+
+    ``key`` : the same at each look. ``size`` : items of a container, bytes of a tensor, nodes of a
+    graph, per ``unit``. ``names`` : from the root, outermost first.
+    """
+
+    key: tuple[int, str, str]
+    unit: str
+    size: int
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the names as one would write them: ``trainer.history['loss']``."""
+        return "".join(self.names[1:]).lstrip(".")
+
+    @property
+    def root(self) -> str:
+        """Return what the first name belongs to: ``train() of train.py`` or ``module train``."""
+        return self.names[0]
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: no library's, not ours, not made up."""
+    known = _users.get(file)
+    if known is None:
+        if len(_users) > 10_000:
+            _users.clear()
+        known = _users[file] = _is_users(file)
+    return known
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<"):  # made up, but for what is typed
+        return file.startswith(("<stdin>", "<ipython-input"))
+    # plain strings: thousands of modules are asked for at the first look
+    if not os.path.isabs(file):  # noqa: PTH117
+        file = str(Path(file).resolve())
+        if not Path(file).exists():
+            return False
+    return not file.startswith(_NOT_USERS) and f"{os.sep}site-packages{os.sep}" not in file
+
+
+def place_of(frame: types.FrameType | None) -> Place | None:
+    """Return the innermost line of the user's code at or above a frame."""
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return Place(frame.f_code.co_filename, frame.f_lineno, _function(frame.f_code))
+        frame = frame.f_back
+    return None
+
+
+def walk(frame: types.FrameType | None, limit_s: float) -> dict[tuple[int, str, str], Held]:
+    """Return what is reachable by name and has a size, by key; partial once time is over.
+
+    Parameters
+    ----------
+    frame : frame
+        The innermost frame that runs; those above it are roots as well.
+    limit_s : float
+        Seconds of this thread's own time after which the walk ends.
+    """
+    return {held.key: held for held, _, _ in _walk(frame, limit_s)}
+
+
+def find(
+    frame: types.FrameType | None, key: tuple[int, str, str], limit_s: float
+) -> tuple[Any, Callable[[types.FrameType], int]] | None:
+    """Return the object that a key stands for, and what measures it, None where it is gone.
+
+    The measure looks the name up each time, in the frame it is given where the name is a local one.
+    """
+    for held, thing, parent in _walk(frame, limit_s):
+        if held.key == key:
+            return thing, _measure(held, thing, parent)
+    return None
+
+
+def _measure(held: Held, thing: Any, parent: Any) -> Callable[[types.FrameType], int]:
+    owner, label, unit = held.key
+    last = held.size
+    kept = thing if unit == "items" else None
+
+    def measure(running: types.FrameType) -> int:
+        nonlocal last, kept
+        if parent is not None:
+            now = _lookup(parent, label)
+        elif id(running.f_code) == owner:
+            now = running.f_locals.get(label[1:])
+            kept = now if unit == "items" else None
+        else:
+            now = kept  # from another frame the variable cannot be seen, what it held can
+        if now is not None:
+            last = _size(now, unit)
+        return last
+
+    return measure
+
+
+def _lookup(parent: Any, label: str) -> Any:
+    if label == "hooks":
+        return parent._backward_hooks
+    if label.startswith(" closure "):
+        names = parent.__code__.co_freevars
+        return parent.__closure__[names.index(label[9:])].cell_contents
+    if isinstance(parent, dict) and label.startswith("."):
+        return parent.get(label[1:])
+    if label.startswith("."):
+        return getattr(parent, label[1:], None)
+    for name, child in _children(parent):
+        if name == label:
+            return child
+    return None
+
+
+def _size(thing: Any, unit: str) -> int:
+    if unit == "nodes":
+        return graph_size(thing)
+    if unit == "items":
+        return thing.cache_info().currsize if hasattr(thing, "cache_info") else len(thing)
+    if type(thing) is bytearray:
+        return len(thing)
+    return _tensor_bytes(thing) if hasattr(thing, "numel") else int(thing.nbytes)
+
+
+def graph_size(tensor: Any) -> int:
+    """Return how many nodes hang on a tensor's ``grad_fn``, at most ``MAX_GRAPH``."""
+    root = tensor.grad_fn
+    if root is None:
+        return 0
+    seen, todo = {root}, [root]
+    while todo and len(seen) < MAX_GRAPH:
+        for node, _ in todo.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                todo.append(node)
+    return len(seen)
+
+
+def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[Held, Any, Any]]:
+    """Yield what has a size: it, the object, and the object that names it (None: a frame)."""
+    until = thread_time() + limit_s
+    todo: deque[tuple[Any, Any, int, str, tuple[str, ...], int]] = deque()
+    seen: set[int] = {id(_users), id(todo)}
+    cleared: list[dict[str, Any]] = []
+    try:
+        for root, names, owner, parent in _roots(frame, cleared):
+            for label, thing in list(root.items()):
+                if not label.startswith("__") and not isinstance(thing, types.ModuleType):
+                    todo.append((thing, parent, owner, f".{label}", names, 0))
+        n = 0
+        while todo and n < MAX_NODES:
+            n += 1
+            if not n & 127 and thread_time() > until:
+                return
+            thing, parent, owner, label, names, depth = todo.popleft()
+            kind = type(thing)
+            what = _kinds.get(kind)
+            if what is None:
+                what = _learn(kind)
+            if what == _SKIP:
+                continue
+            names = (*names, label)
+            if what == _TENSOR:
+                yield (
+                    Held((owner, label, "bytes"), "bytes", _tensor_bytes(thing), names),
+                    thing,
+                    parent,
+                )
+                if thing.grad_fn is not None:
+                    nodes = graph_size(thing)
+                    yield Held((owner, label, "nodes"), "nodes", nodes, names), thing, parent
+                hooks = thing._backward_hooks
+                if hooks:
+                    held = Held((id(thing), "hooks", "items"), "items", len(hooks), names)
+                    yield held, hooks, thing
+                continue
+            if id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if what == _CONTAINER:
+                yield Held((owner, label, "items"), "items", len(thing), names), thing, parent
+            elif what == _CACHE:
+                size = thing.cache_info().currsize
+                yield Held((owner, label, "items"), "items", size, names), thing, parent
+            elif what == _BUFFER:
+                size = len(thing) if kind is bytearray else int(thing.nbytes)
+                yield Held((owner, label, "bytes"), "bytes", size, names), thing, parent
+                continue
+            if depth < DEEPEST:
+                for name, child in _children(thing):
+                    if _kinds.get(type(child)) != _SKIP:
+                        todo.append((child, thing, id(thing), name, names, depth + 1))
+    finally:
+        todo.clear()
+        for snapshot in cleared:
+            snapshot.clear()
+
+
+def _learn(kind: type) -> int:
+    """Return what the walk does with things of a type; asked once per type."""
+    tensor = _tensor_type()
+    what = _OTHER
+    ours = kind.__module__.startswith("torchtriage.")
+    if ours or kind in _PLAIN or issubclass(kind, (type, types.ModuleType, types.CodeType)):
+        what = _SKIP
+    elif tensor is not None and issubclass(kind, tensor):
+        what = _TENSOR
+    elif issubclass(kind, (list, dict, set, deque)):
+        what = _CONTAINER
+    elif kind.__name__ == "_lru_cache_wrapper":
+        what = _CACHE
+    elif kind is bytearray or (kind.__module__ == "numpy" and hasattr(kind, "nbytes")):
+        what = _BUFFER
+    if len(_kinds) > 10_000:
+        _kinds.clear()
+    _kinds[kind] = what
+    return what
+
+
+def _users_modules() -> list[tuple[str, dict[str, Any]]]:
+    """Return the globals of the user's modules; looked for again when modules were imported."""
+    global _modules
+    if _modules[0] != len(sys.modules):
+        found = []
+        for name, module in list(sys.modules.items()):
+            values = getattr(module, "__dict__", {})
+            file = values.get("__file__")
+            if isinstance(file, str) and is_users(file):
+                found.append((name, values))
+        _modules = len(sys.modules), found
+    return _modules[1]
+
+
+def _roots(
+    frame: types.FrameType | None, cleared: list[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...], int, Any]]:
+    modules: set[int] = set()
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
+                values = frame.f_locals
+                # up to 3.12 the copy stays with the frame and would keep what it holds alive
+                if sys.version_info < (3, 13) and sys.gettrace() is None:
+                    cleared.append(values)
+                where = f"{_function(code)}() of {Path(code.co_filename).name}"
+                yield dict(values), (where,), id(code), None
+            if is_users(code.co_filename) and id(frame.f_globals) not in modules:
+                modules.add(id(frame.f_globals))
+                name = frame.f_globals.get("__name__", "?")
+                yield frame.f_globals, (f"module {name}",), id(frame.f_globals), frame.f_globals
+        frame = frame.f_back
+    for name, values in _users_modules():
+        if id(values) not in modules:
+            modules.add(id(values))
+            yield values, (f"module {name}",), id(values), values
+
+
+def _children(thing: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(thing)
+    if isinstance(thing, dict):
+        if len(thing) <= MANY:
+            for key, value in list(thing.items()):
+                yield f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", value
+        return
+    if isinstance(thing, (list, tuple, deque)):
+        if len(thing) <= MANY:
+            for index, value in enumerate(list(thing)):
+                yield f"[{index}]", value
+        return
+    if isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
+            with suppress(ValueError):  # not bound yet
+                yield f" closure {name}", cell.cell_contents
+        for index, value in enumerate(thing.__defaults__ or ()):
+            yield f" default {index}", value
+        if thing.__dict__:
+            yield from ((f".{name}", value) for name, value in list(thing.__dict__.items()))
+        return
+    if isinstance(thing, types.MethodType):
+        yield ".__self__", thing.__self__
+        return
+    if isinstance(thing, types.GeneratorType):
+        if thing.gi_frame is not None:
+            yield from ((f" local {k}", v) for k, v in dict(thing.gi_frame.f_locals).items())
+        return
+    if isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
+        return
+    values = getattr(thing, "__dict__", None)
+    if type(values) is dict:
+        yield from ((f".{name}", value) for name, value in list(values.items()))
+    if kind.__module__ not in ("builtins", "numpy", "torch"):
+        # state that belongs to the class: caches, registries
+        if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"):
+            for name, value in list(vars(kind).items()):
+                if isinstance(value, (list, dict, set, deque)):
+                    yield f".{name}", value
+        for name in getattr(kind, "__slots__", ()) or ():
+            if isinstance(name, str) and hasattr(thing, name) and not name.startswith("__"):
+                yield f".{name}", getattr(thing, name)
+
+
+def adding_line(held: Held, frame: types.FrameType | None) -> Place | None:
+    """Return the line that, by its text, adds to a name; for where lines cannot be traced.
+
+    Looked for in the files of the running functions and of the user's modules, the last part of
+    the name before any index, as ``name.append(``, ``name[...] =`` and the like.
+    """
+    last = [name for name in held.names[1:] if name.startswith(".")]
+    if not last:
+        return None
+    name = re.escape(last[-1][1:])
+    adds = re.compile(
+        rf"\b{name}\b\s*(\.(append|appendleft|add|extend|update|setdefault|insert)\(|\[[^\]]*\]\s*=[^=]"
+        rf"|\+=|=\s*{name}\s*\+)"
+    )
+    files: dict[str, None] = {}
+    while frame is not None:
+        files[frame.f_code.co_filename] = None
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        files[getattr(module, "__file__", None) or ""] = None
+    for file in files:
+        if file and is_users(file):
+            for number, text in enumerate(linecache.getlines(file), 1):
+                if adds.search(text):
+                    return Place(file, number, "")
+    return None
+
+
+class LineWatch:
+    """Looks at sizes after each line of the user's code, until :meth:`stop`: what makes them grow.
+
+    Parameters
+    ----------
+    measures : list of callable
+        Each returns the size of one suspect.
+    frame : frame
+        The innermost frame; it and those above are traced too.
+
+    Raises
+    ------
+    RuntimeError
+        Somebody else traces already: a debugger or a coverage tool.
+    """
+
+    def __init__(
+        self, measures: list[Callable[[types.FrameType], int]], frame: types.FrameType | None
+    ) -> None:
+        if sys.gettrace() is not None:
+            raise RuntimeError("another tracer is at work")
+        self._measures = measures
+        self._frames: list[types.FrameType] = []
+        self._last: tuple[types.CodeType, int] | None = None
+        self.grew: list[dict[Place, int]] = [{} for _ in measures]
+        """For each suspect: by how much it grew at which line."""
+        if frame is None:
+            return
+        self._sizes = [measure(frame) for measure in measures]
+        above: types.FrameType | None = frame
+        while above is not None:
+            if is_users(above.f_code.co_filename):
+                above.f_trace = self._on_line
+                self._frames.append(above)
+            above = above.f_back
+        sys.settrace(self._on_call)
+
+    def stop(self) -> None:
+        """Take the tracer away again."""
+        sys.settrace(None)
+        for frame in self._frames:
+            frame.f_trace = None
+        self._frames.clear()
+        self._measures.clear()
+
+    def _on_call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        if not is_users(frame.f_code.co_filename):
+            return None
+        return self._on_line(frame, event, arg)
+
+    def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        for index, measure in enumerate(self._measures):
+            size = measure(frame)
+            if size > self._sizes[index] and self._last is not None:
+                code, line = self._last
+                place = Place(code.co_filename, line, _function(code))
+                grew = self.grew[index]
+                grew[place] = grew.get(place, 0) + size - self._sizes[index]
+            self._sizes[index] = size
+        if event == "return":
+            # what comes next happens on the caller's line, if that is the user's
+            back = frame.f_back
+            if back is not None and is_users(back.f_code.co_filename):
+                self._last = (back.f_code, back.f_lineno)
+        else:
+            self._last = (frame.f_code, frame.f_lineno)
+        return self._on_line
+
+
+def _function(code: types.CodeType) -> str:
+    return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+
+
+def _tensor_type() -> Any:
+    torch = sys.modules.get("torch")
+    return getattr(torch, "Tensor", None)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    try:
+        return int(tensor.numel() * tensor.element_size())
+    except (RuntimeError, TypeError):  # meta, nested, sparse
+        return 0

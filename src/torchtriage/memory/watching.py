@@ -1,0 +1,877 @@
+"""A leak watch for loops that run for days: what grows, what holds it, which line adds to it.
+
+``step()`` counts, and every few steps reads the resident set. At a **look** (every 20th step at
+first, then as often as the budget allows) the user's names are walked for things that grew since
+the last look (``holders.py``), one step's new tensors are noted by line (``sites.py``), children
+and the device's allocator are asked for their size. What grew at every look for ``patience_steps``
+is a leak; then, once, single steps are traced line by line to find the one that adds to it.
+
+The loop is never hurt: no exception leaves, all that is kept is bounded, and time spent is held
+under ``credit_s`` plus ``SHARE`` of the loop's time. A forked child watches itself from a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, sleep, thread_time
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+from torchtriage.finding import Finding, Fix, Frame
+from torchtriage.finding import Place as FindingPlace
+from torchtriage.memory.holders import Held, LineWatch, Place, find, walk
+from torchtriage.memory.leaks import judge, judge_device
+from torchtriage.memory.sites import Sites
+from torchtriage.units import format_bytes, format_count
+
+__all__ = ["SCHEMA", "Leak", "LeakWarning", "Watch", "WatchReport", "findings", "start", "watch"]
+
+SCHEMA = "torchtriage-watch/1"
+REPORT = "memory_watch.json"
+
+PATIENCE_STEPS = 150
+"""Growth at every look for this long is a leak: a cache of fewer entries fills in less."""
+SHARE = 0.0025
+"""Of the loop's time, after the credit."""
+CREDIT_S = 0.25
+"""For the first looks, and once more to name a holder."""
+LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
+RSS_STEPS = 10
+MIN_LOOKS = 5
+WALK_S = 0.02
+TRACE_STEPS = 4
+STEADY = 0.5
+"""Of the median rate, in the later looks."""
+FLOOR = {"items": 256.0, "bytes": 1024.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0}
+"""Bytes per step below which growth is no leak. A loop may log numbers (``log``)."""
+CHILD_FLOOR = 8192.0
+MAX_SAMPLES = 2048
+MAX_LEAKS = 8
+
+Kind = Literal[
+    "growing list",
+    "growing cache",
+    "hooks",
+    "autograd graph",
+    "growing tensor",
+    "compiled code",
+    "worker processes",
+    "tensors kept",
+    "device memory",
+    "resident memory",
+]
+
+
+class LeakWarning(UserWarning):
+    """Memory leaks; the text names the holder."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One thing that grows without end.
+
+    ``holder`` : the name that holds it, ``root`` : where that name is. ``file line function`` : the
+    line that adds to it, None where it could not be caught; ``made_*`` : the line whose tensors
+    stay alive. ``per_step`` : by how many ``unit`` it grows, ``bytes_per_step`` : what that is.
+    """
+
+    kind: Kind
+    holder: str
+    root: str
+    file: str | None
+    line: int | None
+    function: str | None
+    unit: str
+    per_step: float
+    bytes_per_step: float
+    since_step: int
+    found_step: int
+    made_file: str | None = None
+    made_line: int | None = None
+    made_function: str | None = None
+    made_shape: str = ""
+    what: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Return what leaks, where, and how fast."""
+        name = f"{self.kind} `{self.holder}` in {self.root}" if self.holder else self.kind
+        where = f", line {self.line} of {Path(self.file).name} adds to it" if self.file else ""
+        made = (
+            f"; made in line {self.made_line} of {Path(self.made_file).name}"
+            if self.made_file and (self.made_file, self.made_line) != (self.file, self.line)
+            else ""
+        )
+        size = f", {format_bytes(self.bytes_per_step)} per step" if self.bytes_per_step else ""
+        return (
+            f"{name} grows by {self.per_step:.3g} {self.unit} per step{size}"
+            f" since step {self.since_step}{where}{made}"
+        )
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """What a watch has seen so far; the JSON report has the same fields.
+
+    ``answer`` : leak, no leak, or too early to tell. ``own_share`` : the watch's time over the
+    loop's. ``notes`` : what was not looked at, and why.
+    """
+
+    schema: str
+    answer: Literal["leak", "no leak", "too early"]
+    n_steps: int
+    n_looks: int
+    leaks: tuple[Leak, ...]
+    rss_first_bytes: int
+    rss_last_bytes: int
+    rss_why: str
+    own_s: float
+    own_share: float
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the report as a few lines of text."""
+        head = {
+            "leak": "memory leaks",
+            "no leak": "no leak was seen",
+            "too early": "too early to tell whether memory leaks",
+        }[self.answer]
+        rss = f"{format_bytes(self.rss_first_bytes)} -> {format_bytes(self.rss_last_bytes)}"
+        lines = [f"{head}: {format_count(self.n_steps, 'step')}, resident memory {rss}"]
+        lines += [f"  {leak.sentence}" for leak in self.leaks]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+class Watch:
+    """Watches one loop; see :func:`watch`."""
+
+    def __init__(
+        self,
+        *,
+        out_dir: str | Path | None = None,
+        on_alarm: Callable[[Leak], object] | None = None,
+        patience_steps: int = PATIENCE_STEPS,
+        credit_s: float = CREDIT_S,
+    ) -> None:
+        self._out = Path(out_dir) if out_dir is not None else None
+        self._on_alarm = on_alarm
+        self._patience = patience_steps
+        self._credit_s = credit_s
+        self._step = 0
+        self._due = 1
+        self._pid = os.getpid()
+        self._thread = 0
+        self._began_s = perf_counter()
+        self._own_s = 0.0
+        self._next_look = LOOK_STEPS // 2
+        self._n_looks = 0
+        self._n_errors = 0
+        self._notes: dict[str, None] = {}
+        self._rss: list[tuple[int, int]] = []
+        self._device: list[tuple[int, int, int]] = []
+        self._rss_every = RSS_STEPS
+        self._sizes: dict[tuple[int, str, str], int] = {}
+        self._tracks: dict[tuple[int, str, str], _Track] = {}
+        self._sites = Sites()
+        self._trace: _Trace | None = None
+        self._leaks: list[Leak] = []
+        self._told: set[tuple[int, str, str]] = set()
+        self._history_until: int | None = None
+        self._closed = False
+
+    def __enter__(self) -> Watch:
+        """Begin; steps are told by :meth:`step`."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Write the report."""
+        self.close()
+
+    def step(self) -> None:
+        """Tell that a step has ended. Costs a comparison, but for the steps looked at."""
+        self._step += 1
+        if self._step >= self._due:
+            self._guarded(sys._getframe(1))
+
+    def close(self) -> None:
+        """Stop watching and write the report; told again, nothing happens."""
+        if self._closed:
+            return
+        self._closed = True
+        self._due = sys.maxsize
+        with suppress(Exception):
+            self._sites.stop()
+            if self._trace is not None:
+                self._settle()
+        with suppress(Exception):
+            self._write()
+
+    def report(self) -> WatchReport:
+        """Return what was seen so far."""
+        steps, rss = [at for at, _ in self._rss], [size for _, size in self._rss]
+        verdict = judge(steps, rss)
+        leaks = tuple(self._leaks)
+        enough = self._step >= self._patience + 2 * LOOK_STEPS and self._n_looks >= MIN_LOOKS
+        elapsed = max(perf_counter() - self._began_s, 1e-9)
+        return WatchReport(
+            schema=SCHEMA,
+            answer="leak" if leaks else "no leak" if enough else "too early",
+            n_steps=self._step,
+            n_looks=self._n_looks,
+            leaks=leaks,
+            rss_first_bytes=rss[0] if rss else 0,
+            rss_last_bytes=rss[-1] if rss else 0,
+            rss_why=verdict.why,
+            own_s=round(self._own_s, 6),
+            own_share=round(self._own_s / elapsed, 6),
+            notes=tuple(self._notes),
+        )
+
+    # -- one step that is looked at ----------------------------------------------------------------
+
+    def _guarded(self, frame: FrameType) -> None:
+        if self._closed or os.getpid() != self._pid:
+            self._due = sys.maxsize  # a forked child; it has a watch of its own
+            return
+        me = threading.get_ident()
+        if self._thread not in (0, me):
+            return  # another thread's step
+        self._thread = me
+        # own time of this thread: waiting for a busy machine is not the watch's doing
+        began = thread_time()
+        try:
+            self._on_step(frame, perf_counter())
+        except Exception as error:
+            self._n_errors += 1
+            self._notes[f"a look failed: {type(error).__name__}: {error}"[:200]] = None
+            if self._n_errors >= 3:
+                self._notes["the watch switched itself off after three failures"] = None
+                self._due = sys.maxsize
+            with suppress(Exception):
+                self._sites.stop()
+        self._own_s += thread_time() - began
+
+    def _on_step(self, frame: FrameType, now: float) -> None:
+        if self._sites.active:
+            self._sites.stop()
+        if self._trace is not None and self._trace.over(self._step):
+            self._settle()
+        if self._step % self._rss_every == 0 or self._step == 1:
+            self._sample()
+        if self._step >= self._next_look and self._trace is None:
+            if self._own_s <= self._credit_s + SHARE * (now - self._began_s):
+                self._look(frame)
+            self._next_look = self._step + min(
+                max(LOOK_STEPS, self._step // 10), MAX_LOOK_STEPS, self._patience
+            )
+        if self._history_until is not None and self._step >= self._history_until:
+            self._dump_history()
+        self._due = (
+            self._step + 1
+            if self._sites.active or self._trace is not None
+            else min(self._next_look, (self._step // self._rss_every + 1) * self._rss_every)
+        )
+
+    def _sample(self) -> None:
+        self._rss.append((self._step, _rss_bytes()))
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            self._device.append((self._step, allocated, reserved))
+        if len(self._rss) > MAX_SAMPLES:
+            # half the points, twice the distance: bounded for any length
+            self._rss, self._device = self._rss[::2], self._device[::2]
+            self._rss_every *= 2
+
+    def _look(self, frame: FrameType) -> None:
+        self._n_looks += 1
+        began = thread_time()
+        now = walk(frame, WALK_S)
+        if thread_time() - began > WALK_S:
+            self._notes["not all names could be walked in time"] = None
+        for held in (*_compiled(), *_children()):
+            now[held.key] = held
+        self._follow(now)
+        self._sites.look()
+        suspects = [
+            track
+            for track in self._tracks.values()
+            if track.held.key not in self._told and track.grows(self._step, self._patience)
+        ]
+        if suspects:
+            self._suspect(suspects, frame)
+        elif not self._leaks and self._n_looks >= MIN_LOOKS:
+            self._unnamed()
+        if self._trace is None:
+            self._sites.start(self._step)
+
+    def _follow(self, now: dict[tuple[int, str, str], Held]) -> None:
+        """Keep a track for what grew at every look so far; drop the others."""
+        last = self._sizes
+        for key, held in now.items():
+            before = last.get(key)
+            if before is None:
+                continue
+            track = self._tracks.get(key)
+            if held.size > before:
+                if track is None:
+                    if len(self._tracks) >= 500:
+                        continue
+                    track = self._tracks[key] = _Track(held, self._last_look, before)
+                track.add(held, self._step)
+            elif track is not None:
+                del self._tracks[key]
+        for key in [key for key in self._tracks if key not in now]:
+            del self._tracks[key]
+        self._sizes = {key: held.size for key, held in now.items()}
+        self._last_look = self._step
+
+    _last_look = 0
+
+    def _suspect(self, suspects: list[_Track], frame: FrameType) -> None:
+        """Weigh what grows, and watch one step line by line for what is worth it."""
+        suspects.sort(key=lambda track: -track.rate)
+        chosen: list[_Suspect] = []
+        for track in suspects[:MAX_LEAKS]:
+            suspect = _weigh(track, frame)
+            if suspect is None:
+                continue
+            self._told.add(track.held.key)
+            if suspect.worth:
+                chosen.append(suspect)
+        # a graph that grows behind a growing list is the list's
+        if any(one.kind in ("growing list", "growing cache") and one.graph for one in chosen):
+            chosen = [one for one in chosen if one.track.held.unit != "nodes"]
+        if not chosen:
+            return
+        try:
+            lines = LineWatch([one.measure for one in chosen], frame)
+        except RuntimeError as error:
+            self._notes[f"the adding line is not known: {error}"] = None
+            lines = None
+        self._trace = _Trace(chosen, lines, self._step + TRACE_STEPS)
+        if lines is None:
+            self._settle()
+
+    def _settle(self) -> None:
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return
+        grew = trace.lines.grew if trace.lines is not None else [{} for _ in trace.suspects]
+        if trace.lines is not None:
+            trace.lines.stop()
+        growing = self._sites.growing(self._step - 2 * self._patience)
+        made = max(growing, key=lambda place: growing[place]) if growing else None
+        for suspect, lines in zip(trace.suspects, grew, strict=True):
+            place = max(lines, key=lambda one: lines[one]) if lines else suspect.place
+            track = suspect.track
+            size = suspect.bytes_per_step
+            if suspect.graph and growing:
+                size = max(size, sum(growing.values()))
+            self._tell(
+                Leak(
+                    kind=suspect.kind,
+                    holder=track.held.name,
+                    root=track.held.root,
+                    file=place.file if place else None,
+                    line=place.line if place else None,
+                    function=place.function if place else None,
+                    unit=track.held.unit,
+                    per_step=round(track.rate, 4),
+                    bytes_per_step=round(size, 1),
+                    since_step=track.points[0][0],
+                    found_step=self._step,
+                    made_file=made.file if made else None,
+                    made_line=made.line if made else None,
+                    made_function=made.function if made else None,
+                    made_shape=self._sites.shapes.get(made, "") if made else "",
+                    what=suspect.what,
+                )
+            )
+
+    def _unnamed(self) -> None:
+        """Tell of growth that no name was found for: tensors by line, the device, the process."""
+        if self._step < self._patience + LOOK_STEPS:
+            return
+        growing = self._sites.growing(self._step - self._patience, MIN_LOOKS)
+        first = self._sites.sampled[0].step if self._sites.sampled else self._step
+        if growing and self._step - first >= self._patience:
+            made = max(growing, key=lambda place: growing[place])
+            total = sum(growing.values())
+            if total >= FLOOR["bytes"]:
+                self._tell(self._bare("tensors kept", total, made, first))
+                return
+        if self._device:
+            at, allocated, reserved = zip(*self._device, strict=True)
+            device = judge_device(at, allocated, reserved)
+            if device.leak:
+                self._tell(self._bare("device memory", device.slope, None, device.onset_step or 0))
+                return
+        verdict = judge(*zip(*self._rss, strict=True)) if self._rss else None
+        if verdict is not None and verdict.leak:
+            self._tell(self._bare("resident memory", verdict.slope, None, verdict.onset_step or 0))
+
+    def _bare(self, kind: Kind, per_step: float, made: Place | None, since: int) -> Leak:
+        return Leak(
+            kind=kind,
+            holder="",
+            root="",
+            file=made.file if made else None,
+            line=made.line if made else None,
+            function=made.function if made else None,
+            unit="bytes",
+            per_step=round(per_step, 1),
+            bytes_per_step=round(per_step, 1),
+            since_step=since,
+            found_step=self._step,
+            made_file=made.file if made else None,
+            made_line=made.line if made else None,
+            made_function=made.function if made else None,
+            made_shape=self._sites.shapes.get(made, "") if made else "",
+        )
+
+    def _tell(self, leak: Leak) -> None:
+        if len(self._leaks) >= MAX_LEAKS:
+            return
+        self._leaks.append(leak)
+        self._record_history()
+        with suppress(Exception):
+            self._write()
+        try:
+            if self._on_alarm is not None:
+                self._on_alarm(leak)
+            else:
+                with warnings.catch_warnings():
+                    # a warning made an error must not stop the loop
+                    warnings.simplefilter("always", LeakWarning)
+                    warnings.warn(f"memory leak: {leak.sentence}", LeakWarning, stacklevel=5)
+        except Exception as error:
+            self._notes[f"on_alarm failed: {type(error).__name__}"] = None
+
+    def _record_history(self) -> None:
+        """Let CUDA's allocator note its next steps, to be dumped beside the report."""
+        torch = sys.modules.get("torch")
+        if self._out is None or torch is None or not torch.cuda.is_initialized():
+            return
+        with suppress(Exception):
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
+            self._history_until = self._step + 5
+
+    def _dump_history(self) -> None:
+        self._history_until = None
+        torch: Any = sys.modules.get("torch")
+        if self._out is not None and torch is not None:
+            torch.cuda.memory._dump_snapshot(str(self._out / "memory_watch.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _write(self) -> None:
+        if self._out is None:
+            return
+        self._out.mkdir(parents=True, exist_ok=True)
+        made = self._out / f".{REPORT}.{os.getpid()}"
+        made.write_text(json.dumps(asdict(self.report()), indent=1), encoding="utf-8")
+        made.replace(self._out / REPORT)
+
+
+def watch(
+    *,
+    out_dir: str | Path | None = None,
+    on_alarm: Callable[[Leak], object] | None = None,
+    patience_steps: int = PATIENCE_STEPS,
+) -> Watch:
+    """Watch a loop for leaks: use it as a context, and call its ``step()`` once per step.
+
+    >>> with tt.memory.watch() as watch:
+    ...     for batch in loader:
+    ...         train(batch)
+    ...         watch.step()
+    >>> print(watch.report())
+
+    Parameters
+    ----------
+    out_dir : path, optional
+        Where ``memory_watch.json`` is written, at an alarm and at the end, and on CUDA a snapshot
+        of the steps after an alarm.
+    on_alarm : callable, optional
+        Gets each :class:`Leak` once; without it a :class:`LeakWarning` is issued.
+    patience_steps : int
+        How long something must grow to be called a leak. Raise it where caches fill slowly.
+    """
+    made = Watch(out_dir=out_dir, on_alarm=on_alarm, patience_steps=patience_steps)
+    _watch_children(made)
+    return made
+
+
+def start(out_dir: str | Path) -> Watch:
+    """Watch this process, one step per ``optimizer.step()``, and leave a report at its end.
+
+    For recorders that cannot change the loop. Needs torch; returns the watch, whose ``step()`` may
+    be called too where there is no optimizer.
+    """
+    import atexit
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    made = watch(out_dir=out_dir)
+    first: list[int] = []
+
+    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # several optimizers in one step count once
+        if not first:
+            first.append(id(optimizer))
+        if first[0] == id(optimizer):
+            made.step()
+
+    register_optimizer_step_post_hook(on_step)
+    atexit.register(made.close)
+    return made
+
+
+def findings(report: WatchReport) -> tuple[Finding, ...]:
+    """Return the leaks of a report as findings, fastest first."""
+    found = []
+    for leak in sorted(report.leaks, key=lambda one: -one.bytes_per_step):
+        frame = (
+            Frame(leak.file, leak.line, leak.function or "", exact=True)
+            if leak.file and leak.line
+            else None
+        )
+        found.append(
+            Finding(
+                code="MEM029",
+                name="memory-growth",
+                family="alloc",
+                title="Memory grows from step to step",
+                severity="high" if leak.bytes_per_step >= 1024 else "medium",
+                certainty="certain" if leak.holder and frame else "likely",
+                message=leak.sentence,
+                place=FindingPlace(frame=frame),
+                cost=None,
+                evidence={key: value for key, value in asdict(leak).items() if value is not None},
+                fix=_FIXES[leak.kind],
+            )
+        )
+    return tuple(found)
+
+
+_FIXES: dict[str, Fix] = {
+    "autograd graph": Fix(
+        "Keep the number, not the tensor with its graph.",
+        "total += loss.detach()   # or loss.item()",
+    ),
+    "growing list": Fix("Keep what is needed only, detached, or write it out and clear the list."),
+    "growing cache": Fix("Bound the cache: functools.lru_cache(maxsize=...), or drop old entries."),
+    "hooks": Fix("Register hooks once, or remove each again.", "handle.remove()  # after its step"),
+    "growing tensor": Fix("Allocate once and write into it; do not concatenate in each step."),
+    "compiled code": Fix(
+        "Compile once: mark changing sizes as dynamic, and do not make functions in the loop.",
+        "torch.compile(model, dynamic=True)",
+    ),
+    "worker processes": Fix(
+        "Bound what a worker caches; keep one DataLoader with persistent_workers=True."
+    ),
+    "tensors kept": Fix("Find who keeps them: detach what is stored for later."),
+    "device memory": Fix("Read the snapshot beside the report: torchtriage memory SNAPSHOT."),
+    "resident memory": Fix("No Python name grows: look at native code, or run memray."),
+}
+
+
+# -- what grows ------------------------------------------------------------------------------------
+
+
+class _Track:
+    """Sizes at each look, since the growth began."""
+
+    def __init__(self, held: Held, step: int, size: int) -> None:
+        self.held = held
+        self.points: deque[tuple[int, int]] = deque([(step, size)], maxlen=24)
+
+    def add(self, held: Held, step: int) -> None:
+        self.held = held
+        self.points.append((step, held.size))
+
+    @property
+    def rate(self) -> float:
+        """Return the growth per step over all looks."""
+        (first, low), (last, high) = self.points[0], self.points[-1]
+        return (high - low) / max(last - first, 1)
+
+    def grows(self, step: int, patience: int) -> bool:
+        """Return whether it grew at every look for long enough, and has not slowed down."""
+        if len(self.points) <= MIN_LOOKS - 1 or step - self.points[0][0] < patience:
+            return False
+        points = list(self.points)
+        rates = sorted((b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points))
+        half = points[len(points) // 2]
+        late = (points[-1][1] - half[1]) / max(points[-1][0] - half[0], 1)
+        return late >= STEADY * rates[len(rates) // 2] and late >= STEADY * self.rate
+
+
+@dataclass
+class _Suspect:
+    track: _Track
+    kind: Kind
+    measure: Callable[[FrameType], int]
+    bytes_per_step: float
+    worth: bool
+    graph: bool
+    what: str = ""
+    place: Place | None = None
+
+
+class _Trace:
+    """Suspects, and the steps that are traced line by line for them."""
+
+    def __init__(self, suspects: list[_Suspect], lines: LineWatch | None, until: int) -> None:
+        self.suspects, self.lines, self.until = suspects, lines, until
+
+    def over(self, step: int) -> bool:
+        return step >= self.until or self.lines is None or all(self.lines.grew)
+
+
+def _weigh(track: _Track, frame: FrameType) -> _Suspect | None:
+    """Return what a growing thing is and costs, None where it is gone by now."""
+    held, rate = track.held, track.rate
+    _, label, unit = held.key
+    if label == " compiled":
+        return _Suspect(
+            track, "compiled code", lambda _: _n_compiled(), 0.0, True, False, *_last_compiled()
+        )
+    if label == " children":
+        worth = rate >= CHILD_FLOOR or unit == "processes"
+        said = _told_by_children() if worth else None
+        place = Place(said["file"], said["line"], said["function"]) if said else None
+        what = said["holder"] if said else ""
+        return _Suspect(track, "worker processes", lambda _: 0, rate, worth, False, what, place)
+    found = find(frame, held.key, 4 * WALK_S)
+    if found is None:
+        return None
+    thing, measure = found
+    if unit == "nodes":
+        return _Suspect(track, "autograd graph", measure, rate * 200, rate >= 0.5, True)
+    if unit == "bytes":
+        return _Suspect(track, "growing tensor", measure, rate, rate >= FLOOR["bytes"], False)
+    hooks = label == "hooks" or "_hooks" in label
+    size, log, graph, what = _per_item(thing)
+    kind: Kind = (
+        "hooks"
+        if hooks
+        else "growing list"
+        if isinstance(thing, (list, deque))
+        else "growing cache"
+    )
+    # a graph holds more than can be seen of it
+    floor = FLOOR["hooks" if hooks else "nodes" if graph else "log" if log else "items"]
+    return _Suspect(track, kind, measure, rate * size, rate * size >= floor, graph, what)
+
+
+def _per_item(thing: Any) -> tuple[float, bool, bool, str]:
+    """Return bytes of one of the newest items, whether it is a mere number, holds a graph, what."""
+    if isinstance(thing, dict):
+        newest = [item for _, item in zip(range(3), reversed(thing.items()), strict=False)]
+    elif isinstance(thing, (list, deque)):
+        newest = [thing[-1 - i] for i in range(min(3, len(thing)))]
+    elif hasattr(thing, "cache_info"):
+        return 1024.0, False, False, "calls"  # what a C cache holds is not asked for
+    else:
+        newest = [item for _, item in zip(range(3), thing, strict=False)]
+    if not newest:
+        return 0.0, True, False, ""
+    sizes = [_deep(item) for item in newest]
+    size = sum(one[0] for one in sizes) / len(sizes) + 8.0
+    last = newest[0][1] if isinstance(thing, dict) else newest[0]
+    return size, all(one[1] for one in sizes), any(one[2] for one in sizes), type(last).__name__
+
+
+def _deep(item: Any) -> tuple[float, bool, bool]:
+    """Return the bytes of an item and what it holds, looking at a hundred things at most."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", ())
+    todo, seen, total, log, graph = [item], set[int](), 0.0, True, False
+    while todo and len(seen) < 100:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, tensor):
+            with suppress(Exception):
+                total += one.untyped_storage().nbytes()
+            graph = graph or one.grad_fn is not None
+            # a scalar off the graph is a number
+            log = log and one.numel() <= 1 and one.grad_fn is None
+            continue
+        total += sys.getsizeof(one, 0)
+        if isinstance(one, dict):
+            todo += [*one.keys(), *one.values()][:50]
+        elif isinstance(one, (list, tuple, set, deque)):
+            todo += list(one)[:50]
+        elif not isinstance(one, (int, float, complex, bool, str, type(None))):
+            log = False
+            if callable(one) and getattr(one, "__closure__", None):
+                todo += [cell.cell_contents for cell in one.__closure__ if _bound(cell)]
+            elif hasattr(one, "__dict__"):
+                todo += list(vars(one).values())[:50]
+        elif isinstance(one, str) and len(one) > 200:
+            log = False
+    return total, log, graph
+
+
+def _bound(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+# -- compiled code, children, the process ----------------------------------------------------------
+
+
+def _n_compiled() -> int:
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None)
+    return int(counters["stats"]["unique_graphs"]) if counters and "stats" in counters else 0
+
+
+def _compiled() -> list[Held]:
+    n = _n_compiled()
+    names = ("torch.compile", ".compiled graphs")
+    return [Held((0, " compiled", "graphs"), "graphs", n, names)] if n else []
+
+
+def _last_compiled() -> tuple[str, Place | None]:
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    with suppress(Exception):
+        last = utils.get_compilation_metrics()[-1]
+        return last.co_name, Place(last.co_filename, last.co_firstlineno, last.co_name)
+    return "", None
+
+
+def _children() -> list[Held]:
+    """Return the number of child processes and their resident set; nothing where not known."""
+    pids: list[str] = []
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            pids += (task / "children").read_text().split()
+    except OSError:
+        return []
+    if not pids:
+        return []
+    total = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    root = "worker processes"
+    return [
+        Held((len(pids), " children", "bytes"), "bytes", total, (root, f" {len(pids)} processes")),
+        Held((0, " children", "processes"), "processes", len(pids), (root, " number of processes")),
+    ]
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_statm: tuple[int, int] | None = None
+
+
+def _rss_bytes() -> int:
+    """Return the resident set; the highest one so far where the system does not tell."""
+    global _statm
+    try:
+        if _statm is None or _statm[1] != os.getpid():
+            _statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC), os.getpid()
+        return int(os.pread(_statm[0], 128, 0).split()[1]) * _PAGE
+    except (OSError, AttributeError):
+        try:
+            import resource
+        except ImportError:
+            return 0
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+# -- forked children watch themselves --------------------------------------------------------------
+
+_CHILD_LOOKS = 400
+_CHILD_EVERY_S = 0.1
+_children_dir: Path | None = None
+
+
+def _watch_children(made: Watch) -> None:
+    """Let children that are forked from now on look at their own names, from a thread."""
+    global _children_dir
+    if _children_dir is not None or not hasattr(os, "register_at_fork"):
+        return
+    import tempfile
+
+    _children_dir = Path(tempfile.gettempdir()) / f"torchtriage-watch-{os.getpid()}"
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child() -> None:
+    with suppress(Exception):
+        threading.Thread(target=_child_loop, daemon=True, name="torchtriage-watch").start()
+
+
+def _child_loop() -> None:
+    """Look ten times a second, ever more seldom; tell the parent what grows at every look."""
+    if _children_dir is None:
+        return
+    main = threading.main_thread().ident
+    own = Watch(patience_steps=8)
+    pause = _CHILD_EVERY_S
+    for _ in range(_CHILD_LOOKS):
+        sleep(pause)
+        pause = min(pause * 1.05, 5.0)
+        with suppress(Exception):
+            frame = sys._current_frames().get(main or 0)
+            if frame is None:
+                return
+            own._step += 1
+            own._follow(walk(frame, WALK_S))
+            growing = [track for track in own._tracks.values() if track.grows(own._step, 8)]
+            if growing:
+                _tell_parent(max(growing, key=lambda track: track.rate), frame)
+                return
+            del frame
+
+
+def _tell_parent(track: _Track, frame: FrameType) -> None:
+    from torchtriage.memory.holders import adding_line
+
+    if _children_dir is None:
+        return
+    place = adding_line(track.held, frame)
+    _children_dir.mkdir(exist_ok=True)
+    told = {
+        "holder": track.held.name,
+        "file": place.file if place else "",
+        "line": place.line if place else 0,
+        "function": place.function if place else "",
+    }
+    made = _children_dir / f"{os.getpid()}.json"
+    made.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _told_by_children() -> dict[str, Any] | None:
+    if _children_dir is None or not _children_dir.is_dir():
+        return None
+    for file in sorted(_children_dir.glob("*.json")):
+        with suppress(OSError, ValueError):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if told.get("line"):
+                return dict(told)
+    return None

@@ -22,7 +22,9 @@ EXIT_INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "run": "Run a script, record its loop, say what costs time and where.",
     "analyze": "Judge traces: ranked findings with what fixing each gives back.",
+    "verify": "Prove a fix: two versions of a script, run in turns.",
     "compare": "What changed the step time between two runs, cause by cause.",
+    "memory": "Judge memory snapshots: the peak by line, leaks, fragmentation, settings.",
     "doctor": "Can this trace be trusted, and how to record a better one?",
     "explain": "A pattern's page, or the list of all patterns.",
     "demo": "A first result in a minute, from a bundled recording.",

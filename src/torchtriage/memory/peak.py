@@ -91,6 +91,8 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     out = np.full(len(lives), Category.UNKNOWN, np.int8)
     backward = phase == Phase.BACKWARD
     out[phase == Phase.FORWARD] = Category.ACTIVATIONS
+    # asked for outside modules, but kept for the backward pass and freed by it
+    out[(phase == Phase.OTHER) & (freed_in == Phase.BACKWARD)] = Category.ACTIVATIONS
     out[backward & (freed_in == Phase.BACKWARD)] = Category.TEMPORARIES
     later = stays | ((freed_in != Phase.BACKWARD) & (freed_in != Phase.UNKNOWN))
     out[backward & later] = Category.GRADIENTS

@@ -1,0 +1,387 @@
+"""From a snapshot to what is said about it: three lines, findings, and what could not be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchtriage.finding import Crash, Finding, Fix, NotChecked, Note, Place, Severity
+from torchtriage.memory import advice, leaks
+from torchtriage.memory.fragmentation import find_fragmentation, find_out_of_memory
+from torchtriage.memory.owners import Owners
+from torchtriage.memory.peak import find_peak
+from torchtriage.memory.picture import draw
+from torchtriage.memory.result import (
+    MEMORY_SCHEMA,
+    Device,
+    Fragmentation,
+    MemoryResult,
+    Opinion,
+    OutOfMemory,
+    Peak,
+)
+from torchtriage.memory.snapshot import Snapshot
+from torchtriage.memory.timeline import Timeline, timeline
+from torchtriage.units import format_bytes, format_count, format_ns, format_share
+from torchtriage.version import __version__
+
+__all__ = ["RECORD", "judge"]
+
+OUT_OF_MEMORY = "MEM048"
+FRAGMENTATION = "MEM049"
+PEAK = "MEM052"
+
+UNUSED_SHARE = 0.2
+UNUSED_BYTES = 256 << 20
+"""What is reserved and free when most is reserved must reach both to be called fragmentation: a
+tenth of large segments is rounding, and a few segments are nobody's problem."""
+
+RECORD = (
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"
+    "…  # some steps\n"
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+)
+_CONF_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"
+
+
+def judge(snapshot: Snapshot) -> MemoryResult:
+    """Return everything that can be said about one snapshot."""
+    owners = Owners.of(snapshot)
+    crashes: list[Crash] = []
+    devices = [_device(snapshot, timeline(snapshot, device), owners) for device in snapshot.devices]
+    leak = _asked("leak", lambda: _leak(snapshot), crashes)
+    settings = _asked("allocator settings", lambda: _advice(snapshot), crashes)
+    findings = [found for one in devices for found in _findings(one, settings)]
+    notes = _notes(snapshot)
+    not_checked = _not_checked(snapshot, devices)
+    for opinion in (leak, settings):
+        findings += opinion.findings
+        not_checked += opinion.not_checked
+        notes += opinion.notes
+    order = ("high", "medium", "low", "note")
+    findings.sort(key=lambda one: (order.index(one.severity), -_bytes(one), one.code))
+    return MemoryResult(
+        schema=MEMORY_SCHEMA,
+        version=__version__,
+        path=snapshot.path,
+        size_bytes=snapshot.size_bytes,
+        verdict=_verdict(devices, leak, findings),
+        healthy=not findings and not any(one.code == leaks_code() for one in not_checked),
+        n_devices=snapshot.n_devices,
+        n_entries=len(snapshot.history),
+        n_stacks=len(snapshot.stacks),
+        settings=_settings(snapshot.settings),
+        devices=tuple(devices),
+        findings=tuple(findings),
+        notes=tuple(notes),
+        not_checked=tuple(not_checked),
+        crashes=tuple(crashes),
+        leak=leak.sentence,
+        advice=settings.sentence,
+    )
+
+
+def leaks_code() -> str:
+    """Return the code that leak findings have."""
+    return str(getattr(leaks, "CODE", "MEM051"))
+
+
+def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
+    mine = snapshot.segments.device == lives.device
+    requested = snapshot.segments.requested_bytes[mine]
+    segments, blocks = snapshot.segments, snapshot.blocks
+    failed, n_failed = find_out_of_memory(snapshot, lives, owners)
+    return Device(
+        device=lives.device,
+        requested_bytes=int(requested.sum()) if (requested >= 0).all() else None,
+        allocated_bytes=int(segments.allocated_bytes[mine].sum()),
+        active_bytes=int(segments.active_bytes[mine].sum()),
+        reserved_bytes=int(segments.size_bytes[mine].sum()),
+        n_segments=int(mine.sum()),
+        n_blocks=int(mine[blocks.segment].sum()),
+        n_entries=lives.end - lives.start,
+        max_reserved_bytes=int(lives.reserved_bytes.max()),
+        peak=find_peak(lives, owners),
+        fragmentation=find_fragmentation(snapshot, lives),
+        out_of_memory=tuple(failed),
+        n_out_of_memory=n_failed,
+        picture=draw(snapshot, lives, owners),
+    )
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def _findings(device: Device, settings: Opinion) -> list[Finding]:
+    if device.out_of_memory:
+        return [_oom_finding(device)]
+    told = device.fragmentation
+    if (
+        told is None
+        or told.free_bytes < UNUSED_BYTES
+        or told.free_bytes < UNUSED_SHARE * told.reserved_bytes
+    ):
+        return []
+    return [_unused_finding(device, told, settings)]
+
+
+def _oom_finding(device: Device) -> Finding:
+    last = device.out_of_memory[-1]
+    number = format_count(device.n_out_of_memory, "failed allocation")
+    return Finding(
+        code=OUT_OF_MEMORY,
+        name="out-of-memory",
+        family="alloc",
+        title="Out of memory",
+        severity="high",
+        certainty="certain",
+        message=f"{number} on device {device.device}. " + " ".join(last.sentences),
+        place=Place(lane=f"device {device.device}", frame=last.frame, stack=last.stack),
+        cost=None,
+        evidence={
+            "device": device.device,
+            "entry": last.entry,
+            "wanted_bytes": last.wanted_bytes,
+            "device_free_bytes": last.device_free_bytes,
+            "allocated_bytes": last.allocated_bytes,
+            "reserved_bytes": last.reserved_bytes,
+            "free_bytes": last.free_bytes,
+            "largest_bytes": last.largest_bytes,
+            "free_by_cause_bytes": {part.name: part.size_bytes for part in last.parts},
+            "holders_bytes": {one.label: one.size_bytes for one in last.holders},
+        },
+        fix=_oom_fix(last),
+        n_events=device.n_out_of_memory,
+    )
+
+
+def _oom_fix(one: OutOfMemory) -> Fix:
+    if one.would_fit:
+        return Fix(
+            "Let segments grow instead of leaving gaps between them",
+            "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
+            _CONF_LINK,
+        )
+    holder = one.holders[0] if one.holders else None
+    where = f", starting with {holder.label}" if holder is not None else ""
+    return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
+
+
+def _unused_finding(device: Device, told: Fragmentation, settings: Opinion) -> Finding:
+    share = told.free_bytes / told.reserved_bytes
+    severity: Severity = "medium" if share >= 0.4 else "low"
+    causes = ", ".join(f"{format_bytes(one.size_bytes)} {one.name}" for one in told.parts[:3])
+    return Finding(
+        code=FRAGMENTATION,
+        name="fragmentation",
+        family="alloc",
+        title="Reserved memory that no tensor could use",
+        severity=severity,
+        certainty="certain",
+        message=f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
+        f" on device {device.device} were free when most was reserved"
+        f" ({format_share(share)}): {causes}",
+        place=Place(lane=f"device {device.device}"),
+        cost=None,
+        evidence={
+            "device": device.device,
+            "entry": told.entry,
+            "free_bytes": told.free_bytes,
+            "reserved_bytes": told.reserved_bytes,
+            "allocated_bytes": told.allocated_bytes,
+            "share_of_reserved": share,
+            "free_by_cause_bytes": {one.name: one.size_bytes for one in told.parts},
+        },
+        fix=_unused_fix(settings),
+    )
+
+
+def _unused_fix(settings: Opinion) -> Fix:
+    """Return a fix that does not go against what replaying the settings has shown."""
+    if settings.findings:
+        return Fix(f"Set what the replay found best ({advice.CODE})")
+    if settings.sentence:
+        return Fix(
+            "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
+            " back what one phase leaves with torch.cuda.empty_cache() before the next"
+        )
+    return Fix(
+        "Let segments grow instead of leaving gaps between them; allocate what stays before what"
+        " goes, and large sizes first",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
+        _CONF_LINK,
+    )
+
+
+def _bytes(finding: Finding) -> int:
+    for name in ("wanted_bytes", "saving_bytes", "free_bytes"):
+        value = finding.evidence.get(name)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+# -- other judges ------------------------------------------------------------------------------
+
+
+def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opinion:
+    """Return an opinion; a judge that fails is reported and the others still speak."""
+    try:
+        return ask()
+    except Exception as error:
+        crashes.append(Crash(what, f"{type(error).__name__}: {error}"))
+        return Opinion("")
+
+
+def _leak(snapshot: Snapshot) -> Opinion:
+    judged: Any = getattr(leaks, "judge_snapshot", None)
+    if judged is None:
+        return Opinion(
+            "",
+            not_checked=(NotChecked(leaks_code(), "leak", ("memory over steps",), RECORD),),
+        )
+    opinion = judged(snapshot)
+    assert isinstance(opinion, Opinion)
+    return opinion
+
+
+def _advice(snapshot: Snapshot) -> Opinion:
+    told = advice.advise(snapshot)
+    if told.refusal:
+        missing = NotChecked(advice.CODE, "allocator-settings", (told.refusal,), told.how_to_record)
+        return Opinion("", not_checked=(missing,))
+    found = advice.finding(told)
+    if found is None:
+        return Opinion(
+            f"No allocator setting reserves less by 3 % or more, of"
+            f" {format_count(len(told.outcomes), 'setting')} replayed."
+            if told.outcomes
+            else "No allocator setting can reserve less by 3 % or more: nearly all was in use."
+        )
+    return Opinion(found.message[:1].upper() + found.message[1:] + ".", (found,))
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
+    with_memory = [one for one in devices if one.max_reserved_bytes]
+    if not with_memory:
+        return (
+            "No memory was reserved on any device.",
+            "Nothing was recorded either.",
+            "Record while the program runs.",
+        )
+    worst = max(with_memory, key=_weight)
+    others = len(with_memory) - 1
+    also = f" ({format_count(others, 'other device')} below)" if others else ""
+    if worst.out_of_memory:
+        last = worst.out_of_memory[-1]
+        first = f"{last.sentences[0]}{also}"
+        second = " ".join(last.sentences[-2:])
+    elif worst.peak is not None:
+        first = f"{_peak_sentence(worst, worst.peak)}{also}"
+        second = _held(worst.peak)
+    else:
+        first = (
+            f"Device {worst.device} held {format_bytes(worst.allocated_bytes)} allocated of"
+            f" {format_bytes(worst.reserved_bytes)} reserved at the snapshot{also}."
+        )
+        second = "No history was recorded: the peak and its lines are not known."
+    return first, second, _third(worst, leak, findings)
+
+
+def _weight(device: Device) -> tuple[bool, int]:
+    peak = device.peak.allocated_bytes if device.peak is not None else device.allocated_bytes
+    return bool(device.out_of_memory), peak
+
+
+def _peak_sentence(device: Device, peak: Peak) -> str:
+    when = f" {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
+    return (
+        f"Peak: {format_bytes(peak.allocated_bytes)} allocated on device {device.device}{when},"
+        f" {format_bytes(device.max_reserved_bytes)} reserved at most."
+    )
+
+
+def _held(peak: Peak) -> str:
+    known = [one for one in peak.lines if one.stack or one.phase == "backward"]
+    if not known:
+        return "No stacks were recorded: whose memory it was is not known."
+    top = ", ".join(
+        f"{one.label} {format_bytes(one.size_bytes)} ({format_share(one.share)})"
+        for one in known[:2]
+    )
+    before = (
+        f"; {format_share(peak.before_bytes / peak.allocated_bytes)} was there before the recording"
+        if peak.before_bytes >= 0.01 * peak.allocated_bytes
+        else ""
+    )
+    return f"Held then: {top}{before}."
+
+
+def _third(device: Device, leak: Opinion, findings: list[Finding]) -> str:
+    told = device.fragmentation
+    parts = [leak.sentence or "Leak: not checked."]
+    if told is not None and not device.out_of_memory:
+        share = told.free_bytes / told.reserved_bytes
+        parts.append(
+            f"Fragmentation: {format_bytes(told.free_bytes)} ({format_share(share)}) of what was"
+            " reserved was free when most was"
+            + (
+                "."
+                if any(one.code == FRAGMENTATION for one in findings)
+                else ", which is ordinary."
+            )
+        )
+    return " ".join(parts)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    conf = settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF")
+    if isinstance(conf, str) and conf:
+        return conf
+    on = [name for name in ("expandable_segments",) if settings.get(name) is True]
+    if on:
+        return ", ".join(f"{name}:True" for name in on)
+    return "default" if settings else "not recorded"
+
+
+def _notes(snapshot: Snapshot) -> list[Note]:
+    wrong = snapshot.check()
+    notes = [
+        Note(
+            "totals",
+            "warn",
+            f"The file's own totals disagree: {line}",
+            "it may have been edited; dump a new snapshot",
+        )
+        for line in wrong
+    ]
+    if snapshot.unknown:
+        said = ", ".join(f"{name} ({count:,})" for name, count in snapshot.unknown.items())
+        notes.append(
+            Note("unknown", "info", f"Met and not understood: {said}", "", dict(snapshot.unknown))
+        )
+    return notes
+
+
+def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
+    missing = []
+    if not len(snapshot.history):
+        missing.append(NotChecked(PEAK, "peak", ("the history of allocations",), RECORD))
+    elif not len(snapshot.stacks):
+        missing.append(NotChecked(PEAK, "peak by line", ("stacks",), RECORD))
+    else:
+        blind = [
+            one
+            for one in devices
+            if one.peak is not None and one.peak.no_stack_bytes > 0.5 * one.peak.allocated_bytes
+        ]
+        for one in blind:
+            assert one.peak is not None
+            share = format_share(one.peak.no_stack_bytes / one.peak.allocated_bytes)
+            what = f"stacks of {share} of the peak on device {one.device}"
+            how = "start recording before the model is built:\n" + RECORD
+            missing.append(NotChecked(PEAK, "peak by line", (what,), how))
+    return missing

@@ -1,0 +1,291 @@
+r"""Memory results as one page that asks no server: verdict, pictures, tables, findings.
+
+All text is in the page without scripts; one script, named by its hash in the page's own policy,
+draws memory over time and the segments at the peak. Names from a snapshot are escaped text or,
+in the data block, JSON with ``<`` written ``\u003c``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torchtriage.finding import Finding
+from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Part, Peak, Picture
+from torchtriage.names import elide, visible
+from torchtriage.report.memory import words
+from torchtriage.units import format_bytes, format_count, format_share
+
+__all__ = ["MAX_PAGE_BYTES", "render"]
+
+MAX_PAGE_BYTES = 3_000_000
+MAX_TEXT = 300
+N_LINES = 30
+N_FAILED = 5
+
+
+def render(results: Sequence[MemoryResult]) -> str:
+    """Return one self-contained HTML page, at most ``MAX_PAGE_BYTES`` unless text alone is more.
+
+    Pictures that do not fit are left out, the last ones first, and the page says so.
+
+    Raises
+    ------
+    ValueError
+        If ``results`` is empty.
+    """
+    if not results:
+        raise ValueError("expected at least one result to render, found none")
+    drawn = [
+        (i, device.device, device.picture)
+        for i, result in enumerate(results)
+        for device in result.devices
+        if device.picture is not None
+    ]
+    packed = [(f"{i}-{device}", _picture(picture)) for i, device, picture in drawn]
+    room = MAX_PAGE_BYTES - len(_page(results, [], frozenset()).encode())
+    kept = []
+    for name, picture in packed:
+        room -= len(_json({"id": name, **picture}).encode()) + 1
+        if room < 0:
+            break
+        kept.append({"id": name, **picture})
+    return _page(results, kept, frozenset(str(one["id"]) for one in kept))
+
+
+def _page(
+    results: Sequence[MemoryResult], pictures: Sequence[dict[str, Any]], drawn: frozenset[str]
+) -> str:
+    style = _template("page.css") + _template("memory.css")
+    script = _template("memory.js")
+    names = [words.file_name(result.path) for result in results]
+    title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    parts = {
+        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)};"
+        " img-src data:; base-uri 'none'; form-action 'none'",
+        "title": _text(f"{title} · torchtriage"),
+        "version": _text(results[0].version),
+        "schema": _text(results[0].schema),
+        "style": style,
+        "body": "\n".join(
+            line for i, result in enumerate(results) for line in _result(result, i, drawn)
+        ),
+        "data": _json({"pictures": list(pictures)}),
+        "script": script,
+    }
+    # one pass, so that a name holding "{{script}}" stays a name
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _template("memory.html"))
+
+
+@cache
+def _template(name: str) -> str:
+    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
+
+
+def _hash(source: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B)(?:\W|$))")
+
+
+def _text(value: str, limit: int = 2000) -> str:
+    shown = visible(value)
+    cut = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    # a number and its unit stay on one line
+    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(cut))
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace").decode().replace("<", "\\u003c")
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    return {
+        "entries": picture.entries,
+        "times": picture.times_us,
+        "reserved": picture.reserved_bytes,
+        "areas": [
+            {
+                "label": elide(visible(area.label), MAX_TEXT),
+                "kind": area.kind.replace("_", " "),
+                "values": area.values,
+                "stack": [elide(visible(line), MAX_TEXT) for line in area.stack],
+            }
+            for area in picture.areas
+        ],
+        "segments": [
+            {
+                "size": row.size_bytes,
+                "allocated": row.allocated_bytes,
+                "label": row.label,
+                "pieces": row.pieces,
+            }
+            for row in picture.segments
+        ],
+    }
+
+
+# -- the text ----------------------------------------------------------------------------------
+
+
+def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable[str]:
+    first, *others = result.verdict
+    yield '<header class="head"><p class="kicker">torchtriage memory</p>'
+    yield f"<h1>{_text(first)}</h1>"
+    yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
+    yield '<dl class="facts">'
+    for label, value in (
+        ("file", f"{words.file_name(result.path)}, {format_bytes(result.size_bytes)}"),
+        ("devices", f"{len(result.devices)} of {result.n_devices} with memory"),
+        ("history", format_count(result.n_entries, "entry", "entries")),
+        ("stacks", format_count(result.n_stacks, "distinct stack")),
+        ("allocator settings", result.settings),
+    ):
+        yield f"<div><dt>{label}</dt><dd>{_text(value)}</dd></div>"
+    yield "</dl></header>"
+    for device in result.devices:
+        yield from _device(device, f"{index}-{device.device}", drawn)
+    yield '<section id="findings"><h2>Findings</h2>'
+    if not result.findings:
+        yield '<div class="clean"><p>No findings.</p></div>'
+    for finding in result.findings:
+        yield from _finding(finding)
+    for line in filter(None, (result.leak, result.advice)):
+        yield f"<p>{_text(line)}</p>"
+    yield "</section>"
+    if result.notes or result.not_checked or result.crashes:
+        yield '<section><h2>Not checked</h2><ul class="notes">'
+        for one in result.not_checked:
+            missing = ", ".join(one.missing)
+            yield (
+                f'<li class="warn"><p>{_text(one.code)} {_text(one.name)}: no {_text(missing)}</p>'
+                f"<pre>{_lines(one.how_to_record)}</pre></li>"
+            )
+        for crash in result.crashes:
+            yield f'<li class="refuse"><p>{_text(crash.code)}: {_text(crash.error)}</p></li>'
+        for note in result.notes:
+            yield (
+                f'<li class="{note.level}"><p>{_text(note.message)}</p>'
+                f'<p class="how">{_text(note.fix)}</p></li>'
+            )
+        yield "</ul></section>"
+
+
+def _lines(value: str) -> str:
+    return "\n".join(_text(line) for line in value.split("\n"))
+
+
+def _device(device: Device, name: str, drawn: frozenset[str]) -> Iterable[str]:
+    yield f"<section><h2>Device {device.device}</h2>"
+    for one in device.out_of_memory[-N_FAILED:]:
+        yield from _failed(one)
+    picture = device.picture
+    if picture is not None and name in drawn:
+        moments = format_count(len(picture.entries), "moment")
+        yield (
+            f'<h3>Memory over time</h3><p class="sub">Allocated bytes by who asked for them, at'
+            f" {moments} in the order of the history; the highest of each stretch is shown. The"
+            " dashed line is what was reserved, the dotted one the peak.</p>"
+            f'<div id="over-{name}"></div>'
+            "<noscript><p>The pictures need scripts; this page runs only its own.</p></noscript>"
+        )
+    elif picture is not None:
+        yield '<p class="sub">Its pictures are left out to keep the page small.</p>'
+    if device.peak is not None:
+        yield from _peak(device.peak)
+    if picture is not None and name in drawn and picture.segments:
+        left = picture.n_segments_left_out
+        also = f" The {left:,} smallest are left out." if left else ""
+        when = "at the peak" if device.peak is not None else "at the snapshot"
+        yield (
+            f'<h3>Segments {when}</h3><p class="sub">One row each, the largest first; widths grow'
+            f" with the square root of the size. Colours as above, free memory is empty.{also}</p>"
+            f'<div id="map-{name}"></div><p class="mkey"><span><i class="free"></i>free</span>'
+            '<span><i class="await"></i>freed, another stream still uses it</span>'
+            '<span><i class="mixed"></i>several small blocks</span></p>'
+        )
+    yield '<div class="two"><div><h3>At the snapshot</h3><dl class="account">'
+    for label, size, meaning in words.accounts(device):
+        shown = format_bytes(size) if size is not None else "not told"
+        yield f"<dt>{label}</dt><dd>{_text(shown)}</dd><dd>{meaning}</dd>"
+    yield "</dl></div>"
+    told = device.fragmentation
+    if told is not None and told.free_bytes:
+        yield f"<div><h3>Why reserved memory was free</h3><p>{_text(words.because(told))}</p>"
+        yield _table(told.parts) + "</div>"
+    yield "</div></section>"
+
+
+def _failed(one: OutOfMemory) -> Iterable[str]:
+    first, *others = one.sentences
+    yield f'<div class="failed"><h3>{_text(first)}</h3>'
+    yield "".join(f"<p>{_text(line)}</p>" for line in others)
+    yield _table(one.parts) + "</div>"
+
+
+def _peak(peak: Peak) -> Iterable[str]:
+    yield (
+        f'<h3>Held at the peak</h3><p class="sub">{_text(format_bytes(peak.allocated_bytes))}'
+        f" allocated in {format_count(peak.n_allocations, 'allocation')}, after entry"
+        f" {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
+    )
+    yield '<div class="scroll tall"><table class="held"><thead><tr><th>size</th><th>share</th>'
+    yield "<th>by</th></tr></thead><tbody>"
+    for one in peak.lines[:N_LINES]:
+        tags = words.tags(one)
+        callers = words.where(one)
+        yield (
+            f"<tr><td>{_text(format_bytes(one.size_bytes))}</td>"
+            f"<td>{_text(format_share(one.share))}</td>"
+            f"<td><code>{_text(one.label, MAX_TEXT)}</code>"
+            f'<span class="tag">{_text(tags)}{_text(" · from " + callers) if callers else ""}'
+            "</span></td></tr>"
+        )
+    yield '</tbody></table></div><div class="two">'
+    for title, parts in (
+        ("By phase of the step", peak.phases),
+        ("By purpose", peak.categories),
+        ("By module", peak.modules),
+    ):
+        yield f"<div><h3>{title}</h3>{_table(parts)}</div>"
+    yield "</div>"
+
+
+def _table(parts: Iterable[Part]) -> str:
+    """Return a table of parts."""
+    rows = [
+        f"<tr><td>{_text(part.name, MAX_TEXT)}</td><td>{_text(format_bytes(part.size_bytes))}</td>"
+        f"<td>{_text(format_share(part.share))}</td></tr>"
+        for part in list(parts)[:N_LINES]
+    ]
+    return f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _finding(finding: Finding) -> Iterable[str]:
+    yield (
+        f'<div class="finding"><h3>{_text(finding.title)}</h3><p class="meta">'
+        f'<span class="sev {finding.severity}">{finding.severity}</span> {_text(finding.code)},'
+        f" {finding.certainty}</p>"
+        f'<p class="message">{_text(finding.message)}</p>'
+    )
+    frame = finding.place.frame
+    if frame is not None:
+        where = f"{frame.file}:{frame.line} {frame.function}"
+        yield f"<p><code>{_text(where, MAX_TEXT)}</code></p>"
+    yield f"<p>Fix: {_text(finding.fix.text)}</p>"
+    if finding.fix.code:
+        yield f"<pre>{_lines(finding.fix.code)}</pre>"
+    if finding.fix.link.startswith("https://"):
+        link = html.escape(finding.fix.link, quote=True)
+        yield f'<p><a href="{link}" rel="noreferrer">{link}</a></p>'
+    yield "</div>"

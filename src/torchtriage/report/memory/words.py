@@ -1,0 +1,88 @@
+"""How the parts of a memory result read, whichever page they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchtriage.memory.result import Device, Fragmentation, Holder, MemoryResult, Part
+from torchtriage.names import visible
+from torchtriage.units import format_bytes, format_count, format_share
+
+__all__ = ["accounts", "because", "facts", "file_name", "fit", "holder", "parts", "tags", "where"]
+
+_DULL = ("", "unknown")
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path, safe to print."""
+    return visible(path.replace("\\", "/").rstrip("/").split("/")[-1] or path)
+
+
+def facts(result: MemoryResult) -> str:
+    """Return what was read, on one line."""
+    parts = [
+        format_bytes(result.size_bytes),
+        f"{len(result.devices)} of {format_count(result.n_devices, 'device')} with memory",
+        format_count(result.n_entries, "entry", "entries") + " of history",
+        format_count(result.n_stacks, "stack"),
+        f"allocator settings: {visible(result.settings)}",
+    ]
+    return ", ".join(parts)
+
+
+def accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
+    """Return the sizes of a device at the snapshot: name, bytes, what it means."""
+    return (
+        ("requested", device.requested_bytes, "what tensors asked for"),
+        ("allocated", device.allocated_bytes, "what they were given, rounded up"),
+        ("active", device.active_bytes, "and what another stream still uses"),
+        ("reserved", device.reserved_bytes, "all that was taken from the driver"),
+    )
+
+
+def fit(text: str, room: int) -> str:
+    """Return a line cut to fit: first its folder goes, then its end."""
+    shown = visible(text)
+    if len(shown) > room:
+        shown = shown.split("/", 1)[-1]
+    return shown if len(shown) <= room else shown[: room - 1] + "…"
+
+
+def tags(one: Holder) -> str:
+    """Return how often a holder allocated, in which phase and for what."""
+    said = [format_count(one.n_allocations, "allocation")]
+    return ", ".join([*said, *(tag for tag in (one.phase, one.category) if tag not in _DULL)])
+
+
+def holder(one: Holder) -> str:
+    """Return a holder's line, and its tags."""
+    return f"{visible(one.label)}, {tags(one)}"
+
+
+def where(one: Holder) -> str:
+    """Return who called the holder's line, outermost last; empty when it was called by nobody."""
+    callers = [f"{file_name(frame.file)}:{frame.line}" for frame in one.stack[1:5]]
+    return " < ".join(map(visible, callers))
+
+
+def parts(values: Iterable[Part], limit: int = 6) -> str:
+    """Return parts on one line, largest first."""
+    shown = list(values)
+    said = [
+        f"{visible(one.name)} {format_bytes(one.size_bytes)} ({format_share(one.share)})"
+        for one in shown[:limit]
+    ]
+    rest = sum(one.size_bytes for one in shown[limit:])
+    if rest:
+        said.append(f"{len(shown) - limit} others {format_bytes(rest)}")
+    return ", ".join(said)
+
+
+def because(told: Fragmentation) -> str:
+    """Return what was free, and when."""
+    share = told.free_bytes / told.reserved_bytes
+    when = "when most was reserved" if told.when == "reserved peak" else "at the snapshot"
+    return (
+        f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
+        f" ({format_share(share)}) {when}, the largest piece {format_bytes(told.largest_bytes)}"
+    )

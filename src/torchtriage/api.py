@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from torchtriage.diagnose import diagnose
 from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
 from torchtriage.errors import TraceFormatError
-from torchtriage.finding import Comparison, JobResult, Result
+from torchtriage.finding import Comparison, JobResult, Result, Verification
 from torchtriage.patterns import Entry, catalogue, lookup
 from torchtriage.replay import parse_what_if
 from torchtriage.trace import Trace, read_trace
@@ -20,6 +20,7 @@ from torchtriage.trace.source import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
     from torchtriage.record.collect import Recording
+    from torchtriage.record.launch import Command
 
 __all__ = [
     "ComparisonReport",
@@ -34,6 +35,7 @@ __all__ = [
     "load",
     "overlay",
     "sample_path",
+    "verify",
 ]
 
 TracePath = str | os.PathLike[str]
@@ -456,6 +458,90 @@ def _joined_jobs(
     job = join(told[0][0], told[1][0])
     first, _, last = job.verdict
     return (replace(job, verdict=(first, costliest_sentence(job, min_share), last)),)
+
+
+def verify(
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    out: TracePath,
+    steps: int = 40,
+    rounds: int = 12,
+    record: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Prove a fix: run two programs in turns, unprofiled, and see what was saved.
+
+    Parameters
+    ----------
+    before, after : sequences of str
+        Words of a command, as for ``torchtriage run``: ``["train.py", "--epochs", "1"]``.
+    out : path
+        Folder for what the programs print and what is measured.
+    steps : int
+        End each run after so many timed steps; 0 compares whole runs.
+    rounds : int
+        Runs of each at most.
+    record : bool
+        Record both once, to know what the fixed findings had promised.
+    progress : callable, optional
+        Called with a line of text before each run.
+
+    Raises
+    ------
+    UsageError
+        A program cannot be started, or failed.
+    """
+    from torchtriage.record.launch import find_command
+    from torchtriage.record.trial import Trial, run_trial, sample
+    from torchtriage.record.verify import conclude
+
+    folder = Path(out)
+    tell = progress or (lambda _text: None)
+    commands = find_command(before), find_command(after)
+
+    def told(number: int, trial: Trial | None) -> None:
+        known = "" if trial is None else f", after takes {trial.ratio.value:.3f} of before so far"
+        tell(f"round {number + 1} of at most {rounds}{known}")
+
+    results: tuple[Result, Result] | None = None
+    if record:
+        tell("recording both once")
+        found = [
+            _recorded(one, folder / name)
+            for name, one in zip(("promise", "kept"), commands, strict=True)
+        ]
+        if all(found):
+            results = found[0][0], found[1][0]
+    trial = run_trial(
+        lambda number: sample(commands[0], folder / f"before{number + 1}", steps=steps),
+        lambda number: sample(commands[1], folder / f"after{number + 1}", steps=steps),
+        most_rounds=rounds,
+        told=told,
+    )
+    return conclude(
+        trial,
+        before=str(commands[0]),
+        after=str(commands[1]),
+        results=results,
+        scripts=(_script(before), _script(after)),
+    )
+
+
+def _recorded(command: Command, folder: Path) -> tuple[Result, ...]:
+    """Return what a recording of the program shows; nothing where it has no loop."""
+    from torchtriage.record.trial import record_once
+
+    record_once(command, folder)
+    try:
+        # what is left of a finding may be too small to report
+        return analyze_run(folder, command=str(command), min_share=0.0).results
+    except TraceFormatError:
+        return ()
+
+
+def _script(words: Sequence[str]) -> str:
+    return next((Path(one).name for one in words if one.endswith(".py")), "")
 
 
 def _names(codes: Collection[str], code: str) -> bool:

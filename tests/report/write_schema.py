@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from torchtriage.report import json_report
+from torchtriage.report import json_report, verification
 from torchtriage.report.comparison import json_report as comparison_json
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
 PUBLISHED = {
     "torchtriage-1.json": json_report.schema,
     "torchtriage-comparison-1.json": comparison_json.schema,
+    "torchtriage-verification-1.json": verification.schema,
 }
 
 if __name__ == "__main__":

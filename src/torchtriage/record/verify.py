@@ -1,0 +1,195 @@
+"""What a fix on trial came to: the time saved, whether the results agree, the promise kept or not.
+
+The sentences are here; how the runs are taken and what is told from them, in ``trial.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import fmean, geometric_mean
+from typing import Literal
+
+from torchtriage.comparison.findings import keep_promise, match
+from torchtriage.finding import (
+    VERIFICATION_SCHEMA,
+    Agreement,
+    Change,
+    Finding,
+    FindingChange,
+    Note,
+    Promise,
+    Result,
+    Round,
+    Verification,
+)
+from torchtriage.record.trial import Trial, agreement
+from torchtriage.units import NS_PER_MS, format_ms, format_share
+from torchtriage.version import __version__
+
+__all__ = ["conclude"]
+
+REST = 0.25
+WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
+
+
+def conclude(
+    trial: Trial,
+    *,
+    before: str,
+    after: str,
+    results: tuple[Result, Result] | None = None,
+    scripts: tuple[str, str] = ("", ""),
+) -> Verification:
+    """Return everything that is said about a trial.
+
+    Parameters
+    ----------
+    trial : Trial
+        What was measured.
+    before, after : str
+        The commands, as shown.
+    results : pair of Result, optional
+        What was found in a recording of each: the findings that are gone are the promise.
+    scripts : pair of str
+        File names of two scripts that are two versions of one, so that places can be compared.
+    """
+    per: Literal["step", "run"] = "step" if trial.per == "step" else "run"
+    answers = agreement(trial.before, trial.after)
+    before_ms, after_ms = (geometric_mean(one) for one in (trial.before_ms, trial.after_ms))
+    ratio = trial.ratio
+    saved = [before_ms * (1 - one) for one in (ratio.value, ratio.high, ratio.low)]
+    told = ratio.high < 1 or ratio.low > 1
+    change = Change(
+        before_ns=round(before_ms * NS_PER_MS),
+        after_ns=round(after_ms * NS_PER_MS),
+        delta_ns=-round(saved[0] * NS_PER_MS),
+        low_ns=-round(saved[2] * NS_PER_MS),
+        high_ns=-round(saved[1] * NS_PER_MS),
+        told=told,
+    )
+    found: tuple[FindingChange, ...] = ()
+    promise: Promise | None = None
+    if results is not None and per == "step":
+        found = match(results[0], _renamed(results[1], scripts))
+        promise = keep_promise(tuple(map(_mostly_gone, found)), change)
+    notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    out = Verification(
+        schema=VERIFICATION_SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        before=before,
+        after=after,
+        per=per,
+        before_ms=round(before_ms, 6),
+        after_ms=round(after_ms, 6),
+        ratio=round(ratio.value, 6),
+        ratio_low=round(ratio.low, 6),
+        ratio_high=round(ratio.high, 6),
+        saved_ms=round(saved[0], 6),
+        saved_low_ms=round(saved[1], 6),
+        saved_high_ms=round(saved[2], 6),
+        told=told,
+        rounds=tuple(
+            Round(round(one, 6), round(other, 6), "after" if first == "after" else "before")
+            for one, other, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
+        ),
+        n_steps=round(fmean(one.n_steps for one in (*trial.before, *trial.after)))
+        * len(trial.before),
+        answers=answers,
+        promise=promise,
+        findings=found,
+        notes=tuple(notes),
+    )
+    verdict = (_speed(out), _answers(answers), _promise(promise, results is not None))
+    return replace(out, verdict=verdict)
+
+
+def _renamed(result: Result, scripts: tuple[str, str]) -> Result:
+    """Return the result on the script after with places in the script before."""
+    old, new = scripts
+    if not old or old == new:
+        return result
+
+    def moved(one: Finding) -> Finding:
+        frame = one.place.frame
+        if frame is None or not frame.file.endswith(new):
+            return one
+        file = frame.file[: -len(new)] + old
+        return replace(one, place=replace(one.place, frame=replace(frame, file=file)))
+
+    return replace(result, findings=tuple(map(moved, result.findings)))
+
+
+def _mostly_gone(one: FindingChange) -> FindingChange:
+    """Return a finding that a fix left a quarter of, or less, as gone but for that rest."""
+    old, new = one.before, one.after
+    if one.status != "stayed" or old is None or new is None or new.naive_ms > REST * old.naive_ms:
+        return one
+    kept = replace(
+        old,
+        low_ms=max(old.low_ms - new.high_ms, 0.0),
+        high_ms=max(old.high_ms - new.low_ms, 0.0),
+    )
+    return replace(one, status="went", before=kept)
+
+
+def _speed(one: Verification) -> str:
+    times = f"{format_ms(one.after_ms)} per {one.per} instead of {format_ms(one.before_ms)}"
+    ends = f"{1 / one.ratio_high:.3g}-{1 / one.ratio_low:.3g}"
+    if not one.told:
+        less, more = _percent(one.ratio_low), _percent(one.ratio_high)
+        return f"No difference told: {times}; {-less} % less to {more} % more would fit."
+    if one.ratio < 1:
+        saved = f"{format_ms(one.saved_ms)} saved"
+        return f"Faster: {times}, {1 / one.ratio:.3g} times as fast ({ends}), {saved}."
+    lost = f"{_percent(one.ratio_low)} to {_percent(one.ratio_high)} %"
+    return f"SLOWER: {times}, {lost} more."
+
+
+def _percent(ratio: float) -> float:
+    return float(f"{100 * (ratio - 1):.1f}")
+
+
+def _answers(one: Agreement) -> str:
+    if one.status == "not compared":
+        return f"Results not compared: {one.reason}."
+    what = f"the first {one.n} losses" if one.of == "losses" else "the first outputs"
+    if one.status == "differ":
+        if one.worst is None:
+            return f"Results DIFFER: {what}: {one.reason}."
+        own = f"; two runs of one program by {format_share(one.own or 0)}" if one.own else ""
+        return f"Results DIFFER: {what} by up to {_tiny(one.worst)}{own}."
+    if one.status == "same":
+        if not one.worst:
+            return f"Results agree: {what} are equal."
+        return f"Results agree: {what} differ by {_tiny(one.worst)} at most."
+    return (
+        f"Results agree as far as runs of one program do: {what} differ by {_tiny(one.worst or 0)},"
+        f" within one program by {_tiny(one.own or 0)}."
+    )
+
+
+def _tiny(share: float) -> str:
+    return format_share(share) if share >= 1e-4 else f"1e{math.ceil(math.log10(share))}"
+
+
+def _promise(promise: Promise | None, recorded: bool) -> str:
+    if promise is None:
+        return (
+            "Nothing had been promised: no finding with a cost is gone."
+            if recorded
+            else "Promise not checked: the programs were not recorded."
+        )
+    kept = (
+        "kept"
+        if promise.holds
+        else "kept within the noise"
+        if promise.holds_within_noise
+        else "more than that was saved"
+        if promise.measured_ms > promise.high_ms
+        else "NOT kept"
+    )
+    span = f"{format_ms(promise.low_ms)} to {format_ms(promise.high_ms)}"
+    codes = ", ".join(promise.codes)
+    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {kept}."

@@ -31,14 +31,17 @@ Answer = Literal["leak", "no leak", "too early"]
 PATIENCE_STEPS = 2800
 """Growth that is younger may be a cache that fills. A verdict is wanted by step 3,000; recorded
 start-ups came to rest by 2,100."""
+CONFIRM_SHARE = 0.1
+"""Of the patience: the last tenth of it must not be needed for the verdict."""
 N_BLOCKS = 8
 MIN_RISES = 6
 """Of seven. A healthy envelope rises in fewer than 3 of 10 blocks (benchmarks/leaks.py): six of
 seven by chance in one window of 800; noise of such size is below FLOOR_BYTES as well."""
 UP_SHARE = 0.1
 """Of the mean rise, to count as one: heaps of any program creep by a page now and then."""
-FLOOR_BYTES = 2 * 132 * 1024
-"""Two extensions of the C heap: glibc asks for 128 KiB and a page at a time."""
+FLOOR_BYTES = 5 * 66 * 1024
+"""Two and a half extensions of the C heap: glibc asks for 128 KiB and a page at a time. Two thirds of
+it must be left without the largest rise."""
 MIN_SLOPE = 40.0
 """Bytes per step. What a healthy loop of recorded series still gains late is below 30."""
 LATE_SHARE = 0.5
@@ -112,10 +115,11 @@ def judge(
     at, level = _known(step, bytes_)
     if len(at) < MIN_SAMPLES or at[-1] - at[0] < patience_steps:
         return _early(at, level, patience_steps)
-    for start in _starts(at, patience_steps):
-        found = _rising(at[start:], level[start:], floor_bytes)
-        verdict = None if found is None else _leak(at, level, at[start], found)
-        if verdict is not None and verdict.slope_low > KNOWN_SHARE * verdict.slope:
+    verdict = _grows(at, level, patience_steps, floor_bytes)
+    if verdict is not None:
+        # once more, a while ago: what passes by chance passes at one end only
+        ago = int(np.searchsorted(at, at[-1] - CONFIRM_SHARE * patience_steps))
+        if _grows(at[:ago], level[:ago], patience_steps, floor_bytes) is not None:
             return verdict
     if objects is not None:
         stairs = _stairs(*_known(step, objects), at, level, patience_steps)
@@ -217,7 +221,7 @@ def _known(step: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
     return at[rising & ahead], level[rising & ahead]
 
 
-def _starts(at: Floats, patience_steps: int) -> Iterator[int]:
+def _starts(at: Floats, patience_steps: float) -> Iterator[int]:
     """Yield where windows begin that end now: the shortest that counts, then longer ones."""
     length, total = float(patience_steps), at[-1] - at[0]
     while length < total:
@@ -238,7 +242,8 @@ def _rising(at: Floats, level: Floats, floor_bytes: int) -> Slope | None:
     if not _mostly_up(rise):
         return None
     span = middle[-1] - middle[0]
-    if rise.sum() - rise.max() < max(floor_bytes, MIN_SLOPE * span):
+    least = max(floor_bytes, MIN_SLOPE * span)
+    if rise.sum() < least or rise.sum() - rise.max() < least * 2 / 3:
         return None
     fine = block_minima(at, level, 4 * N_BLOCKS)
     slope = sen_slope(*fine)
@@ -257,6 +262,8 @@ def _swing(at: Floats, level: Floats, slope: float) -> float:
 
 def _slows(middle: Floats, lowest: Floats) -> bool:
     """Return whether the later half of the window grows clearly slower than the first."""
+    # the first eighth may still be start-up
+    middle, lowest = middle[len(middle) // 8 :], lowest[len(middle) // 8 :]
     half = len(middle) // 2
     first, second = sen_slope(middle[:half], lowest[:half]), sen_slope(middle[half:], lowest[half:])
     return second.slope < SLOWER * first.slope
@@ -358,7 +365,7 @@ def _no_leak(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -
     span = format_count(at[-1] - at[start], "step")
     if grown <= floor_bytes:
         why = f"memory is level: {format_bytes(max(grown, 0))} more in the last {span}"
-    elif rise.sum() - rise.max() < floor_bytes:
+    elif rise.sum() - rise.max() < floor_bytes * 2 / 3:
         why = f"memory rose once, by {format_bytes(rise.max())}, in the last {span}, then stayed"
     elif (rise > 0).sum() < MIN_RISES:
         why = f"memory rises and falls: in {int((rise > 0).sum())} of {len(rise)} stretches higher"
@@ -371,6 +378,16 @@ def _no_leak(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -
     return LeakVerdict(
         answer, slope.slope, slope.low, slope.high, None, grown, int(at[-1]), "", why
     )
+
+
+def _grows(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -> LeakVerdict | None:
+    """Return the verdict of the shortest window that ends at the last row and shows a leak."""
+    for start in _starts(at, (1 - CONFIRM_SHARE) * patience_steps):
+        found = _rising(at[start:], level[start:], floor_bytes)
+        verdict = None if found is None else _leak(at, level, at[start], found)
+        if verdict is not None and verdict.slope_low > KNOWN_SHARE * verdict.slope:
+            return verdict
+    return None
 
 
 def _early(at: Floats, level: Floats, patience_steps: int) -> LeakVerdict:

@@ -42,7 +42,7 @@ from torchtriage.stats.median import median_interval
 from torchtriage.trace.frames import parse_frame
 from torchtriage.units import format_ms, format_ns, format_share, ms
 
-__all__ = ["costliest_sentence", "judge"]
+__all__ = ["checked_clause", "costliest_sentence", "judge"]
 
 Ints = NDArray[np.int64]
 
@@ -686,6 +686,13 @@ def _joint(
     )
 
 
+def checked_clause(result: JobResult) -> str:
+    """Return how many patterns were checked, as the verdict says it."""
+    n_missing = len(result.not_checked)
+    missing = f", {n_missing} not checked" if n_missing else ""
+    return f"{len(result.checked)} patterns checked on every rank{missing}"
+
+
 def costliest_sentence(result: JobResult, min_share: float) -> str:
     """Return what costs the job most, as its verdict says it."""
     timed = [one for one in result.findings if one.cost is not None and one.cost.high_ms > 0]
@@ -742,9 +749,7 @@ def _verdict(
     groups = sum(1 for one in matches.groups if not one.fault)
     trust = (
         f"{result.n_matches} collectives matched in {groups} process"
-        f" group{'s' * (groups != 1)}{ends}; {len(result.checked)} patterns checked on every rank"
+        f" group{'s' * (groups != 1)}{ends}; {checked_clause(result)}"
     )
-    if result.not_checked:
-        trust += f", {len(result.not_checked)} not checked"
     del waits
     return where, costliest, f"{trust}."

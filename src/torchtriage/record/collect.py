@@ -9,6 +9,7 @@ from typing import Any
 
 from torchtriage.finding import Recorded
 from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
+from torchtriage.record.timing import step_wall_ns
 
 __all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "why_nothing"]
 
@@ -69,8 +70,14 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
     """Return how a process was recorded, for its report."""
     loop = one.facts.get("loop") or {}
     measured = one.measured
-    own = {kind: _mean_ms(measured.get(kind)) for kind in ("light", "heavy")}
-    unprofiled = measured.get("unprofiled_ns")
+    queued = bool(measured.get("queued"))
+    own = {kind: _mean_ms(measured.get(kind), queued) for kind in ("light", "heavy")}
+    times = [
+        time
+        for when in ("before", "after")
+        for time in (measured.get(when) or {}).get("step_ns") or ()
+    ]
+    unprofiled = step_wall_ns(times, queued=queued)
     return Recorded(
         command=command,
         exit_code=exit_code,
@@ -80,8 +87,7 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
         function=str(loop.get("function", "")),
         n_steps=int(measured.get("steps_seen") or 0),
         step_ms=unprofiled / 1e6 if unprofiled else None,
-        n_timed=len((measured.get("before") or {}).get("step_ns") or ())
-        or len((measured.get("after") or {}).get("step_ns") or ()),
+        n_timed=len(times),
         settled=bool((measured.get("before") or {}).get("settled")),
         light_ms=own["light"],
         heavy_ms=own["heavy"],
@@ -89,10 +95,9 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
     )
 
 
-def _mean_ms(facts: dict[str, Any] | None) -> float | None:
-    times = (facts or {}).get("step_ns") or []
-    times = times[1:] if len(times) > 2 else times  # the first step also wakes the profiler up
-    return sum(times) / len(times) / 1e6 if times else None
+def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
+    mean = step_wall_ns((facts or {}).get("step_ns") or (), queued=queued)
+    return mean / 1e6 if mean else None
 
 
 def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:

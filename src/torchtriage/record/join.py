@@ -7,14 +7,16 @@ the step time measured without a profiler.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Result
 
-__all__ = ["join", "join_findings"]
+__all__ = ["join", "join_findings", "scaled"]
 
+SAME = 0.005
+"""Step times that differ by less are one."""
 HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
 
 
@@ -30,7 +32,7 @@ def join(light: Judged, heavy: Judged) -> Judged:
         return light
     if light.refused:
         return replace(heavy, notes=_notes(light.notes, heavy.notes))
-    findings = join_findings(light.findings, heavy.findings, heavy.checked)
+    findings = join_findings(light, heavy)
     checked = sorted({*light.checked, *heavy.checked})
     crashes = {one.code: one for one in (*light.crashes, *heavy.crashes)}
     return replace(
@@ -45,25 +47,61 @@ def join(light: Judged, heavy: Judged) -> Judged:
     )
 
 
-def join_findings(
-    light: Sequence[Finding], heavy: Sequence[Finding], checked: Collection[str]
-) -> tuple[Finding, ...]:
+def scaled(result: Judged, step_ms: float | None) -> Judged:
+    """Return the result with all costs out of a step of ``step_ms``, where they are not already.
+
+    Replay does so by what the profiler cost each operator and frame; where it was refused, or could
+    not explain the whole difference, the rest is in proportion.
+    """
+    if not step_ms:
+        return result
+    return replace(
+        result,
+        findings=tuple(replace(one, cost=_scaled(one.cost, step_ms)) for one in result.findings),
+        joint_cost=_scaled(result.joint_cost, step_ms),
+    )
+
+
+def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
+    if cost is None or cost.per != "step" or abs(cost.of_ms - step_ms) <= SAME * step_ms:
+        return cost
+    factor = step_ms / cost.of_ms
+    return replace(
+        cost,
+        low_ms=round(cost.low_ms * factor, 6),
+        high_ms=round(cost.high_ms * factor, 6),
+        naive_ms=round(cost.naive_ms * factor, 6),
+        of_ms=round(step_ms, 6),
+        together_ms=None if cost.together_ms is None else round(cost.together_ms * factor, 6),
+        method="; ".join(filter(None, [cost.method, "in proportion to the unprofiled step"])),
+    )
+
+
+def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
     """Return the findings of both, costliest first, each once.
 
     A finding of both is the heavy one, at the light one's cost; where several places of the heavy
-    one are a single one in the light, they share its cost as they share their own. ``checked`` :
-    codes the heavy recording could judge. What it judged with shapes and stacks and did not find is
-    not there: without them the same time may look like something else.
+    one are a single one in the light, they share its cost as they share their own. Of one alone:
+
+    - the light one's stays if the heavy recording could not judge its code. Where it could, with
+      shapes and stacks, the same time turned out to be something else.
+    - the heavy one's stays if the light recording could not judge its code, or it is certain. Where
+      it could, undisturbed, the time was the profiler's own.
     """
     out: list[Finding] = []
-    for code in dict.fromkeys(one.code for one in (*heavy, *light)):
-        ours = [one for one in light if one.code == code]
-        theirs = [one for one in heavy if one.code == code]
+    for code in dict.fromkeys(one.code for one in (*heavy.findings, *light.findings)):
+        ours = [one for one in light.findings if one.code == code]
+        theirs = [one for one in heavy.findings if one.code == code]
         if not theirs:
-            out += ours if code not in checked else []
-            continue
-        for some_ours, some_theirs in _groups(ours, theirs):
-            out += _shared(some_ours, some_theirs) if some_ours else map(_heavy_only, some_theirs)
+            out += ours if code not in heavy.checked else []
+        elif not ours:
+            sure = code not in light.checked
+            out += [_heavy_only(one) for one in theirs if sure or one.certainty == "certain"]
+        else:
+            for some_ours, some_theirs in _groups(ours, theirs):
+                out += (
+                    _shared(some_ours, some_theirs) if some_ours else map(_heavy_only, some_theirs)
+                )
     return tuple(sorted(out, key=_rank))
 
 
@@ -101,9 +139,9 @@ def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
         first = costs[0]
         cost = replace(
             first,
-            low_ms=low * part,
-            high_ms=high * part,
-            naive_ms=naive * part,
+            low_ms=round(low * part, 6),
+            high_ms=round(high * part, 6),
+            naive_ms=round(naive * part, 6),
             share_low=round(low * part / first.of_ms, 6),
             share_high=round(high * part / first.of_ms, 6),
             together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,

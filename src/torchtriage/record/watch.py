@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal
@@ -44,8 +44,8 @@ SLOWER_LOOK_S = 0.25
 """Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
 EAGER_S = 20.0
 SEEN_TWICE = 2
-JOB_STEPS, FOREVER_S = 20, 1e9
-"""Unprofiled steps that each rank of a job times, however long they take."""
+SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
+"""Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
 PATIENCE_S = 30.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop."""
 
@@ -74,12 +74,14 @@ class Watch:
         self.settings = settings
         self.out = Path(settings["out"])
         self.pid = os.getpid()
+        self.roots = [str(Path.cwd()), *sys.path[:1]]  # the script may change both
         self.loop: Loop | None = None
         self.recorder: Recorder | None = None
         self.folder = ""
         self.n_optimizer_steps: dict[int, int] = {}
         self.optimizers: dict[int, str] = {}
         self.chosen = 0
+        self.rival, self.rival_seen = 0, 0
         self.undo: list[Callable[[], object]] = []
         self.over = False
 
@@ -129,6 +131,7 @@ class Watch:
             {
                 "pid": self.pid,
                 "argv": sys.argv,
+                "roots": self.roots,
                 "python": sys.version.split()[0],
                 "executable": sys.executable,
                 "torch": torch.__version__,
@@ -161,27 +164,33 @@ class Watch:
             self._failed()
 
     def _count(self, optimizer: Optimizer, key: int) -> None:
-        """Count steps of optimizers until it is clear which of them ends an iteration."""
+        """Count steps of optimizers until it is clear which of them ends an iteration.
+
+        The rarest one does: of two equals the first seen. One that shows only later, after several
+        steps of the chosen one, takes its place while nothing has been recorded yet.
+        """
         counts = self.n_optimizer_steps
         counts[key] = counts.get(key, 0) + 1
         self.optimizers[key] = type(optimizer).__name__
-        if self.chosen:
-            return
-        looks = sum(counts.values())
-        if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
-            return
-        # the rarest steps once per iteration; of equals, the first seen
-        rarest = min(counts, key=lambda one: counts[one])
-        if key != rarest:
-            return  # its own next step is the boundary
+        if self.recorder is None:
+            looks = sum(counts.values())
+            if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
+                return
+            if key != min(counts, key=lambda one: counts[one]):
+                return  # the rarest one's own next step is the boundary
+        elif self.loop is None or self.loop.boundary != "forward":
+            seen = self.recorder.steps_seen
+            rarer = self.rival == key and seen - self.rival_seen > 1
+            self.rival, self.rival_seen = key, seen
+            if not rarer or self.recorder.state not in ("warm-up", "timing"):
+                return
         self.chosen = key
         name = self.optimizers[key]
-        others = sorted({self.optimizers[one] for one in counts if one != key})
         how = f"one step of {name}"
         if len(counts) > 1:
-            how += f", the rarest of {len(counts)} optimizers" + (
-                f" (beside {', '.join(others)})" if others != [name] else ""
-            )
+            others = {name for one, name in self.optimizers.items() if one != key} - {name}
+            how += f", the rarest of {len(counts)} optimizers"
+            how += f" (beside {', '.join(sorted(others))})" if others else ""
         self._begin("optimizer", name, how)
 
     # -- inference -----------------------------------------------------------------------------
@@ -254,18 +263,13 @@ class Watch:
     ) -> None:
         file, line, function = call or user_call(sys._getframe(1))
         if self.recorder is not None:
-            self.recorder.close("another loop")
+            self.recorder.close("another loop was found")
         self.loop = Loop(boundary, name, file, line, function, how)
         rank = _rank()
         self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
         if (self.out / self.folder).exists():
-            self.folder += f"-{self.pid}-{boundary}"
-        plan = Plan(**self.settings["plan"])
-        if (_world_size() or 1) > 1:
-            # ranks must record the same steps, so none may decide by its own clock
-            plan = replace(
-                plan, timing_steps=JOB_STEPS, max_timing_steps=JOB_STEPS, max_timing_s=FOREVER_S
-            )
+            self.folder += f"-{self.pid}-{time.monotonic_ns()}"
+        plan = Plan(**{**SHORT, **self.settings["plan"]})
         self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
         self._note()
         self._boundary()

@@ -17,11 +17,9 @@ import os
 import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
 from types import FrameType, TracebackType
@@ -29,9 +27,11 @@ from typing import Any, Literal
 
 from torchtriage.finding import Finding, Fix, Frame
 from torchtriage.finding import Place as FindingPlace
-from torchtriage.memory.holders import Held, LineWatch, Place, find, walk
+from torchtriage.memory import processes
+from torchtriage.memory.holders import LineWatch, Place, adding_line, walk
 from torchtriage.memory.leaks import judge, judge_device
 from torchtriage.memory.sites import Sites
+from torchtriage.memory.suspects import FLOOR, Growth, Kind, Suspect, Track, weigh
 from torchtriage.units import format_bytes, format_count
 
 __all__ = ["SCHEMA", "Leak", "LeakWarning", "Watch", "WatchReport", "findings", "start", "watch"]
@@ -50,26 +50,8 @@ RSS_STEPS = 10
 MIN_LOOKS = 5
 WALK_S = 0.02
 TRACE_STEPS = 4
-STEADY = 0.5
-"""Of the median rate, in the later looks."""
-FLOOR = {"items": 256.0, "bytes": 1024.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0}
-"""Bytes per step below which growth is no leak. A loop may log numbers (``log``)."""
-CHILD_FLOOR = 8192.0
 MAX_SAMPLES = 2048
 MAX_LEAKS = 8
-
-Kind = Literal[
-    "growing list",
-    "growing cache",
-    "hooks",
-    "autograd graph",
-    "growing tensor",
-    "compiled code",
-    "worker processes",
-    "tensors kept",
-    "device memory",
-    "resident memory",
-]
 
 
 class LeakWarning(UserWarning):
@@ -106,17 +88,18 @@ class Leak:
     def sentence(self) -> str:
         """Return what leaks, where, and how fast."""
         name = f"{self.kind} `{self.holder}` in {self.root}" if self.holder else self.kind
-        where = f", line {self.line} of {Path(self.file).name} adds to it" if self.file else ""
+        size = f"{format_bytes(self.bytes_per_step)} per step"
+        if self.unit != "bytes":
+            one = {"processes": "process"}.get(self.unit, self.unit.removesuffix("s"))
+            number = f"{format_count(self.per_step, one, self.unit)} per step"
+            size = f"{number}, {size}" if self.bytes_per_step else number
+        adds = f"; line {self.line} of {Path(self.file).name} adds to it" if self.file else ""
         made = (
-            f"; made in line {self.made_line} of {Path(self.made_file).name}"
+            f"; what it keeps is made in line {self.made_line} of {Path(self.made_file).name}"
             if self.made_file and (self.made_file, self.made_line) != (self.file, self.line)
             else ""
         )
-        size = f", {format_bytes(self.bytes_per_step)} per step" if self.bytes_per_step else ""
-        return (
-            f"{name} grows by {self.per_step:.3g} {self.unit} per step{size}"
-            f" since step {self.since_step}{where}{made}"
-        )
+        return f"{name} grows by {size} since step {self.since_step}{adds}{made}"
 
 
 @dataclass(frozen=True)
@@ -181,8 +164,7 @@ class Watch:
         self._rss: list[tuple[int, int]] = []
         self._device: list[tuple[int, int, int]] = []
         self._rss_every = RSS_STEPS
-        self._sizes: dict[tuple[int, str, str], int] = {}
-        self._tracks: dict[tuple[int, str, str], _Track] = {}
+        self._growth = Growth()
         self._sites = Sites()
         self._trace: _Trace | None = None
         self._leaks: list[Leak] = []
@@ -289,7 +271,7 @@ class Watch:
         )
 
     def _sample(self) -> None:
-        self._rss.append((self._step, _rss_bytes()))
+        self._rss.append((self._step, processes.rss_bytes()))
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -305,14 +287,14 @@ class Watch:
         now = walk(frame, WALK_S)
         if thread_time() - began > WALK_S:
             self._notes["not all names could be walked in time"] = None
-        for held in (*_compiled(), *_children()):
+        for held in (*processes.compiled(), *processes.children()):
             now[held.key] = held
-        self._follow(now)
+        self._growth.follow(now, self._step)
         self._sites.look()
         suspects = [
             track
-            for track in self._tracks.values()
-            if track.held.key not in self._told and track.grows(self._step, self._patience)
+            for track in self._growth.steady(self._step, self._patience)
+            if track.held.key not in self._told
         ]
         if suspects:
             self._suspect(suspects, frame)
@@ -321,35 +303,11 @@ class Watch:
         if self._trace is None:
             self._sites.start(self._step)
 
-    def _follow(self, now: dict[tuple[int, str, str], Held]) -> None:
-        """Keep a track for what grew at every look so far; drop the others."""
-        last = self._sizes
-        for key, held in now.items():
-            before = last.get(key)
-            if before is None:
-                continue
-            track = self._tracks.get(key)
-            if held.size > before:
-                if track is None:
-                    if len(self._tracks) >= 500:
-                        continue
-                    track = self._tracks[key] = _Track(held, self._last_look, before)
-                track.add(held, self._step)
-            elif track is not None:
-                del self._tracks[key]
-        for key in [key for key in self._tracks if key not in now]:
-            del self._tracks[key]
-        self._sizes = {key: held.size for key, held in now.items()}
-        self._last_look = self._step
-
-    _last_look = 0
-
-    def _suspect(self, suspects: list[_Track], frame: FrameType) -> None:
+    def _suspect(self, suspects: list[Track], frame: FrameType) -> None:
         """Weigh what grows, and watch one step line by line for what is worth it."""
-        suspects.sort(key=lambda track: -track.rate)
-        chosen: list[_Suspect] = []
+        chosen: list[Suspect] = []
         for track in suspects[:MAX_LEAKS]:
-            suspect = _weigh(track, frame)
+            suspect = weigh(track, frame)
             if suspect is None:
                 continue
             self._told.add(track.held.key)
@@ -460,7 +418,8 @@ class Watch:
                 with warnings.catch_warnings():
                     # a warning made an error must not stop the loop
                     warnings.simplefilter("always", LeakWarning)
-                    warnings.warn(f"memory leak: {leak.sentence}", LeakWarning, stacklevel=5)
+                    file, line = leak.file or __file__, leak.line or 1
+                    warnings.warn_explicit(leak.sentence, LeakWarning, file, line)
         except Exception as error:
             self._notes[f"on_alarm failed: {type(error).__name__}"] = None
 
@@ -514,7 +473,7 @@ def watch(
         How long something must grow to be called a leak. Raise it where caches fill slowly.
     """
     made = Watch(out_dir=out_dir, on_alarm=on_alarm, patience_steps=patience_steps)
-    _watch_children(made)
+    _watch_children()
     return made
 
 
@@ -592,233 +551,36 @@ _FIXES: dict[str, Fix] = {
 }
 
 
-# -- what grows ------------------------------------------------------------------------------------
-
-
-class _Track:
-    """Sizes at each look, since the growth began."""
-
-    def __init__(self, held: Held, step: int, size: int) -> None:
-        self.held = held
-        self.points: deque[tuple[int, int]] = deque([(step, size)], maxlen=24)
-
-    def add(self, held: Held, step: int) -> None:
-        self.held = held
-        self.points.append((step, held.size))
-
-    @property
-    def rate(self) -> float:
-        """Return the growth per step over all looks."""
-        (first, low), (last, high) = self.points[0], self.points[-1]
-        return (high - low) / max(last - first, 1)
-
-    def grows(self, step: int, patience: int) -> bool:
-        """Return whether it grew at every look for long enough, and has not slowed down."""
-        if len(self.points) <= MIN_LOOKS - 1 or step - self.points[0][0] < patience:
-            return False
-        points = list(self.points)
-        rates = sorted((b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points))
-        half = points[len(points) // 2]
-        late = (points[-1][1] - half[1]) / max(points[-1][0] - half[0], 1)
-        return late >= STEADY * rates[len(rates) // 2] and late >= STEADY * self.rate
-
-
-@dataclass
-class _Suspect:
-    track: _Track
-    kind: Kind
-    measure: Callable[[FrameType], int]
-    bytes_per_step: float
-    worth: bool
-    graph: bool
-    what: str = ""
-    place: Place | None = None
-
-
 class _Trace:
     """Suspects, and the steps that are traced line by line for them."""
 
-    def __init__(self, suspects: list[_Suspect], lines: LineWatch | None, until: int) -> None:
+    def __init__(self, suspects: list[Suspect], lines: LineWatch | None, until: int) -> None:
         self.suspects, self.lines, self.until = suspects, lines, until
 
     def over(self, step: int) -> bool:
         return step >= self.until or self.lines is None or all(self.lines.grew)
 
 
-def _weigh(track: _Track, frame: FrameType) -> _Suspect | None:
-    """Return what a growing thing is and costs, None where it is gone by now."""
-    held, rate = track.held, track.rate
-    _, label, unit = held.key
-    if label == " compiled":
-        return _Suspect(
-            track, "compiled code", lambda _: _n_compiled(), 0.0, True, False, *_last_compiled()
-        )
-    if label == " children":
-        worth = rate >= CHILD_FLOOR or unit == "processes"
-        said = _told_by_children() if worth else None
-        place = Place(said["file"], said["line"], said["function"]) if said else None
-        what = said["holder"] if said else ""
-        return _Suspect(track, "worker processes", lambda _: 0, rate, worth, False, what, place)
-    found = find(frame, held.key, 4 * WALK_S)
-    if found is None:
-        return None
-    thing, measure = found
-    if unit == "nodes":
-        return _Suspect(track, "autograd graph", measure, rate * 200, rate >= 0.5, True)
-    if unit == "bytes":
-        return _Suspect(track, "growing tensor", measure, rate, rate >= FLOOR["bytes"], False)
-    hooks = label == "hooks" or "_hooks" in label
-    size, log, graph, what = _per_item(thing)
-    kind: Kind = (
-        "hooks"
-        if hooks
-        else "growing list"
-        if isinstance(thing, (list, deque))
-        else "growing cache"
-    )
-    # a graph holds more than can be seen of it
-    floor = FLOOR["hooks" if hooks else "nodes" if graph else "log" if log else "items"]
-    return _Suspect(track, kind, measure, rate * size, rate * size >= floor, graph, what)
-
-
-def _per_item(thing: Any) -> tuple[float, bool, bool, str]:
-    """Return bytes of one of the newest items, whether it is a mere number, holds a graph, what."""
-    if isinstance(thing, dict):
-        newest = [item for _, item in zip(range(3), reversed(thing.items()), strict=False)]
-    elif isinstance(thing, (list, deque)):
-        newest = [thing[-1 - i] for i in range(min(3, len(thing)))]
-    elif hasattr(thing, "cache_info"):
-        return 1024.0, False, False, "calls"  # what a C cache holds is not asked for
-    else:
-        newest = [item for _, item in zip(range(3), thing, strict=False)]
-    if not newest:
-        return 0.0, True, False, ""
-    sizes = [_deep(item) for item in newest]
-    size = sum(one[0] for one in sizes) / len(sizes) + 8.0
-    last = newest[0][1] if isinstance(thing, dict) else newest[0]
-    return size, all(one[1] for one in sizes), any(one[2] for one in sizes), type(last).__name__
-
-
-def _deep(item: Any) -> tuple[float, bool, bool]:
-    """Return the bytes of an item and what it holds, looking at a hundred things at most."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", ())
-    todo, seen, total, log, graph = [item], set[int](), 0.0, True, False
-    while todo and len(seen) < 100:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, tensor):
-            with suppress(Exception):
-                total += one.untyped_storage().nbytes()
-            graph = graph or one.grad_fn is not None
-            # a scalar off the graph is a number
-            log = log and one.numel() <= 1 and one.grad_fn is None
-            continue
-        total += sys.getsizeof(one, 0)
-        if isinstance(one, dict):
-            todo += [*one.keys(), *one.values()][:50]
-        elif isinstance(one, (list, tuple, set, deque)):
-            todo += list(one)[:50]
-        elif not isinstance(one, (int, float, complex, bool, str, type(None))):
-            log = False
-            if callable(one) and getattr(one, "__closure__", None):
-                todo += [cell.cell_contents for cell in one.__closure__ if _bound(cell)]
-            elif hasattr(one, "__dict__"):
-                todo += list(vars(one).values())[:50]
-        elif isinstance(one, str) and len(one) > 200:
-            log = False
-    return total, log, graph
-
-
-def _bound(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-# -- compiled code, children, the process ----------------------------------------------------------
-
-
-def _n_compiled() -> int:
-    utils = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(utils, "counters", None)
-    return int(counters["stats"]["unique_graphs"]) if counters and "stats" in counters else 0
-
-
-def _compiled() -> list[Held]:
-    n = _n_compiled()
-    names = ("torch.compile", ".compiled graphs")
-    return [Held((0, " compiled", "graphs"), "graphs", n, names)] if n else []
-
-
-def _last_compiled() -> tuple[str, Place | None]:
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    with suppress(Exception):
-        last = utils.get_compilation_metrics()[-1]
-        return last.co_name, Place(last.co_filename, last.co_firstlineno, last.co_name)
-    return "", None
-
-
-def _children() -> list[Held]:
-    """Return the number of child processes and their resident set; nothing where not known."""
-    pids: list[str] = []
-    try:
-        for task in Path("/proc/self/task").iterdir():
-            pids += (task / "children").read_text().split()
-    except OSError:
-        return []
-    if not pids:
-        return []
-    total = 0
-    for pid in pids:
-        with suppress(OSError, ValueError, IndexError):
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    root = "worker processes"
-    return [
-        Held((len(pids), " children", "bytes"), "bytes", total, (root, f" {len(pids)} processes")),
-        Held((0, " children", "processes"), "processes", len(pids), (root, " number of processes")),
-    ]
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_statm: tuple[int, int] | None = None
-
-
-def _rss_bytes() -> int:
-    """Return the resident set; the highest one so far where the system does not tell."""
-    global _statm
-    try:
-        if _statm is None or _statm[1] != os.getpid():
-            _statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC), os.getpid()
-        return int(os.pread(_statm[0], 128, 0).split()[1]) * _PAGE
-    except (OSError, AttributeError):
-        try:
-            import resource
-        except ImportError:
-            return 0
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-
-
-# -- forked children watch themselves --------------------------------------------------------------
-
 _CHILD_LOOKS = 400
 _CHILD_EVERY_S = 0.1
-_children_dir: Path | None = None
 
 
-def _watch_children(made: Watch) -> None:
+def _watch_children() -> None:
     """Let children that are forked from now on look at their own names, from a thread."""
-    global _children_dir
-    if _children_dir is not None or not hasattr(os, "register_at_fork"):
+    if processes.children_dir is not None or not hasattr(os, "register_at_fork"):
         return
+    import atexit
+    import shutil
     import tempfile
 
-    _children_dir = Path(tempfile.gettempdir()) / f"torchtriage-watch-{os.getpid()}"
+    made, pid = Path(tempfile.mkdtemp(prefix="torchtriage-watch-")), os.getpid()
+    processes.children_dir = made
     os.register_at_fork(after_in_child=_in_child)
+
+    @atexit.register
+    def _forget() -> None:
+        if os.getpid() == pid:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _in_child() -> None:
@@ -828,10 +590,10 @@ def _in_child() -> None:
 
 def _child_loop() -> None:
     """Look ten times a second, ever more seldom; tell the parent what grows at every look."""
-    if _children_dir is None:
+    if processes.children_dir is None:
         return
     main = threading.main_thread().ident
-    own = Watch(patience_steps=8)
+    growth, look = Growth(), 0
     pause = _CHILD_EVERY_S
     for _ in range(_CHILD_LOOKS):
         sleep(pause)
@@ -840,38 +602,11 @@ def _child_loop() -> None:
             frame = sys._current_frames().get(main or 0)
             if frame is None:
                 return
-            own._step += 1
-            own._follow(walk(frame, WALK_S))
-            growing = [track for track in own._tracks.values() if track.grows(own._step, 8)]
-            if growing:
-                _tell_parent(max(growing, key=lambda track: track.rate), frame)
-                return
+            look += 1
+            growth.follow(walk(frame, WALK_S), look)
+            for track in growth.steady(look, 8):
+                place = adding_line(track.held, frame)
+                if place is not None:
+                    processes.tell_parent(track.held.name, place)
+                    return
             del frame
-
-
-def _tell_parent(track: _Track, frame: FrameType) -> None:
-    from torchtriage.memory.holders import adding_line
-
-    if _children_dir is None:
-        return
-    place = adding_line(track.held, frame)
-    _children_dir.mkdir(exist_ok=True)
-    told = {
-        "holder": track.held.name,
-        "file": place.file if place else "",
-        "line": place.line if place else 0,
-        "function": place.function if place else "",
-    }
-    made = _children_dir / f"{os.getpid()}.json"
-    made.write_text(json.dumps(told), encoding="utf-8")
-
-
-def _told_by_children() -> dict[str, Any] | None:
-    if _children_dir is None or not _children_dir.is_dir():
-        return None
-    for file in sorted(_children_dir.glob("*.json")):
-        with suppress(OSError, ValueError):
-            told = json.loads(file.read_text(encoding="utf-8"))
-            if told.get("line"):
-                return dict(told)
-    return None

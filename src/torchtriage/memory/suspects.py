@@ -1,0 +1,220 @@
+"""What grew at every look, and what it is worth: kind, bytes per step, and a way to measure it."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from types import FrameType
+from typing import Any, Literal
+
+from torchtriage.memory import processes
+from torchtriage.memory.holders import Held, Place, find
+
+__all__ = ["FLOOR", "Growth", "Kind", "Suspect", "Track", "weigh"]
+
+MIN_LOOKS = 5
+STEADY = 0.5
+"""Of the median rate, in the later looks."""
+FLOOR = {"items": 256.0, "bytes": 1024.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0}
+"""Bytes per step below which growth is no leak. A loop may log numbers (``log``)."""
+CHILD_FLOOR = 8192.0
+FIND_S = 0.1
+MAX_TRACKS = 500
+
+Kind = Literal[
+    "growing list",
+    "growing cache",
+    "hooks",
+    "autograd graph",
+    "growing tensor",
+    "compiled code",
+    "worker processes",
+    "tensors kept",
+    "device memory",
+    "resident memory",
+]
+
+
+class Track:
+    """Sizes at each look, since the growth began."""
+
+    def __init__(self, held: Held, step: int, size: int) -> None:
+        self.held = held
+        self.points: deque[tuple[int, int]] = deque([(step, size)], maxlen=24)
+
+    def add(self, held: Held, step: int) -> None:
+        """Note the size at one more look."""
+        self.held = held
+        self.points.append((step, held.size))
+
+    @property
+    def rate(self) -> float:
+        """Return the growth per step over all looks."""
+        (first, low), (last, high) = self.points[0], self.points[-1]
+        return (high - low) / max(last - first, 1)
+
+    def grows(self, step: int, patience: int) -> bool:
+        """Return whether it grew at every look for long enough, and has not slowed down."""
+        if len(self.points) <= MIN_LOOKS - 1 or step - self.points[0][0] < patience:
+            return False
+        points = list(self.points)
+        rates = sorted((b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points))
+        half = points[len(points) // 2]
+        late = (points[-1][1] - half[1]) / max(points[-1][0] - half[0], 1)
+        return late >= STEADY * rates[len(rates) // 2] and late >= STEADY * self.rate
+
+
+class Growth:
+    """Keeps a track of what grew at every look so far, and forgets the others."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, str, str], int] = {}
+        self._tracks: dict[tuple[int, str, str], Track] = {}
+        self._last_look = 0
+
+    def follow(self, now: dict[tuple[int, str, str], Held], step: int) -> None:
+        """Take in what a look found."""
+        for key, held in now.items():
+            before = self._sizes.get(key)
+            if before is None:
+                continue
+            track = self._tracks.get(key)
+            if held.size > before:
+                if track is None:
+                    if len(self._tracks) >= MAX_TRACKS:
+                        continue
+                    track = self._tracks[key] = Track(held, self._last_look, before)
+                track.add(held, step)
+            elif track is not None:
+                del self._tracks[key]
+        for key in [key for key in self._tracks if key not in now]:
+            del self._tracks[key]
+        self._sizes = {key: held.size for key, held in now.items()}
+        self._last_look = step
+
+    def steady(self, step: int, patience_steps: int) -> list[Track]:
+        """Return what has grown long and steadily enough, fastest first."""
+        found = [track for track in self._tracks.values() if track.grows(step, patience_steps)]
+        return sorted(found, key=lambda track: -track.rate)
+
+
+@dataclass
+class Suspect:
+    """What grows, and is worth to be told of (``worth``) or not.
+
+    ``measure`` : gives its size, seen from a frame. ``graph`` : autograd graphs hang on it.
+    ``what`` : the type of its items. ``place`` : the line, where it is known without tracing.
+    """
+
+    track: Track
+    kind: Kind
+    measure: Callable[[FrameType], int]
+    bytes_per_step: float
+    worth: bool
+    graph: bool
+    what: str = ""
+    place: Place | None = None
+
+
+def weigh(track: Track, frame: FrameType) -> Suspect | None:
+    """Return what a growing thing is and costs, None where it is gone by now."""
+    held, rate = track.held, track.rate
+    _, label, unit = held.key
+    if label == " compiled":
+        return Suspect(
+            track,
+            "compiled code",
+            lambda _: processes.n_compiled(),
+            0.0,
+            True,
+            False,
+            *processes.last_compiled(),
+        )
+    if label == " children":
+        worth = rate >= CHILD_FLOOR or unit == "processes"
+        said = processes.told_by_children() if worth else None
+        place = Place(said["file"], said["line"], said["function"]) if said else None
+        what = said["holder"] if said else ""
+        return Suspect(track, "worker processes", lambda _: 0, rate, worth, False, what, place)
+    found = find(frame, held.key, FIND_S)
+    if found is None:
+        return None
+    thing, measure = found
+    if unit == "nodes":
+        return Suspect(track, "autograd graph", measure, rate * 200, rate >= 0.5, True)
+    if unit == "bytes":
+        return Suspect(track, "growing tensor", measure, rate, rate >= FLOOR["bytes"], False)
+    hooks = label == "hooks" or "_hooks" in label
+    size, log, graph, what = _per_item(thing)
+    kind: Kind = (
+        "hooks"
+        if hooks
+        else "growing list"
+        if isinstance(thing, (list, deque))
+        else "growing cache"
+    )
+    # a graph holds more than can be seen of it
+    floor = FLOOR["hooks" if hooks else "nodes" if graph else "log" if log else "items"]
+    return Suspect(track, kind, measure, rate * size, rate * size >= floor, graph, what)
+
+
+def _per_item(thing: Any) -> tuple[float, bool, bool, str]:
+    """Return bytes of one of the newest items, whether it is a mere number, holds a graph, what."""
+    if isinstance(thing, dict):
+        newest = [item for _, item in zip(range(3), reversed(thing.items()), strict=False)]
+    elif isinstance(thing, (list, deque)):
+        newest = [thing[-1 - i] for i in range(min(3, len(thing)))]
+    elif hasattr(thing, "cache_info"):
+        return 1024.0, False, False, "calls"  # what a C cache holds is not asked for
+    else:
+        newest = [item for _, item in zip(range(3), thing, strict=False)]
+    if not newest:
+        return 0.0, True, False, ""
+    sizes = [_deep(item) for item in newest]
+    size = sum(one[0] for one in sizes) / len(sizes) + 8.0
+    last = newest[0][1] if isinstance(thing, dict) else newest[0]
+    return size, all(one[1] for one in sizes), any(one[2] for one in sizes), type(last).__name__
+
+
+def _deep(item: Any) -> tuple[float, bool, bool]:
+    """Return the bytes of an item and what it holds, looking at a hundred things at most."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", ())
+    todo, seen, total, log, graph = [item], set[int](), 0.0, True, False
+    while todo and len(seen) < 100:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, tensor):
+            with suppress(Exception):
+                total += one.untyped_storage().nbytes()
+            graph = graph or one.grad_fn is not None
+            # a scalar off the graph is a number
+            log = log and one.numel() <= 1 and one.grad_fn is None
+            continue
+        total += sys.getsizeof(one, 0)
+        if isinstance(one, dict):
+            todo += [*one.keys(), *one.values()][:50]
+        elif isinstance(one, (list, tuple, set, deque)):
+            todo += list(one)[:50]
+        elif not isinstance(one, (int, float, complex, bool, str, type(None))):
+            log = False
+            if callable(one) and getattr(one, "__closure__", None):
+                todo += [cell.cell_contents for cell in one.__closure__ if _bound(cell)]
+            elif hasattr(one, "__dict__"):
+                todo += list(vars(one).values())[:50]
+        elif isinstance(one, str) and len(one) > 200:
+            log = False
+    return total, log, graph
+
+
+def _bound(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False

@@ -12,6 +12,7 @@ from torchtriage.diagnose import diagnose
 from torchtriage.diagnose.verdict import DEFAULT_MIN_SHARE
 from torchtriage.errors import TraceFormatError
 from torchtriage.finding import Comparison, JobResult, Result, Verification
+from torchtriage.locate import Locator
 from torchtriage.patterns import Entry, catalogue, lookup
 from torchtriage.replay import parse_what_if
 from torchtriage.trace import Trace, read_trace
@@ -157,6 +158,7 @@ def analyze(
     min_share: float = DEFAULT_MIN_SHARE,
     what_if: Collection[str] = (),
     step_ms: float | None = None,
+    sources: Collection[TracePath] | None = (),
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -175,6 +177,9 @@ def analyze(
         Questions such as ``gpu*0.5``, ``comm=0``, ``no-sync``; the answers are in ``what_ifs``.
     step_ms : float, optional
         Wall time of a step without the profiler: host work is scaled to it.
+    sources : collection of paths, or None
+        Folders to find the recorded program's source in, besides the current one and the recorded
+        places: frames then end at the line of the call. None opens no source file.
     cache, max_bytes, progress
         As in :func:`load`.
 
@@ -192,7 +197,13 @@ def analyze(
         else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
     )
     result = diagnose(
-        trace, only=only, skip=skip, min_share=min_share, what_if=questions, step_ms=step_ms
+        trace,
+        only=only,
+        skip=skip,
+        min_share=min_share,
+        what_if=questions,
+        step_ms=step_ms,
+        places=None if sources is None else Locator((*sources, Path.cwd())),
     )
     return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
 
@@ -296,6 +307,7 @@ def analyze_ranks(
     min_share: float = DEFAULT_MIN_SHARE,
     what_if: Collection[str] = (),
     step_ms: float | None = None,
+    sources: Collection[TracePath] | None = (),
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
@@ -313,7 +325,7 @@ def analyze_ranks(
         ``ray`` maps the files over a Ray cluster; the result is the same.
     processes : int, optional
         Of the local engine; as many as there are cores where the files are worth it.
-    only, skip, min_share, what_if, step_ms, cache, max_bytes
+    only, skip, min_share, what_if, step_ms, sources, cache, max_bytes
         As in :func:`analyze`, for each trace.
     starting : callable, optional
         Called with a path and how many are done before it is read; may return a ``progress`` of
@@ -338,7 +350,16 @@ def analyze_ranks(
     if not files:
         raise TraceFormatError("expected at least one trace, found none")
     settings = Settings(
-        tuple(only), tuple(skip), min_share, cache, max_bytes, what_if=questions, step_ms=step_ms
+        tuple(only),
+        tuple(skip),
+        min_share,
+        cache,
+        max_bytes,
+        what_if=questions,
+        step_ms=step_ms,
+        sources=None
+        if sources is None
+        else (*(str(Path(one)) for one in sources), str(Path.cwd())),
     )
     outcomes = list(
         examine_all(files, settings, engine=engine, processes=processes, starting=starting)
@@ -420,17 +441,19 @@ def _joined(
     """Return one process' result out of its two recordings."""
     from torchtriage.diagnose.sentences import sentences
     from torchtriage.record.collect import recorded
-    from torchtriage.record.join import join
+    from torchtriage.record.join import join, scaled
 
     facts = recorded(one, command, exit_code)
+    places = Locator([*one.facts.get("roots", ()), Path.cwd()])
     paths = [path for path in (one.light, one.heavy) if path is not None]
     traces = [load(path) for path in paths]
-    results = [diagnose(trace, step_ms=facts.step_ms, **settings) for trace in traces]
-    result = results[0]
-    if len(results) == 2:
-        result = join(*results)
-        kept = traces[0] if result.trace.path == results[0].trace.path else traces[1]
-        result = replace(result, verdict=sentences(kept, result, settings["min_share"]))
+    results = [
+        scaled(diagnose(trace, step_ms=facts.step_ms, places=places, **settings), facts.step_ms)
+        for trace in traces
+    ]
+    result = join(*results) if len(results) == 2 else results[0]
+    kept = next(trace for trace in traces if trace.report.path == result.trace.path)
+    result = replace(result, verdict=sentences(kept, result, settings["min_share"]))
     return Report(
         **{
             **{field.name: getattr(result, field.name) for field in fields(result)},
@@ -443,8 +466,8 @@ def _joined_jobs(
     usable: Sequence[Recording], min_share: float, settings: dict[str, Any]
 ) -> tuple[JobResult, ...]:
     """Return the jobs that the processes are ranks of, out of all their recordings."""
-    from torchtriage.ranks.job import costliest_sentence
-    from torchtriage.record.join import join
+    from torchtriage.ranks.job import checked_clause, costliest_sentence
+    from torchtriage.record.join import join, scaled
 
     times = [one.measured["unprofiled_ns"] for one in usable if one.measured.get("unprofiled_ns")]
     step_ms = sum(times) / len(times) / 1e6 if times else None
@@ -452,11 +475,13 @@ def _joined_jobs(
     for kind in ("light", "heavy"):
         paths = [path for one in usable if (path := getattr(one, kind)) is not None]
         if len(paths) == len(usable):
-            told.append(analyze_ranks(paths, step_ms=step_ms, **settings).jobs)
+            jobs = analyze_ranks(paths, step_ms=step_ms, **settings).jobs
+            told.append(tuple(scaled(job, step_ms) for job in jobs))
     if len(told) < 2 or [len(jobs) for jobs in told] != [1, 1]:
         return told[0] if told else ()
     job = join(told[0][0], told[1][0])
     first, _, last = job.verdict
+    last = last.replace(checked_clause(told[0][0]), checked_clause(job))
     return (replace(job, verdict=(first, costliest_sentence(job, min_share), last)),)
 
 

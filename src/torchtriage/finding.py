@@ -7,6 +7,7 @@ trace's own clock, or ``_ms`` floats where a person compares them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ __all__ = [
     "PathSummary",
     "Place",
     "Promise",
+    "Quote",
     "RankSpread",
     "RankSummary",
     "Recorded",
@@ -63,6 +65,8 @@ VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
+Quote = Callable[[str, str, int], str]
+"""Gives the text of one line of a file's function, or nothing: reports never read files."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +159,21 @@ class PathSummary:
 
 @dataclass(frozen=True)
 class Frame:
-    """A Python frame as the profiler names it.
+    """A Python frame, and the line of the user's code it is at.
 
-    ``line`` is the first line of the function unless ``exact``. Source: the profiler records
-    ``co_firstlineno`` for frames entered during the recording (kineto#630).
+    ``line`` is where ``function`` calls ``called`` when ``exact``, else its first line: the profiler
+    records ``co_firstlineno`` for frames entered during the recording (kineto#630). ``called`` is
+    the short name of what runs below this frame: ``item``, ``step``, a module's class, an operator;
+    empty where the frame itself is meant. ``lines`` : with the source at hand, the lines the call
+    can have come from, at most 5; one of them when ``exact``.
     """
 
     file: str
     line: int
     function: str
     exact: bool = False
+    called: str = ""
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

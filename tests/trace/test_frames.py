@@ -91,7 +91,10 @@ def stacked() -> TraceBuilder:
 def test_the_stack_starts_at_the_innermost_frame_of_the_user() -> None:
     trace = stacked().build()
     stack = user_stack(trace, row(trace, "aten::linear"))
-    assert stack == (Frame("train.py", 9, "step"), Frame("train.py", 1, "main"))
+    assert stack == (
+        Frame("train.py", 9, "step", called="Net"),
+        Frame("train.py", 1, "main", called="step"),
+    )
     assert user_stack(trace, row(trace, "aten::linear"), limit=1) == stack[:1]
 
 

@@ -14,7 +14,7 @@ from torchtriage.cli.config import with_config
 from torchtriage.cli.output import check_outputs, complain, print_report, save
 from torchtriage.cli.progress import reading, reading_many
 from torchtriage.errors import UsageError
-from torchtriage.finding import JobResult, Result
+from torchtriage.finding import JobResult, Quote, Result
 
 __all__ = ["command"]
 
@@ -67,6 +67,15 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     metavar="MS",
     help="Time of a step without the profiler: savings are scaled to it.",
 )
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(),
+    help="Look for the recorded program's source here too, for exact lines (repeatable).",
+)
+@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
 @click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),
@@ -142,6 +151,7 @@ def _judge(
 
     names = ("only", "skip", "min_share", "what_if", "step_ms", "cache", "max_bytes")
     keywords = {name: options[name] for name in names}
+    keywords["sources"] = None if options["no_source"] else options["sources"]
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
             return [api.analyze(files[0], progress=progress, **keywords)], [], 0
@@ -168,16 +178,16 @@ def _report(
     if options["html"]:
         from torchtriage.report import html_page
 
-        save(options["html"], html_page.render(results, jobs).encode())
+        save(options["html"], html_page.render(results, jobs, quote=_quote(options)).encode())
     if options["perfetto"]:
         from torchtriage import api
 
         api.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     if options["form"] is None and options["output"] is None:
-        print_report(results, jobs=jobs, top=options["top"])
+        print_report(results, jobs=jobs, top=options["top"], quote=_quote(options))
         return
-    data = _encode(results, jobs, options["form"], options["top"])
+    data = _encode(results, jobs, options)
     if options["output"]:
         save(options["output"], data)
     else:
@@ -185,9 +195,17 @@ def _report(
         sys.stdout.buffer.flush()
 
 
-def _encode(
-    results: list[Result], jobs: list[JobResult], form: str | None, top: int | None
-) -> bytes:
+def _quote(options: dict[str, Any]) -> Quote | None:
+    """Return what shows source lines beside findings, on this machine's screen or page."""
+    if options["no_source"]:
+        return None
+    from torchtriage.source import Sources
+
+    return Sources((*options["sources"], Path.cwd())).quote
+
+
+def _encode(results: list[Result], jobs: list[JobResult], options: dict[str, Any]) -> bytes:
+    form, top = options["form"], options["top"]
     from torchtriage.report import json_report, markdown, sarif, terminal
 
     if form == "json":
@@ -196,4 +214,5 @@ def _encode(
         return sarif.encode(results, jobs)
     if form == "markdown":
         return markdown.render(results, jobs=jobs, top=top).encode()
-    return (terminal.render(results, jobs=jobs, top=top).plain + "\n").encode()
+    text = terminal.render(results, jobs=jobs, top=top, quote=_quote(options)).plain
+    return (text + "\n").encode()

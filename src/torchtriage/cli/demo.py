@@ -20,7 +20,7 @@ def command(html: str | None) -> None:
     path = api.sample_path()
     check_outputs([html], [path])
     click.echo(f"torchtriage analyze {path.name}   (recorded by examples/record_sample.py)\n")
-    result = api.analyze(path)
+    result = api.analyze(path, sources=None)
     # where the package is installed is no news
     result = replace(result, trace=replace(result.trace, path=path.name))
     print_report([result])

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchtriage.errors import UsageError
-from torchtriage.finding import JobResult, Result
+from torchtriage.finding import JobResult, Quote, Result
 
 __all__ = ["check_outputs", "complain", "print_report", "save"]
 
@@ -82,6 +82,7 @@ def print_report(
     jobs: Sequence[JobResult] = (),
     top: int | None = None,
     view: str = "report",
+    quote: Quote | None = None,
 ) -> None:
     """Print results in the terminal's width and colours."""
     from rich.console import Console
@@ -92,4 +93,4 @@ def print_report(
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which means findings here
 
-    terminal.write(results, Screen(), jobs=jobs, top=top, view=view)
+    terminal.write(results, Screen(), jobs=jobs, top=top, view=view, quote=quote)

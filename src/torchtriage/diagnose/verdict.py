@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from torchtriage.finding import (
     Crash,
     Example,
     Finding,
+    Frame,
     NotChecked,
     Note,
     Place,
@@ -38,7 +39,7 @@ from torchtriage.replay import parse_what_if
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import frame_label, module_path, user_stack
 
-__all__ = ["DEFAULT_MIN_SHARE", "HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
+__all__ = ["DEFAULT_MIN_SHARE", "HIGH_SHARE", "MEDIUM_SHARE", "AsRecorded", "Places", "diagnose"]
 
 DEFAULT_MIN_SHARE = 0.01
 """Findings that cannot give back this share of a step are not worth a reader's time."""
@@ -49,6 +50,35 @@ MAX_INTERVALS = 200
 Ints = NDArray[np.int64]
 
 
+class Places(Protocol):
+    """Says where in the user's code a host row is."""
+
+    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
+        """Return the user's frames around a row, innermost first."""
+
+    def module(self, trace: Trace, row: int) -> str:
+        """Return the path of the module a row is in, empty outside."""
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return what could not be told, and why."""
+
+
+class AsRecorded:
+    """The names in the recording, and nothing else."""
+
+    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
+        """Return the user's frames around a row, innermost first."""
+        return user_stack(trace, row)
+
+    def module(self, trace: Trace, row: int) -> str:
+        """Return the classes of the modules a row is in."""
+        return module_path(trace, row)
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return nothing: what was recorded is all there is."""
+        return ()
+
+
 def diagnose(
     trace: Trace,
     *,
@@ -57,6 +87,7 @@ def diagnose(
     min_share: float = DEFAULT_MIN_SHARE,
     what_if: Sequence[str] = (),
     step_ms: float | None = None,
+    places: Places | None = None,
 ) -> Result:
     """Judge a trace.
 
@@ -71,6 +102,8 @@ def diagnose(
         Questions, such as ``gpu*0.5``; see :func:`torchtriage.replay.parse_what_if`.
     step_ms : float, optional
         Wall time of a step without the profiler, which savings are then shares of.
+    places : Places, optional
+        Knows more about frames than their recorded names; nothing here opens a source file.
 
     Returns
     -------
@@ -105,8 +138,9 @@ def diagnose(
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
         pricing = Pricing.of(trace, notes, step_ms)
-        findings, joint = _judge(pricing, _unsuppressed(claims), min_share)
+        findings, joint = _judge(pricing, _unsuppressed(claims), min_share, places or AsRecorded())
         notes += tuple(_replay_notes(pricing, findings))
+        notes += places.notes() if places is not None else ()
     summary = None if refused else summarise(trace)
     result = Result(
         schema=SCHEMA,
@@ -231,7 +265,7 @@ def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Cl
 
 
 def _judge(
-    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float
+    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Places
 ) -> tuple[list[Finding], Cost | None]:
     """Return the ranked findings, and what they give back together."""
     trace = pricing.trace
@@ -250,7 +284,7 @@ def _judge(
     found: list[tuple[Finding, Claim]] = []
     for share in shares:
         cost = pricing.cost(share, of_claim[id(share.claim)])
-        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share)
+        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share, places)
         if finding is not None:
             found.append((finding, share.claim))
     found.sort(key=lambda item: _rank(item[0]))
@@ -278,7 +312,12 @@ def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
 
 
 def _finding(
-    pricing: Pricing, share: Share, entry: Entry, cost: Cost | None, min_share: float
+    pricing: Pricing,
+    share: Share,
+    entry: Entry,
+    cost: Cost | None,
+    min_share: float,
+    places: Places,
 ) -> Finding | None:
     trace, claim, pattern = pricing.trace, share.claim, share.pattern
     at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
@@ -300,7 +339,7 @@ def _finding(
         else _severity(pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
-        place=_place(trace, share),
+        place=_place(trace, share, places),
         cost=cost,
         evidence=_evidence(trace, claim),
         fix=claim.fix or entry.fix,
@@ -350,13 +389,13 @@ def _rank(finding: Finding) -> tuple[Any, ...]:
     )
 
 
-def _place(trace: Trace, share: Share) -> Place:
+def _place(trace: Trace, share: Share, places: Places) -> Place:
     claim = share.claim
     rows = claim.rows
     anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
     host = _host_row(trace, anchor)
     ops: tuple[str, ...] = ()
-    stack: tuple[Any, ...] = ()
+    stack: tuple[Frame, ...] = ()
     module = lane = ""
     if host >= 0:
         chain = [one for one in [host, *trace.tree.chain(host)] if trace.hosts[one]]
@@ -365,8 +404,8 @@ def _place(trace: Trace, share: Share) -> Place:
             for one in reversed(chain[:8])
             if not trace.name_of(one).startswith("ProfilerStep#")
         )
-        stack = user_stack(trace, host)
-        module = module_path(trace, host)
+        stack = places.stack(trace, host)
+        module = places.module(trace, host)
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]

@@ -20,6 +20,7 @@ from typing import Any
 
 from torchtriage.diagnose import diagnose
 from torchtriage.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
+from torchtriage.locate import Locator
 from torchtriage.ranks.joint import rank_replay
 from torchtriage.ranks.record import RankRecord, record
 from torchtriage.ranks.remote import is_url, opened
@@ -48,6 +49,8 @@ class Settings:
     timeline: bool = True
     what_if: tuple[str, ...] = ()
     step_ms: float | None = None
+    sources: tuple[str, ...] | None = None
+    """Folders to look for source files in; None opens none."""
 
 
 Outcome = RankRecord | TraceFormatError
@@ -79,6 +82,7 @@ def _examined(trace: Trace, path: str, settings: Settings) -> RankRecord:
         min_share=settings.min_share,
         what_if=settings.what_if,
         step_ms=settings.step_ms,
+        places=None if settings.sources is None else Locator(settings.sources),
     )
     if is_url(path):
         result = replace(result, trace=replace(result.trace, path=path))

@@ -28,6 +28,7 @@ from torchtriage.finding import (
     JobResult,
     Note,
     PathSummary,
+    Quote,
     Result,
     Summary,
     TimeClasses,
@@ -40,6 +41,7 @@ from torchtriage.report.words import (
     critical,
     event_name,
     needs_device,
+    quoted,
     rank_spread,
     replayed,
     saving,
@@ -85,7 +87,9 @@ _DETAILS = (
 )
 
 
-def render(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> str:
+def render(
+    results: Sequence[Result], jobs: Sequence[JobResult] = (), *, quote: Quote | None = None
+) -> str:
     """Return one self-contained HTML page showing ``jobs`` and ``results``, the first one opened.
 
     The page stays under ``MAX_PAGE_BYTES``: with many or very large results it carries less
@@ -97,6 +101,8 @@ def render(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> str:
         One per trace; several are offered in a selector.
     jobs : sequence of JobResult
         Several of the traces together; offered first.
+    quote : Quote, optional
+        Gives the source lines to show with the findings.
 
     Raises
     ------
@@ -109,7 +115,7 @@ def render(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> str:
         last = detail is _DETAILS[-1]
         if not last and len(results) > 1 and _expected_bytes(results, detail) > MAX_PAGE_BYTES:
             continue
-        page = _page(results, jobs, detail)
+        page = _page(results, jobs, detail, quote)
         if last or len(page.encode()) <= MAX_PAGE_BYTES:
             break
     return page
@@ -137,8 +143,13 @@ def _template(name: str) -> str:
     return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
 
 
-def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail) -> str:
-    packer = _Packer(detail)
+def _page(
+    results: Sequence[Result],
+    jobs: Sequence[JobResult],
+    detail: _Detail,
+    quote: Quote | None = None,
+) -> str:
+    packer = _Packer(detail, quote)
     data = {
         "classes": SPAN_CLASSES,
         "jobs": [packer.job(job, results) for job in jobs],
@@ -239,8 +250,8 @@ def _clip(text: str, limit: int) -> str:
 class _Packer:
     """Results as compact JSON values, names stored once, cuts remembered."""
 
-    def __init__(self, detail: _Detail) -> None:
-        self.detail = detail
+    def __init__(self, detail: _Detail, quote: Quote | None = None) -> None:
+        self.detail, self.quote = detail, quote
         self.names: list[str] = [""]
         self.cut: dict[str, None] = {}
         self._name_index: dict[str, int] = {"": 0}
@@ -541,6 +552,10 @@ class _Packer:
                 "lane": _text(place.lane, 120),
                 "ops": [_text(op, 200) for op in place.ops[: detail.facts]],
                 "frame": _frame(place.frame) if place.frame else None,
+                "source": [
+                    _clip(row, 200)
+                    for row in (quoted(place.frame, self.quote) if place.frame else ())
+                ],
                 "stack": [_frame(frame) for frame in place.stack[: detail.facts]],
                 "module": _text(place.module, 200),
                 "examples": [
@@ -628,6 +643,7 @@ def _frame(frame: Frame) -> dict[str, Any]:
         "line": frame.line,
         "function": _text(frame.function, 200),
         "exact": frame.exact,
+        "lines": list(frame.lines),
     }
 
 

@@ -23,6 +23,7 @@ from torchtriage.finding import (
     Finding,
     JobResult,
     Note,
+    Quote,
     Result,
     Severity,
     Summary,
@@ -94,6 +95,7 @@ def render(
     jobs: Sequence[JobResult] = (),
     top: int | None = None,
     width: int | None = None,
+    quote: Quote | None = None,
 ) -> Text:
     """Return the report of one or more traces, and of the jobs some of them are ranks of.
 
@@ -107,8 +109,10 @@ def render(
         Findings shown per trace or job; the number left out is said. None shows all.
     width : int, optional
         Columns, at most 120; 80 when not given.
+    quote : Quote, optional
+        Gives the source lines to show below their place.
     """
-    page = Page(width)
+    page = Page(width, quote)
     single = words.outside(results, jobs)
     named = len(single) + len(jobs) > 1
     for index, job in enumerate(jobs):
@@ -152,6 +156,7 @@ def write(
     jobs: Sequence[JobResult] = (),
     top: int | None = None,
     view: str = "report",
+    quote: Quote | None = None,
 ) -> None:
     """Print the report, or the doctor's view of each trace, in the console's width and colours.
 
@@ -161,7 +166,7 @@ def write(
     if view == "doctor":
         pages = [doctor(result, width=width) for result in results]
     else:
-        pages = [render(results, jobs=jobs, top=top, width=width)]
+        pages = [render(results, jobs=jobs, top=top, width=width, quote=quote)]
     for page in pages:
         console.print(fitting(page, console.encoding), soft_wrap=True, highlight=False)
 
@@ -180,8 +185,9 @@ def fitting(text: Text, encoding: str) -> Text:
 class Page:
     """Lines of styled text, wrapped to a width as they come."""
 
-    def __init__(self, width: int | None) -> None:
+    def __init__(self, width: int | None, quote: Quote | None = None) -> None:
         """Start a page of at most 120 columns, 80 when not given."""
+        self.quote = quote
         self.width = min(max(width or WIDTH, MIN_WIDTH), MAX_WIDTH)
         self.text = Text(no_wrap=True, overflow="ignore", end="")
         # measures and wraps, never prints
@@ -539,6 +545,9 @@ def _finding(page: Page, finding: Finding, rank: int, summary: Summary | None) -
     label = "where"
     for line in _where(finding, summary):
         page.labelled(label, (line, ""), indent=indent)
+        if label and finding.place.frame is not None:
+            quoted = words.quoted(finding.place.frame, page.quote)
+            page.verbatim([(row, "cyan") for row in quoted], indent=indent)
         label = ""
     if ranks := words.rank_spread(finding):
         page.labelled("ranks", (ranks, ""), indent=indent)

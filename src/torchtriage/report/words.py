@@ -21,6 +21,7 @@ from torchtriage.finding import (
     NotChecked,
     PathSummary,
     Place,
+    Quote,
     RankSummary,
     Recorded,
     Replay,
@@ -49,6 +50,7 @@ __all__ = [
     "needs_device",
     "outcome",
     "outside",
+    "quoted",
     "rank_line",
     "rank_parts",
     "rank_spread",
@@ -246,11 +248,26 @@ def source_line(place: Frame) -> str:
 
 
 def frame(place: Frame) -> str:
-    """Return ``train.py:31 in train_step``, and that the line is the function's when it is."""
+    """Return ``train.py:31 in train_step``, and what is known of the line if it is not exact."""
     words = source_line(place)
     if place.function:
         words += f" in {event_name(place.function)}"
-    return words if place.exact or place.line <= 0 else f"{words} (function starts at this line)"
+    if place.exact or place.line <= 0:
+        return words
+    if not place.lines:
+        return f"{words} (function starts at this line)"
+    lines = ", ".join(str(line) for line in place.lines)
+    said = f"one of lines {lines}" if len(place.lines) > 1 else f"probably line {lines}"
+    return f"{words} (function starts at this line; {said})"
+
+
+def quoted(place: Frame, quote: Quote | None) -> list[str]:
+    """Return the source lines of a frame's call, ``   41 | loss.item()``; empty without source."""
+    if quote is None:
+        return []
+    wanted = place.lines or ((place.line,) if place.exact else ())
+    texts = [(line, quote(place.file, place.function, line)) for line in wanted]
+    return [f"{line:>5} | {visible(text)}" for line, text in texts if text.strip()]
 
 
 def steps(place: Place, n_events: int = 0, summary: Summary | None = None) -> str:

@@ -173,6 +173,16 @@ class Tree:
             current = int(self.parent[current])
         return out
 
+    def members_of(self, lane: int) -> Ints:
+        """Return the members on one lane in order."""
+        return self.members[self._bounds[lane] : self._bounds[lane + 1]]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        lanes = np.arange(len(self.trace.lanes) + 1)
+        bounds: list[int] = np.searchsorted(self.trace.lane[self.members], lanes).tolist()
+        return bounds
+
     def at(self, lanes: NDArray[np.integer], times_ns: Ints) -> Ints:
         """Return the innermost member open on each lane at each time, -1 where none is.
 

@@ -478,6 +478,13 @@ function stepList(place, model) {
 }
 const frameText = (frame) => `${frame.file}:${frame.line}${frame.function ? ` in ${frame.function}` : ""}`;
 
+/** What is known of a call's line when it is not exact. */
+function unsure({ lines }) {
+  const first = "first line of the function";
+  if (!lines.length) return first;
+  return `${first}; ${lines.length > 1 ? "one of lines" : "probably line"} ${lines.join(", ")}`;
+}
+
 /** A stack, innermost first; a deep one folds its outer part. */
 function frames(stack) {
   const list = (some) => h("ol", { class: "chain stacked" }, some.map((frame) => h("li", {}, h("code", {}, frameText(frame)))));
@@ -538,7 +545,8 @@ function card(finding, model) {
       saving(cost)));
   const where = [];
   if (place.frame) {
-    where.push(["Line", h("code", {}, frameText(place.frame), place.frame.exact ? "" : " (first line of the function)")]);
+    where.push(["Line", h("span", {}, h("code", {}, frameText(place.frame), place.frame.exact ? "" : ` (${unsure(place.frame)})`),
+      place.source.length ? h("pre", {}, place.source.join("\n")) : null)]);
   }
   if (place.module) where.push(["Module", h("code", {}, place.module)]);
   if (finding.ranks) where.push(["Ranks", h("span", {}, finding.ranks)]);

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +24,14 @@ from numpy.typing import ArrayLike
 from torchtriage.stats.trend import Floats, Slope, block_minima, hinge, sen_slope
 from torchtriage.units import format_bytes, format_count
 
-__all__ = ["LeakVerdict", "first_alarm", "judge", "judge_device"]
+if TYPE_CHECKING:
+    from torchtriage.memory.result import Opinion
+    from torchtriage.memory.snapshot import Snapshot
+
+__all__ = ["CODE", "LeakVerdict", "first_alarm", "judge", "judge_device", "judge_snapshot"]
+
+CODE = "MEM029"
+"""The pattern that finds the same in a trace's memory events."""
 
 Answer = Literal["leak", "no leak", "too early"]
 
@@ -40,8 +47,8 @@ seven by chance in one window of 800; noise of such size is below FLOOR_BYTES as
 UP_SHARE = 0.1
 """Of the mean rise, to count as one: heaps of any program creep by a page now and then."""
 FLOOR_BYTES = 5 * 66 * 1024
-"""Two and a half extensions of the C heap: glibc asks for 128 KiB and a page at a time. Two thirds of
-it must be left without the largest rise."""
+"""Two and a half extensions of the C heap: glibc asks for 128 KiB and a page at a time. Two thirds
+of it must be left without the largest rise."""
 MIN_SLOPE = 40.0
 """Bytes per step. What a healthy loop of recorded series still gains late is below 30."""
 LATE_SHARE = 0.5
@@ -166,6 +173,14 @@ def judge_device(
         "",
         why,
     )
+
+
+def judge_snapshot(snapshot: Snapshot) -> Opinion:
+    """Return whether a snapshot's history grows from step to step, and which stacks hold it."""
+    # a watch in a user's process must not pay for reading snapshots
+    from torchtriage.memory import retained
+
+    return retained.judge_snapshot(snapshot)
 
 
 def first_alarm(

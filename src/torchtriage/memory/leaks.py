@@ -41,6 +41,8 @@ start-ups came to rest by 2,100."""
 CONFIRM_SHARE = 0.1
 """Of the patience: the last tenth of it must not be needed for the verdict."""
 N_BLOCKS = 8
+WARM = N_BLOCKS // 2
+"""Of the fine blocks, 4 * N_BLOCKS: the first eighth of a window may still be start-up."""
 MIN_RISES = 6
 """Of seven. A healthy envelope rises in fewer than 3 of 10 blocks (benchmarks/leaks.py): six of
 seven by chance in one window of 800; noise of such size is below FLOOR_BYTES as well."""
@@ -262,32 +264,36 @@ def _rising(at: Floats, level: Floats, floor_bytes: int) -> Slope | None:
         return None
     fine = block_minima(at, level, 4 * N_BLOCKS)
     slope = sen_slope(*fine)
-    step_up = np.diff(fine[1])
-    if not slope.low > 0 or not _lasts(step_up) or _slows(*fine):
+    if not slope.low > 0 or not _lasts(np.diff(fine[1][WARM:])) or _slows(*fine):
         return None
     return slope if rise.sum() >= SWING_SHARE * _swing(at, level, slope.slope) else None
 
 
 def _swing(at: Floats, level: Floats, slope: float) -> float:
-    """Return how far memory swings within an eighth of the window, its trend taken away, bytes."""
+    """Return how far memory swings within an eighth of the window, its trend taken away, bytes.
+
+    From the 5th to the 95th percentile: single spikes are not a swing.
+    """
     flat = level - slope * (at - at[0])
-    edges = np.searchsorted(at, np.linspace(at[0], at[-1], N_BLOCKS + 1)[:-1])
-    return float(np.median(np.maximum.reduceat(flat, edges) - np.minimum.reduceat(flat, edges)))
+    edges = np.searchsorted(at, np.linspace(at[0], at[-1], N_BLOCKS + 1)[1:-1])
+    ends = [np.percentile(block, (5, 95)) for block in np.split(flat, edges) if len(block)]
+    return float(np.median([high - low for low, high in ends]))
 
 
 def _slows(middle: Floats, lowest: Floats) -> bool:
     """Return whether the later half of the window grows clearly slower than the first."""
-    # the first eighth may still be start-up
-    middle, lowest = middle[len(middle) // 8 :], lowest[len(middle) // 8 :]
+    middle, lowest = middle[WARM:], lowest[WARM:]
     half = len(middle) // 2
     first, second = sen_slope(middle[:half], lowest[:half]), sen_slope(middle[half:], lowest[half:])
     return second.slope < SLOWER * first.slope
 
 
 def _mostly_up(rise: Floats) -> bool:
-    """Return whether six of seven rise; five will do when they are the last five."""
-    up = rise > UP_SHARE * max(rise.mean(), 0.0)
-    return bool(up.sum() >= MIN_RISES or up[-MIN_RISES + 1 :].all())
+    """Return whether six of seven rise; the last five will do when nothing fell before them."""
+    least = UP_SHARE * max(rise.mean(), 0.0)
+    up = rise > least
+    late = up[-MIN_RISES + 1 :].all() and rise.min() >= -least
+    return bool(up.sum() >= MIN_RISES or late)
 
 
 def _lasts(rise: Floats) -> bool:

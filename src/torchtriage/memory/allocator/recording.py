@@ -22,7 +22,7 @@ from torchtriage.memory.allocator.settings import (
 from torchtriage.memory.snapshot import Action, Snapshot, State
 from torchtriage.units import format_bytes, format_count
 
-__all__ = ["ReplayError", "Op", "Recording", "StartSegment", "record"]
+__all__ = ["Op", "Recording", "ReplayError", "StartSegment", "record"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -55,7 +55,8 @@ class Op(IntEnum):
 class StartSegment:
     """A segment that was there when the history began, with the lives in use inside it.
 
-    ``extents`` : (address, bytes), one, or the mapped ranges of an expandable segment.
+    ``extents`` : (address, bytes), one, or the mapped ranges of an expandable segment; ``base`` :
+    where its address space begins, as far as it was ever mapped.
     ``held`` : (life, address, bytes) by address; ``awaiting`` : those already freed by their owner.
     """
 
@@ -66,6 +67,7 @@ class StartSegment:
     extents: tuple[tuple[int, int], ...]
     held: tuple[tuple[int, int, int], ...]
     awaiting: frozenset[int]
+    base: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,23 @@ class _Piece:
     expandable: bool = False
 
 
+@dataclass
+class _Run:
+    """Segments given back one after the other, in rows ``start`` to ``end``; ``last`` the last.
+
+    ``before`` : bytes reserved until then. ``own`` : the allocator did it, to make room for
+    ``need`` bytes.
+    """
+
+    start: int
+    end: int
+    last: int
+    before: int
+    pools: tuple[int, ...]
+    need: int = 0
+    own: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The rows of one device."""
@@ -137,8 +156,17 @@ class _Rows:
     free: Ints
 
 
-def record(snapshot: Snapshot, device: int, settings: Settings | None = None) -> Recording:
+def record(
+    snapshot: Snapshot,
+    device: int,
+    settings: Settings | None = None,
+    *,
+    as_asked: bool = False,
+) -> Recording:
     """Return the requests one device's history holds, and the state it began with.
+
+    Cached memory given back right before more was taken may have been the allocator's own doing,
+    to make room; with ``as_asked`` all of it counts as asked for by the program.
 
     Raises
     ------
@@ -155,7 +183,7 @@ def record(snapshot: Snapshot, device: int, settings: Settings | None = None) ->
     rows = _rows(snapshot, device)
     if not np.isin(rows.action, (Action.ALLOC, Action.FREE_REQUESTED)).any():
         raise ReplayError("the snapshot holds no history of allocations", hint=_HOW)
-    return _Walk(snapshot, device, settings, told, rows).recording()
+    return _Walk(snapshot, device, settings, told, rows, as_asked).recording()
 
 
 def _rows(snapshot: Snapshot, device: int) -> _Rows:
@@ -185,8 +213,15 @@ class _Walk:
     """The steps from rows to a :class:`Recording`, sharing what they find."""
 
     def __init__(
-        self, snapshot: Snapshot, device: int, settings: Settings, told: bool, rows: _Rows
+        self,
+        snapshot: Snapshot,
+        device: int,
+        settings: Settings,
+        told: bool,
+        rows: _Rows,
+        as_asked: bool,
     ) -> None:
+        self.as_asked = as_asked
         self.snapshot = snapshot
         self.device = device
         self.settings = settings
@@ -230,9 +265,9 @@ class _Walk:
                 f" {format_bytes(int(reserved[-1]))} by the history",
                 hint=_HOW,
             )
-        releases, own, need = self._releases(reserved)
-        limit, basis, own = self._limit(reserved, own, need)
-        ops, op_rows = self._ops(releases, own)
+        runs = self._releases(reserved)
+        limit, basis = self._limit(reserved, runs)
+        ops, op_rows = self._ops(runs)
         takes = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
         gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
         plain = np.flatnonzero(rows.action == Action.SEGMENT_ALLOC)
@@ -264,10 +299,10 @@ class _Walk:
             reserved_bytes=reserved,
             allocated_bytes=held + np.cumsum(change),
             addresses=hints,
-            releases=tuple(pools for _, _, pools in releases),
+            releases=tuple(run.pools for run in runs),
             limit_bytes=limit,
             limit_basis=basis,
-            n_held_back=int(own.sum()),
+            n_held_back=sum(run.own for run in runs),
             n_mallocs=int(takes.sum()),
             n_frees=int(gives.sum()),
             malloc_us=self._malloc_us(takes | gives),
@@ -443,9 +478,20 @@ class _Walk:
                 extents=tuple(piece.extents),
                 held=tuple(mine),
                 awaiting=frozenset(life for life, _, _ in mine if life in awaiting),
+                base=self._base(piece),
             )
             for piece, mine in zip(pieces, held, strict=True)
         )
+
+    def _base(self, piece: _Piece) -> int:
+        """Return the lowest address that was ever mapped of an expandable segment."""
+        rows, lowest = self.rows, piece.extents[0][0]
+        if not piece.expandable:
+            return lowest
+        # small requests map one small page at a time, large ones never so little
+        small = rows.size < self.settings.large_segment_bytes
+        mine = (rows.action == Action.SEGMENT_MAP) & (rows.stream == piece.stream)
+        return int(rows.address[mine & (small == piece.small)].min(initial=lowest))
 
     def _plain_segments(self) -> list[_Piece]:
         """Return the ordinary segments there were at the start."""
@@ -538,40 +584,57 @@ class _Walk:
 
     # -- memory given back ---------------------------------------------------------------------
 
-    def _releases(
-        self, reserved: Ints
-    ) -> tuple[list[tuple[int, int, tuple[int, ...]]], Bools, Ints]:
-        """Return runs of frees (first row, last row, pools) and which may be the allocator's own.
-
-        For these, also the bytes that were being asked for.
-        """
+    def _releases(self, reserved: Ints) -> list[_Run]:
+        """Return the runs of segments given back, and which may be the allocator's own."""
         rows = self.rows
         gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
-        edge = np.diff(gives.astype(np.int8), prepend=0, append=0)
-        firsts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
-        runs: list[tuple[int, int, tuple[int, ...]]] = []
-        own = np.zeros(len(firsts), np.bool_)
-        need = np.zeros(len(firsts), np.int64)
+        quiet = gives.copy()
+        quiet[self._late_rows()] = True  # frees that waited: a retry completes them first
+        edge = np.diff(quiet.astype(np.int8), prepend=0, append=0)
+        given = np.concatenate([np.zeros(1, np.int64), np.cumsum(gives)])
+        starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
+        some = given[ends] > given[starts]
+        runs: list[_Run] = []
         asked = self._stacks_of("empty_cache")
-        for index, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
-            pools = {0, *np.maximum(rows.pool[first:end], 0).tolist()}
-            runs.append((first, end - 1, tuple(sorted(pools))))
-            if end == len(rows.action):
+        for start, end in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
+            mine = start + np.flatnonzero(gives[start:end])
+            pools = {0, *np.maximum(rows.pool[mine], 0).tolist()}
+            before = int(reserved[start]) - int(_signed(rows)[start])
+            run = _Run(start, end, int(mine[-1]), before, tuple(sorted(pools)))
+            runs.append(run)
+            # with expandable segments, what was missing is not told: pages had served a part
+            if end == len(rows.action) or self.settings.expandable or self.as_asked:
                 continue
             follower = int(rows.action[end])
             if follower == Action.OOM:
-                rounded = int(self.settings.round_sizes(rows.size[end : end + 1])[0])
-                need[index] = self.settings.segment_size(rounded)
-            elif follower in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-                need[index] = rows.size[end]
+                run.need = int(self._most_needed(rows.size[end : end + 1])[0])
+            elif follower == Action.SEGMENT_ALLOC:
+                run.need = int(rows.size[end])
             else:
                 continue
-            stack = int(rows.stack[first])
+            stack = int(rows.stack[mine[0]])
             if stack >= 0:
-                own[index] = stack not in asked and stack == rows.stack[end]
+                run.own = stack not in asked and stack == int(rows.stack[end])
             else:  # it would have fitted: nobody had to make room
-                own[index] = reserved[first] + rows.size[first] + need[index] > reserved.max()
-        return runs, own, need
+                run.own = before + run.need > int(reserved.max())
+        return runs
+
+    def _late_rows(self) -> Ints:
+        """Return the rows of frees that were completed later than they were requested."""
+        if not self.both_frees:
+            return np.zeros(0, np.int64)
+        requested = np.full(len(self.life_address), -2, np.int64)
+        requested[self.request_life] = self.request_row
+        late: Ints = self.complete_row[self.complete_row != requested[self.complete_life] + 1]
+        return late
+
+    def _most_needed(self, asked_bytes: Ints) -> Ints:
+        """Return int64[n]: the most each request can have wanted of the device."""
+        rounded = self.settings.round_sizes(asked_bytes)
+        if self.settings.expandable:
+            page = np.where(rounded <= SMALL_SIZE, SMALL_SEGMENT, self.settings.large_segment_bytes)
+            return np.asarray(-(-rounded // page) * page, np.int64)
+        return np.array([self.settings.segment_size(one) for one in rounded.tolist()], np.int64)
 
     def _stacks_of(self, function: str) -> set[int]:
         stacks = self.snapshot.stacks
@@ -579,27 +642,26 @@ class _Walk:
         hit = np.flatnonzero(np.isin(stacks.frame, frames))
         return set((np.searchsorted(stacks.start, hit, side="right") - 1).tolist())
 
-    def _limit(self, reserved: Ints, own: Bools, need: Ints) -> tuple[int | None, str, Bools]:
-        """Return what the device could give at most, how that is known, and which runs it made."""
+    def _limit(self, reserved: Ints, runs: list[_Run]) -> tuple[int | None, str]:
+        """Return what the device could give at most and how that is known."""
         rows = self.rows
-        gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
-        firsts = np.flatnonzero(np.diff(gives.astype(np.int8), prepend=0) == 1)
-        before = reserved[firsts] + rows.size[firsts]
-        bounds = (before + need)[own] - 1
+        # a collection by age says nothing about what the device had left
+        collects = self.settings.gc_threshold > 0
+        bounds = [run.before + run.need - 1 for run in runs if run.own and not collects]
         failed = np.flatnonzero(rows.action == Action.OOM)
-        asked = self.settings.round_sizes(rows.size[failed])
-        short = reserved[failed] + [self.settings.segment_size(int(one)) for one in asked] - 1
+        short = reserved[failed] + self._most_needed(rows.size[failed]) - 1
         told = rows.free[failed] >= 0
         free = (reserved[failed] + rows.free[failed])[told]
-        known = np.concatenate([bounds, short, free]).astype(np.int64)
-        if not len(known):
-            return None, "the device never refused", own
-        limit = int(known.min())
-        if limit < int(reserved.max(initial=0)):
+        known = bounds + short.tolist() + free.tolist()
+        if not known:
+            return None, "the device never refused"
+        if min(known) < int(reserved.max(initial=0)):
             # what else was on the device changed meanwhile: take the frees as asked for
-            return None, "what the device could give changed while it was recorded", own & False
+            for run in runs:
+                run.own = False
+            return None, "what the device could give changed while it was recorded"
         basis = "an out-of-memory error" if len(failed) else "cached memory given back to make room"
-        return limit, basis, own
+        return min(known), basis
 
     def _malloc_us(self, about: Bools) -> Ints:
         """Return the time between each SEGMENT_ALLOC or SEGMENT_MAP and the entry before it."""
@@ -613,9 +675,7 @@ class _Walk:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _ops(
-        self, releases: list[tuple[int, int, tuple[int, ...]]], own: Bools
-    ) -> tuple[Ints, Ints]:
+    def _ops(self, runs: list[_Run]) -> tuple[Ints, Ints]:
         """Return the operations and their rows, in order."""
         n_lives = len(self.life_address)
         parts = [(self.alloc_row, self.alloc_life, Op.ALLOC)]
@@ -626,22 +686,32 @@ class _Walk:
             requested = np.full(n_lives, -2, np.int64)
             requested[self.request_life] = self.request_row
             late = self.complete_row != requested[self.complete_life] + 1
+            # what a retry completed came back after the request had looked in vain
+            back = self.complete_row.copy()
+            for run in runs:
+                if run.own and not self.settings.gc_threshold:  # collecting completes nothing
+                    inside = (back >= run.start) & (back < run.end)
+                    back[inside] = min(run.end + 1, len(self.rows.action) - 1)
             parts += [
                 (self.request_row[at_once] + 1, self.request_life[at_once], Op.FREE),
                 (self.request_row[~at_once], self.request_life[~at_once], Op.FREE_REQUESTED),
-                (self.complete_row[late], self.complete_life[late], Op.FREE_COMPLETED),
+                (back[late], self.complete_life[late], Op.FREE_COMPLETED),
             ]
         else:
             parts.append((self.request_row, self.request_life, Op.FREE))
-        asked = np.flatnonzero(~own)
-        last = np.array([run[1] for run in releases], np.int64)
+        asked = [index for index, run in enumerate(runs) if not run.own]
         parts += [
-            (last[asked], asked, Op.RELEASE),
             (self.failed_row, self.failed_life, Op.FAILED),
+            (
+                np.array([runs[index].last for index in asked], np.int64),
+                np.array(asked, np.int64),
+                Op.RELEASE,
+            ),
         ]
         row = np.concatenate([part[0] for part in parts])
         op = np.concatenate([part[1] << 3 | int(part[2]) for part in parts])
-        order = np.argsort(row, kind="stable")
+        # of one row, what was delayed to it comes last
+        order = np.lexsort(((op & 7) == Op.FREE_COMPLETED, row))
         return op[order].astype(np.int64), row[order].astype(np.int64)
 
 

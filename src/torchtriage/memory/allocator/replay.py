@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from torchtriage.memory.allocator.recording import Op, Recording
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
-from torchtriage.memory.allocator.simulator import Block, Simulator
+from torchtriage.memory.allocator.simulator import (
+    RANGE_STRIDE,
+    RANGES_AT,
+    Block,
+    Shelf,
+    Simulator,
+)
 
 __all__ = ["Replayed", "replay"]
 
@@ -110,6 +116,7 @@ def replay(
             if kind == 1:
                 if block is not None:
                     free(block)
+                    blocks[life] = None
                 continue
             if kind == 2:
                 if block is not None:
@@ -129,7 +136,7 @@ def replay(
         values.append(now)
 
     wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
-    same = given[wanted] == recording.life_address[wanted]
+    same = _relative(given[wanted], recording.life_address[wanted])
     return Replayed(
         settings=used,
         change_row=recording.op_row[np.array(rows, np.int64)],
@@ -145,12 +152,24 @@ def replay(
     )
 
 
+def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:
+    """Return bool[n]: the recorded address; in an expandable segment, the same place inside it."""
+    same: NDArray[np.bool_] = given == recorded
+    inside = np.flatnonzero(given >= RANGES_AT)
+    which = (given[inside] - RANGES_AT) // RANGE_STRIDE
+    for one in np.unique(which).tolist():
+        mine = inside[which == one]
+        shift, count = np.unique(given[mine] - recorded[mine], return_counts=True)
+        same[mine] = given[mine] - recorded[mine] == shift[np.argmax(count)]
+    return same
+
+
 def _begin(
     simulator: Simulator,
     recording: Recording,
     blocks: list[Block | None],
     sizes: list[int],
-    shelf_of: list,  # type: ignore[type-arg]
+    shelf_of: list[Shelf],
     *,
     kept: bool,
 ) -> None:
@@ -165,6 +184,7 @@ def _begin(
                 list(segment.extents),
                 [(addr, size) for _, addr, size in segment.held],
                 granule,
+                segment.base,
             )
             for (life, _, _), block in zip(segment.held, found, strict=True):
                 blocks[life] = block

@@ -30,8 +30,10 @@ _BITS = 64
 _ADDRESS = (1 << _BITS) - 1
 _VIRTUAL_BYTES = 1 << 46
 """Address space of an expandable segment where the device's size is unknown: never full."""
-_VIRTUAL_BASE = 1 << 60
-_SEGMENT_ALIGN = 2 << 20
+_SEGMENTS_AT, RANGES_AT = 1 << 56, 1 << 60
+"""Where addresses begin that were not recorded: above all real ones, each kind for itself."""
+RANGE_STRIDE = 2 * _VIRTUAL_BYTES
+"""From one expandable segment to the next."""
 
 
 class Range:
@@ -150,7 +152,7 @@ class Simulator:
         self._heads: dict[int, Block] = {}  # first block of each segment, by its address
         self._segments: list[int] = []  # addresses of ordinary segments, ascending
         self._sizes: dict[int, int] = {}
-        self._top = _SEGMENT_ALIGN
+        self._top = _SEGMENTS_AT
         self._n_ranges = 0
         self._awaiting: dict[int, Block] = {}
         settings = self.settings
@@ -278,18 +280,20 @@ class Simulator:
         extents: list[tuple[int, int]],
         held: list[tuple[int, int]],
         granule: int = 0,
+        base: int = 0,
     ) -> list[Block]:
         """Take over a segment as it stands and return a block for each held range.
 
         ``extents`` : (address, bytes) of its memory, ascending: one range, or the mapped ranges of
         an expandable segment (``granule`` > 0). ``held`` : (address, bytes) in use, ascending. What
-        lies between them is free, and what lies between extents is unmapped.
+        lies between them is free, and what lies between extents is unmapped, from ``base`` on.
         """
         pieces: list[Block] = []
         result: list[Block] = []
-        space = Range(extents[0][0], granule) if granule else None
+        begin = base if granule and base else extents[0][0]
+        space = Range(begin, granule) if granule else None
         at = 0
-        end = extents[0][0]
+        end = begin
         for start, size in extents:
             if start > end:
                 gap = Block(end, start - end, shelf, space)
@@ -323,7 +327,7 @@ class Simulator:
                 shelf.put(block)
             elif block.state == UNMAPPED:
                 shelf.put_unmapped(block)
-        self._heads[extents[0][0]] = pieces[0]
+        self._heads[begin] = pieces[0]
         return result
 
     # -- cached blocks -----------------------------------------------------------------------
@@ -400,10 +404,9 @@ class Simulator:
     def _own(self, addr: int, size: int) -> None:
         insort(self._segments, addr)
         self._sizes[addr] = size
-        self._top = max(self._top, -(-(addr + size) // _SEGMENT_ALIGN) * _SEGMENT_ALIGN)
 
     def _place(self, size: int) -> int:
-        """Return a recorded address of such a segment if it is free, else one above all others."""
+        """Return a recorded address of such a segment if it is free, else one above them all."""
         hints = self.addresses.get(size)
         for position, addr in enumerate(hints or ()):
             at = bisect_left(self._segments, addr)
@@ -414,7 +417,9 @@ class Simulator:
                 assert hints is not None
                 del hints[position]
                 return addr
-        return self._top
+        addr = self._top
+        self._top += size
+        return addr
 
     # -- expandable segments -----------------------------------------------------------------
 
@@ -446,7 +451,7 @@ class Simulator:
             if room >= size:
                 return first
         granule = SMALL_SEGMENT if shelf.small else self.settings.large_segment_bytes
-        base = _VIRTUAL_BASE + self._n_ranges * 2 * _VIRTUAL_BYTES
+        base = RANGES_AT + self._n_ranges * RANGE_STRIDE
         self._n_ranges += 1
         space = Range(base, granule)
         fresh = Block(base, _VIRTUAL_BYTES // granule * granule, shelf, space)

@@ -427,7 +427,7 @@ def analyze_run(
     usable = [one for one in recordings if one.light or one.heavy]
     if not usable:
         reason, hint = why_nothing(Path(out), recordings)
-        raise TraceFormatError(reason, where=str(out), hint=hint)
+        raise TraceFormatError(reason, where=command or str(out), hint=hint)
     settings = {"only": only, "skip": skip, "min_share": min_share, "what_if": questions}
     results = [_joined(one, command, exit_code, settings) for one in usable]
     if len(usable) == 1:

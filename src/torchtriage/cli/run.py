@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -81,6 +82,8 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
         complain(str(error))  # the exit code stays the script's
+        if given["out"] is None:
+            _remove_if_empty(out)
     except Exception as error:
         if sys.flags.dev_mode:
             raise
@@ -106,6 +109,12 @@ def _folder(name: str | None) -> Path:
     except OSError as error:
         raise UsageError(f"cannot be made: {error.strerror}", where=str(out)) from error
     return out.absolute()
+
+
+def _remove_if_empty(out: Path) -> None:
+    """Remove a folder of ours that holds no recording and no failure to report."""
+    if not [*out.glob("*/*.json.gz"), *out.glob("errors-*.txt")]:
+        shutil.rmtree(out, ignore_errors=True)
 
 
 class _Telling:

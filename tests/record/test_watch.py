@@ -1,0 +1,249 @@
+"""Scripts that run torch: the loop is found and recorded, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtriage.record.launch import BOOTSTRAP
+
+pytestmark = pytest.mark.torch
+
+MODEL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 32)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+TRAINING = MODEL + "print([step() for _ in range(90)])\n"
+MODEL_ON_LINE = MODEL.count("\n", 0, MODEL.index("optimizer.step()")) + 1
+
+
+def run(
+    folder: Path, source: str, *options: str, watched: bool = True, code: int | None = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run a script plainly or watched, in a folder of its own; expect an exit code."""
+    (folder / "train.py").write_text(source)
+    before = [sys.executable]
+    if watched:
+        before += ["-m", "torchtriage", "run", "-q", "--out", "out", *options]
+    out = subprocess.run(
+        [*before, "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(BOOTSTRAP.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if code is not None:
+        assert out.returncode == code, out.stderr
+    return out
+
+
+def judged(folder: Path, source: str, *options: str, code: int = 0) -> dict[str, Any]:
+    """Run a script watched and return its report."""
+    run(folder, source, "--json", "-o", "report.json", *options, code=code)
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return report
+
+
+def recorded(report: dict[str, Any]) -> dict[str, Any]:
+    """Return how the first result was recorded."""
+    found: dict[str, Any] = report["results"][0]["recorded"]
+    return found
+
+
+def test_losses_are_the_same_to_the_last_bit_and_the_report_says_what_was_run(
+    tmp_path: Path,
+) -> None:
+    plain = run(tmp_path, TRAINING, watched=False)
+    watched = run(tmp_path, TRAINING, "--json", "-o", "report.json")
+    assert watched.stdout == plain.stdout
+    assert plain.stdout.count(",") == 89
+    facts = recorded(json.loads((tmp_path / "report.json").read_text()))
+    assert facts["command"] == "train.py"
+    assert facts["exit_code"] == 0
+    assert facts["loop"] == "one step of SGD"
+    assert (facts["line"], facts["function"]) == (MODEL_ON_LINE, "step")
+    assert facts["step_ms"] > 0
+    assert facts["light_ms"] > 0
+    assert facts["heavy_ms"] > 0
+    assert facts["environment"]["torch"]
+    names = {path.name for path in (tmp_path / "out").glob("*/*")}
+    assert {"light.json.gz", "heavy.json.gz", "recording.json"} <= names
+
+
+def test_the_rarest_optimizer_ends_an_iteration(tmp_path: Path) -> None:
+    source = MODEL + (
+        "other = torch.optim.Adam(model.parameters())\n"
+        "for _ in range(60):\n    step(); step(); step(); step(); other.step()\n"
+    )
+    facts = recorded(judged(tmp_path, source))
+    assert facts["loop"] == "one step of Adam, the rarest of 2 optimizers (beside SGD)"
+
+
+def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
+    source = MODEL.replace("optimizer =", "unused = lambda:") + (
+        "import time\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__(); self.inner = model\n"
+        "    def forward(self, x):\n        time.sleep(0.01); return self.inner(x)\n"
+        "net = Net()\n"
+        "with torch.inference_mode():\n"
+        "    for _ in range(90):\n        net(torch.randn(4, 32))\n"
+        "print(len(net._forward_pre_hooks))\n"
+    )
+    facts = recorded(judged(tmp_path, source))
+    assert facts["loop"].startswith("one forward of Net")
+    assert facts["function"] == "<module>"
+
+
+@pytest.mark.parametrize(
+    "how", ["net = torch.compile(model, backend='eager')", "model.compile(backend='eager')"]
+)
+def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
+    source = MODEL.replace("optimizer =", "unused = lambda:") + (
+        "import torch._dynamo.utils as utils\n"
+        f"{how}\n"
+        "net = globals().get('net', model)\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(400):\n        net(torch.randn(4096, 32))\n"
+        "print(dict(utils.counters['frames']), dict(utils.counters['stats']))\n"
+    )
+    plain = run(tmp_path, source, watched=False)
+    watched = run(tmp_path, source)
+    assert watched.stdout.startswith(plain.stdout)
+    assert "one forward of Sequential" in watched.stdout
+
+
+def test_torch_may_be_patched(tmp_path: Path) -> None:
+    source = (
+        """
+import torch
+calls = [0, 0]
+call, step_ = torch.nn.Module.__call__, torch.optim.SGD.step
+def counted(self, *args, **kwargs):
+    calls[0] += 1
+    return call(self, *args, **kwargs)
+def stepped(self, closure=None):
+    calls[1] += 1
+    return step_(self, closure)
+torch.nn.Module.__call__ = counted
+torch.optim.SGD.step = stepped
+"""
+        + TRAINING
+        + "print(calls, torch.nn.Module.__call__ is counted)\n"
+    )
+    plain = run(tmp_path, source, watched=False)
+    watched = run(tmp_path, source)
+    assert watched.stdout.startswith(plain.stdout)
+    assert "one step of SGD" in watched.stdout
+
+
+def test_a_crash_keeps_its_traceback_and_its_report(tmp_path: Path) -> None:
+    source = MODEL + "for n in range(90):\n    step()\nraise RuntimeError('at the end')\n"
+    plain = run(tmp_path, source, watched=False, code=1)
+    watched = run(tmp_path, source, code=1)
+    assert watched.stderr == plain.stderr
+    assert "ran       train.py (ended with 1)" in watched.stdout
+
+
+def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
+    source = MODEL + (
+        "import os, signal\nfor n in range(90):\n    step()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    watched = run(tmp_path, source, code=-9)
+    assert "ran       train.py (ended with -9)" in watched.stdout
+    assert "one step of SGD" in watched.stdout
+
+
+def test_a_loop_that_is_too_short_is_said(tmp_path: Path) -> None:
+    watched = run(tmp_path, MODEL + "for n in range(6):\n    step()\nprint('done')\n")
+    assert watched.stdout == "done\n"
+    assert "ended after 4 steps of the loop, before any was recorded" in watched.stderr
+    watched_twice = run(tmp_path, MODEL + "step()\n", "--warmup", "0", code=2)
+    assert "expected a new or an empty folder" in watched_twice.stderr
+
+
+def test_the_script_ends_after_the_recordings_if_asked(tmp_path: Path) -> None:
+    source = MODEL + (
+        "try:\n    for n in range(100_000):\n        step()\n"
+        "finally:\n    print('cleaned', n < 99_999)\n"
+    )
+    watched = run(tmp_path, source, "--exit-after")
+    assert watched.stdout.startswith("cleaned True\n")
+    assert "one step of SGD" in watched.stdout
+
+
+def test_threads_and_forks_are_left_alone(tmp_path: Path) -> None:
+    source = MODEL + (
+        "import os, threading\n"
+        "pid = os.fork()\n"
+        "losses = [step() for _ in range(90)]\n"
+        "if not pid:\n    os._exit(6)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), threading.active_count())\n"
+        "print(losses)\n"
+    )
+    plain = run(tmp_path, source, watched=False)
+    watched = run(tmp_path, source)
+    assert watched.stdout.startswith(plain.stdout)
+    assert len([*(tmp_path / "out").glob("process-*.json")]) == 1
+
+
+def test_a_model_saved_while_it_is_watched_needs_nothing_of_ours(tmp_path: Path) -> None:
+    source = MODEL.replace("optimizer =", "unused = lambda:") + (
+        "import time, copy\n"
+        "with torch.no_grad():\n"
+        "    for n in range(400):\n"
+        "        model(torch.randn(4096, 32))\n"
+        "        if model._forward_pre_hooks and n:\n"
+        "            torch.save(model, 'model.pt'); twin = copy.deepcopy(model)\n"
+        "            print(torch.equal(twin(torch.ones(1, 32)), model(torch.ones(1, 32))))\n"
+        "            break\n"
+    )
+    run(tmp_path, source)
+    loading = (
+        MODEL + "import sys\nother = torch.load('model.pt', weights_only=False)\n"
+        "print('torchtriage' in sys.modules, torch.equal(other(torch.ones(1, 32)),"
+        " model(torch.ones(1, 32))))\n"
+    )
+    assert run(tmp_path, loading, watched=False).stdout == "False True\n"
+
+
+def test_ranks_are_judged_together(tmp_path: Path) -> None:
+    source = MODEL.replace("\nmodel =", "\nmodel = nn.parallel.DistributedDataParallel(").replace(
+        "nn.Linear(32, 1))", "nn.Linear(32, 1)))"
+    ).replace(
+        "torch.manual_seed(0)",
+        "import os, torch.distributed as dist\n"
+        "def main(rank):\n"
+        "    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='29517')\n"
+        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+        "    exec(compile(BODY, __file__, 'exec'), globals())\n"
+        "    dist.destroy_process_group()\n"
+        "BODY = '''",
+    ) + (
+        "for n in range(60):\n    step()\n'''\n"
+        "if __name__ == '__main__':\n    torch.multiprocessing.spawn(main, nprocs=2)\n"
+    )
+    report = judged(tmp_path, source)
+    assert [len(job["ranks"]) for job in report["jobs"]] == [2]
+    assert [one["recorded"]["environment"]["distributed"]["rank"] for one in report["results"]] == [
+        0,
+        1,
+    ]

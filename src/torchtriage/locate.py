@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torchtriage.finding import Frame, Note
-from torchtriage.source import Called, Function, Site, SourceFile, Sources, align, flow_of
+from torchtriage.source import Called, Flow, Function, Site, SourceFile, Sources, align, flow_of
 from torchtriage.trace import Trace
 from torchtriage.trace.frames import (
     Calls,
@@ -59,6 +59,7 @@ class Locator:
         """Look for files below ``roots``, then where the recording says they were."""
         self.sources = Sources(roots)
         self._known: dict[tuple[int, int], _Found] = {}
+        self._flows: dict[Function, Flow | None] = {}
         self._unlike: dict[str, str] = {}
 
     def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
@@ -120,9 +121,13 @@ class Locator:
         if index is None:
             return _Found()
         word = [Called(one.kind, one.name, one.file, one.line) for one in calls.calls]
-        try:
-            flow = flow_of(function, file.tree)
-        except RecursionError:
+        if function not in self._flows:
+            try:
+                self._flows[function] = flow_of(function, file.tree)
+            except RecursionError:
+                self._flows[function] = None
+        flow = self._flows[function]
+        if flow is None:
             return _Found()
         # modules called before say which round of a loop this one is
         modules = [i for i, one in enumerate(calls.calls[:index]) if one.kind == "module"]

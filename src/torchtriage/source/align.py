@@ -102,6 +102,7 @@ def align(
 _OPERATORS = frozenset(
     {("wrapped", "_tensor.py"), ("forward", "fractions.py"), ("reverse", "fractions.py")}
 )
+_CALLERS = frozenset({"map", "filter", "partial", "defaultdict", "property"})
 _UNSURE = frozenset(CONSTRUCTORS)
 """Calls of these by name may be of classes written in C, without a frame."""
 
@@ -139,7 +140,7 @@ class _Machine:
                 for edge in flow.edges
                 if index in strong[id(edge.site)]
                 or (
-                    not (edge.site.kind == "loop" and letter in plain)
+                    not (letter in plain and _only_resumes(edge.site))
                     and _weak(edge.site, letter, index in has_strong, id(edge.site) in seen)
                 )
             ]
@@ -269,6 +270,11 @@ class _Machine:
         return tuple(sites.values())
 
 
+def _only_resumes(site: Site) -> bool:
+    """Return whether a site runs frames of generators only, as a loop's head does."""
+    return site.kind == "loop" or (site.kind == "consume" and site.name not in _CALLERS)
+
+
 def _never_resumed(word: Sequence[Called]) -> Set[Called]:
     """Return functions that always began on one line: a generator goes on where it stopped."""
     seen: dict[tuple[str, str], list[Called]] = {}
@@ -284,7 +290,8 @@ def _strong(site: Site, one: Called) -> bool:
         return one.name in site.ops
     if one.kind == "module":
         return one.name in site.classes
-    return one.name in site.names
+    # an attribute that is a property runs a function, and nothing else
+    return one.name in site.names and (site.kind != "silent" or one.kind == "python")
 
 
 def _weak(site: Site, one: Called, has_named: bool, seen: bool) -> bool:

@@ -176,9 +176,14 @@ class _ModuleNames:
         for one in ast.walk(module):
             if isinstance(one, ast.Import | ast.ImportFrom):
                 self.imported |= {(i.asname or i.name).split(".")[0] for i in one.names}
-            elif isinstance(one, ast.AsyncFunctionDef) or (
-                isinstance(one, ast.FunctionDef)
-                and any(isinstance(i, ast.Yield | ast.YieldFrom) for i in own_nodes(one))
+            elif (
+                isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+                # a decorator may call it in its own way, as contextmanager does
+                and not one.decorator_list
+                and (
+                    isinstance(one, ast.AsyncFunctionDef)
+                    or any(isinstance(i, ast.Yield | ast.YieldFrom) for i in own_nodes(one))
+                )
             ):
                 self.generators.add(one.name)
             elif isinstance(one, ast.ClassDef):
@@ -191,6 +196,19 @@ class _ModuleNames:
 
 
 _module_names = lru_cache(maxsize=16)(_ModuleNames)
+
+
+@lru_cache(maxsize=64)
+def _class_names(owner: ast.ClassDef) -> tuple[dict[str, list[ast.expr]], set[str]]:
+    """Return what the methods of a class bind attributes of ``self`` to, and their names."""
+    attributes: dict[str, list[ast.expr]] = {}
+    methods: set[str] = set()
+    for line in owner.body:
+        if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef):
+            methods.add(line.name)
+            for inner in ast.walk(line):
+                _bind(inner, attributes, owner="self")
+    return attributes, methods
 
 
 class _Names:
@@ -218,13 +236,9 @@ class _Names:
         self.imported, self.generators = around.imported, around.generators
         self.properties = around.properties
         self.attributes: dict[str, list[ast.expr]] = {}
-        self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        self.methods: set[str] = set()
         if function.owner is not None:
-            for line in function.owner.body:
-                if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef):
-                    self.methods[line.name] = line
-                    for inner in ast.walk(line):
-                        _bind(inner, self.attributes, owner="self")
+            self.attributes, self.methods = _class_names(function.owner)
 
     def of(self, func: ast.expr) -> tuple[frozenset[str], bool, bool]:
         """Return the classes whose instance is called, whether it has no name, and is known."""
@@ -236,8 +250,8 @@ class _Names:
                 # a parameter, or a variable of an enclosing function
                 named = func.id in self.imported or hasattr(builtins, func.id)
                 return frozenset(), func.id in self.params or not named, False
-            own = self._own(target)
-            return frozenset(), own is None and not isinstance(func, ast.Attribute), bool(own)
+            own = target in self.methods
+            return frozenset(), not own and not isinstance(func, ast.Attribute), own
         classes: set[str] = set()
         nameless = False
         for value in values:
@@ -264,6 +278,13 @@ class _Names:
         values = [node]
         if isinstance(node, ast.Name):
             values += self.held.get(node.id, [])
+            for some in self.local.get(node.id, []):
+                if isinstance(some, ast.Tuple | ast.List):
+                    # for part in (first, second): each of them
+                    for part in some.elts:
+                        values += (
+                            self.held.get(part.id, []) if isinstance(part, ast.Name) else [part]
+                        )
         for value in values:
             if isinstance(value, ast.GeneratorExp):
                 found.add("<genexpr>")
@@ -276,9 +297,6 @@ class _Names:
                         if _called_name(one.func) in ("map", "filter") and one.args:
                             found |= self.frames(one.args[0])
         return found
-
-    def _own(self, name: str) -> ast.AST | None:
-        return self.methods.get(name)
 
     def _values(self, func: ast.expr) -> tuple[list[ast.expr] | None, str]:
         while isinstance(func, ast.Subscript):
@@ -570,8 +588,12 @@ class _Builder:
     def _call(self, node: ast.Call, at: int, *, pending: bool = False) -> int:
         """Add a call; a ``pending`` one makes a generator or coroutine that runs later."""
         func = node.func
-        # a method's receiver is evaluated; that a module looks it up may leave __getattr__
-        at = self.expr(func, at)
+        if isinstance(func, ast.Attribute):
+            at = self.expr(func.value, at)
+            lookup = ("__getattr__", "__getattribute__", "__get__")
+            at = self.silent(at, func, func.attr, lookup)
+        else:
+            at = self.expr(func, at)
         arguments: list[ast.expr] = [*node.args, *(one.value for one in node.keywords)]
         arguments.sort(key=lambda one: (one.lineno, one.col_offset))
         at = self.exprs(arguments, at)
@@ -586,9 +608,10 @@ class _Builder:
             names += ["__str__", "__repr__", "__format__"]
         return self.silent(at, node, word, names, ops)
 
-    def unpack(self, node: ast.AST, at: int) -> int:
+    def unpack(self, node: ast.expr, at: int) -> int:
+        names = self.names.pending(node.value) if isinstance(node, ast.Starred) else set()
         site = Site(getattr(node, "lineno", self.line), "consume", "unpack",
-                    frozenset({"__iter__", "__next__", "__len__", "keys", "__getitem__"}),
+                    frozenset({"__iter__", "__next__", "__len__", "keys", "__getitem__"} | names),
                     frozenset({"unbind"}))  # fmt: skip
         self.flow.edges.append(Edge(at, at, site))
         end = self.state()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.version import __version__
 
 if TYPE_CHECKING:
+    from torchtriage import memory
     from torchtriage.api import (
         ComparisonReport,
         RanksReport,
@@ -49,6 +50,7 @@ __all__ = [
     "compare",
     "explain",
     "load",
+    "memory",
     "overlay",
     "profile",
     "sample",
@@ -73,6 +75,7 @@ _HOMES = {
     "compare": "api",
     "explain": "api",
     "load": "api",
+    "memory": "memory",
     "overlay": "api",
     "profile": "profiling",
     "sample": "record.sample",
@@ -86,7 +89,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchtriage' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"torchtriage.{home}"), name)
+    module = import_module(f"torchtriage.{home}")
+    value = module if home == name else getattr(module, name)
     globals()[name] = value
     return value
 

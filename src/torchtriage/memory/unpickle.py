@@ -12,6 +12,7 @@ Source: the opcodes are those of ``pickletools`` in the standard library.
 
 from __future__ import annotations
 
+import gc
 import re
 import struct
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from torchtriage.units import format_bytes
 
 __all__ = ["Sink", "unpickle"]
 
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 10
 """An opcode with its argument fits in it; longer strings are waited for."""
 MAX_TEXT_BYTES = 16 << 20
@@ -136,6 +137,9 @@ def unpickle(
         Not a pickle, cut, or one that holds anything but plain data.
     """
     reader = _Reader(read, sink, progress)
+    # nothing here is garbage, and looking for it takes longer than reading
+    collects = gc.isenabled()
+    gc.disable()
     try:
         return reader.run()
     except _BrokenError as error:
@@ -153,6 +157,9 @@ def unpickle(
             where=name,
             hint=_TRY,
         ) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Reader:

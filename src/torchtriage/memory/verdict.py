@@ -325,14 +325,12 @@ def _third(device: Device, leak: Opinion, findings: list[Finding]) -> str:
     parts = [leak.sentence or "Leak: not checked."]
     if told is not None and not device.out_of_memory:
         share = told.free_bytes / told.reserved_bytes
+        found = any(one.code == FRAGMENTATION for one in findings)
+        calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
         parts.append(
-            f"Fragmentation: {format_bytes(told.free_bytes)} ({format_share(share)}) of what was"
-            " reserved was free when most was"
-            + (
-                "."
-                if any(one.code == FRAGMENTATION for one in findings)
-                else ", which is ordinary."
-            )
+            f"Fragmentation: {format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)}"
+            f" reserved ({format_share(share)}) were free when most was reserved"
+            f"{'' if found else calm}."
         )
     return " ".join(parts)
 

@@ -51,10 +51,10 @@ function place(tip, box, event) {
 
 function overTime(home, picture) {
   const n = picture.entries.length, areas = picture.areas;
-  const top = Math.max(...picture.reserved, 1) * 1.04;
+  const top = Math.max(...picture.reserved, 1) * 1.1;
   const x = (i) => (i * WIDE) / n, y = (v) => HIGH - (v * HIGH) / top;
   const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none",
-    role: "img", tabindex: "0", "aria-label": "Allocated memory over time by owner; "
+    role: "img", tabindex: "0", class: n > 200 ? "many" : "few", "aria-label": "Allocated memory over time by owner; "
     + "arrow keys move, the moment is read below" });
   const base = new Float64Array(n), levels = [];
   const paths = areas.map((area, index) => {

@@ -1,0 +1,441 @@
+"""What is said about recordings small enough to be judged by hand."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.memory.recorder import (
+    BACKWARD,
+    FORWARD,
+    GIB,
+    KIB,
+    MIB,
+    TRAIN,
+    Recorder,
+    frame,
+    training_step,
+)
+
+from torchtriage.errors import SnapshotError
+from torchtriage.memory.fragmentation import (
+    AWAITING,
+    LARGE,
+    OTHER_POOL,
+    OTHER_STREAM,
+    PIECES,
+    PRIVATE,
+    WHOLE,
+)
+from torchtriage.memory.read import read_snapshot
+from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Part
+from torchtriage.memory.snapshot import Snapshot
+from torchtriage.memory.timeline import timeline
+from torchtriage.memory.verdict import judge
+
+A = 0x10_0000_0000
+B = 0x20_0000_0000
+C = 0x30_0000_0000
+D = 0x40_0000_0000
+
+
+def read(recorder: Recorder | Any) -> Snapshot:
+    document = recorder.dump() if isinstance(recorder, Recorder) else recorder
+    return read_snapshot(io.BytesIO(pickle.dumps(document, 4)))
+
+
+def judged(recorder: Recorder) -> tuple[MemoryResult, Device]:
+    snapshot = read(recorder)
+    assert snapshot.check() == []
+    result = judge(snapshot)
+    assert not result.crashes
+    return result, result.devices[-1]
+
+
+def sizes(parts: tuple[Part, ...]) -> dict[str, int]:
+    return {part.name: part.size_bytes for part in parts}
+
+
+# -- quiet first -------------------------------------------------------------------------------
+
+
+def test_a_training_step_has_nothing_to_complain_about() -> None:
+    one = Recorder()
+    one.reserve(A, 512 * MIB)
+    one.alloc(A, 500 * MIB, FORWARD)
+    result, _ = judged(one)
+    assert not result.findings
+
+
+def test_free_memory_alone_is_no_fragmentation() -> None:
+    # most is reserved while nearly all of it is used; that it is free later is a cache
+    one = Recorder()
+    one.reserve(A, 4 * GIB)
+    one.alloc(A, 4 * GIB - MIB, FORWARD)
+    one.free(A)
+    result, device = judged(one)
+    assert not [found for found in result.findings if found.code == "MEM049"]
+    assert device.fragmentation is not None
+    assert device.fragmentation.free_bytes == MIB
+
+
+def test_a_few_free_megabytes_are_nobodys_problem() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.alloc(A, 10 * MIB, FORWARD)
+    result, _ = judged(one)
+    assert not result.findings
+    assert "too little to matter" in result.verdict[2]
+
+
+# -- the peak ----------------------------------------------------------------------------------
+
+
+def test_the_peak_by_phase_purpose_and_line() -> None:
+    _, device = judged(training_step())
+    peak = device.peak
+    assert peak is not None
+    assert peak.allocated_bytes == (64 + 100 + 8 + 64 + 20) * MIB
+    assert sizes(peak.phases) == {
+        "forward": 108 * MIB,
+        "backward": 84 * MIB,
+        "other": 64 * MIB,
+    }
+    assert sizes(peak.categories) == {
+        "activations": 100 * MIB,
+        "parameters": 64 * MIB,
+        "gradients": 64 * MIB,
+        "temporaries": 20 * MIB,
+        "workspace": 8 * MIB,
+    }
+    assert sizes(peak.modules)["torch.nn.modules.linear"] == 108 * MIB
+    top = peak.lines[0]
+    assert top.label == "me/model.py:41 forward"
+    assert (top.size_bytes, top.n_allocations, top.category) == (108 * MIB, 2, "activations")
+    assert top.frame is not None
+    assert (top.frame.line, top.frame.exact) == (41, True)
+    assert [one.function for one in top.stack] == ["forward", "main"]
+    assert peak.lines[1].label == "backward: MmBackward0"
+
+
+def test_optimizer_state_is_what_init_group_makes() -> None:
+    one = training_step()
+    one.alloc(A + 256 * MIB, 200 * MIB, FORWARD)
+    _, device = judged(one)
+    assert device.peak is not None
+    assert sizes(device.peak.categories)["optimizer state"] == 50 * MIB
+    assert sizes(device.peak.phases)["optimizer"] == 50 * MIB
+
+
+def test_the_optimizers_own_annotation_tells_the_phase_without_its_frames() -> None:
+    one = Recorder()
+    one.reserve(A, 64 * MIB)
+    one.annotate("Optimizer.step#Mine.step", "START")
+    one.alloc(A, 32 * MIB, [frame("/home/me/mine.py", 3, "apply")])
+    one.annotate("Optimizer.step#Mine.step", "END")
+    _, device = judged(one)
+    assert device.peak is not None
+    assert sizes(device.peak.phases) == {"optimizer": 32 * MIB}
+
+
+def test_what_was_there_before_counts_apart() -> None:
+    one = Recorder()
+    one.reserve(A, 64 * MIB, recorded=False)
+    one.alloc(A, 16 * MIB, recorded=False)
+    one.alloc(A + 16 * MIB, 8 * MIB, recorded=False)
+    one.free(A + 16 * MIB)  # known by its end alone
+    one.alloc(A + 32 * MIB, 32 * MIB, FORWARD)
+    _, device = judged(one)
+    peak = device.peak
+    assert peak is not None
+    assert peak.allocated_bytes == 48 * MIB
+    assert peak.before_bytes == 16 * MIB
+    lives = timeline(read(one), 0)
+    assert lives.allocated_bytes[0] == 24 * MIB
+    assert lives.reserved_bytes[0] == 64 * MIB
+
+
+def test_requests_are_rounded_as_the_allocator_does() -> None:
+    one = Recorder()
+    one.reserve(A, 2 * MIB)
+    one.alloc(A, 1)
+    one.alloc(A + 512, 513)
+    one.free(A)
+    _, device = judged(one)
+    assert device.peak is not None
+    assert device.peak.allocated_bytes == 512 + 1024
+    assert (device.requested_bytes, device.allocated_bytes) == (513, 1024)
+
+
+def test_an_address_used_again_is_another_life() -> None:
+    one = Recorder()
+    one.reserve(A, 64 * MIB)
+    for size in (MIB, 2 * MIB, 3 * MIB):
+        one.alloc(A, size)
+        one.free(A)
+    lives = timeline(read(one), 0)
+    assert lives.lives.size_bytes.tolist() == [MIB, 2 * MIB, 3 * MIB]
+    assert lives.peak_bytes == 3 * MIB
+    assert lives.allocated_bytes.min() == 0
+
+
+def test_a_history_without_requests_to_free_is_read_by_their_completion() -> None:
+    one = training_step()
+    document = one.dump()
+    trace = document["device_traces"][0]
+    trace[:] = [entry for entry in trace if entry["action"] != "free_requested"]
+    device = judge(read(document)).devices[0]
+    assert device.peak is not None
+    assert device.peak.allocated_bytes == 256 * MIB
+
+
+# -- out of memory -----------------------------------------------------------------------------
+
+
+def failed(recorder: Recorder) -> tuple[MemoryResult, OutOfMemory]:
+    result, device = judged(recorder)
+    (one,) = device.out_of_memory
+    assert sum(part.size_bytes for part in one.parts) == one.free_bytes
+    assert one.free_bytes == one.reserved_bytes - one.allocated_bytes
+    assert [found.code for found in result.findings if found.code == "MEM048"] == ["MEM048"]
+    assert not [found for found in result.findings if found.code == "MEM049"]
+    return result, one
+
+
+def test_each_free_byte_has_one_cause() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.alloc(A, 40 * MIB)
+    one.alloc(A + 50 * MIB, 50 * MIB)  # 10 MiB between them
+    one.reserve(B, 30 * MIB, stream=7)
+    one.reserve(C, 2 * MIB)
+    one.alloc(C, 256 * KIB)
+    one.reserve(D, 60 * MIB, pool=(0, 3))
+    one.reserve(D + GIB, 20 * MIB)
+    one.alloc(D + GIB, 10 * MIB)
+    one.free(D + GIB, completed=False)
+    one.oom(64 * MIB, 5 * MIB)
+    _, mortem = failed(one)
+    assert sizes(mortem.parts) == {
+        # 10 MiB between two tensors, 10 MiB beside what waits
+        PIECES: 20 * MIB,
+        OTHER_STREAM: 30 * MIB,
+        OTHER_POOL: 2 * MIB - 256 * KIB,
+        PRIVATE: 60 * MIB,
+        AWAITING: 10 * MIB,
+    }
+    assert mortem.device_free_bytes == 5 * MIB
+    assert mortem.would_fit
+
+
+def test_fragmentation_is_told_from_too_much_alive() -> None:
+    full = Recorder()
+    full.reserve(A, 100 * MIB)
+    full.alloc(A, 90 * MIB, FORWARD)
+    full.oom(64 * MIB, 5 * MIB)
+    result, mortem = failed(full)
+    assert not mortem.would_fit
+    assert mortem.sentences[-2:] == (
+        "All free memory together was too little by 49.0 MiB: too much was alive.",
+        "me/model.py:41 forward held most: 90.0 MiB in 1 allocation.",
+    )
+    assert "An allocation of 64.0 MiB failed at /home/me/model.py:41 forward" in result.verdict[0]
+    assert "me/model.py:41 forward" in result.findings[0].fix.text
+
+    holes = Recorder()
+    holes.reserve(A, 100 * MIB)
+    holes.alloc(A + 40 * MIB, 20 * MIB, FORWARD)
+    holes.oom(64 * MIB, 0)
+    result, mortem = failed(holes)
+    assert mortem.would_fit
+    assert mortem.largest_bytes == 40 * MIB
+    assert "fragmentation is the cause" in " ".join(mortem.sentences)
+    assert "expandable_segments" in result.findings[0].fix.code
+
+
+def test_whole_segments_and_large_pieces_are_named_as_such() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.reserve(B, 200 * MIB)
+    one.alloc(B, 20 * MIB)
+    one.oom(64 * MIB, 0)
+    _, mortem = failed(one)
+    assert sizes(mortem.parts) == {WHOLE: 100 * MIB, LARGE: 180 * MIB}
+
+
+def test_segments_given_back_before_are_no_part_of_it() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.alloc(A, 60 * MIB)
+    one.reserve(B, 50 * MIB)
+    one.release(B)
+    one.oom(64 * MIB, 0)
+    one.reserve(C, 300 * MIB)
+    _, mortem = failed(one)
+    assert mortem.reserved_bytes == 100 * MIB
+
+
+def test_only_the_last_of_many_failures_are_told_in_full() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.alloc(A, 60 * MIB)
+    for _ in range(50):
+        one.oom(64 * MIB, 0)
+    result, device = judged(one)
+    assert device.n_out_of_memory == 50
+    assert len(device.out_of_memory) == 20
+    assert result.findings[0].message.startswith("50 failed allocations")
+
+
+# -- fragmentation -----------------------------------------------------------------------------
+
+
+def test_memory_that_no_tensor_could_use_is_a_finding() -> None:
+    one = Recorder()
+    one.reserve(A, 2 * GIB)
+    one.alloc(A, GIB, FORWARD)
+    one.alloc(A + GIB + 512 * MIB, 512 * MIB, FORWARD)
+    result, device = judged(one)
+    found = [finding for finding in result.findings if finding.code == "MEM049"]
+    assert len(found) == 1
+    assert found[0].evidence["free_bytes"] == 512 * MIB
+    assert device.fragmentation is not None
+    assert device.fragmentation.largest_bytes == 512 * MIB
+
+
+# -- files of other times ----------------------------------------------------------------------
+
+
+def test_an_old_list_of_segments_without_history() -> None:
+    old = [
+        {
+            "device": 0, "address": A, "total_size": 2 * MIB, "allocated_size": MIB,
+            "active_size": MIB, "stream": 0, "segment_type": "large",
+            "blocks": [
+                {"size": MIB, "state": "active_allocated", "history": [
+                    {"addr": A, "real_size": 1000, "frames": [frame("/home/me/t.py", 5, "f")]}]},
+                {"size": MIB, "state": "inactive"},
+            ],
+        }
+    ]  # fmt: skip
+    snapshot = read(old)
+    assert snapshot.blocks.address.tolist() == [A, A + MIB]
+    assert snapshot.blocks.requested_bytes.tolist() == [1000, MIB]
+    result = judge(snapshot)
+    device = result.devices[0]
+    assert device.allocated_bytes == MIB
+    assert device.requested_bytes is None
+    assert device.peak is None
+    assert "MEM052" in {one.code for one in result.not_checked}
+    assert "No history was recorded" in result.verdict[1]
+
+
+def test_a_history_without_stacks_is_judged_without_lines() -> None:
+    document = training_step().dump()
+    for entry in document["device_traces"][0]:
+        del entry["frames"]
+    result = judge(read(document))
+    (device,) = result.devices
+    assert device.peak is not None
+    assert device.peak.no_stack_bytes == device.peak.allocated_bytes
+    assert "whose memory it was is not known" in result.verdict[1]
+    assert "peak by line" in {one.name for one in result.not_checked}
+
+
+def test_new_fields_and_actions_are_counted() -> None:
+    document = training_step().dump()
+    document["device_traces"][0].append({"action": "teleport", "addr": 1, "size": 2, "warp": 9})
+    document["flux"] = []
+    result = judge(read(document))
+    assert set(read(document).unknown) == {
+        "action teleport",
+        "field flux",
+        "field warp of history",
+    }
+    assert [note.code for note in result.notes] == ["unknown"]
+
+
+def test_two_devices_are_judged_apart() -> None:
+    one, other = training_step(), Recorder(device=1)
+    other.reserve(B, 1024 * MIB)
+    other.alloc(B, 1000 * MIB, FORWARD)
+    document, more = one.dump(), other.dump()
+    document["segments"] += more["segments"]
+    document["device_traces"] = [one.entries, other.entries]
+    result = judge(read(document))
+    assert [device.device for device in result.devices] == [0, 1]
+    peaks = [device.peak.allocated_bytes for device in result.devices if device.peak]
+    assert peaks == [256 * MIB, 1000 * MIB]
+    assert "on device 1" in result.verdict[0]
+
+
+def test_no_memory_at_all_is_said() -> None:
+    result = judge(read({"segments": [], "device_traces": [[], []]}))
+    assert result.devices == ()
+    assert "No memory" in result.verdict[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"weights": [1, 2]}, "a dict without segments"),
+        ([1, 2, 3], "segments or history where none belong"),
+        ("text", "a text"),
+        ({"segments": [1]}, "where none belong"),
+        ({"segments": [], "device_traces": [[1]]}, "where none belong"),
+    ],
+)
+def test_other_pickles_are_refused(document: Any, found: str) -> None:
+    with pytest.raises(SnapshotError, match=found):
+        read(document)
+
+
+def test_rows_named_twice_are_refused() -> None:
+    document = training_step().dump()
+    document["device_traces"] = [document["device_traces"][0]] * 2
+    with pytest.raises(SnapshotError, match="where none belong"):
+        read(document)
+
+
+# -- the picture -------------------------------------------------------------------------------
+
+
+def test_the_picture_adds_up_at_every_moment() -> None:
+    snapshot = read(training_step())
+    lives = timeline(snapshot, 0)
+    (device,) = judge(snapshot).devices
+    picture = device.picture
+    assert picture is not None
+    drawn = np.array([area.values for area in picture.areas]).sum(axis=0)
+    assert drawn.tolist() == lives.allocated_bytes.tolist()
+    assert picture.reserved_bytes == tuple(lives.reserved_bytes.tolist())
+    (row,) = picture.segments
+    assert row.pieces[0][0] == 0
+    assert row.pieces[-1][1] == row.size_bytes
+    assert all(a[1] == b[0] for a, b in zip(row.pieces, row.pieces[1:], strict=False))
+    assert row.allocated_bytes == 256 * MIB
+
+
+def test_many_moments_and_owners_are_merged_and_keep_the_peak() -> None:
+    one = Recorder()
+    one.reserve(A, GIB)
+    for i in range(3000):
+        where = [frame("/home/me/model.py", i % 90, "forward"), *TRAIN]
+        one.alloc(A, (1 + i * 7919 % 1000) * KIB, where)
+        one.alloc(A + 4 * MIB, 4 * KIB, BACKWARD)
+        one.free(A)
+        one.free(A + 4 * MIB)
+    snapshot = read(one)
+    lives = timeline(snapshot, 0)
+    (device,) = judge(snapshot).devices
+    picture = device.picture
+    assert picture is not None
+    assert len(picture.entries) <= 602
+    assert len(picture.areas) <= 24
+    drawn = np.array([area.values for area in picture.areas]).sum(axis=0)
+    assert drawn.max() == lives.peak_bytes
+    rows = np.array(picture.entries) + 1
+    assert drawn.tolist() == lives.allocated_bytes[rows].tolist()

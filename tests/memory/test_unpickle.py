@@ -1,0 +1,222 @@
+"""Only plain data comes out of a pickle; nothing else is even begun."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import pickletools
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchtriage.errors import SnapshotError
+from torchtriage.memory import unpickle as unpickling
+from torchtriage.memory.read import read_snapshot
+from torchtriage.memory.unpickle import unpickle
+
+PROTOCOLS = (2, 3, 4, 5)
+STOP = b"."
+
+
+class KeepAll:
+    n_items = 0
+
+    def take_dict(self, value: dict[Any, Any]) -> Any:
+        return value
+
+    def take_list(self, value: list[Any]) -> Any:
+        return value
+
+
+def load(data: bytes) -> Any:
+    return unpickle(io.BytesIO(data).read, KeepAll(), name="file.pickle")
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=80)
+    | st.binary(max_size=300),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8), inner, min_size=1, max_size=4)
+    ),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=200)
+@given(plain, st.sampled_from((3, 4, 5)))
+def test_plain_data_comes_back(value: Any, protocol: int) -> None:
+    assert load(pickle.dumps(value, protocol)) == value
+
+
+def test_protocol_2_comes_back() -> None:
+    value = {"a": [1, -2, 1 << 40, 2.5, None, True, False, "ü", (), (1,), (1, 2), (1, 2, 3, 4)]}
+    assert load(pickle.dumps(value, 2)) == value
+
+
+def test_shared_values_come_back_shared_and_long_lists_whole() -> None:
+    one = {"x": "y" * 300}
+    many = [one] * 5000
+    found = load(pickle.dumps({"many": many, "again": many}, 4))
+    assert found["many"] == many
+    assert found["again"] is found["many"]
+    assert found["many"][0] is found["many"][4999]
+
+
+# -- hostile files -----------------------------------------------------------------------------
+
+
+class Writes:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("place", ["top", "segments", "frames", "key"])
+def test_nothing_runs(tmp_path: Path, protocol: int, place: str) -> None:
+    made = tmp_path / "made"
+    evil = Writes(made)
+    document = (
+        {
+            "top": evil,
+            "segments": {"segments": [evil], "device_traces": []},
+            "frames": {"segments": [], "device_traces": [[{"action": "alloc", "frames": [evil]}]]},
+            "key": {(evil,): 1},
+        }[place]
+        if place != "key"
+        else {"segments": [], "x": (1, [evil])}
+    )
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(pickle.dumps(document, protocol))
+    with pytest.raises(SnapshotError, match=r"the opcode (STACK_)?GLOBAL .*nothing was run"):
+        read_snapshot(file)
+    assert not made.exists()
+    # the file is live: what it would do, it does when pickle reads it
+    pickle.loads(file.read_bytes())
+    assert made.exists()
+
+
+ALLOWED = {
+    "PROTO", "FRAME", "STOP", "MARK", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "SETITEM",
+    "SETITEMS", "APPEND", "APPENDS", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "NONE", "NEWTRUE",
+    "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINPUT",
+    "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [one for one in pickletools.opcodes if one.name not in ALLOWED],
+    ids=lambda one: one.name,
+)
+def test_every_other_opcode_is_refused_by_name(opcode: pickletools.OpcodeInfo) -> None:
+    code = opcode.code.encode("latin-1")
+    data = b"\x80\x04" + b"}K\x01K\x01" + code + b"os\nmkdir\n" + b"\0" * 16 + STOP
+    with pytest.raises(SnapshotError) as caught:
+        load(data)
+    if opcode.name == "LONG4":
+        assert "64 bits" in str(caught.value)
+    else:
+        assert f"the opcode {opcode.name} " in str(caught.value)
+
+
+def test_every_byte_that_is_no_opcode_is_refused() -> None:
+    known = {one.code.encode("latin-1")[0] for one in pickletools.opcodes}
+    for byte in set(range(256)) - known:
+        with pytest.raises(SnapshotError, match=rf"0x{byte:02x}"):
+            load(b"\x80\x04" + bytes([byte]) + STOP)
+
+
+def put(index: int) -> bytes:
+    return b"r" + struct.pack("<I", index)
+
+
+LAUGHS = b"".join(b"](" + b"h" + bytes([i]) + (b"h" + bytes([i])) * 9 + b"e\x94" for i in range(60))
+BOMBS = {
+    "a text longer than the file": b"\x8d" + struct.pack("<Q", 1 << 60) + b"x",
+    "bytes longer than the file": b"\x8e" + struct.pack("<Q", 1 << 60) + b"x",
+    "a text of 4 GiB": b"X\xff\xff\xff\xffx",
+    "a text that ends late": b"X\x00\x10\x00\x00x",
+    "a number of 2 GiB": b"\x8b\xff\xff\xff\x7f",
+    "a number of 255 bytes": b"\x8a\xff" + b"\x7f" * 255,
+    "a memo index of 4 billion": b"K\x01" + put(0xFFFFFFFF),
+    "a memo slot written twice": b"K\x01" + put(0) + b"K\x02" + put(0),
+    "a value from nowhere": b"j\xff\xff\xff\x7f",
+    "marks without end": b"(" * 1000,
+    "lists in lists": b"(".join([b"]"] * 1000),
+    "loose values": b"(" + b"N" * 600_000,
+    "loose lists": b"(" + b"]" * 600_000,
+    "memo without end": b"N" + b"\x94" * 600_000,
+    "an item without a key": b"}(K\x01u",
+    "items for a number": b"K\x01(K\x01K\x02u",
+    "values for a text": b"\x8c\x01x(K\x01e",
+    "a list as a key": b"}(]K\x01u",
+    "an end inside a list": b"](K\x01",
+    "nothing to append": b"a",
+    "a tuple of nothing": b"\x87",
+    "text that is no text": b"\x8c\x02\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_bombs_and_nonsense_are_refused_in_one_line(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpickling, "FREE_VALUES", 10_000)
+    monkeypatch.setattr(unpickling, "WINDOW_BYTES", 200_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SnapshotError) as caught:
+            load(b"\x80\x04" + BOMBS[what] + STOP)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30 << 20
+    message = str(caught.value)
+    assert message.startswith("file.pickle: ")
+    assert message.count("\n") <= 1
+
+
+def test_a_list_in_itself_ends() -> None:
+    found = load(b"\x80\x04]\x94(h\x00K\x01e.")
+    assert found[0] is found
+
+
+def test_a_billion_laughs_cost_nothing_and_are_no_snapshot(tmp_path: Path) -> None:
+    file = tmp_path / "laughs.pickle"
+    head = b"\x80\x04](K\x01K\x02e\x94"
+    file.write_bytes(head + LAUGHS + STOP)
+    with pytest.raises(SnapshotError):
+        read_snapshot(file)
+
+
+def test_a_file_without_an_end_is_cut() -> None:
+    whole = pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 5}]]}, 4)
+    for size in range(2, len(whole)):
+        with pytest.raises(SnapshotError, match=r"breaks off|fit no data"):
+            load(whole[:size])
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=120))
+def test_any_bytes_give_plain_data_or_one_clear_error(data: bytes) -> None:
+    with contextlib.suppress(SnapshotError):
+        load(b"\x80\x04" + data)

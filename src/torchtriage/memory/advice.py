@@ -192,7 +192,7 @@ def _judge(
         )
     confs, not_tried = _candidates(snapshot, settings, limit_known=limit_bytes or n_ooms)
     advice = replace(advice, not_tried=not_tried)
-    if advice.peak_bytes - advice.floor_bytes < _worthwhile(advice.peak_bytes):
+    if not n_ooms and advice.peak_bytes - advice.floor_bytes < _worthwhile(advice.peak_bytes):
         return advice  # no setting can save more than what was not requested
     outcomes = []
     for index, conf in enumerate(confs):
@@ -290,14 +290,14 @@ def finding(advice: Advice) -> Finding | None:
         return None
     conf = best.conf or "(unset: PyTorch's default)"
     saves = (
-        f"{format_bytes(best.saving_bytes)} less at the peak,"
+        f"the same requests reserve {format_bytes(best.saving_bytes)} less at the peak,"
         f" {format_share(best.saving_share)} of the {format_bytes(advice.peak_bytes)} reserved"
     )
-    rescue = (
-        f"; {best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room"
-        if best.n_fitted
-        else ""
-    )
+    if best.n_fitted:
+        saves = (
+            f"{best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room,"
+            f" with {format_bytes(best.peak_bytes)} reserved at the peak"
+        )
     severity: Severity = (
         "high"
         if best.n_fitted or best.saving_share >= 0.2
@@ -321,7 +321,7 @@ def finding(advice: Advice) -> Finding | None:
         title="Another allocator setting reserves less",
         severity=severity,
         certainty="certain" if advice.error == 0 and advice.start_error == 0 else "likely",
-        message=f"replayed with {conf}, the same requests reserve {saves}{rescue}",
+        message=f"replayed with {conf}, {saves}",
         place=Place(lane=f"device {advice.device}"),
         cost=None,
         evidence={
@@ -339,7 +339,7 @@ def finding(advice: Advice) -> Finding | None:
             "n_events": advice.n_events,
         },
         fix=Fix(
-            text=f"Start the process with {conf}: {saves}.",
+            text=f"Start the process with {conf}.",
             code="\n".join(lines),
             link=_LINK,
         ),

@@ -558,10 +558,11 @@ class _Walk:
             start, size = int(rows.address[one]), int(rows.size[one])
             pages = range(start, start + size, page)
             if rows.action[one] == Action.SEGMENT_UNMAP:
-                # what an unmapped page belonged to: a neighbour tells, else its size
+                # what unmapped pages belonged to: a neighbour tells, else the pages' size
+                is_small = size % self.settings.large_segment_bytes != 0
                 kind = next(
                     (kinds[near] for near in (start, start - page, start + size) if near in kinds),
-                    (int(rows.stream[one]), size == page, max(int(rows.pool[one]), 0)),
+                    (int(rows.stream[one]), is_small, max(int(rows.pool[one]), 0)),
                 )
                 fresh = dict.fromkeys(pages, kind)
                 owner.update(fresh)

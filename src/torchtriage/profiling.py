@@ -21,7 +21,8 @@ from typing import Any
 
 from torchtriage.api import Report, analyze_run
 from torchtriage.errors import MissingExtraError, UsageError
-from torchtriage.record.recorder import BUSY, COMPLETE, Plan, Recorder
+from torchtriage.record.capture import BUSY
+from torchtriage.record.recorder import COMPLETE, Plan, Recorder
 
 __all__ = ["Profile", "need_torch", "profile"]
 
@@ -66,15 +67,10 @@ class Profile:
     """One recorded block; made by :func:`profile`.
 
     ``out`` : the folder of the recordings. ``recorder`` : what records, once the block is entered.
+    ``how`` : what a step is, in words.
     """
 
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None,
-        plan: Plan | None,
-        *,
-        how: str = "steps marked by p.step()",
-    ) -> None:
+    def __init__(self, out: str | os.PathLike[str] | None, plan: Plan | None) -> None:
         self._temporary = (
             tempfile.TemporaryDirectory(prefix="torchtriage-", ignore_cleanup_errors=True)
             if out is None
@@ -83,7 +79,7 @@ class Profile:
         self.out = Path(self._temporary.name if self._temporary else out or "")
         self.recorder: Recorder | None = None
         self._plan = plan
-        self._how = how if plan is not None else "one window, no steps"
+        self.how = "one window, no steps" if plan is None else "steps marked by p.step()"
 
     def __enter__(self) -> Profile:
         """Begin.
@@ -119,7 +115,7 @@ class Profile:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise UsageError(f"cannot be written: {problem}", where=str(self.out)) from problem
-        self.recorder = Recorder(folder, self._plan, rank=rank, boundary=self._how)
+        self.recorder = Recorder(folder, self._plan, rank=rank, boundary=self.how)
         self._note(caller or sys._getframe(1))
         if self._plan is None:
             self.recorder.record_block()
@@ -196,7 +192,7 @@ class Profile:
                 "file": caller.f_code.co_filename,
                 "line": caller.f_lineno,
                 "function": caller.f_code.co_name,
-                "how": self._how,
+                "how": self.how,
             },
             "folder": self.recorder.out_dir.name,
         }
@@ -236,5 +232,5 @@ def _why_nothing(recorder: Recorder) -> tuple[str, str]:
         )
     return (
         f"the block ended after {seen} step{'s' * (seen > 1)}, before any was recorded",
-        "run about 40 steps, or tt.profile(steps=None) for one window",
+        "run 40 steps, 120 where they take a millisecond; or tt.profile(steps=None) for one window",
     )

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Capture", "ProfilerBusyError", "devices", "profiler_running"]
+__all__ = ["BUSY", "Capture", "ProfilerBusyError", "devices", "profiler_running"]
 
+BUSY = "the script profiles itself"
+THREAD_ENDED = "the thread that stepped has ended"
 LEFTOVER = "after the last step"
 """The name of what the profiler calls one more step where the loop ended inside a capture."""
 _COMPRESS_BYTES = 1 << 20
@@ -68,7 +70,8 @@ class Capture:
         The number of the step that begins; without it, no steps are marked and nothing is
         warmed up: one window from start to stop.
     on_lost : callable, optional
-        Called when the script starts a profiler of its own, which ends this capture unexported.
+        Called with why when the capture ends by itself and cannot be exported: the script started
+        a profiler of its own, or the thread ended.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Capture:
         *,
         heavy: bool = False,
         first_step: int | None = None,
-        on_lost: Callable[[], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self.heavy = heavy
         self.active_steps = 0  # completed ones
@@ -87,6 +90,7 @@ class Capture:
         self._leftover: int | None = None  # number of the step that was open at the stop
         self._guard: _Guard | None = None
         self._thread = 0
+        self._at_thread_end = threading.local()
 
     @property
     def holds_something(self) -> bool:
@@ -124,6 +128,9 @@ class Capture:
             self._profiler.start()
         self._running, self._thread = True, threading.get_ident()
         self._guard = _Guard(self._give_way)
+        if threading.current_thread() is not threading.main_thread():
+            # a profiler that outlives its thread crashes the process when that exits
+            self._at_thread_end.call = _Finally(lambda: self._give_way(THREAD_ENDED))
 
     def step(self) -> None:
         """End a step and begin the next."""
@@ -214,15 +221,27 @@ class Capture:
         finally:
             guard.ours = False
 
-    def _give_way(self) -> None:
-        self.abandon()
-        if self._on_lost is not None:
-            self._on_lost()
+    def _give_way(self, reason: str = BUSY) -> None:
+        if self._running:
+            self.abandon()
+            if self._on_lost is not None:
+                self._on_lost(reason)
 
     def _remove_guard(self) -> None:
         if self._guard is not None:
             self._guard.remove()
             self._guard = None
+
+
+class _Finally:
+    """Calls something when it is dropped: as a thread's local value, when that thread ends."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._call()
 
 
 class _Guard:

@@ -7,18 +7,19 @@ what was measured and on what, and no failure of the profiler reaches the loop.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from torchtriage.record.capture import Capture, ProfilerBusyError, devices
+from torchtriage.record.capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.record.environment import gather
 from torchtriage.record.timing import settled, step_wall_ns
 
@@ -28,7 +29,6 @@ SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
 LIGHT_FILE = "light.json.gz"
 HEAVY_FILE = "heavy.json.gz"
-BUSY = "the script profiles itself"
 COMPLETE = "complete"
 WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
     "warm-up",
@@ -38,6 +38,8 @@ WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
     "timing again",
     "off",
 )
+JOB_STEPS, FOREVER_S = 20, 1e9
+"""Unprofiled steps that each rank of a job times, however long they take."""
 FEWEST_STEPS = 3
 """Slow steps are timed no more often than this where ``max_timing_s`` is over."""
 TAKE_OVER = 5
@@ -57,8 +59,8 @@ class Plan:
 
     warmup: int = 5
     timing_steps: int = 10
-    min_timing_s: float = 0.5
-    max_timing_steps: int = 500
+    min_timing_s: float = 0.2
+    max_timing_steps: int = 100
     max_timing_s: float = 10.0
     light: int = 6
     heavy: int = 3
@@ -145,11 +147,11 @@ class Recorder:
         if get_ident() != self._owner and not self._take_over():
             return
         self._stray_run = 0
+        self.steps_seen += 1
         try:
             self._advance(now)
         except Exception as error:
             self._failed(error)
-        self.steps_seen += 1
 
     # a step inside a compiled function ends the graph there instead of being traced
     step._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -192,6 +194,12 @@ class Recorder:
         self._phase_steps += 1
         if self._phase_steps > self.plan.warmup:  # the first call only begins a step
             self._queued = bool(devices())
+            if _world_size() > 1:
+                # ranks must record the same steps, so none may decide by its own clock
+                n = min(self.plan.timing_steps, 1) * JOB_STEPS
+                self.plan = replace(
+                    self.plan, timing_steps=n, max_timing_steps=n, max_timing_s=FOREVER_S
+                )
             self._next()
 
     def _timing(self, now: int) -> None:
@@ -253,7 +261,7 @@ class Recorder:
             self._end(COMPLETE)
         elif state in (LIGHT, HEAVY):
             self._advance = self._captured
-            self._begin_capture(self.steps_seen + 1)
+            self._begin_capture(self.steps_seen)
         else:
             self._advance = self._timing if state == TIMING else self._timing_again
             if state == AGAIN:
@@ -307,10 +315,10 @@ class Recorder:
         }
         self._own_ns += perf_counter_ns() - started
 
-    def _lost(self) -> None:
-        """End because the script began to profile itself in the middle of our capture."""
+    def _lost(self, reason: str) -> None:
+        """End because the capture did."""
         self._capture = None
-        self._end(BUSY)
+        self._end(reason)
 
     def _take_over(self) -> bool:
         """Whether the thread that steps owns the loop, from now on."""
@@ -340,8 +348,8 @@ class Recorder:
             return
         try:
             self._next()
-        except Exception:  # the heavy recording could not begin, either
-            self._end("it failed")
+        except Exception as next_error:  # the heavy recording could not begin, either
+            self._failed(next_error)
 
     def _end(self, reason: str) -> None:
         self._advance = None
@@ -403,6 +411,12 @@ class Recorder:
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
+@atexit.register
+def _close_all() -> None:
+    for recorder in list(_live):
+        recorder.close("exit")
+
+
 def _forget() -> None:
     """Switch every recorder off in a forked child, where nothing may be written or stopped."""
     for recorder in list(_live):
@@ -412,6 +426,16 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def _world_size() -> int:
+    """Return how many processes the job of this one has, 1 outside a process group."""
+    import torch.distributed as group
+
+    try:
+        return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+    except Exception:
+        return 1
 
 
 def _asked_rank(environment: dict[str, Any] | None) -> int:

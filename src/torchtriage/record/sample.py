@@ -24,7 +24,7 @@ from threading import get_ident
 from types import TracebackType
 
 from torchtriage.errors import MissingExtraError, UsageError
-from torchtriage.record.capture import Capture, ProfilerBusyError
+from torchtriage.record.capture import BUSY, Capture, ProfilerBusyError
 
 __all__ = ["SampleStats", "Sampler", "sample"]
 
@@ -33,8 +33,6 @@ JITTER = 0.1
 """Captures of many replicas drift apart by this share of ``every_s``."""
 CLOSE_S = 10.0
 """So long an export at the end of the process may take."""
-LOST_S = 600.0
-"""A thread that has not stepped for so long in the middle of a capture will not step again."""
 SLOWED = {False: 1 / 3, True: 0.55}
 """The share of captured time that is the profiler's, light and heavy: it stretches the host's time
 1.5-fold and 2.2-fold where operators are tiny, less elsewhere (measured)."""
@@ -188,9 +186,6 @@ class Sampler:
         if loop is not None:
             if self._owner == get_ident():
                 loop.step()
-            elif loop.lost:
-                self._failed(RuntimeError("the thread that was captured steps no more"))
-                loop.give_up()
             return
         if self._clock() < self._due_s or self._closed or not self._claim():
             return
@@ -280,6 +275,11 @@ class Sampler:
         self._owner, self._loop = 0, None
         self._lock.release()
 
+    def _lost(self, reason: str) -> None:
+        """Give up a capture that has ended by itself."""
+        self._failed(ProfilerBusyError(reason) if reason == BUSY else RuntimeError(reason))
+        self._release()
+
     def _failed(self, error: BaseException) -> None:
         with self._counts:
             if isinstance(error, ProfilerBusyError):
@@ -352,7 +352,7 @@ class _Request:
     def __enter__(self) -> None:
         sampler = self._sampler
         begun = time.perf_counter()
-        capture = Capture(heavy=sampler._heavy, first_step=sampler._number)
+        capture = Capture(heavy=sampler._heavy, first_step=sampler._number, on_lost=self._lost)
         try:
             capture.start()
             capture.step()
@@ -363,6 +363,10 @@ class _Request:
             sampler._release()
         self._begun_s = time.perf_counter()
         sampler._spent(self._begun_s - begun, first=True)
+
+    def _lost(self, reason: str) -> None:
+        self._capture = None
+        self._sampler._lost(reason)
 
     def __exit__(
         self,
@@ -391,7 +395,9 @@ class _Loop:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._capture = Capture(heavy=sampler._heavy, first_step=sampler._number)
+        self._capture = Capture(
+            heavy=sampler._heavy, first_step=sampler._number, on_lost=sampler._lost
+        )
         self._n = 0
         self._begun_s = self._last_s = time.perf_counter()
         self._act(self._capture.start)
@@ -417,11 +423,6 @@ class _Loop:
         self._capture.stop()
         self._sampler._export(self._capture)
         self._sampler._release()
-
-    @property
-    def lost(self) -> bool:
-        """Whether its thread has not stepped for so long that it never will."""
-        return time.perf_counter() - self._last_s > LOST_S
 
     def give_up(self) -> None:
         """End it without an export."""

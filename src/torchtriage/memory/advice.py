@@ -274,11 +274,13 @@ def _best(outcomes: list[Outcome], advice: Advice) -> Outcome | None:
     if not safe:
         return None
     rescued = max(one.n_fitted for one in safe)
-    most = max((one for one in safe if one.n_fitted == rescued), key=lambda one: one.saving_bytes)
-    near = most.saving_bytes - _NEAR_BEST * advice.peak_bytes
-    first = next(one for one in safe if one.n_fitted == rescued and one.saving_bytes >= near)
+    if rescued:
+        return next(one for one in safe if one.n_fitted == rescued)
+    most = max(one.saving_bytes for one in safe)
+    near = most - _NEAR_BEST * advice.peak_bytes
+    first = next(one for one in safe if one.saving_bytes >= near)
     doubt = ((advice.error or 0.0) + (advice.start_error or 0.0)) * advice.peak_bytes
-    if rescued or first.saving_bytes - doubt >= _worthwhile(advice.peak_bytes):
+    if first.saving_bytes - doubt >= _worthwhile(advice.peak_bytes):
         return first
     return None
 

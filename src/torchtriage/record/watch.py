@@ -97,6 +97,12 @@ class Watch:
             os.register_at_fork(after_in_child=self._forked)
         _thread.start_new_thread(self._look_for_forward, ())  # threading.enumerate stays as it was
 
+    def stop(self) -> None:
+        """End the watching; what is open is closed."""
+        self.over = True
+        self._drop_hooks()
+        self._ended()
+
     def _forked(self) -> None:
         """Forget everything in a forked child: its loop is not the script's."""
         self.over = True

@@ -44,9 +44,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """Judge memory snapshots of the CUDA caching allocator.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain, gzip or zip, or - for standard
-    input. Nothing in it is ever executed. Prints a verdict in three lines, then per device who held
-    what at the peak, by line, phase and purpose, why reserved memory was free, and for each failed
-    allocation why it failed; then findings.
+    input; also what prof.export_memory_timeline() writes as JSON. Nothing in it is ever executed.
+    Prints a verdict in three lines, then per device who held what at the peak, by line, phase and
+    purpose, why reserved memory was free, and for each failed allocation why it failed; then
+    findings.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """
@@ -71,12 +72,13 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
 
 def _judge(path: str, quiet: bool) -> MemoryResult:
-    from torchtriage.memory.read import read_snapshot
+    from torchtriage.memory.categories import CategoryTimeline, judge_categories
+    from torchtriage.memory.read import read_memory
     from torchtriage.memory.verdict import judge
 
     with reading(path, quiet=quiet) as progress:
-        snapshot = read_snapshot(path, progress)
-    return judge(snapshot)
+        told = read_memory(path, progress)
+    return judge_categories(told) if isinstance(told, CategoryTimeline) else judge(told)
 
 
 def _report(results: list[MemoryResult], given: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.timeline import Timeline
 from torchtriage.units import format_bytes
 
-__all__ = ["draw"]
+__all__ = ["draw", "thinned"]
 
 Ints = NDArray[np.int64]
 
@@ -58,18 +58,20 @@ def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners) -> Picture | No
 
 
 def _moments(timeline: Timeline) -> Ints:
-    """Return rows of the history, the highest of each stretch; the first and last are kept."""
-    allocated = timeline.allocated_bytes
-    if len(allocated) <= MOMENTS:
-        places = np.arange(len(allocated))
-    else:
-        edges = np.linspace(0, len(allocated), MOMENTS - 1).astype(np.int64)
-        best = [
-            low + int(np.argmax(allocated[low:high]))
-            for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        ]
-        places = np.unique(np.array([0, *best, len(allocated) - 1]))
-    return places + timeline.start - 1
+    """Return rows of the history that are drawn."""
+    return thinned(timeline.allocated_bytes) + timeline.start - 1
+
+
+def thinned(total: Ints) -> Ints:
+    """Return places of int64[n], the highest of each stretch; the first and the last are kept."""
+    if len(total) <= MOMENTS:
+        return np.arange(len(total))
+    edges = np.linspace(0, len(total), MOMENTS - 1).astype(np.int64)
+    best = [
+        low + int(np.argmax(total[low:high]))
+        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    return np.unique(np.array([0, *best, len(total) - 1]))
 
 
 def _owners(

@@ -15,23 +15,24 @@ from typing import Any, BinaryIO, Union, cast
 from isal import igzip
 
 from torchtriage.errors import SnapshotError
+from torchtriage.memory.categories import CategoryTimeline, parse_categories
 from torchtriage.memory.snapshot import Snapshot, SnapshotBuilder
 from torchtriage.memory.unpickle import unpickle
 from torchtriage.units import format_bytes
 
-__all__ = ["MAX_BYTES", "SNAPSHOT", "Input", "read_snapshot"]
+__all__ = ["MAX_BYTES", "SNAPSHOT", "Input", "read_memory", "read_snapshot"]
 
 Input = Union[str, "os.PathLike[str]", BinaryIO]
 
 MAX_BYTES = 64 << 30
 """Refuse what expands beyond this."""
+MAX_TIMELINE_BYTES = 1 << 30
 SNAPSHOT = (
     "record with torch.cuda.memory._record_memory_history(), then pass the file written by"
     " torch.cuda.memory._dump_snapshot(path)"
 )
 _FOREIGN = (
     (b"{", "JSON (a profiler trace?)", "judge traces with: torchtriage analyze FILE"),
-    (b"[", "JSON", SNAPSHOT),
     (b"<", "an HTML page", "pass the .pickle that it was made from"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     (b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", SNAPSHOT),
@@ -40,6 +41,32 @@ _FOREIGN = (
     (b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
 )
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+
+
+class _IsJsonError(SnapshotError):
+    """A JSON array: perhaps the profiler's memory timeline."""
+
+
+def read_memory(
+    path: Input,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> Snapshot | CategoryTimeline:
+    """Return a snapshot as :func:`read_snapshot`, or the profiler's memory timeline.
+
+    Raises
+    ------
+    SnapshotError
+        It is neither.
+    """
+    try:
+        return read_snapshot(path, progress, max_bytes=max_bytes)
+    except _IsJsonError:
+        if not isinstance(path, str | os.PathLike) or os.fspath(path) == "-":
+            raise
+    with _opened(path, arrays=True) as (stream, name, _):
+        return parse_categories(stream.read(MAX_TIMELINE_BYTES), name)
 
 
 def read_snapshot(
@@ -101,7 +128,7 @@ def read_snapshot(
 
 
 @contextmanager
-def _opened(path: Input) -> Iterator[tuple[BinaryIO, str, int]]:
+def _opened(path: Input, *, arrays: bool = False) -> Iterator[tuple[BinaryIO, str, int]]:
     """Yield a stream of the pickle's bytes, a name for messages, and the size on disk."""
     if not isinstance(path, str | os.PathLike):
         with _inside(path, "<stream>") as stream:
@@ -132,12 +159,12 @@ def _opened(path: Input) -> Iterator[tuple[BinaryIO, str, int]]:
         ) from error
     except ValueError as error:  # a NUL byte
         raise SnapshotError(f"expected a path, found one with an {error}", where=shown) from error
-    with raw, _inside(raw, shown) as stream:
+    with raw, _inside(raw, shown, arrays=arrays) as stream:
         yield stream, shown, os.fstat(raw.fileno()).st_size
 
 
 @contextmanager
-def _inside(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
+def _inside(raw: BinaryIO, name: str, *, arrays: bool = False) -> Iterator[BinaryIO]:
     """Yield the pickle inside a gzip or zip, or the stream itself."""
     buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(cast(Any, raw))
     head = buffered.peek(64)[:64]
@@ -155,13 +182,13 @@ def _inside(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
                 where=name,
                 hint="copy the file again; it was damaged on its way",
             ) from None
-        _refuse_foreign(inner, name)
+        _refuse_foreign(inner, name, arrays=arrays)
         yield cast(BinaryIO, unpacked)
     elif head[:4] in _ZIP:
         with _member(buffered, name) as member:
             yield member
     else:
-        _refuse_foreign(head, name)
+        _refuse_foreign(head, name, arrays=arrays)
         yield buffered
 
 
@@ -205,9 +232,13 @@ def _gunzip(packed: Any) -> Any:
     return igzip.IGzipFile(fileobj=packed)  # type: ignore[no-untyped-call]
 
 
-def _refuse_foreign(head: bytes, name: str) -> None:
+def _refuse_foreign(head: bytes, name: str, *, arrays: bool) -> None:
     """Name the kinds of file that people pass by mistake."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"["):
+        if arrays:
+            return
+        raise _IsJsonError("expected a memory snapshot, found JSON", where=name, hint=SNAPSHOT)
     for magic, what, hint in _FOREIGN:
         if text.startswith(magic):
             raise SnapshotError(f"expected a memory snapshot, found {what}", where=name, hint=hint)

@@ -67,7 +67,7 @@ class Peak:
     """
 
     allocated_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     entry: int
     n_entries: int
     at_us: int | None
@@ -169,18 +169,20 @@ class Device:
 
     ``requested_bytes`` is what tensors asked for, ``allocated_bytes`` what they were given (rounded
     up), ``active_bytes`` adds what was freed but another stream still uses, ``reserved_bytes`` is
-    all that the allocator took from the driver. ``requested_bytes`` is None in files of old torch.
+    all that the allocator took from the driver; None where the file does not tell. ``name`` : how
+    people call it, ``device 0`` or ``host``.
     """
 
     device: int
+    name: str
     requested_bytes: int | None
     allocated_bytes: int
-    active_bytes: int
-    reserved_bytes: int
+    active_bytes: int | None
+    reserved_bytes: int | None
     n_segments: int
     n_blocks: int
     n_entries: int
-    max_reserved_bytes: int
+    max_reserved_bytes: int | None
     peak: Peak | None
     fragmentation: Fragmentation | None
     out_of_memory: tuple[OutOfMemory, ...]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from torchtriage.memory.snapshot import NONE, Action, Snapshot, State
 
-__all__ = ["Lives", "Timeline", "timeline"]
+__all__ = ["Lives", "Timeline", "paired", "timeline"]
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -125,20 +125,9 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Lives
     if not len(gives):  # left out by skip_actions, or an old torch
         gives = np.flatnonzero(action == Action.FREE_COMPLETED)
     rows = np.concatenate([np.flatnonzero(action == Action.ALLOC), gives]) + start
-    rows = rows[np.lexsort((rows, history.address[rows]))]
-    address = history.address[rows]
-    is_alloc = history.action[rows] == Action.ALLOC
-    same = np.append(address[1:] == address[:-1], False)
-    after = np.append(rows[1:], end)
-    # an allocation ends with what comes next at its address, be it the free or another one
-    born = rows[is_alloc]
-    freed = np.where(same, after, end)[is_alloc]
-    told = np.append(~is_alloc[1:], False)[is_alloc] & (freed < end)
-    # a free without its allocation: it was there before, or since the free before
-    before = np.append(-1, np.where(same, rows, -1)[:-1]) if len(rows) else rows
-    was_alloc = np.append(False, (is_alloc & same)[:-1]) if len(rows) else is_alloc
-    orphan = ~is_alloc & ~was_alloc
-    old_born, old_freed = before[orphan], rows[orphan]
+    born, freed, told, old_born, old_freed = paired(
+        rows, history.address[rows], history.action[rows] == Action.ALLOC, end
+    )
 
     mine = snapshot.segments.device[blocks.segment] == device
     alive = np.flatnonzero(mine & (blocks.state == State.ACTIVE_ALLOCATED))
@@ -182,6 +171,40 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Lives
         freed=np.concatenate([freed, old_freed, np.full(len(rest), end, np.int64)]),
     )
     return lives, len(lost)
+
+
+def paired(
+    rows: Ints, address: Ints, is_alloc: Bools, end: int
+) -> tuple[Ints, Ints, Bools, Ints, Ints]:
+    """Pair allocations with what ends them.
+
+    Parameters
+    ----------
+    rows, address : int64[n]
+        Of allocations and frees, in any order; a row's number tells when it was.
+    is_alloc : bool[n]
+        Allocation or free.
+    end : int
+        Where what was never freed ends.
+
+    Returns
+    -------
+    born, freed : int64[k]
+        Of allocations; they end with the next row at their address, be it a free or not.
+    told : bool[k]
+        Whether that was a free.
+    old_born, old_freed : int64[m]
+        Of frees without an allocation: born at -1, or at the free before at the same address.
+    """
+    order = np.lexsort((rows, address))
+    rows, address, is_alloc = rows[order], address[order], is_alloc[order]
+    same = np.append(address[1:] == address[:-1], False)[: len(rows)]
+    freed = np.where(same, np.append(rows[1:], end)[: len(rows)], end)
+    told = same & np.append(~is_alloc[1:], False)[: len(rows)]
+    before = np.append(-1, np.where(same, rows, -1))[: len(rows)]
+    was_alloc = np.append(False, is_alloc & same)[: len(rows)]
+    orphan = ~is_alloc & ~was_alloc
+    return rows[is_alloc], freed[is_alloc], told[is_alloc], before[orphan], rows[orphan]
 
 
 def _rounded(size_bytes: Ints) -> Ints:

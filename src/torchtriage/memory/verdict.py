@@ -66,7 +66,7 @@ def judge(snapshot: Snapshot) -> MemoryResult:
         path=snapshot.path,
         size_bytes=snapshot.size_bytes,
         verdict=_verdict(devices, leak, findings),
-        healthy=not findings and not any(one.code == leaks_code() for one in not_checked),
+        healthy=not findings and bool(leak.sentence),
         n_devices=snapshot.n_devices,
         n_entries=len(snapshot.history),
         n_stacks=len(snapshot.stacks),
@@ -81,11 +81,6 @@ def judge(snapshot: Snapshot) -> MemoryResult:
     )
 
 
-def leaks_code() -> str:
-    """Return the code that leak findings have."""
-    return str(getattr(leaks, "CODE", "MEM051"))
-
-
 def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
     mine = snapshot.segments.device == lives.device
     requested = snapshot.segments.requested_bytes[mine]
@@ -93,6 +88,7 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
     failed, n_failed = find_out_of_memory(snapshot, lives, owners)
     return Device(
         device=lives.device,
+        name=f"device {lives.device}",
         requested_bytes=int(requested.sum()) if (requested >= 0).all() else None,
         allocated_bytes=int(segments.allocated_bytes[mine].sum()),
         active_bytes=int(segments.active_bytes[mine].sum()),
@@ -234,15 +230,7 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
 
 
 def _leak(snapshot: Snapshot) -> Opinion:
-    judged: Any = getattr(leaks, "judge_snapshot", None)
-    if judged is None:
-        return Opinion(
-            "",
-            not_checked=(NotChecked(leaks_code(), "leak", ("memory over steps",), RECORD),),
-        )
-    opinion = judged(snapshot)
-    assert isinstance(opinion, Opinion)
-    return opinion
+    return leaks.judge_snapshot(snapshot)
 
 
 def _advice(snapshot: Snapshot) -> Opinion:
@@ -265,7 +253,7 @@ def _advice(snapshot: Snapshot) -> Opinion:
 
 
 def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
-    with_memory = [one for one in devices if one.max_reserved_bytes]
+    with_memory = [one for one in devices if one.max_reserved_bytes or one.peak is not None]
     if not with_memory:
         return (
             "No memory was reserved on any device.",
@@ -284,8 +272,8 @@ def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> t
         second = _held(worst.peak)
     else:
         first = (
-            f"Device {worst.device} held {format_bytes(worst.allocated_bytes)} allocated of"
-            f" {format_bytes(worst.reserved_bytes)} reserved at the snapshot{also}."
+            f"{worst.name.capitalize()} held {format_bytes(worst.allocated_bytes)} allocated of"
+            f" {format_bytes(worst.reserved_bytes or 0)} reserved at the snapshot{also}."
         )
         second = "No history was recorded: the peak and its lines are not known."
     return first, second, _third(worst, leak, findings)
@@ -298,10 +286,9 @@ def _weight(device: Device) -> tuple[bool, int]:
 
 def _peak_sentence(device: Device, peak: Peak) -> str:
     when = f" {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
-    return (
-        f"Peak: {format_bytes(peak.allocated_bytes)} allocated on device {device.device}{when},"
-        f" {format_bytes(device.max_reserved_bytes)} reserved at most."
-    )
+    most = device.max_reserved_bytes
+    reserved = f", {format_bytes(most)} reserved at most" if most is not None else ""
+    return f"Peak: {format_bytes(peak.allocated_bytes)} allocated on {device.name}{when}{reserved}."
 
 
 def _held(peak: Peak) -> str:

@@ -186,7 +186,7 @@ def _lines(value: str) -> str:
 
 
 def _device(device: Device, name: str, drawn: frozenset[str]) -> Iterable[str]:
-    yield f"<section><h2>Device {device.device}</h2>"
+    yield f"<section><h2>{_text(device.name.capitalize())}</h2>"
     for one in device.out_of_memory[-N_FAILED:]:
         yield from _failed(one)
     picture = device.picture

@@ -52,7 +52,7 @@ def _device(device: Device) -> Iterable[str]:
     if peak is None:
         return
     rows = [
-        f"| held at the peak of device {device.device} | | by |",
+        f"| held at the peak of {prose(device.name)} | | by |",
         "|--:|--:|:--|",
     ]
     rows += [

@@ -82,7 +82,7 @@ def _result(page: Page, result: MemoryResult) -> None:
 
 def _device(page: Page, device: Device) -> None:
     page.blank()
-    page.line((f"device {device.device}", "bold"), (" at the snapshot", "dim"), indent=2)
+    page.line((visible(device.name), "bold"), (" at the end", "dim"), indent=2)
     for name, size, meaning in words.accounts(device):
         if size is not None:
             page.labelled(name, (f"{format_bytes(size):>9}", ""), (f"  {meaning}", "dim"))
@@ -106,7 +106,7 @@ def _peak(page: Page, peak: Peak) -> None:
     page.labelled(
         "peak",
         (format_bytes(peak.allocated_bytes), "bold"),
-        (f" allocated, {format_bytes(peak.reserved_bytes)} reserved, at {when}", ""),
+        (f" allocated{words.beside(peak)}, at {when}", ""),
     )
     for one in peak.lines[:N_LINES]:
         room = page.width - 30

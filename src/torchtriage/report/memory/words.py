@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchtriage.memory.result import Device, Fragmentation, Holder, MemoryResult, Part
+from torchtriage.memory.result import Device, Fragmentation, Holder, MemoryResult, Part, Peak
 from torchtriage.names import visible
 from torchtriage.units import format_bytes, format_count, format_share
 
-__all__ = ["accounts", "because", "facts", "file_name", "fit", "holder", "parts", "tags", "where"]
+__all__ = [
+    "accounts",
+    "because",
+    "beside",
+    "facts",
+    "file_name",
+    "fit",
+    "holder",
+    "parts",
+    "tags",
+    "where",
+]
 
 _DULL = ("", "unknown")
 
@@ -38,6 +49,12 @@ def accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
         ("active", device.active_bytes, "and what another stream still uses"),
         ("reserved", device.reserved_bytes, "all that was taken from the driver"),
     )
+
+
+def beside(peak: Peak) -> str:
+    """Return what was reserved beside the peak, where that is told."""
+    told = peak.reserved_bytes
+    return f", {format_bytes(told)} reserved" if told is not None else ""
 
 
 def fit(text: str, room: int) -> str:

@@ -36,6 +36,7 @@ MANY = 64
 SAMPLED = 4
 
 _SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER = range(6)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.GeneratorType, tuple)
 _kinds: dict[type, int] = {}
 _modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, type)
@@ -202,64 +203,76 @@ def graph_size(tensor: Any) -> int:
     return len(seen)
 
 
+_Node = tuple[Any, Any, int, str, tuple[str, ...], int]
+"""A thing, what names it (None: a frame), that one's id, the name, all names, how deep."""
+
+
 def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[Held, Any, Any]]:
     """Yield what has a size: it, the object, and the object that names it (None: a frame)."""
     until = thread_time() + limit_s
-    todo: deque[tuple[Any, Any, int, str, tuple[str, ...], int]] = deque()
-    seen: set[int] = {id(_users), id(todo)}
+    seen: set[int] = {id(_users)}
+    n = 0
     cleared: list[dict[str, Any]] = []
+    todo: deque[_Node] = deque()
     try:
-        for root, names, owner, parent in _roots(frame, cleared):
-            for label, thing in list(root.items()):
-                if not label.startswith("__") and not isinstance(thing, types.ModuleType):
-                    todo.append((thing, parent, owner, f".{label}", names, 0))
-        n = 0
-        while todo and n < MAX_NODES:
-            n += 1
-            if not n & 127 and thread_time() > until:
-                return
-            thing, parent, owner, label, names, depth = todo.popleft()
-            kind = type(thing)
-            what = _kinds.get(kind)
-            if what is None:
-                what = _learn(kind)
-            if what == _SKIP:
-                continue
-            names = (*names, label)
-            if what == _TENSOR:
-                yield (
-                    Held((owner, label, "bytes"), "bytes", _tensor_bytes(thing), names),
-                    thing,
-                    parent,
-                )
-                if thing.grad_fn is not None:
-                    nodes = graph_size(thing)
-                    yield Held((owner, label, "nodes"), "nodes", nodes, names), thing, parent
-                hooks = thing._backward_hooks
-                if hooks:
-                    held = Held((id(thing), "hooks", "items"), "items", len(hooks), names)
-                    yield held, hooks, thing
-                continue
-            if id(thing) in seen:
-                continue
-            seen.add(id(thing))
-            if what == _CONTAINER:
-                yield Held((owner, label, "items"), "items", len(thing), names), thing, parent
-            elif what == _CACHE:
-                size = thing.cache_info().currsize
-                yield Held((owner, label, "items"), "items", size, names), thing, parent
-            elif what == _BUFFER:
-                size = len(thing) if kind is bytearray else int(thing.nbytes)
-                yield Held((owner, label, "bytes"), "bytes", size, names), thing, parent
-                continue
-            if depth < DEEPEST:
-                for name, child in _children(thing):
-                    if _kinds.get(type(child)) != _SKIP:
-                        todo.append((child, thing, id(thing), name, names, depth + 1))
+        # what the user's own names lead to comes first, and is the same at each look
+        for theirs in (True, False):
+            for root, names, owner, parent in _roots(frame, cleared, theirs):
+                for label, thing in list(root.items()):
+                    if not label.startswith("__"):
+                        todo.append((thing, parent, owner, f".{label}", names, 0))
+            while todo and n < MAX_NODES:
+                n += 1
+                if not n & 127 and thread_time() > until:
+                    return
+                yield from _look_at(todo.popleft(), seen, todo)
     finally:
         todo.clear()
         for snapshot in cleared:
             snapshot.clear()
+
+
+def _look_at(
+    node: _Node, seen: set[int], todo: deque[_Node]
+) -> list[tuple[Held, Any, Any]] | tuple[()]:
+    """Return the sizes of one thing, and put what it leads to at the end of ``todo``."""
+    thing, parent, owner, label, names, depth = node
+    try:
+        kind = type(thing)
+        what = _kinds.get(kind)
+        if what is None:
+            what = _learn(kind)
+        if what == _SKIP:
+            return ()
+        names = (*names, label)
+        if what == _TENSOR:
+            return _tensor(thing, parent, (owner, label), names)
+        if id(thing) in seen:
+            return ()
+        seen.add(id(thing))
+        if depth < DEEPEST and what != _BUFFER:
+            for name, child in _children(thing):
+                if _kinds.get(type(child)) != _SKIP:
+                    todo.append((child, thing, id(thing), name, names, depth + 1))
+        if what == _OTHER:
+            return ()
+        unit = "bytes" if what == _BUFFER else "items"
+        return [(Held((owner, label, unit), unit, _size(thing, unit), names), thing, parent)]
+    except Exception:  # somebody's __len__, __eq__ or property; the others are looked at
+        return ()
+
+
+def _tensor(
+    thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...]
+) -> list[tuple[Held, Any, Any]]:
+    found = [(Held((*key, "bytes"), "bytes", _tensor_bytes(thing), names), thing, parent)]
+    if thing.grad_fn is not None:
+        found.append((Held((*key, "nodes"), "nodes", graph_size(thing), names), thing, parent))
+    hooks = thing._backward_hooks
+    if hooks:
+        held = Held((id(thing), "hooks", "items"), "items", len(hooks), names)
+        found.append((held, hooks, thing))
+    return found
 
 
 def _learn(kind: type) -> int:
@@ -277,6 +290,8 @@ def _learn(kind: type) -> int:
         what = _CACHE
     elif kind is bytearray or (kind.__module__ == "numpy" and hasattr(kind, "nbytes")):
         what = _BUFFER
+    elif kind.__getattribute__ is not object.__getattribute__ and kind not in _FUNCTIONS:
+        what = _SKIP  # a proxy, which may load or connect when it is looked at
     if len(_kinds) > 10_000:
         _kinds.clear()
     _kinds[kind] = what
@@ -298,12 +313,13 @@ def _users_modules() -> list[tuple[str, dict[str, Any]]]:
 
 
 def _roots(
-    frame: types.FrameType | None, cleared: list[dict[str, Any]]
+    frame: types.FrameType | None, cleared: list[dict[str, Any]], theirs: bool
 ) -> Iterator[tuple[dict[str, Any], tuple[str, ...], int, Any]]:
+    """Yield the names to begin with: the user's (``theirs``), or those of running libraries."""
     modules: set[int] = set()
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_OURS):
+        if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
             if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
                 values = frame.f_locals
                 # up to 3.12 the copy stays with the frame and would keep what it holds alive
@@ -311,12 +327,12 @@ def _roots(
                     cleared.append(values)
                 where = f"{_function(code)}() of {Path(code.co_filename).name}"
                 yield dict(values), (where,), id(code), None
-            if is_users(code.co_filename) and id(frame.f_globals) not in modules:
+            if theirs and id(frame.f_globals) not in modules:
                 modules.add(id(frame.f_globals))
                 name = frame.f_globals.get("__name__", "?")
                 yield frame.f_globals, (f"module {name}",), id(frame.f_globals), frame.f_globals
         frame = frame.f_back
-    for name, values in _users_modules():
+    for name, values in _users_modules() if theirs else ():
         if id(values) not in modules:
             modules.add(id(values))
             yield values, (f"module {name}",), id(values), values

@@ -147,7 +147,7 @@ def features(key, x):
     return CACHE[key]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mask(step, width):
     return torch.ones(width, width).tril() * step
 

@@ -1,0 +1,274 @@
+"""How often leak verdicts are right, how soon, and what the watch costs.
+
+``python benchmarks/leaks.py series [--n 200]``: simulated series, no torch; ``recorded DIR``: those
+of ``benchmarks/leak_series.py`` (``.npz``) or with a ``.json`` of truth beside each ``.csv``;
+``programs [--seeds 6]``: the planted programs of ``tests/memory/leaky``, 200 steps each (torch);
+``cost [--steps 4000]``: a 5 ms step with and without the watch, in turns (torch).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+
+from torchtriage.memory.leaks import first_alarm  # noqa: E402
+
+MIB = 1 << 20
+
+
+def simulated(n: int, scale: float) -> Iterator[tuple[str, bool, int, np.ndarray, np.ndarray]]:
+    """Yield kind, whether it leaks, onset, steps and bytes; ``scale`` multiplies the steps."""
+    for seed in range(n):
+        for kind in (*LEAKS, *HEALTHY):
+            rng = np.random.default_rng([seed, len(kind), ord(kind[0]), ord(kind[-1])])
+            step = np.arange(0, 6000, 4.0)
+            base = rng.uniform(50, 4000) * MIB
+            creep = 4096 * np.cumsum(rng.random(len(step)) < rng.uniform(0, 0.02))
+            spiky = rng.random(len(step)) < rng.uniform(0, 0.05)
+            spikes = np.where(spiky, rng.exponential(MIB, len(step)), 0)
+            start = rng.uniform(0, 8) * MIB * (1 - np.exp(-step / rng.uniform(3, 200)))
+            more, onset = (LEAKS.get(kind) or HEALTHY[kind])(step, rng)
+            values = base + creep + spikes + start + more
+            yield kind, kind in LEAKS, int(onset * scale), step * scale, values // 4096 * 4096
+
+
+def _rate(rng: np.random.Generator) -> float:
+    return float(2 ** rng.uniform(8, 15))
+
+
+def _late(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    onset = rng.uniform(500, 2900)
+    return _rate(rng) * np.maximum(step - onset, 0), onset
+
+
+def _jumps(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    at = np.sort(rng.uniform(0, 6000, rng.integers(1, 4)))
+    return sum(np.where(step > one, rng.uniform(1, 20) * MIB, 0) for one in at), 0
+
+
+def _ramp(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    return _rate(rng) * np.minimum(step, rng.uniform(100, 2100)), 0
+
+
+def _fill(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    return rng.uniform(1, 30) * MIB * (1 - np.exp(-step / rng.uniform(50, 700))), 0
+
+
+def _late_fill(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    from_, length = rng.uniform(0, 4500), rng.uniform(50, 1500)
+    return _rate(rng) * np.clip(step - from_, 0, length), 0
+
+
+def _saw(step: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(500, 8000) * (step % rng.uniform(40, 900))
+
+
+LEAKS = {
+    "steady": lambda step, rng: (_rate(rng) * step, 0),
+    "late": _late,
+    "intermittent": lambda step, rng: (
+        np.cumsum(np.where(rng.random(len(step)) < 0.08, 50 * _rate(rng), 0)),
+        0,
+    ),
+    "under a sawtooth": lambda step, rng: (max(2000.0, _rate(rng)) * step + _saw(step, rng), 0),
+    "under a swing": lambda step, rng: (
+        max(4000.0, _rate(rng)) * step
+        + rng.uniform(1, 6) * MIB * np.sin(step / rng.uniform(20, 150)),
+        0,
+    ),
+}
+HEALTHY = {
+    "nothing": lambda step, rng: (0 * step, 0),
+    "ramp at the start": _ramp,
+    "cache that fills": _fill,
+    "late cache": _late_fill,
+    "sawtooth": lambda step, rng: (_saw(step, rng), 0),
+    "load swing": lambda step, rng: (
+        rng.uniform(1, 30) * MIB * (1 + np.sin(step / rng.uniform(20, 500) + rng.uniform(0, 6))),
+        0,
+    ),
+    "load steps": lambda step, rng: (
+        np.repeat(rng.uniform(0, 30, 30) * MIB, len(step) // 30),
+        0,
+    ),
+    "a few jumps": _jumps,
+    "random walk": lambda step, rng: (
+        np.cumsum(rng.normal(0, rng.uniform(1e3, 1e5), len(step))),
+        0,
+    ),
+}
+
+
+def series(n: int) -> None:
+    """Print both error rates and the delay on simulated series, at three scales of steps."""
+    for scale in (0.1, 1.0, 3.0):
+        right: dict[str, list[bool]] = defaultdict(list)
+        delay: dict[str, list[float]] = defaultdict(list)
+        for kind, leak, onset, step, values in simulated(n, scale):
+            verdict = first_alarm(
+                step,
+                values,
+                every_steps=max(int(200 * scale), 1),
+                patience_steps=int(2800 * scale),
+            )
+            right[kind].append(verdict.leak == leak)
+            if leak and verdict.leak:
+                delay[kind].append((verdict.at_step - onset) / scale)
+        print(f"steps x {scale:g}: {n} series of each kind")
+        for kind, one in right.items():
+            what = "found" if kind in LEAKS else "quiet"
+            late = f", delay {np.median(delay[kind]):.0f} steps" if delay[kind] else ""
+            print(f"  {kind:20} {what} {sum(one)}/{len(one)}{late}")
+
+
+def recorded(folder: Path) -> None:
+    """Print the verdict on each recorded series, and both error rates."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for file in sorted([*folder.glob("*.csv"), *folder.glob("*.npz")]):
+        if file.suffix == ".csv":
+            truth: dict[str, Any] = json.loads(file.with_suffix(".json").read_text())
+            rows = np.genfromtxt(file, delimiter=",", names=True)
+            columns = rows["step"], rows["rss_bytes"], rows["py_objects"]
+            kind, leak, onset = truth["kind"], truth["leak"], truth["onset_step"] or 0
+        else:
+            loaded = np.load(file)
+            columns = loaded["step"], loaded["bytes"], loaded["objects"]
+            kind, leak, onset = str(loaded["kind"]), bool(loaded["leak"]), int(loaded["onset"])
+        verdict = first_alarm(*columns)
+        right[f"{'leak' if leak else 'healthy'} {kind}"].append(verdict.leak == leak)
+        delay = f"after {verdict.at_step - onset} steps" if verdict.leak else ""
+        mark = " " if verdict.leak == leak else "!"
+        print(f"{mark} {file.name:24} {kind:16} {verdict.answer:9} {verdict.by:8} {delay}")
+    for kind, one in sorted(right.items()):
+        print(f"{kind:28} right {sum(one)}/{len(one)}")
+
+
+def programs(n_seeds: int) -> None:
+    """Print how many planted leaks are found, with their line, and how many runs stay quiet."""
+    import torch
+    from memory.leaky import healthy, leaks
+
+    from torchtriage.memory.watching import watch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    lines = Path(str(leaks.__file__)).read_text().splitlines()
+    total = {"found": 0, "named": 0, "leaks": 0, "quiet": 0, "healthy": 0}
+    found_at = []
+    for program in (*leaks.LEAKS, *healthy.HEALTHY):
+        planted = program in leaks.LEAKS
+        slow = program.__name__ in ("compiled_anew", "worker_cache", "traced_by_shape")
+        for seed in range(min(n_seeds, 2) if slow else n_seeds):
+            torch.manual_seed(seed)
+            began = time.perf_counter()
+            with watch() as one:
+                program(one, random.Random(seed), 200)
+            report = one.report()
+            named = any(
+                leak.file == leaks.__file__
+                and leak.line
+                and lines[leak.line - 1].endswith("# HOLDS")
+                for leak in report.leaks
+            )
+            if planted:
+                total["leaks"] += 1
+                total["found"] += report.answer == "leak"
+                total["named"] += named
+                found_at += [leak.found_step for leak in report.leaks[:1]]
+            else:
+                total["healthy"] += 1
+                total["quiet"] += report.answer == "no leak"
+            wrong = (report.answer == "leak") != planted or (planted and not named)
+            print(
+                f"{'!' if wrong else ' '} {program.__name__:26} seed {seed} {report.answer:9}"
+                f" {time.perf_counter() - began:5.1f} s, own {report.own_s * 1e3:.0f} ms"
+                f" {[leak.sentence for leak in report.leaks] if wrong else ''}",
+                flush=True,
+            )
+    print(
+        f"leaks: found {total['found']}/{total['leaks']}, line named {total['named']}"
+        f"/{total['leaks']}, after {np.median(found_at):.0f} steps (median; most"
+        f" {max(found_at)}); healthy: quiet {total['quiet']}/{total['healthy']}"
+    )
+
+
+def cost(n_steps: int) -> None:
+    """Print what a watched step of about 5 ms costs more, in blocks of 50 steps taken in turns."""
+    import torch
+
+    from torchtriage.memory.watching import Watch
+
+    torch.set_num_threads(1)
+    layers = [torch.nn.Linear(256, 256) for _ in range(8)]
+    model = torch.nn.Sequential(*[one for layer in layers for one in (layer, torch.nn.ReLU())])
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(64, 256)
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(50):
+        step()
+    watch = Watch()
+    cpu: dict[bool, list[float]] = {False: [], True: []}
+    for block in range(n_steps // 25):
+        watched = bool(block % 2)
+        began = time.thread_time()
+        for _ in range(50):
+            step()
+            if watched:
+                watch.step()
+        cpu[watched].append((time.thread_time() - began) / 50)
+    plain, more = (np.array(cpu[one]) for one in (False, True))
+    report = watch.report()
+    own = report.own_s / report.n_steps
+    print(
+        f"step {np.median(plain) * 1e3:.2f} ms of CPU; watched {np.median(more) * 1e3:.2f} ms"
+        f" (mean {plain.mean() * 1e3:.2f} and {more.mean() * 1e3:.2f}); own time in"
+        f" {report.n_steps} steps {report.own_s * 1e3:.0f} ms = {own * 1e6:.1f} us per step ="
+        f" {own / plain.mean():.2%}, {report.n_looks} looks"
+    )
+    began = time.perf_counter()
+    watch._due = sys.maxsize
+    for _ in range(1_000_000):
+        watch.step()
+    print(f"a step that is not looked at: {(time.perf_counter() - began) * 1e3:.0f} ns")
+
+
+def main() -> None:
+    """Run what the first argument names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("series", "recorded", "programs", "cost"))
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--n", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4000)
+    args = parser.parse_args()
+    if args.what == "series":
+        series(args.n)
+    elif args.what == "recorded":
+        recorded(args.folder)
+    elif args.what == "programs":
+        programs(args.seeds)
+    else:
+        cost(args.steps)
+
+
+if __name__ == "__main__":
+    main()

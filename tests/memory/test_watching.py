@@ -1,0 +1,514 @@
+"""The live watch: quiet on healthy loops, names holder and line, and never hurts the loop."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtriage.memory import holders, watching
+from torchtriage.memory.watching import Leak, LeakWarning, Watch
+
+BIG = 4096
+
+
+@pytest.fixture(autouse=True)
+def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests fork; children that watch themselves are tested on their own."""
+    monkeypatch.setattr(watching, "_watch_children", lambda: None)
+
+
+def quiet(**options: Any) -> Watch:
+    # steps that take no time earn no budget
+    return Watch(**{"on_alarm": lambda leak: None, "credit_s": 5.0, **options})
+
+
+def spend() -> None:
+    sum(range(200))
+
+
+# -- without torch -----------------------------------------------------------------------------
+
+
+def test_a_level_loop_is_quiet() -> None:
+    with quiet() as watch:
+        for _ in range(250):
+            spend()
+            watch.step()
+    report = watch.report()
+    assert (report.answer, report.leaks) == ("no leak", ())
+    assert report.n_steps == 250
+
+
+def test_few_steps_are_too_early() -> None:
+    kept = []
+    with quiet() as watch:
+        for _ in range(60):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert watch.report().answer == "too early"
+
+
+def test_a_list_is_named_with_its_line() -> None:
+    kept = []
+    told: list[Leak] = []
+    with quiet(on_alarm=told.append) as watch:
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert told == [leak]
+    assert (leak.kind, leak.holder) == ("growing list", "kept")
+    assert leak.file == __file__
+    assert "kept.append(bytes(BIG))" in Path(__file__).read_text().splitlines()[leak.line - 1]
+    assert leak.function is not None
+    assert leak.function.endswith("test_a_list_is_named_with_its_line")
+    assert leak.bytes_per_step == pytest.approx(BIG, rel=0.05)
+    assert leak.per_step == 1
+    assert leak.found_step <= 200
+
+
+def test_numbers_that_are_logged_are_no_leak() -> None:
+    history = []
+    with quiet() as watch:
+        for step in range(250):
+            history.append({"step": step, "loss": step / 3})
+            watch.step()
+    assert watch.report().answer == "no leak"
+
+
+def test_a_cache_that_stops_is_no_leak() -> None:
+    cache = {}
+    with quiet() as watch:
+        for step in range(300):
+            cache.setdefault(step % 100, bytearray(BIG))
+            watch.step()
+    assert watch.report().answer == "no leak"
+
+
+def test_a_list_that_is_cleared_is_no_leak() -> None:
+    kept = []
+    with quiet() as watch:
+        for step in range(300):
+            kept.append(bytes(BIG))
+            if step % 70 == 69:
+                kept.clear()
+            watch.step()
+    assert watch.report().answer == "no leak"
+
+
+class Registry:
+    seen: dict[int, bytes] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.inner: dict[str, list[bytes]] = {"a": []}
+
+    def note(self, step: int) -> None:
+        self.seen[step] = bytes(BIG)
+
+    def note_inside(self) -> None:
+        self.inner["a"].append(bytes(BIG))
+
+
+@pytest.mark.parametrize(
+    ("method", "holder"), [("note", "registry.seen"), ("note_inside", "registry.inner['a']")]
+)
+def test_what_an_object_or_its_class_holds_is_named(method: str, holder: str) -> None:
+    registry = Registry()
+    with quiet() as watch:
+        for step in range(250):
+            if method == "note":
+                registry.note(step)
+            else:
+                registry.note_inside()
+            watch.step()
+    Registry.seen.clear()
+    (leak,) = watch.report().leaks
+    assert leak.holder == holder
+    assert leak.function == f"Registry.{method}" or sys.version_info < (3, 11)
+    lines, first = inspect.getsourcelines(getattr(Registry, method))
+    assert leak.line == first + len(lines) - 1
+
+
+def test_late_leaks_are_found() -> None:
+    kept = []
+    with quiet() as watch:
+        for step in range(900):
+            if step > 400:
+                kept.append(bytes(BIG))
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert 340 <= leak.since_step <= 480
+    assert leak.found_step <= 800
+
+
+def test_without_a_callback_one_warning_is_given_per_leak() -> None:
+    kept = []
+    with warnings.catch_warnings(record=True) as told, quiet(on_alarm=None) as watch:
+        warnings.simplefilter("always")
+        for _ in range(400):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert [one.category for one in told] == [LeakWarning]
+    assert "`kept`" in str(told[0].message)
+
+
+def test_the_report_is_written_at_the_alarm_and_at_the_end(tmp_path: Path) -> None:
+    kept = []
+    seen: list[bool] = []
+    file = tmp_path / "out" / "memory_watch.json"
+    with quiet(out_dir=file.parent, on_alarm=lambda _: seen.append(file.exists())) as w:
+        for _ in range(300):
+            kept.append(bytes(BIG))
+            w.step()
+    assert seen == [True]
+    told = json.loads(file.read_text())
+    assert told["schema"] == watching.SCHEMA
+    assert (told["answer"], told["n_steps"]) == ("leak", 300)
+    assert told["leaks"][0]["holder"] == "kept"
+    assert [one.name for one in file.parent.iterdir()] == ["memory_watch.json"]
+
+
+def test_findings_have_the_exact_line() -> None:
+    kept = []
+    with quiet() as watch:
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    (finding,) = watching.findings(watch.report())
+    assert (finding.code, finding.certainty) == ("MEM029", "certain")
+    assert finding.place.frame is not None
+    assert finding.place.frame.exact
+    assert "`kept`" in finding.message
+
+
+# -- it never hurts the loop -------------------------------------------------------------------
+
+
+def test_a_callback_that_raises_does_not_reach_the_loop() -> None:
+    def shout(leak: Leak) -> None:
+        raise RuntimeError("no")
+
+    kept = []
+    with quiet(on_alarm=shout) as watch:
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert "on_alarm failed: RuntimeError" in watch.report().notes
+
+
+def test_objects_that_raise_when_looked_at_do_no_harm() -> None:
+    class Angry:
+        __slots__ = ("a",)
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("no")
+
+        def __len__(self) -> int:
+            raise RuntimeError("no")
+
+        def __bool__(self) -> bool:
+            raise RuntimeError("no")
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("no")
+
+        def __hash__(self) -> int:
+            return 0
+
+    class AngryList(list):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            raise RuntimeError("no")
+
+    angry, also = Angry(), AngryList()
+    kept = []
+    with quiet() as watch:
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert [leak.holder for leak in watch.report().leaks] == ["kept"]
+    assert angry is not None
+    assert also is not None
+
+
+def test_no_reference_to_what_was_looked_at_stays() -> None:
+    """The next step frees what the last one made; a look must not keep it until the next look."""
+
+    class Made:
+        alive = 0
+
+        def __init__(self) -> None:
+            Made.alive += 1
+
+        def __del__(self) -> None:
+            Made.alive -= 1
+
+    gc.disable()
+    try:
+        with quiet() as watch:
+            for _ in range(200):
+                made = Made()
+                watch.step()
+                del made
+                assert Made.alive == 0
+    finally:
+        gc.enable()
+
+
+def test_the_tracer_is_taken_away_again() -> None:
+    before = sys.gettrace()
+    kept = []
+    with quiet() as watch:
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert watch.report().leaks
+    assert sys.gettrace() is before
+    assert inspect.currentframe().f_trace is None  # type: ignore[union-attr]
+
+
+def test_another_tracer_is_left_alone() -> None:
+    def tracer(frame: Any, event: str, arg: Any) -> None:
+        return None
+
+    before = sys.gettrace()
+    kept = []
+    sys.settrace(tracer)
+    try:
+        with quiet() as watch:
+            for _ in range(250):
+                kept.append(bytes(BIG))
+                watch.step()
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    (leak,) = watch.report().leaks
+    assert leak.holder == "kept"
+    assert any("another tracer" in note for note in watch.report().notes)
+
+
+def test_steps_of_other_threads_are_not_looked_at() -> None:
+    kept = []
+    with quiet() as watch:
+        watch.step()
+        other = threading.Thread(target=lambda: [watch.step() for _ in range(50)])
+        other.start()
+        other.join()
+        for _ in range(250):
+            kept.append(bytes(BIG))
+            watch.step()
+    assert watch.report().leaks[0].holder == "kept"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_does_not_go_on_watching(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with quiet(out_dir=tmp_path) as watch:
+            for _ in range(30):
+                watch.step()
+            pid = os.fork()
+            if not pid:
+                for _ in range(300):
+                    watch.step()
+                os._exit(0 if watch._n_looks <= 2 else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_what_is_kept_is_bounded() -> None:
+    watch = quiet(credit_s=0.05)
+    for _ in range(60_000):
+        watch.step()
+    assert len(watch._rss) <= watching.MAX_SAMPLES
+    assert watch._n_looks < 200
+    watch.close()
+    watch.close()
+    watch.step()
+
+
+def test_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that cost much are made seldom: own time stays under credit and share."""
+    now = [0.0]
+    own = [0.0]
+    monkeypatch.setattr(watching, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(watching, "thread_time", lambda: own[0])
+
+    def walk(frame: Any, limit_s: float) -> dict[Any, Any]:
+        own[0] += 0.1
+        return {}
+
+    monkeypatch.setattr(watching, "walk", walk)
+    watch = quiet(credit_s=watching.CREDIT_S)
+    for _ in range(40_000):
+        now[0] += 0.005
+        watch.step()
+    # 200 s of steps: the credit, its share of them, and the last look
+    assert own[0] <= watching.CREDIT_S + watching.SHARE * 200 + 0.1 + 1e-6
+    assert watch.report().n_looks >= 5
+
+
+# -- naming ------------------------------------------------------------------------------------
+
+
+def test_users_code_is_told_from_libraries() -> None:
+    assert holders.is_users(__file__)
+    assert not holders.is_users(json.__file__)
+    assert not holders.is_users(pytest.__file__)
+    assert not holders.is_users(watching.__file__)
+    assert not holders.is_users("<string>")
+    assert holders.is_users("<stdin>")
+
+
+def test_a_line_is_found_by_its_text_where_it_cannot_be_traced() -> None:
+    held = holders.Held((0, "", "items"), "items", 1, ("x() of y.py", ".registry", ".only_here"))
+    only_here: list[int] = []
+    only_here.append(1)
+    place = holders.adding_line(held, inspect.currentframe())
+    assert place is not None
+    assert "only_here.append(1)" in Path(place.file).read_text().splitlines()[place.line - 1]
+
+
+# -- torch: planted programs -------------------------------------------------------------------
+
+
+def planted(name: str, kind: str) -> Callable[[Watch, random.Random, int], object]:
+    from memory.leaky import healthy, leaks
+
+    return getattr(leaks if kind == "leak" else healthy, name)  # type: ignore[no-any-return]
+
+
+def run(name: str, kind: str, seed: int = 0) -> watching.WatchReport:
+    import torch
+
+    torch.manual_seed(seed)
+    program = planted(name, kind)
+    with quiet() as watch:
+        program(watch, random.Random(seed), 200)
+    return watch.report()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "name",
+    [
+        "graph_in_validation",
+        "graph_after_backward",
+        "graph_in_meter",
+        "graphs_in_list",
+        "list_in_trainer",
+        "global_cache",
+        "unbounded_lru_cache",
+        "forward_hooks",
+        "tensor_hooks",
+        "dataset_cache",
+        "tensor_that_grows",
+        "sets_in_closure",
+    ],
+)
+def test_planted_leaks_are_found_with_their_line(name: str) -> None:
+    from memory.leaky import leaks
+
+    lines = inspect.getsource(leaks).splitlines()
+    report = run(name, "leak")
+    assert report.answer == "leak"
+    assert any(
+        leak.file == leaks.__file__ and leak.line and lines[leak.line - 1].endswith("# HOLDS")
+        for leak in report.leaks
+    ), report
+    assert all(leak.found_step <= 200 for leak in report.leaks)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing",
+        "warm_up",
+        "cache_that_fills",
+        "cache_filled_at_random",
+        "bounded_cache",
+        "bounded_lru",
+        "sawtooth_of_cycles",
+        "list_cleared_every_epoch",
+        "accumulated_loss",
+        "numbers_logged",
+        "fragmentation",
+        "load_swing",
+        "best_and_average",
+        "hooks_removed",
+    ],
+)
+def test_healthy_look_alikes_stay_quiet(name: str) -> None:
+    report = run(name, "healthy")
+    assert report.answer == "no leak", report
+
+
+@pytest.mark.torch
+def test_sampled_steps_compute_the_same() -> None:
+    import torch
+
+    def train(watch: Watch | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(60):
+            loss = model(torch.randn(4, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if watch is not None:
+                watch.step()
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    with quiet() as watch:
+        assert torch.equal(train(watch), train(None))
+    assert watch.report().n_looks >= 3
+
+
+@pytest.mark.torch
+def test_a_graph_names_the_line_that_made_its_tensors() -> None:
+    report = run("graphs_in_list", "leak")
+    (leak,) = report.leaks
+    assert leak.made_line is not None
+    assert leak.bytes_per_step > 1000
+
+
+@pytest.mark.torch
+def test_start_counts_optimizer_steps_and_leaves_a_report(tmp_path: Path) -> None:
+    import subprocess
+
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from torchtriage.memory import watching\n"
+        "watching.start(Path(__file__).parent / 'out')\n"
+        "model = torch.nn.Linear(32, 32)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "outputs = []\n"
+        "for _ in range(220):\n"
+        "    out = model(torch.randn(16, 32))\n"
+        "    out.square().mean().backward()\n"
+        "    outputs.append(out)\n"
+        "    optimizer.step()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "LeakWarning: growing list `outputs`" in ran.stderr
+    told = json.loads((tmp_path / "out" / "memory_watch.json").read_text())
+    assert told["n_steps"] == 220
+    assert (told["leaks"][0]["holder"], told["leaks"][0]["line"]) == ("outputs", 11)

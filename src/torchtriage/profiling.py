@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
+import weakref
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -71,12 +73,9 @@ class Profile:
     """
 
     def __init__(self, out: str | os.PathLike[str] | None, plan: Plan | None) -> None:
-        self._temporary = (
-            tempfile.TemporaryDirectory(prefix="torchtriage-", ignore_cleanup_errors=True)
-            if out is None
-            else None
-        )
-        self.out = Path(self._temporary.name if self._temporary else out or "")
+        self.out = Path(tempfile.mkdtemp(prefix="torchtriage-") if out is None else out)
+        if out is None:  # gone with the profile
+            weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
         self.recorder: Recorder | None = None
         self._plan = plan
         self.how = "one window, no steps" if plan is None else "steps marked by p.step()"

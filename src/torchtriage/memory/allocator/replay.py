@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +104,8 @@ def replay(
     start = now = simulator.reserved_bytes
     n_fitted = 0
     malloc, free = simulator.malloc, simulator.free
+    collecting = gc.isenabled()
+    gc.disable()  # blocks point at each other and are dropped one by one: nothing to collect
     for position, op in enumerate(recording.op.tolist()):
         kind, life = op & 7, op >> 3
         if kind == 0:
@@ -135,6 +138,8 @@ def replay(
         rows.append(position)
         values.append(now)
 
+    if collecting:
+        gc.enable()
     wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
     same = _relative(given[wanted], recording.life_address[wanted])
     return Replayed(

@@ -1,0 +1,110 @@
+import io
+import pickle
+
+from builder import TraceBuilder
+from memory.naive_allocator import MIB, NaiveAllocator
+
+from torchtriage.memory.checkpointing import units
+from torchtriage.memory.read import read_snapshot
+
+TORCH = "/env/lib/python3.11/site-packages/torch"
+TRAIN = ("/work/train.py", 30, "main")
+CALL = (f"{TORCH}/nn/modules/module.py", 1751, "_call_impl")
+
+
+def frames(*rows):
+    """Innermost first, as a snapshot has them."""
+    return [{"filename": file, "line": line, "name": name} for file, line, name in rows]
+
+
+def in_block(line):
+    return frames(
+        (f"{TORCH}/nn/modules/linear.py", 125, "forward"),
+        CALL,
+        ("/work/model.py", line, "forward"),
+        CALL,
+        ("/work/model.py", 90, "forward"),
+        CALL,
+        TRAIN,
+    )
+
+
+BACKWARD = frames(
+    (f"{TORCH}/autograd/graph.py", 823, "_engine_run_backward"),
+    (f"{TORCH}/_tensor.py", 581, "backward"),
+    ("/work/train.py", 32, "main"),
+)
+EMBEDDING = frames(("/work/model.py", 86, "forward"), CALL, TRAIN)
+
+
+def a_step(n_blocks=4, sizes=(12, 24, 16), lines=(41, 43, 44), *, backward=True):
+    naive = NaiveAllocator()
+    kept = []
+
+    def malloc(size, stack):
+        naive.caller = stack
+        kept.append(naive.malloc(size * MIB))
+
+    malloc(14, EMBEDDING)
+    for _ in range(n_blocks):
+        for size, line in zip(sizes, lines, strict=True):
+            malloc(size, in_block(line))
+    naive.caller = BACKWARD if backward else frames(TRAIN)
+    for piece in reversed(kept):
+        naive.free(piece)
+    return read_snapshot(io.BytesIO(pickle.dumps(naive.snapshot())))
+
+
+def test_quiet_without_stacks_and_without_a_history():
+    naive = NaiveAllocator()
+    naive.free(naive.malloc(30 * MIB))
+    document = naive.snapshot()
+    assert units(read_snapshot(io.BytesIO(pickle.dumps(document)))) == ()
+    document["device_traces"] = []
+    assert units(read_snapshot(io.BytesIO(pickle.dumps(document)))) == ()
+
+
+def test_quiet_where_one_call_holds_everything():
+    # computed again as a whole it would need just as much
+    assert units(a_step(n_blocks=1)) == ()
+
+
+def test_a_repeated_block_saves_all_but_one_call_and_its_inputs():
+    (unit,) = units(a_step())
+    assert (unit.caller.file, unit.caller.line) == ("/work/model.py", 90)
+    assert (unit.forward.line, unit.n_calls) == (41, 4)
+    assert unit.activation_bytes == 4 * 52 * MIB
+    assert unit.high_bytes == 3 * 52 * MIB
+    assert unit.low_bytes == 3 * (52 - 24) * MIB
+    assert unit.share == 4 * 52 / (4 * 52 + 14)
+    assert unit.added_ms is None
+
+
+def test_a_loop_inside_forward_is_not_taken_for_calls():
+    # lines 41, 43, 44, 43, 44: back, but not to where it began
+    assert units(a_step(n_blocks=1, sizes=(12,) * 5, lines=(41, 43, 44, 43, 44))) == ()
+
+
+def test_the_time_of_one_more_forward_comes_from_the_trace():
+    builder = TraceBuilder()
+    for index in range(4):
+        start = 1000 * index
+        builder.step(index, start, 1000)
+        builder.frame("model.py(35): forward", start + 100, 200)
+        builder.launch(start + 110, 5, start + 150, 90)
+        builder.launch(start + 120, 5, start + 250, 30)
+        builder.frame("model.py(80): forward", start + 400, 100)  # of another class
+        builder.launch(start + 410, 5, start + 450, 500)
+    (unit,) = units(a_step(), trace=builder.build())
+    assert unit.time_of == "device"
+    assert unit.added_ms == 0.12
+
+
+def test_a_trace_without_this_function_gives_no_time():
+    builder = TraceBuilder()
+    for index in range(4):
+        builder.step(index, 1000 * index, 1000)
+        builder.frame("other.py(35): forward", 1000 * index + 100, 200)
+        builder.launch(1000 * index + 110, 5, 1000 * index + 150, 90)
+    (unit,) = units(a_step(), trace=builder.build())
+    assert unit.added_ms is None

@@ -91,12 +91,31 @@ def test_steps_go_by_the_numbers_of_the_recording():
     [
         (Frame("a.py", 3, "f"), "a.py:3 in f (function starts at this line)"),
         (Frame("a.py", 3, "f", exact=True), "a.py:3 in f"),
+        (Frame("a.py", 7, "f", exact=True, called="item", lines=(7,)), "a.py:7 in f"),
+        (
+            Frame("a.py", 3, "f", called="item", lines=(5, 7)),
+            "a.py:3 in f (function starts at this line; one of lines 5, 7)",
+        ),
+        (
+            Frame("a.py", 3, "f", called="item", lines=(5,)),
+            "a.py:3 in f (function starts at this line; probably line 5)",
+        ),
         (Frame("a.py", 0, "f"), "a.py in f"),
         (Frame("a.py", 3, ""), "a.py:3 (function starts at this line)"),
     ],
 )
 def test_a_line_says_what_it_is(frame, text):
     assert words.frame(frame) == text
+
+
+def test_source_lines_are_quoted_where_there_are_any():
+    def quote(file: str, function: str, line: int) -> str:
+        return {5: "  x.item()", 7: "  \x1b[31m"}.get(line, "")
+
+    frame = Frame("a.py", 3, "f", called="item", lines=(5, 6, 7))
+    assert words.quoted(frame, quote) == ["    5 |   x.item()", "    7 |   \\x1b[31m"]
+    assert words.quoted(frame, None) == []
+    assert words.quoted(Frame("a.py", 5, "f"), quote) == []
 
 
 def test_patterns_are_grouped_by_what_they_miss():

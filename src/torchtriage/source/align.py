@@ -100,7 +100,9 @@ def align(
         if found is not None:
             out: list[tuple[Site, ...]] = [()] * len(word)
             for index in asked:
-                out[index] = machine.sites_at(text, found, index)
+                # where names say little, a class in C that makes instances of others misleads
+                if machine is strict or word[index].name not in CONSTRUCTORS:
+                    out[index] = machine.sites_at(text, found, index)
             return Alignment(tuple(out), ordered=True)
     out = [()] * len(word)
     for index in asked:

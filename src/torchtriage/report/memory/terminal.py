@@ -73,7 +73,11 @@ def _result(page: Page, result: MemoryResult) -> None:
     for one in result.not_checked:
         what = f"{visible(one.name)}: no {', '.join(map(visible, one.missing))}"
         page.line((f"{one.code} ", "bold"), (what, ""), indent=2, hang=2)
-        page.verbatim([(row, "green") for row in one.how_to_record.split("\n")], indent=2)
+        rows = one.how_to_record.split("\n")
+        if len(rows) > 1:
+            page.verbatim([(row, "green") for row in rows], indent=2)
+        elif rows[0]:
+            page.line(("to check: ", "dim"), (visible(rows[0]), "green"), indent=4, hang=2)
     for crash in result.crashes:
         page.blank()
         page.line(("Failed", "bold red"), (", a defect of torchtriage; the others ran", ""))

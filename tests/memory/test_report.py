@@ -1,0 +1,257 @@
+"""A memory result reads the same everywhere, and nothing in a snapshot's names can break out."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import pickle
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from tests.memory.recorder import FORWARD, GIB, MIB, Recorder, frame, training_step
+from tests.report.sample_result import HOSTILE
+
+from torchtriage.cli.main import cli
+from torchtriage.errors import TraceFormatError
+from torchtriage.memory.categories import CATEGORIES, judge_categories, parse_categories
+from torchtriage.memory.read import read_memory, read_snapshot
+from torchtriage.memory.result import MemoryResult
+from torchtriage.memory.verdict import judge
+from torchtriage.report.memory import html_page, json_report, markdown, terminal
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-memory-1.json"
+A = 0x10_0000_0000
+
+
+def failing(name: str = "/home/me/model.py", function: str = "forward") -> dict[str, Any]:
+    one = Recorder()
+    where = [frame(name, 41, function), *FORWARD]
+    one.reserve(A, 8 * GIB)
+    one.alloc(A, 7 * GIB, where)
+    one.alloc(A + 7 * GIB + 512 * MIB, 512 * MIB, where)
+    one.oom(GIB, 3 * MIB, where)
+    one.annotations += [{"name": name, "stage": "START", "device": 0, "time_us": 1}]
+    return one.dump()
+
+
+def result_of(document: dict[str, Any]) -> MemoryResult:
+    return judge(read_snapshot(io.BytesIO(pickle.dumps(document, 4))))
+
+
+@cache
+def results() -> tuple[MemoryResult, ...]:
+    timeline = judge_categories(parse_categories(raw(), "timeline.json"))
+    empty = result_of({"segments": [], "device_traces": []})
+    return result_of(training_step().dump()), result_of(failing()), timeline, empty
+
+
+def raw() -> bytes:
+    return json.dumps(
+        [[-1, 1, 1000, 0], [5_000_000, 2, 500, 4], [6_000_000, 3, -500, 4], [6_000_000, 3, 500, 3],
+         [9_000_000, 4, -500, 3]]
+    ).encode()  # fmt: skip
+
+
+def test_every_result_follows_the_schema_and_comes_back() -> None:
+    schema = json_report.schema()
+    assert json.loads(PUBLISHED.read_text("utf-8")) == schema, (
+        "run: python -m tests.report.write_schema"
+    )
+    jsonschema.Draft202012Validator.check_schema(schema)
+    data = json_report.encode(results())
+    jsonschema.validate(json.loads(data), schema)
+    assert json_report.decode(data) == list(results())
+    assert json_report.encode(json_report.decode(data)) == data
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": "torchtriage/1"}', b"\xff"])
+def test_other_documents_are_refused(data: bytes) -> None:
+    with pytest.raises(TraceFormatError, match="expected a memory result"):
+        json_report.decode(data)
+
+
+def test_the_same_file_gives_the_same_bytes() -> None:
+    assert json_report.encode([result_of(failing())]) == json_report.encode([result_of(failing())])
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_terminal_says_verdict_holders_and_causes(width: int) -> None:
+    text = terminal.render(results(), width=width).plain
+    flat = " ".join(text.split())
+    assert "An allocation of 1.00 GiB failed at /home/me/model.py:41 forward" in flat
+    assert "All free memory together was too little" in flat
+    for word in ("MEM048", "peak", "by phase", "Not checked", "reserved"):
+        assert word in flat
+    assert max(map(len, text.split("\n"))) <= max(width, 120)
+
+
+def test_markdown_has_the_table_of_holders() -> None:
+    text = markdown.render(results())
+    assert "| 7.50 GiB | 100 % | me/model.py:41 forward, 2 allocations" in text
+    assert "`MEM048`" in text
+
+
+@cache
+def hostile() -> MemoryResult:
+    return result_of(failing(name=f"/home/{HOSTILE}.py", function=HOSTILE))
+
+
+def test_the_page_is_whole_small_and_runs_one_script() -> None:
+    page = html_page.render(results())
+    assert len(page.encode()) < html_page.MAX_PAGE_BYTES
+    assert page.count("<script>") == 1
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert "default-src 'none'" in html.unescape(policy[1])
+    assert not re.search(r'(src|href)="https?://(?!docs\.pytorch)', page)
+    data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    pictures = json.loads(data[1])["pictures"]
+    assert [one["id"] for one in pictures] == ["0-0", "1-0", "2-0"]
+
+
+def test_nothing_in_a_name_breaks_out() -> None:
+    page = html_page.render([hostile()])
+    body = page.split('id="data">')[0]
+    assert "<img" not in body
+    assert page.count("<script") == 2
+    assert "</script><" not in page.split('id="data">')[1].split("</script>")[0]
+    text = terminal.render([hostile()]).plain
+    assert "\x1b" not in text
+
+
+def test_pictures_that_do_not_fit_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_page, "MAX_PAGE_BYTES", 1000)
+    page = html_page.render(results())
+    assert "left out to keep the page small" in page
+    assert 'id="data">{"pictures":[]}</script>' in page
+
+
+# -- the profiler's own timeline ---------------------------------------------------------------
+
+
+def test_a_raw_timeline_is_read_by_category() -> None:
+    told = parse_categories(raw(), "raw.json")
+    assert told.held_bytes.sum(axis=0).tolist() == [1000, 1500, 1000, 1500, 1000]
+    assert told.held_bytes[CATEGORIES.index("temporaries")].tolist() == [0, 0, 0, 500, 0]
+    result = judge_categories(told)
+    (device,) = result.devices
+    assert device.peak is not None
+    assert (device.peak.allocated_bytes, device.peak.at_us) == (1500, 0)
+    assert {part.name: part.size_bytes for part in device.peak.categories} == {
+        "parameters": 1000,
+        "activations": 500,
+    }
+    assert {one.code for one in result.not_checked} == {"MEM029", "MEM049", "MEM052"}
+
+
+def test_a_drawn_timeline_is_the_same(tmp_path: Path) -> None:
+    sizes = [[0, 1000, 0, 0, 0, 0, 0, 0, 0], [0, 1000, 0, 0, 0, 500, 0, 0, 0]]
+    file = tmp_path / "drawn.json"
+    file.write_text(json.dumps([[-1, 5], sizes]))
+    told = read_memory(file)
+    assert not hasattr(told, "segments")
+    assert told.held_bytes.sum(axis=0).tolist() == [1000, 1500]
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def run(*args: str | Path) -> Result:
+    found = CliRunner().invoke(cli, ["memory", *map(str, args)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.output
+    assert "Traceback" not in found.output
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "fine.pickle").write_bytes(pickle.dumps(training_step().dump(), 4))
+    (tmp_path / "oom.pickle").write_bytes(pickle.dumps(failing(), 5))
+    (tmp_path / "empty.pickle").write_bytes(b"")
+    (tmp_path / "text.pickle").write_text("hello")
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    (tmp_path / "other.pickle").write_bytes(pickle.dumps({"a": 1}, 4))
+    (tmp_path / "code.pickle").write_bytes(pickle.dumps({"segments": [Path()]}, 4))
+    return tmp_path
+
+
+def test_the_command_prints_saves_and_exits(files: Path) -> None:
+    found = run(files / "fine.pickle")
+    assert found.exit_code == 0
+    assert found.output.startswith("Peak: 256 MiB allocated on device 0")
+    assert run(files / "oom.pickle", "--fail-on", "high").exit_code == 1
+    assert run(files / "oom.pickle", "--json", "-o", files / "out.json").exit_code == 0
+    (result,) = json_report.decode((files / "out.json").read_bytes())
+    assert result.findings[0].code == "MEM048"
+    assert run(files / "oom.pickle", "--html", files / "out.html").exit_code == 0
+    assert (files / "out.html").read_text("utf-8").startswith("<!doctype html>")
+    assert run(files / "fine.pickle", "--markdown").output.startswith("### Peak")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("empty.pickle", "found an empty file"),
+        ("text.pickle", "expected a memory snapshot"),
+        ("trace.json", "torchtriage analyze"),
+        ("other.pickle", "a dict without segments"),
+        ("code.pickle", "nothing was run"),
+        ("missing.pickle", "No such file"),
+        (".", "found a folder"),
+    ],
+)
+def test_unusable_files_give_one_clear_line(files: Path, name: str, said: str) -> None:
+    found = run(files / name)
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("\n") <= 2
+
+
+def test_one_bad_file_does_not_hide_the_others(files: Path) -> None:
+    found = run(files / "fine.pickle", files / "text.pickle")
+    assert found.exit_code == 2
+    assert "left out:" in found.output
+    assert "Peak: 256 MiB" in found.output
+
+
+# -- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path) -> None:
+    selenium = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("chromium and its driver are not installed")
+    page = tmp_path / "page.html"
+    page.write_text(html_page.render([*results(), hostile()]), "utf-8")
+    options = selenium.ChromeOptions()
+    options.binary_location = browser
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
+        options.add_argument(one)
+    chrome = selenium.Chrome(options=options, service=Service(driver))
+    try:
+        chrome.get(page.as_uri())
+        assert len(chrome.find_elements("css selector", ".over svg path")) > 8
+        assert len(chrome.find_elements("css selector", ".map canvas")) == 3
+        said = chrome.find_element("css selector", ".say").text
+        assert said.startswith("The peak, entry 5")
+        assert "256 MiB allocated" in said.replace("\N{NO-BREAK SPACE}", " ")
+        first = chrome.find_element("css selector", ".owners button")
+        first.send_keys("\n")
+        assert first.get_attribute("aria-pressed") == "true"
+        chrome.find_element("id", "theme").send_keys("\n")
+        assert [one for one in chrome.get_log("browser") if one["level"] == "SEVERE"] == []
+    finally:
+        chrome.quit()

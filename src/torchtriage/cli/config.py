@@ -19,12 +19,22 @@ else:
 __all__ = ["KEYS", "with_config"]
 
 KEYS = ("fail-on", "max-bytes", "min-share", "only", "skip", "top")
+TABLES = ("lint",)
+"""Tables inside the section, each for the command of its name."""
 
 
-def with_config(ctx: click.Context, options: dict[str, Any], start: Path) -> dict[str, Any]:
+def with_config(
+    ctx: click.Context,
+    options: dict[str, Any],
+    start: Path,
+    *,
+    table: str = "",
+    keys: tuple[str, ...] = KEYS,
+) -> dict[str, Any]:
     """Return the options with the section's values where the command line gave none.
 
-    A value is checked by the very option it stands for.
+    ``table`` names a table inside the section instead, ``keys`` what it may hold. A value is
+    checked by the very option it stands for.
 
     Raises
     ------
@@ -32,25 +42,33 @@ def with_config(ctx: click.Context, options: dict[str, Any], start: Path) -> dic
         The file is not TOML, or a key or value is not one the options know; the message names it.
     """
     file, section = _section(start)
+    where = f"[tool.torchtriage{'.' * bool(table)}{table}]"
+    section = section.get(table, {}) if table else _without_tables(section)
+    if not isinstance(section, dict):
+        raise UsageError(f"expected a table {where}", where=str(file))
     out = dict(options)
     params = {param.name: param for param in ctx.command.params}
     for key, value in section.items():
-        if key not in KEYS:
+        if key not in keys:
             raise UsageError(
-                f"unknown key {key!r} in [tool.torchtriage]",
+                f"unknown key {key!r} in {where}",
                 where=str(file),
-                hint=f"known keys: {', '.join(KEYS)}",
+                hint=f"known keys: {', '.join(keys)}",
             )
         name = key.replace("-", "_")
         try:
             checked = _checked(ctx, params[name], value)
         except click.BadParameter as error:
             raise UsageError(
-                f"odd value for {key!r} in [tool.torchtriage]: {error.message}", where=str(file)
+                f"odd value for {key!r} in {where}: {error.message}", where=str(file)
             ) from None
         if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             out[name] = checked
     return out
+
+
+def _without_tables(section: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in TABLES}
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -8,37 +8,50 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from torchtriage import lint
     from torchtriage.patterns import Entry
 
 __all__ = ["command"]
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from torchtriage.patterns import catalogue
+    from torchtriage import lint, patterns
 
-    return [
-        one
-        for entry in catalogue()
-        for one in (entry.pattern.code, entry.pattern.name)
-        if one.lower().startswith(incomplete.lower())
-    ]
+    known = [(entry.pattern.code, entry.pattern.name) for entry in patterns.catalogue()]
+    known += [(entry.rule.code, entry.rule.name) for entry in lint.catalogue()]
+    names = dict.fromkeys(one for pair in known for one in pair)
+    return [one for one in names if one.lower().startswith(incomplete.lower())]
 
 
 @click.command("explain")
 @click.argument("code", required=False, shell_complete=_complete)
 def command(code: str | None) -> None:
     """Explain a pattern by code or name; without one, list them all."""
-    from torchtriage.patterns import catalogue, lookup
+    from torchtriage import lint, patterns
 
+    rules = {key: one for one in lint.catalogue() for key in (one.rule.code, one.rule.name)}
     if code is not None:
-        _page(lookup(code))
+        rule = rules.get(code.strip().upper()) or rules.get(code.strip().lower())
+        if rule is None or any(one.pattern.code == rule.rule.code for one in patterns.catalogue()):
+            _page(patterns.lookup(code))
+            if rule is not None:
+                click.echo()
+        if rule is not None:
+            _source_page(rule)
         return
+    rows = {one.rule.code: (one.rule.family, one.rule.name, one.rule.title)
+            for one in lint.catalogue()}  # fmt: skip
+    for entry in patterns.catalogue():
+        pattern = entry.pattern
+        rows[pattern.code] = (pattern.family, pattern.name, pattern.title)
     family = ""
-    for entry in sorted(catalogue(), key=lambda one: (one.pattern.family, one.pattern.code)):
-        if entry.pattern.family != family:
-            family = entry.pattern.family
+    for known, (its_family, name, title) in sorted(
+        rows.items(), key=lambda row: (row[1][0], row[0])
+    ):
+        if its_family != family:
+            family = its_family
             click.secho(f"\n{family}", bold=True)
-        click.echo(f"  {entry.pattern.code}  {entry.pattern.name:24s} {entry.pattern.title}")
+        click.echo(f"  {known}  {name:24s} {title}")
 
 
 def _page(entry: Entry) -> None:
@@ -50,3 +63,9 @@ def _page(entry: Entry) -> None:
             click.echo(f"    {line}")
     if entry.fix.link:
         click.echo(f"\nMore: {entry.fix.link}")
+
+
+def _source_page(entry: lint.Entry) -> None:
+    """Print what torchtriage lint looks for under this code."""
+    click.secho(f"{entry.rule.code} {entry.rule.name}, in source", bold=True)
+    click.echo(inspect.cleandoc(entry.page))

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "compare": "What changed the step time between two runs, cause by cause.",
     "memory": "Judge memory snapshots: the peak by line, leaks, fragmentation, settings.",
     "doctor": "Can this trace be trusted, and how to record a better one?",
+    "lint": "What slows PyTorch code down in its source, with exact lines.",
     "explain": "A pattern's page, or the list of all patterns.",
     "demo": "A first result in a minute, from a bundled recording.",
     "show": "Render a saved JSON result again.",

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from torchtriage.units import format_bytes
 
-__all__ = ["reading", "reading_many"]
+__all__ = ["counting", "reading", "reading_many"]
 
 DELAY_S = 1.0
 
@@ -68,3 +68,28 @@ def reading_many(
         yield starting
     sys.stderr.write("\r\x1b[K")
     sys.stderr.flush()
+
+
+@contextmanager
+def counting(noun: str, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Yield a callback for a number of things done that shows a line on stderr after a second."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    begun = time.monotonic()
+    shown = 0.0
+
+    def progress(number: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - begun >= DELAY_S and now - shown >= 0.1:
+            shown = now
+            sys.stderr.write(f"\r\x1b[K{number:,} {noun}")
+            sys.stderr.flush()
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -23,7 +23,7 @@ from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.report.json_report import plain
 
-__all__ = ["encode"]
+__all__ = ["encode", "log", "notification"]
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "torchtriage/v1"
@@ -41,13 +41,45 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
     findings += [
         (result, finding) for result in words.outside(results, jobs) for finding in result.findings
     ]
+    return log(
+        results[0].version if results else "",
+        [(result.trace.path, finding) for result, finding in findings],
+        [
+            *(said for job in jobs for said in _job_notifications(job)),
+            *(said for result in results for said in _notifications(result)),
+        ],
+        successful=not any(result.refused for result in results),
+    )
+
+
+def log(
+    version: str,
+    findings: Sequence[tuple[str, Finding]],
+    notifications: Sequence[dict[str, Any]],
+    *,
+    successful: bool,
+) -> bytes:
+    """Return one SARIF run as UTF-8.
+
+    Parameters
+    ----------
+    version : str
+        Of torchtriage.
+    findings : sequence of (str, Finding)
+        Each with the path of its trace, which is where it points without a frame; empty when there
+        is none.
+    notifications : sequence of dict
+        What was not judged, and why; see :func:`notification`.
+    successful : bool
+        Whether a verdict could be given.
+    """
     codes = sorted({finding.code for _, finding in findings})
     seen: Counter[str] = Counter()
     run = {
         "tool": {
             "driver": {
                 "name": "torchtriage",
-                "version": results[0].version if results else "",
+                "version": version,
                 "rules": [
                     _rule(next(finding for _, finding in findings if finding.code == code))
                     for code in codes
@@ -56,21 +88,22 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
         },
         "invocations": [
             {
-                "executionSuccessful": not any(result.refused for result in results),
-                "toolExecutionNotifications": [
-                    *(said for job in jobs for said in _job_notifications(job)),
-                    *(said for result in results for said in _notifications(result)),
-                ],
+                "executionSuccessful": successful,
+                "toolExecutionNotifications": list(notifications),
             }
         ],
         "columnKind": "unicodeCodePoints",
         "results": [
-            _result(result, finding, codes.index(finding.code), seen)
-            for result, finding in findings
+            _result(path, finding, codes.index(finding.code), seen) for path, finding in findings
         ],
     }
-    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return msgspec.json.encode(plain(log)) + b"\n"
+    document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return msgspec.json.encode(plain(document)) + b"\n"
+
+
+def notification(code: str, level: str, text: str) -> dict[str, Any]:
+    """Return one thing to know about the run; ``level`` is ``error``, ``warning`` or ``note``."""
+    return {"descriptor": {"id": code}, "level": level, "message": {"text": visible(text)}}
 
 
 def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Result:
@@ -82,11 +115,11 @@ def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Resul
 
 def _job_notifications(job: JobResult) -> list[dict[str, Any]]:
     return [
-        {
-            "descriptor": {"id": note.code},
-            "level": _NOTE_LEVEL[note.level],
-            "message": {"text": visible(f"{len(job.ranks)} ranks: {note.message} {note.fix}")},
-        }
+        notification(
+            note.code,
+            _NOTE_LEVEL[note.level],
+            f"{len(job.ranks)} ranks: {note.message} {note.fix}",
+        )
         for note in job.notes
     ]
 
@@ -104,9 +137,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
     return rule
 
 
-def _result(
-    result: Result, finding: Finding, rule_index: int, seen: Counter[str]
-) -> dict[str, Any]:
+def _result(path: str, finding: Finding, rule_index: int, seen: Counter[str]) -> dict[str, Any]:
     identity = _identity(finding)
     # two findings of one code at one place stay two, in rank order
     occurrence, seen[identity] = seen[identity], seen[identity] + 1
@@ -116,7 +147,7 @@ def _result(
         "ruleIndex": rule_index,
         "level": _LEVEL[finding.severity],
         "message": {"text": _message(finding)},
-        "locations": [_location(result, finding)],
+        "locations": [_location(path, finding)],
         "partialFingerprints": {FINGERPRINT: digest.hexdigest()[:32]},
         "properties": {
             "severity": finding.severity,
@@ -125,7 +156,7 @@ def _result(
             "evidence": plain(finding.evidence, strict=False),
             "steps": finding.place.steps,
             "exactLine": finding.place.frame.exact if finding.place.frame else False,
-            "trace": visible(result.trace.path),
+            "trace": visible(path),
         },
     }
 
@@ -142,12 +173,14 @@ def _message(finding: Finding) -> str:
     return visible(" ".join(parts))
 
 
-def _location(result: Result, finding: Finding) -> dict[str, Any]:
+def _location(trace: str, finding: Finding) -> dict[str, Any]:
     frame = finding.place.frame
-    path = frame.file if frame else result.trace.path
+    path = frame.file if frame else trace
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(path)}}
     if frame and frame.line > 0:
         physical["region"] = {"startLine": frame.line}
+        if isinstance(column := finding.evidence.get("column"), int):
+            physical["region"]["startColumn"] = column
     logical = [{"name": visible(op), "kind": "function"} for op in finding.place.ops]
     if finding.place.module:
         logical.append({"name": visible(finding.place.module), "kind": "module"})
@@ -195,11 +228,4 @@ def _notifications(result: Result) -> list[dict[str, Any]]:
         (crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes
     ]
     path = visible(result.trace.path)
-    return [
-        {
-            "descriptor": {"id": code},
-            "level": level,
-            "message": {"text": visible(f"{path}: {text}")},
-        }
-        for code, level, text in said
-    ]
+    return [notification(code, level, f"{path}: {text}") for code, level, text in said]

@@ -1,0 +1,156 @@
+"""``torchtriage lint``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.config import with_config
+from torchtriage.cli.output import check_outputs, complain, save
+from torchtriage.cli.progress import counting
+from torchtriage.errors import UsageError
+from torchtriage.lint.result import LintResult
+
+__all__ = ["command"]
+
+LEVELS = ("note", "low", "medium", "high")
+CONFIG = ("exclude", "fail-on", "only", "skip")
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
+@click.option("--concise", "form", flag_value="concise", help="One line each: path:line:col: CODE.")
+@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
+@click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(),
+    help="Write what would be printed to FILE.",
+)
+@click.option("--fix", is_flag=True, help="Apply the safe edits, shown as a diff otherwise.")
+@click.option(
+    "--trace",
+    metavar="TRACE",
+    type=click.Path(),
+    help="Compare with a recording: what both show is certain, and costed.",
+)
+@click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
+@click.option("--skip", multiple=True, metavar="CODE", help="Leave this rule out (repeatable).")
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave paths like this out below a folder (repeatable).",
+)
+@click.option("--notes", is_flag=True, help="Show remarks too: what might help, unlike a fault.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([*LEVELS, "never"]),
+    default="never",
+    show_default=True,
+    help="Exit with 1 on a finding this severe or worse.",
+)
+@click.option(
+    "--stdin-filename",
+    metavar="NAME",
+    default="<stdin>",
+    show_default=True,
+    help="What to call the source that - reads from standard input.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
+    """Find what slows PyTorch code down in its source, with exact lines. Needs no torch.
+
+    PATH is a Python file, a notebook, a folder, or - for standard input. Source alone is a hint:
+    with --trace each finding says whether a recording shows it, and what it costs there.
+
+    A comment allows a finding: # torchtriage: allow SYN001. Defaults of --exclude, --fail-on,
+    --only and --skip come from [tool.torchtriage.lint] in the nearest pyproject.toml.
+    """
+    options = with_config(ctx, given, Path.cwd(), table="lint", keys=CONFIG)
+    if "-" in paths and len(paths) > 1:
+        raise UsageError("- stands alone: standard input is one source")
+    check_outputs([options["output"]], [one for one in paths if one != "-"])
+    result = _look(paths, options)
+    if options["trace"]:
+        from torchtriage import api
+        from torchtriage.lint.join import join
+
+        result = join(result, api.analyze(options["trace"]))
+    _report(result, options)
+    severe = {one.severity for one in result.findings}
+    if options["fail_on"] != "never" and severe & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
+        ctx.exit(1)
+    looked = result.n_files - result.n_without_torch - len({one.file for one in result.odd})
+    if result.odd and looked <= 0:
+        ctx.exit(2)
+
+
+def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:
+    from torchtriage.lint import lint, lint_text
+
+    keywords = {name: options[name] for name in ("only", "skip", "notes")}
+    if paths == ("-",):
+        data = sys.stdin.buffer.read()
+        return lint_text(data, options["stdin_filename"], **keywords)
+    with counting("files", quiet=options["quiet"]) as progress:
+        return lint(
+            paths, exclude=options["exclude"], fix=options["fix"], progress=progress, **keywords
+        )
+
+
+def _report(result: LintResult, options: dict[str, Any]) -> None:
+    form = options["form"]
+    if form is None and options["output"] is None:
+        _print(result, fixing=options["fix"])
+        return
+    data = _encode(result, form, fixing=options["fix"])
+    if options["output"]:
+        save(options["output"], data)
+        return
+    if form == "concise":
+        for patch in result.patches:
+            said = "mended" if patch.applied else "--fix mends"
+            complain(f"{patch.file}: {said} {', '.join(patch.codes)}")
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _encode(result: LintResult, form: str | None, *, fixing: bool) -> bytes:
+    from torchtriage.report.lint import json_report, markdown, sarif, terminal
+
+    if form == "json":
+        return json_report.encode(result)
+    if form == "sarif":
+        return sarif.encode(result)
+    if form == "markdown":
+        return markdown.render(result).encode()
+    if form == "concise":
+        return terminal.concise(result).encode("utf-8", "backslashreplace")
+    return (terminal.render(result, quote=_quote, fixing=fixing).plain + "\n").encode()
+
+
+def _print(result: LintResult, *, fixing: bool) -> None:
+    from rich.console import Console
+
+    from torchtriage.report.lint import terminal
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    terminal.write(result, Screen(), quote=_quote, fixing=fixing)
+
+
+def _quote(file: str, line: int) -> str:
+    """Return a line of a file as it is now, empty where it cannot be read."""
+    import linecache
+
+    return linecache.getline(file, line)

@@ -1,0 +1,151 @@
+"""What a rule is: a pure function from one file's facts to hits, and the list of all of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+
+from torchtriage.errors import PatternError, UsageError
+from torchtriage.finding import Fix, Severity
+from torchtriage.lint.edits import Autofix
+from torchtriage.lint.facts import Module
+
+__all__ = ["SECTIONS", "Entry", "Hit", "Rule", "lookup"]
+
+SECTIONS = ("Looks like", "Slow because", "Fix", "Quiet when", "Source")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule's identity.
+
+    ``code`` : that of the trace pattern whose source side it is (up to 099), or one of its own
+    (101 and up) where a trace cannot show it. ``over`` : codes that say less about the same lines;
+    their hits inside a hit of this rule are dropped. ``device`` : it is about work on a device, and
+    has nothing to say of a program that runs on the CPU.
+    """
+
+    code: str
+    name: str
+    family: str
+    title: str
+    severity: Severity
+    over: tuple[str, ...] = ()
+    device: bool = False
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One place in a file.
+
+    ``node`` : what to point at. ``span`` : what the hit speaks about, for ``Rule.over`` (the node
+    unless given). ``called`` : what is called there, for the join with a trace.
+    """
+
+    node: ast.expr | ast.stmt
+    message: str
+    called: str = ""
+    severity: Severity | None = None
+    fix: Fix | None = None
+    autofix: Autofix | None = None
+    span: ast.AST | None = None
+
+
+Find = Callable[[Module], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rule, its function, its fix and its page."""
+
+    rule: Rule
+    find: Find
+    fix: Fix
+    page: str
+
+    def section(self, title: str) -> str:
+        """Return one section of the page as running text, empty when it has none."""
+        match = re.search(
+            rf"^{re.escape(title)}:(.*?)(?=^[A-Z][A-Za-z ]+:|\Z)",
+            self.page,
+            re.DOTALL | re.MULTILINE,
+        )
+        return " ".join(match.group(1).split()) if match else ""
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> tuple[Entry, ...]:
+    """Return every rule in the folder ``rules``, in order of code.
+
+    Raises
+    ------
+    PatternError
+        A module is not of the shape every rule has; the message names it and what is off.
+    """
+    from torchtriage.lint import rules as package
+
+    entries = [
+        _entry(importlib.import_module(f"{package.__name__}.{info.name}"))
+        for info in pkgutil.iter_modules(package.__path__)
+        if not info.name.startswith("_")
+    ]
+    entries.sort(key=lambda entry: entry.rule.code)
+    codes = [entry.rule.code for entry in entries]
+    for code in codes:
+        if codes.count(code) > 1:
+            raise PatternError(f"two rules share the code {code}")
+    return tuple(entries)
+
+
+def lookup(code_or_name: str) -> Entry:
+    """Return the rule with this code or name.
+
+    Raises
+    ------
+    UsageError
+        There is none; the message suggests near ones.
+    """
+    import difflib
+
+    wanted = code_or_name.strip().lower()
+    known = {
+        key: entry for entry in catalogue() for key in (entry.rule.code.lower(), entry.rule.name)
+    }
+    if wanted in known:
+        return known[wanted]
+    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
+    raise UsageError(
+        f"no rule is called {code_or_name!r}",
+        hint=f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all",
+    )
+
+
+def _entry(module: ModuleType) -> Entry:
+    where = module.__name__
+
+    def demand(condition: object, message: str) -> None:
+        if not condition:
+            raise PatternError(message, where=where, hint="see CONTRIBUTING.md, adding a rule")
+
+    rule, fix = getattr(module, "RULE", None), getattr(module, "FIX", None)
+    demand(isinstance(rule, Rule), "expected RULE = Rule(...)")
+    demand(isinstance(fix, Fix), "expected FIX = Fix(...)")
+    demand(callable(getattr(module, "find", None)), "expected def find(module)")
+    assert isinstance(rule, Rule)
+    assert isinstance(fix, Fix)
+    stem = where.rpartition(".")[2]
+    demand(
+        rule.name.replace("-", "_") == stem,
+        f"expected the name of the file, {stem!r}, found {rule.name!r}",
+    )
+    demand(re.fullmatch(r"[A-Z]{3}\d{3}", rule.code), f"odd code {rule.code!r}")
+    entry = Entry(rule, module.find, fix, module.__doc__ or "")
+    for title in SECTIONS:
+        demand(entry.section(title), f"the docstring has no section {title!r}")
+    return entry

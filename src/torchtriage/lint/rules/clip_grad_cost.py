@@ -1,0 +1,74 @@
+"""Clipping gradients makes the host wait, or runs parameter by parameter.
+
+Looks like: ``clip_grad_norm_(..., error_if_nonfinite=True)`` or ``foreach=False``; ``.item()`` of
+    the norm in each step; a loop over parameters that takes each gradient's norm.
+Slow because: the host waits for the norm; or hundreds of small kernels are launched.
+Fix: ``clip_grad_norm_(params, 1.0)``, and leave the norm on the device.
+Quiet when: the norm is read every N steps.
+Source: PyTorch documentation of ``clip_grad_norm_``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Loop, Module, keyword, literal
+
+RULE = Rule(
+    code="OPT041",
+    name="clip-grad-cost",
+    family="optim",
+    title="Gradient clipping loops or waits",
+    severity="medium",
+    over=("SYN001", "LCH016"),
+)
+
+FIX = Fix(
+    text="Clip with one call, and leave the norm on the device.",
+    code="""norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # no error_if_nonfinite
+if step % 50 == 0:
+    log(norm.item())""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield clipping that waits or loops in each step."""
+    for call in module.called("torch.nn.utils.clip_grad_norm_"):
+        if not call.context.hot:
+            continue
+        if literal(keyword(call.node, "error_if_nonfinite")) is True:
+            yield Hit(call.node, "error_if_nonfinite=True reads the norm in every step",
+                      "clip_grad_norm_")  # fmt: skip
+        elif literal(keyword(call.node, "foreach")) is False:
+            yield Hit(call.node, "foreach=False clips one parameter at a time", "clip_grad_norm_")
+    for call in [*module.sent("item"), *module.called("float")]:
+        value = call.receiver if call.attr == "item" else (call.arguments or (call.receiver,))[0]
+        if value.norm and call.context.hot:
+            yield Hit(call.node, "the norm of the gradients is read in every step", call.attr)
+    for loop in module.loops:
+        if (
+            loop.comprehension
+            or loop.iterates.kind != "params"
+            or not isinstance(loop.node, ast.For)
+        ):
+            continue
+        context = module.loop_contexts[loop]
+        if (context.hot or context.function is not None) and not context.rare and _norms(loop):
+            yield Hit(loop.node, "the norm of each gradient is taken one by one", "norm",
+                      span=loop.node)  # fmt: skip
+
+
+def _norms(loop: Loop) -> bool:
+    for node in ast.walk(loop.node):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("norm", "vector_norm")
+            and ".grad" in ast.unparse(node)
+        ):
+            return True
+    return False

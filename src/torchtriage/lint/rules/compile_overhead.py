@@ -1,0 +1,56 @@
+"""``torch.compile`` is called in every step.
+
+Looks like: ``torch.compile(...)`` in a loop of steps, or in ``forward``.
+Slow because: each call makes a new compiled function with an empty cache: it compiles, or looks its
+    guards up, over and over.
+Fix: compile once, before the loop or in ``__init__``.
+Quiet when: the result is kept in a module (``layer = torch.compile(layer)`` over layers), or the
+    loop is over the settings of ``torch.compile``.
+Source: PyTorch documentation of ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Call, Module
+
+RULE = Rule(
+    code="CMP032",
+    name="compile-overhead",
+    family="compile",
+    title="Guards and wrappers dominate small compiled graphs",
+    severity="high",
+)
+
+FIX = Fix(
+    text="Compile once, outside the loop.",
+    code="""@torch.compile          # here, once
+def body(x): ...
+
+for batch in loader:
+    body(batch)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield compilations in each step."""
+    for call in module.called("torch.compile"):
+        if call.context.hot and not _over_settings(call) and not _kept(call):
+            yield Hit(call.node, "torch.compile is called in every step")
+
+
+def _over_settings(call: Call) -> bool:
+    targets = {name for loop in call.context.loops() for name in loop.targets}
+    given = [*call.node.args, *(one.value for one in call.node.keywords)]
+    return any(
+        isinstance(node, ast.Name) and node.id in targets for one in given for node in ast.walk(one)
+    )
+
+
+def _kept(call: Call) -> bool:
+    return call.target.startswith("self.")

@@ -1,0 +1,97 @@
+"""A compiled function gets arguments for which it must compile again.
+
+Looks like: the loop's counter passed to a compiled function, or an argument that changes its dtype
+    from call to call (``model(x.half() if i % 2 else x)``).
+Slow because: what is a Python number or a dtype becomes part of the compiled code; another value
+    compiles again, for seconds, and after eight times the function runs without compilation.
+Fix: pass a tensor instead of the number; keep one dtype.
+Quiet when: the argument is a tensor.
+Source: PyTorch documentation, "torch.compile: recompilation".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Call, Module
+from torchtriage.lint.rules._reads import text_of
+
+RULE = Rule(
+    code="CMP031",
+    name="compile-recompile",
+    family="compile",
+    title="Compiled code is compiled again and again",
+    severity="medium",
+)
+
+FIX = Fix(
+    text="Pass what changes as a tensor, in one dtype.",
+    code="""torch._dynamo.mark_dynamic(x, 0)         # this dimension varies: one graph for all
+step = torch.tensor(step, device=device)  # not a Python number that changes
+# TORCH_LOGS=recompiles python train.py    # prints what changed""",
+    link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
+)
+
+_CASTS = frozenset(["half", "float", "bfloat16", "double", "to", "type"])
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield calls of compiled functions whose arguments change kind."""
+    for call in module.calls:
+        if not _is_compiled(module, call) or call.context.rare:
+            continue
+        given = [*call.node.args, *(one.value for one in call.node.keywords)]
+        counters = {
+            name
+            for loop in call.context.loops()
+            if not loop.comprehension and (loop.n_constant is None or loop.n_constant > 2)
+            for name in _counters(loop.node)
+        }
+        for one in given:
+            if isinstance(one, ast.Name) and one.id in counters:
+                yield Hit(
+                    call.node, f"{one.id!r} is another number in every call: it compiles again"
+                )
+                break
+            if isinstance(one, ast.IfExp) and _flips(one):
+                yield Hit(call.node, f"the dtype changes from call to call: {text_of(one)}")
+                break
+
+
+def _is_compiled(module: Module, call: Call) -> bool:
+    if call.receiver.compiled:
+        return True
+    if isinstance(call.node.func, ast.Name):
+        return any(
+            one.compiled and one.name == call.node.func.id and one.owner is None
+            for one in module.functions
+        )
+    return False
+
+
+def _counters(node: ast.AST) -> Iterator[str]:
+    """Yield the names a loop counts with."""
+    if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
+        return
+    func = node.iter.func
+    name = func.id if isinstance(func, ast.Name) else ""
+    if name == "range" and isinstance(node.target, ast.Name):
+        yield node.target.id
+    if name == "enumerate" and isinstance(node.target, ast.Tuple) and node.target.elts:
+        first = node.target.elts[0]
+        if isinstance(first, ast.Name):
+            yield first.id
+
+
+def _flips(node: ast.IfExp) -> bool:
+    def cast(one: ast.expr) -> bool:
+        return (
+            isinstance(one, ast.Call)
+            and isinstance(one.func, ast.Attribute)
+            and one.func.attr in _CASTS
+        )
+
+    return cast(node.body) != cast(node.orelse)

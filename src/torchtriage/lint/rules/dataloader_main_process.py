@@ -1,0 +1,43 @@
+"""Batches are prepared by the training process itself.
+
+Looks like: ``DataLoader(...)`` without ``num_workers``, or with 0.
+Slow because: reading, decoding and collating run between two steps, while the device waits.
+Fix: ``num_workers`` of a few per device, with ``persistent_workers=True``.
+Quiet when: the dataset hands out what lies in memory (``TensorDataset``, a ``__getitem__`` that
+    only indexes), or options come from elsewhere (``**options``).
+Source: PyTorch performance tuning guide, "Enable asynchronous data loading".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Module
+from torchtriage.lint.names import LOADERS
+from torchtriage.lint.rules._loaders import in_memory, workers
+
+RULE = Rule(
+    code="DAT018",
+    name="dataloader-main-process",
+    family="data",
+    title="Batches loaded on the main thread",
+    severity="medium",
+)
+
+FIX = Fix(
+    text="Let worker processes prepare the batches.",
+    code="""loader = DataLoader(
+    dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True
+)""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#enable-asynchronous-data-loading-and-augmentation",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield loaders without workers."""
+    for call in module.called(*LOADERS):
+        if workers(call) == 0 and not in_memory(module, call) and not call.context.aside:
+            yield Hit(call.node, "this loader has no workers: batches are made between two steps")

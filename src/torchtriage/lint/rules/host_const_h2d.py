@@ -1,0 +1,81 @@
+"""A constant is built on the host and copied to the device in every step.
+
+Looks like: ``torch.tensor([...]).to(device)`` or ``torch.zeros(n).cuda()``, and factories without
+    ``device=`` whose result moves, in a loop of steps or in ``forward``.
+Slow because: the constant is filled on the CPU, then copied from pageable memory; the copy waits
+    for the stream.
+Fix: give ``device=`` to the factory; keep constants in a buffer.
+Quiet when: the tensor holds input of this step, or stays on the host.
+Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Module, keyword
+from torchtriage.lint.rules._reads import compiled, text_of
+
+RULE = Rule(
+    code="SYN005",
+    name="host-const-h2d",
+    family="sync",
+    title="Constants built on the host and copied each step",
+    severity="medium",
+    device=True,
+)
+
+FIX = Fix(
+    text="Build the tensor on the device, or keep it there in a buffer.",
+    code="""self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]), persistent=False)
+mask = torch.zeros(n, device=x.device)  # not torch.zeros(n).to(x.device)""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#create-tensors-directly-on-the-target-device",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield moves of tensors that hot code has just built on the host."""
+    for call in module.sent("to", "cuda", "type_as"):
+        made = call.receiver.made_by
+        if made is None or not call.context.hot or call.value.device != 2 or compiled(call.context):
+            continue
+        if _of_step(module, made):
+            continue
+        yield Hit(
+            call.node,
+            f"built on the host and copied in every step: {text_of(call.node)}",
+            call.attr,
+        )
+
+
+def _of_step(module: Module, made: ast.Call) -> bool:
+    """Return whether a factory is given data, which must come from the host."""
+    name = module.name_of(made.func)
+    if keyword(made, "pin_memory") is not None:
+        return True
+    if name.rpartition(".")[2] not in ("tensor", "as_tensor"):
+        return False
+    return not made.args or not _constant(made.args[0])
+
+
+def _constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return _constant(node.operand)
+    if isinstance(node, ast.List | ast.Tuple):
+        return bool(node.elts) and all(_constant(one) for one in node.elts)
+    if isinstance(node, ast.BinOp):
+        return _constant(node.left) and _constant(node.right)
+    if isinstance(node, ast.Attribute):
+        # self.mean of a configuration: the same in every step
+        return isinstance(node.value, ast.Name | ast.Attribute) and _root(node) == "self"
+    return isinstance(node, ast.Constant)
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,75 @@
+"""Tensors are printed or logged in every step.
+
+Looks like: ``print``, a logger, ``add_scalar``, ``wandb.log`` or ``tqdm.set_postfix`` with a device
+    tensor (or its ``.item()``) among its arguments, in a loop of steps or in a step function.
+Slow because: to show a value the host waits for it; formatting and writing take their own time.
+Fix: log every N steps, and what was added up on the device meanwhile.
+Quiet when: it is behind ``if step % n``, a rank or debug switch, or shows host values only.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Call, Module
+from torchtriage.lint.rules._reads import compiled, logging_calls, reads, text_of
+
+RULE = Rule(
+    code="SYN004",
+    name="host-sync-print-log",
+    family="sync",
+    title="Tensors printed or logged in every step",
+    severity="medium",
+    over=("SYN001", "CPY006", "OPT041"),
+    device=True,
+)
+
+FIX = Fix(
+    text="Log every N steps, from a sum that stays on the device.",
+    code="""running += loss.detach()
+if step % 50 == 0:
+    print(f"{step} {running.item() / 50:.4f}")
+    running.zero_()""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#avoid-unnecessary-cpu-gpu-synchronization",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield prints and log calls of hot code that show device values."""
+    read = [node for node, context, _ in reads(module) if context.hot]
+    for call in logging_calls(module):
+        if not call.context.hot or compiled(call.context):
+            continue
+        if _shows_tensor(module, call) or any(_inside(one, call.node) for one in read):
+            yield Hit(
+                call.node,
+                f"a device value is shown in every step: {text_of(call.node)}",
+                "print" if call.attr == "print" else call.attr,
+            )
+
+
+def _shows_tensor(module: Module, call: Call) -> bool:
+    for value in call.arguments:
+        if any(one.on_device and not one.guess for one in (value, *value.items)):
+            return True
+    return any(
+        one.value.on_device and not one.value.guess and _inside(one.node, call.node)
+        for one in module.formats
+    )
+
+
+def _inside(node: ast.AST, outer: ast.Call) -> bool:
+    begin = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
+    return (
+        (outer.lineno, outer.col_offset)
+        <= begin
+        < (
+            outer.end_lineno or 0,
+            outer.end_col_offset or 0,
+        )
+    )

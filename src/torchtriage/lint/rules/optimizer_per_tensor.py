@@ -1,0 +1,128 @@
+"""Parameters are updated one by one.
+
+Looks like: an optimizer with ``foreach=False``; a loop over ``parameters()`` that updates each in
+    place (``p.data.mul_(...)``, an average of weights) in each step.
+Slow because: several launches per parameter, each a few microseconds of host time, for kernels that
+    take less.
+Fix: ``AdamW(..., fused=True)``; ``torch._foreach_lerp_`` or ``AveragedModel`` for averages.
+Quiet when: ``fused=True`` is given, or the loop runs once (freezing, initial values).
+Source: PyTorch performance tuning guide, "Fuse operations"; documentation of ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.edits import Autofix, replace_node
+from torchtriage.lint.facts import Call, Loop, Module, keyword, literal
+
+RULE = Rule(
+    code="LCH016",
+    name="optimizer-per-tensor",
+    family="launch",
+    title="The optimizer loops over parameters",
+    severity="medium",
+    over=("OPT040",),
+)
+
+FIX = Fix(
+    text="Use the fused or foreach implementation.",
+    code="optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)",
+    link="https://docs.pytorch.org/docs/stable/optim.html",
+)
+
+AVERAGE = Fix(
+    text="Update all parameters with one foreach call.",
+    code="""from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+# or: torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 1 - m)""",
+    link="https://docs.pytorch.org/docs/stable/optim.html",
+)
+
+SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
+
+_FUSED = frozenset(["SGD", "Adam", "AdamW", "Adagrad"])
+_UPDATES = re.compile(r"(mul|add|sub|copy|lerp|addcmul|addcdiv|div)_$")
+_STEPPING = re.compile(r"ema|average|momentum|(^|_)update|(^|_)step($|_)|polyak|soft_update")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield per-tensor optimizers and loops that update parameters in each step."""
+    for call in module.calls:
+        if call.name.startswith("torch.optim.") and call.attr[:1].isupper():
+            yield from _optimizer(call)
+    for loop in module.loops:
+        if _updates(module, loop):
+            yield Hit(
+                loop.node,  # type: ignore[arg-type]
+                "parameters are updated one by one in every step",
+                fix=AVERAGE,
+                span=loop.node,
+            )
+
+
+def _optimizer(call: Call) -> Iterator[Hit]:
+    foreach, fused = keyword(call.node, "foreach"), keyword(call.node, "fused")
+    if literal(fused) is True or literal(keyword(call.node, "differentiable")) is True:
+        return
+    if foreach is not None and literal(foreach) is False:
+        yield Hit(
+            call.node,
+            f"{call.attr} with foreach=False updates one parameter at a time",
+            autofix=Autofix((replace_node(foreach, "True"),), SAFE),
+        )
+    elif foreach is None and fused is None and call.attr in _FUSED:
+        yield Hit(
+            call.node,
+            f"{call.attr} without fused=True: one kernel could update all parameters",
+            severity="note",
+        )
+
+
+def _updates(module: Module, loop: Loop) -> bool:
+    if loop.comprehension or not isinstance(loop.node, ast.For) or not _over_params(module, loop):
+        return False
+    context = module.loop_contexts[loop]
+    function = context.function
+    stepping = function is not None and (
+        _STEPPING.search(function.name) is not None or function.called_hot
+    )
+    if not (context.hot or stepping) or context.rare:
+        return False
+    for node in ast.walk(loop.node):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and _UPDATES.search(node.func.attr)
+            and (root := _root(node.func.value)) is not None
+            and root in loop.targets
+            and not _is_grad(node.func.value)
+        ):
+            return True
+    return False
+
+
+def _over_params(module: Module, loop: Loop) -> bool:
+    """Return whether a loop goes over parameters, alone or in pairs."""
+    node = loop.node.iter  # type: ignore[union-attr]
+    if loop.iterates.kind == "params":
+        return True
+    if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
+        return any(module.value(one).kind == "params" for one in node.args)
+    if isinstance(node, ast.Subscript):
+        return literal(node.slice) == "params"
+    return False
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_grad(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))

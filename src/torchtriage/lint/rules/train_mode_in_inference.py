@@ -1,0 +1,63 @@
+"""A model runs without autograd, and still in train mode.
+
+Looks like: a module built in this file, with dropout or batch norm, called under ``no_grad`` or
+    ``inference_mode``, and no ``.eval()`` in the file.
+Slow because: dropout draws random numbers and batch norm computes and stores statistics; above all
+    the results are wrong.
+Fix: ``model.eval()`` before the loop.
+Quiet when: ``.eval()`` or ``.train(False)`` is anywhere in the file, or the model comes from
+    elsewhere.
+Source: PyTorch documentation of ``Module.eval``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torchtriage.finding import Fix
+from torchtriage.lint.base import Hit, Rule
+from torchtriage.lint.facts import Module, literal
+
+RULE = Rule(
+    code="CFG042",
+    name="train-mode-in-inference",
+    family="config",
+    title="Dropout or batch norm in train mode during inference",
+    severity="medium",
+)
+
+FIX = Fix(
+    text="Switch the model to evaluation before the loop.",
+    code="model.eval()\nwith torch.inference_mode():\n    outputs = model(inputs)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.eval",
+)
+
+_MATTERS = re.compile(r"Dropout|BatchNorm|InstanceNorm|dropout|TransformerEncoder")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield the first call of each such module without autograd."""
+    if not _MATTERS.search(module.text):
+        return
+    evaluates = [*module.sent("eval"), *(
+        call for call in module.sent("train")
+        if call.node.args and literal(call.node.args[0]) is not True
+    )]  # fmt: skip
+    if evaluates:
+        return
+    for call in module.calls:
+        receiver, function = call.receiver, call.context.function
+        if function is not None and function.owner is not None and function.owner.is_module:
+            continue  # whoever owns this module decides
+        if (
+            call.context.no_grad
+            and call.context.step_loop is not None
+            and receiver.kind == "module"
+            and receiver.of
+            and not receiver.evaluated
+            and call.value.kind == "tensor"
+            and not receiver.of.endswith("Loss")
+        ):
+            yield Hit(call.node, "this model was never switched to evaluation", "forward")
+            return

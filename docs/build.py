@@ -74,10 +74,21 @@ def _cli() -> str:
         parts += [
             f"## torchtriage {command.name}",
             f"```console\n$ torchtriage {command.name} [OPTIONS] {arguments}".rstrip() + "\n```",
-            inspect.cleandoc(command.help or ""),
+            _help(command.help or ""),
             _options(command),
         ]
     return "\n\n".join(filter(None, parts))
+
+
+def _help(text: str) -> str:
+    """Return a command's help; paragraphs whose lines click must keep are examples."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    for at, one in enumerate(paragraphs):
+        mark, _, lines = one.partition("\n")
+        if mark == "\b":
+            examples = "\n".join(f"$ {line}" for line in lines.split("\n"))
+            paragraphs[at] = f"```console\n{examples}\n```"
+    return "\n\n".join(paragraphs)
 
 
 def _options(command: click.Command) -> str:

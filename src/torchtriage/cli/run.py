@@ -54,7 +54,7 @@ class _Run(click.Command):
 @click.option("-q", "--quiet", is_flag=True, help="No word on stderr but about failures.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
-    r"""Run a script as it is, record its loop, and say what costs time, where, and what to change.
+    """Run a script as it is, record its loop, and say what costs time, where, and what to change.
 
     The script behaves as under plain python: same output, same results, same exit code. Its
     training or inference loop is found by itself, timed without the profiler, and recorded twice
@@ -66,7 +66,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     torchtriage run -m package.train
     torchtriage run torchrun --nproc-per-node 2 train.py
     torchtriage run --exit-after -o report.txt train.py
-    """
+    """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.record.launch import end_like, find_command, launch
 
     what = find_command(words)

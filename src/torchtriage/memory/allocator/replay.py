@@ -98,14 +98,45 @@ def replay(
     blocks: list[Block | None] = [None] * len(sizes)
     _begin(simulator, recording, blocks, sizes, shelf_of, kept=settings is None)
 
-    rows: list[int] = []
-    values: list[int] = []
-    given = np.full(len(sizes), -1, np.int64)
-    start = now = simulator.reserved_bytes
-    n_fitted = 0
-    malloc, free = simulator.malloc, simulator.free
+    start = simulator.reserved_bytes
     collecting = gc.isenabled()
     gc.disable()  # blocks point at each other and are dropped one by one: nothing to collect
+    try:
+        rows, values, given, n_fitted = _tell(simulator, recording, blocks, sizes, shelf_of)
+    finally:
+        if collecting:
+            gc.enable()
+    wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
+    same = _relative(given[wanted], recording.life_address[wanted])
+    return Replayed(
+        settings=used,
+        change_row=recording.op_row[np.array(rows, np.int64)],
+        change_bytes=np.array(values, np.int64),
+        start_bytes=start,
+        peak_bytes=simulator.peak_bytes,
+        n_mallocs=simulator.n_mallocs,
+        n_frees=simulator.n_frees,
+        n_retries=simulator.n_retries,
+        n_ooms=simulator.n_ooms,
+        n_fitted=n_fitted,
+        same_address=float(same.mean()) if len(same) else 1.0,
+    )
+
+
+def _tell(
+    simulator: Simulator,
+    recording: Recording,
+    blocks: list[Block | None],
+    sizes: list[int],
+    shelf_of: list[Shelf],
+) -> tuple[list[int], list[int], Ints, int]:
+    """Do what was recorded; return where what is reserved changed, to what, and the addresses."""
+    rows: list[int] = []
+    values: list[int] = []
+    given = [-1] * len(sizes)
+    now = simulator.reserved_bytes
+    n_fitted = 0
+    malloc, free = simulator.malloc, simulator.free
     for position, op in enumerate(recording.op.tolist()):
         kind, life = op & 7, op >> 3
         if kind == 0:
@@ -137,24 +168,7 @@ def replay(
         now = simulator.reserved_bytes
         rows.append(position)
         values.append(now)
-
-    if collecting:
-        gc.enable()
-    wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
-    same = _relative(given[wanted], recording.life_address[wanted])
-    return Replayed(
-        settings=used,
-        change_row=recording.op_row[np.array(rows, np.int64)],
-        change_bytes=np.array(values, np.int64),
-        start_bytes=start,
-        peak_bytes=simulator.peak_bytes,
-        n_mallocs=simulator.n_mallocs,
-        n_frees=simulator.n_frees,
-        n_retries=simulator.n_retries,
-        n_ooms=simulator.n_ooms,
-        n_fitted=n_fitted,
-        same_address=float(same.mean()) if len(same) else 1.0,
-    )
+    return rows, values, np.array(given, np.int64), n_fitted
 
 
 def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:

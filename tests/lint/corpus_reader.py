@@ -1,0 +1,33 @@
+"""The planted faults: ``corpus/*.txt``.
+
+``=== name`` starts a snippet; a line that ends in ``#! CODE, CODE`` must be found under these codes,
+and no other line under any. The comments are taken off before linting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    name: str
+    text: str
+    wanted: frozenset[tuple[int, str]]
+
+
+def snippets() -> Iterator[Snippet]:
+    for file in sorted(CORPUS.glob("*.txt")):
+        for part in re.split(r"^=== ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            name, _, body = part.partition("\n")
+            lines, wanted = [], set()
+            for number, line in enumerate(body.splitlines(), start=1):
+                code, _, marks = line.partition("  #! ")
+                wanted |= {(number, mark.strip()) for mark in marks.split(",") if mark.strip()}
+                lines.append(code)
+            yield Snippet(f"{file.stem}: {name}", "\n".join(lines) + "\n", frozenset(wanted))

@@ -4,7 +4,7 @@ import pickle
 import pytest
 from memory.naive_allocator import MIB, NaiveAllocator, NaiveOomError
 
-from torchtriage.memory.advice import advise, finding
+from torchtriage.memory.advice import advise, finding, sentence
 from torchtriage.memory.read import read_snapshot
 
 
@@ -35,6 +35,7 @@ def test_quiet_where_the_cache_fits_what_is_asked_for():
     assert advice.best is None
     assert advice.outcomes == ()  # nothing is reserved that was not asked for at one time
     assert finding(advice) is None
+    assert sentence(advice).startswith("No allocator setting can save 3.0 % of the peak reserved")
 
 
 def test_quiet_where_the_best_setting_is_the_recorded_one():
@@ -60,6 +61,7 @@ def test_growing_batches_are_told_to_grow_in_place():
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in found.fix.code
     assert "PYTORCH_CUDA_ALLOC_CONF" in found.fix.code
     assert found.certainty == "certain"
+    assert sentence(advice) == f"Replayed {found.message.removeprefix('replayed ')}."
     assert found.evidence["saving_bytes"] == advice.best.saving_bytes
 
 
@@ -118,6 +120,7 @@ def test_a_snapshot_without_history_is_refused():
     advice = advise(read(document))
     assert "no history" in advice.refusal
     assert finding(advice) is None
+    assert sentence(advice) == ""
 
 
 def test_recorded_collection_is_refused_without_its_limit():
@@ -167,3 +170,11 @@ def test_every_recorded_curve_comes_out_again_to_the_byte(recordings, name):
     peak, best = SHARED[name]
     assert advice.peak_bytes == peak
     assert (advice.best and (advice.best.conf, advice.best.saving_bytes)) == best
+
+
+@pytest.mark.data
+def test_a_setting_that_saves_too_little_is_named_with_what_it_saves(recordings):
+    snapshot = read_snapshot(recordings.parent / "memory" / "lm_forward_bf16_ctx128.pickle")
+    told = sentence(advise(snapshot))
+    assert "none saves 3.0 % of the peak reserved and 40.0 MiB" in told
+    assert told.endswith("expandable_segments:True comes nearest with 36.0 MiB, 4.4 %.")

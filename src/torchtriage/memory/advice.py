@@ -19,7 +19,7 @@ from torchtriage.memory.allocator.settings import MIB
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.units import format_bytes, format_count, format_share
 
-__all__ = ["CODE", "Advice", "Outcome", "advise", "finding"]
+__all__ = ["CODE", "Advice", "Outcome", "advise", "finding", "sentence"]
 
 CODE = "MEM050"
 MAX_ERROR = 0.02
@@ -346,4 +346,28 @@ def finding(advice: Advice) -> Finding | None:
             link=_LINK,
         ),
         n_events=advice.n_events,
+    )
+
+
+def sentence(advice: Advice) -> str:
+    """Return the advice as one sentence; empty where it was refused."""
+    if advice.refusal:
+        return ""
+    found = finding(advice)
+    if found is not None:
+        return found.message[:1].upper() + found.message[1:] + "."
+    worth = f"{format_share(MIN_GAIN)} of the peak reserved and {format_bytes(MIN_GAIN_BYTES)}"
+    if not advice.outcomes:
+        return (
+            f"No allocator setting can save {worth}:"
+            f" {format_bytes(advice.floor_bytes)} of {format_bytes(advice.peak_bytes)} were"
+            " requested at one time."
+        )
+    replayed = f"Of {format_count(len(advice.outcomes), 'allocator setting')} replayed, none"
+    most = max(advice.outcomes, key=lambda one: one.saving_bytes)
+    if most.saving_bytes <= 0:
+        return f"{replayed} reserves less at the peak."
+    return (
+        f"{replayed} saves {worth}; {most.conf or 'the default'} comes nearest with"
+        f" {format_bytes(most.saving_bytes)}, {format_share(most.saving_share)}."
     )

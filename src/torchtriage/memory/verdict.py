@@ -239,14 +239,7 @@ def _advice(snapshot: Snapshot) -> Opinion:
         missing = NotChecked(advice.CODE, "allocator-settings", (told.refusal,), told.how_to_record)
         return Opinion("", not_checked=(missing,))
     found = advice.finding(told)
-    if found is None:
-        return Opinion(
-            f"No allocator setting reserves less by 3 % or more, of"
-            f" {format_count(len(told.outcomes), 'setting')} replayed."
-            if told.outcomes
-            else "No allocator setting can reserve less by 3 % or more: nearly all was in use."
-        )
-    return Opinion(found.message[:1].upper() + found.message[1:] + ".", (found,))
+    return Opinion(advice.sentence(told), () if found is None else (found,))
 
 
 # -- words -------------------------------------------------------------------------------------

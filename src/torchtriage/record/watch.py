@@ -46,7 +46,7 @@ EAGER_S = 20.0
 SEEN_TWICE = 2
 SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
 """Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
-PATIENCE_S = 30.0
+PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop."""
 
 
@@ -91,7 +91,8 @@ class Watch:
         """Put the hooks in; the process file says that torch was imported here."""
         self._note()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
-        self.undo.append(handle.remove)
+        # compiled steps are guarded against another number of hooks: it stays and does nothing
+        self.undo.append(lambda: None if _compiled() else handle.remove())
         atexit.register(self._ended)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -158,7 +159,8 @@ class Watch:
     # -- training ------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self.over:
+        # part of a compiled step this would break its graph
+        if torch.compiler.is_compiling() or self.over:
             return
         key = id(optimizer)
         if key == self.chosen:
@@ -398,6 +400,12 @@ def _optimizer_made() -> bool:
             return True
         todo += one.__subclasses__()
     return False
+
+
+def _compiled() -> bool:
+    """Return whether ``torch.compile`` has compiled anything in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters.get("frames"))
 
 
 def _rank() -> int | None:

@@ -9,7 +9,7 @@ import click
 
 from torchtriage.cli.output import check_outputs, complain, save
 from torchtriage.cli.progress import reading
-from torchtriage.errors import SnapshotError
+from torchtriage.errors import TriageError
 
 if TYPE_CHECKING:
     from torchtriage.memory.result import MemoryResult
@@ -44,10 +44,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """Judge memory snapshots of the CUDA caching allocator.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain, gzip or zip, or - for standard
-    input; also what prof.export_memory_timeline() writes as JSON. Nothing in it is ever executed.
-    Prints a verdict in three lines, then per device who held what at the peak, by line, phase and
-    purpose, why reserved memory was free, and for each failed allocation why it failed; then
-    findings.
+    input; also what prof.export_memory_timeline() writes as JSON, and a trace recorded with
+    profile_memory=True. Nothing in a file is ever executed. Prints a verdict in three lines, then
+    per device who held what at the peak, by line, phase and purpose, why reserved memory was free,
+    and for each failed allocation why it failed; then findings.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """
@@ -57,7 +57,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     for path in paths:
         try:
             results.append(_judge(path, given["quiet"]))
-        except SnapshotError as unusable:  # noqa: PERF203 - one bad file must not hide the others
+        except TriageError as unusable:  # noqa: PERF203 - one bad file must not hide the others
             if len(paths) == 1:
                 raise
             n_unusable += 1
@@ -74,11 +74,16 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 def _judge(path: str, quiet: bool) -> MemoryResult:
     from torchtriage.memory.categories import CategoryTimeline, judge_categories
     from torchtriage.memory.read import read_memory
-    from torchtriage.memory.verdict import judge
+    from torchtriage.memory.snapshot import Snapshot
+    from torchtriage.memory.verdict import judge, judge_trace
 
     with reading(path, quiet=quiet) as progress:
         told = read_memory(path, progress)
-    return judge_categories(told) if isinstance(told, CategoryTimeline) else judge(told)
+    if isinstance(told, Snapshot):
+        return judge(told)
+    if isinstance(told, CategoryTimeline):
+        return judge_categories(told)
+    return judge_trace(told, path)
 
 
 def _report(results: list[MemoryResult], given: dict[str, Any]) -> None:

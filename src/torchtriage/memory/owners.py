@@ -160,11 +160,10 @@ class Owners:
         )
 
     def frame(self, frame: int) -> Frame:
-        """Return a frame; the line is where it was, not where its function starts."""
+        """Return a frame; a snapshot tells the line where it was, a trace the function's first."""
         stacks = self.snapshot.stacks
-        return Frame(
-            stacks.files[frame], int(stacks.lines[frame]), stacks.functions[frame], exact=True
-        )
+        file, line = stacks.files[frame], int(stacks.lines[frame])
+        return Frame(file, line, stacks.functions[frame], exact=stacks.is_exact)
 
     def stack(self, stack: int, *, limit: int = 8) -> tuple[Frame, ...]:
         """Return the Python frames of a stack, the user's if there are any, innermost first."""

@@ -13,7 +13,7 @@ from torchtriage.memory.owners import NO_STACK, Owners, Phase
 from torchtriage.memory.result import Holder, Part, Peak
 from torchtriage.memory.timeline import Timeline
 
-__all__ = ["Category", "categories", "find_peak", "holders", "time_us"]
+__all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases", "time_us"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import zipfile
 import zlib
@@ -18,6 +19,8 @@ from torchtriage.errors import SnapshotError
 from torchtriage.memory.categories import CategoryTimeline, parse_categories
 from torchtriage.memory.snapshot import Snapshot, SnapshotBuilder
 from torchtriage.memory.unpickle import unpickle
+from torchtriage.trace import Trace
+from torchtriage.trace.read import read_trace
 from torchtriage.units import format_bytes
 
 __all__ = ["MAX_BYTES", "SNAPSHOT", "Input", "read_memory", "read_snapshot"]
@@ -27,12 +30,14 @@ Input = Union[str, "os.PathLike[str]", BinaryIO]
 MAX_BYTES = 64 << 30
 """Refuse what expands beyond this."""
 MAX_TIMELINE_BYTES = 1 << 30
+_HEAD_BYTES = 64 << 10
+_TIMELINE = re.compile(rb"\s*\[\s*\[\s*-?\d")
+"""Rows of numbers; the events of a trace are objects."""
 SNAPSHOT = (
     "record with torch.cuda.memory._record_memory_history(), then pass the file written by"
     " torch.cuda.memory._dump_snapshot(path)"
 )
 _FOREIGN = (
-    (b"{", "JSON (a profiler trace?)", "judge traces with: torchtriage analyze FILE"),
     (b"<", "an HTML page", "pass the .pickle that it was made from"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     (b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", SNAPSHOT),
@@ -44,7 +49,7 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 
 
 class _IsJsonError(SnapshotError):
-    """A JSON array: perhaps the profiler's memory timeline."""
+    """JSON: perhaps the profiler's memory timeline, perhaps a trace."""
 
 
 def read_memory(
@@ -52,21 +57,26 @@ def read_memory(
     progress: Callable[[int, int], None] | None = None,
     *,
     max_bytes: int = MAX_BYTES,
-) -> Snapshot | CategoryTimeline:
-    """Return a snapshot as :func:`read_snapshot`, or the profiler's memory timeline.
+) -> Snapshot | CategoryTimeline | Trace:
+    """Return a snapshot as :func:`read_snapshot`, the profiler's memory timeline, or a trace.
 
     Raises
     ------
     SnapshotError
-        It is neither.
+        It is none of them.
+    TraceFormatError
+        A trace that cannot be read.
     """
     try:
         return read_snapshot(path, progress, max_bytes=max_bytes)
     except _IsJsonError:
         if not isinstance(path, str | os.PathLike) or os.fspath(path) == "-":
             raise
-    with _opened(path, arrays=True) as (stream, name, _):
-        return parse_categories(stream.read(MAX_TIMELINE_BYTES), name)
+    with _opened(path, is_json=True) as (stream, name, _):
+        head = stream.read(_HEAD_BYTES)
+        if _TIMELINE.match(head):
+            return parse_categories(head + stream.read(MAX_TIMELINE_BYTES), name)
+    return read_trace(path, max_bytes=max_bytes, progress=progress)
 
 
 def read_snapshot(
@@ -128,7 +138,7 @@ def read_snapshot(
 
 
 @contextmanager
-def _opened(path: Input, *, arrays: bool = False) -> Iterator[tuple[BinaryIO, str, int]]:
+def _opened(path: Input, *, is_json: bool = False) -> Iterator[tuple[BinaryIO, str, int]]:
     """Yield a stream of the pickle's bytes, a name for messages, and the size on disk."""
     if not isinstance(path, str | os.PathLike):
         with _inside(path, "<stream>") as stream:
@@ -159,12 +169,12 @@ def _opened(path: Input, *, arrays: bool = False) -> Iterator[tuple[BinaryIO, st
         ) from error
     except ValueError as error:  # a NUL byte
         raise SnapshotError(f"expected a path, found one with an {error}", where=shown) from error
-    with raw, _inside(raw, shown, arrays=arrays) as stream:
+    with raw, _inside(raw, shown, is_json=is_json) as stream:
         yield stream, shown, os.fstat(raw.fileno()).st_size
 
 
 @contextmanager
-def _inside(raw: BinaryIO, name: str, *, arrays: bool = False) -> Iterator[BinaryIO]:
+def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[BinaryIO]:
     """Yield the pickle inside a gzip or zip, or the stream itself."""
     buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(cast(Any, raw))
     head = buffered.peek(64)[:64]
@@ -182,13 +192,13 @@ def _inside(raw: BinaryIO, name: str, *, arrays: bool = False) -> Iterator[Binar
                 where=name,
                 hint="copy the file again; it was damaged on its way",
             ) from None
-        _refuse_foreign(inner, name, arrays=arrays)
+        _refuse_foreign(inner, name, is_json=is_json)
         yield cast(BinaryIO, unpacked)
     elif head[:4] in _ZIP:
         with _member(buffered, name) as member:
             yield member
     else:
-        _refuse_foreign(head, name, arrays=arrays)
+        _refuse_foreign(head, name, is_json=is_json)
         yield buffered
 
 
@@ -232,13 +242,17 @@ def _gunzip(packed: Any) -> Any:
     return igzip.IGzipFile(fileobj=packed)  # type: ignore[no-untyped-call]
 
 
-def _refuse_foreign(head: bytes, name: str, *, arrays: bool) -> None:
+def _refuse_foreign(head: bytes, name: str, *, is_json: bool) -> None:
     """Name the kinds of file that people pass by mistake."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text.startswith(b"["):
-        if arrays:
+    if text.startswith((b"[", b"{")):
+        if is_json:
             return
-        raise _IsJsonError("expected a memory snapshot, found JSON", where=name, hint=SNAPSHOT)
+        raise _IsJsonError(
+            "expected a memory snapshot, found JSON (a profiler trace?)",
+            where=name,
+            hint="judge traces with: torchtriage analyze FILE",
+        )
     for magic, what, hint in _FOREIGN:
         if text.startswith(magic):
             raise SnapshotError(f"expected a memory snapshot, found {what}", where=name, hint=hint)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torchtriage.errors import SnapshotError
 
 __all__ = [
+    "NONE",
     "Action",
     "Annotations",
     "Blocks",
@@ -144,7 +145,8 @@ class Stacks:
     """The distinct stacks, innermost frame first, over one table of frames.
 
     ``frame`` : int32[k], stack i is ``frame[start[i]:start[i + 1]]``. ``files functions`` : text
-    of each frame. ``lines`` : int64[n_frames]. ``fx`` : for frames of generated code, what torch
+    of each frame. ``lines`` : int64[n_frames], the line that ran if ``is_exact``, else the
+    function's first. ``fx`` : for frames of generated code, what torch
     told of their origin.
     """
 
@@ -154,6 +156,7 @@ class Stacks:
     lines: Ints
     functions: tuple[str, ...]
     fx: dict[int, str]
+    is_exact: bool = True
 
     def __len__(self) -> int:
         """Return the number of distinct stacks."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from torchtriage.errors import SnapshotError
 from torchtriage.finding import Crash, Finding, Fix, NotChecked, Note, Place, Severity
 from torchtriage.memory import advice, leaks
+from torchtriage.memory.events import Recorded, recorded_memory
 from torchtriage.memory.fragmentation import find_fragmentation, find_out_of_memory
 from torchtriage.memory.owners import Owners
 from torchtriage.memory.peak import find_peak
@@ -22,10 +25,11 @@ from torchtriage.memory.result import (
 )
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.timeline import Timeline, timeline
+from torchtriage.trace import Trace
 from torchtriage.units import format_bytes, format_count, format_ns, format_share
 from torchtriage.version import __version__
 
-__all__ = ["RECORD", "judge"]
+__all__ = ["RECORD", "judge", "judge_trace"]
 
 OUT_OF_MEMORY = "MEM048"
 FRAGMENTATION = "MEM049"
@@ -78,6 +82,76 @@ def judge(snapshot: Snapshot) -> MemoryResult:
         crashes=tuple(crashes),
         leak=leak.sentence,
         advice=settings.sentence,
+    )
+
+
+def judge_trace(trace: Trace, path: str) -> MemoryResult:
+    """Return what the memory events of a profiler trace tell: the peaks and who held them.
+
+    Raises
+    ------
+    SnapshotError
+        The trace has none.
+    """
+    recorded = recorded_memory(trace)
+    if not recorded:
+        raise SnapshotError(
+            "expected memory events, found a trace without any",
+            where=path,
+            hint="record with profile_memory=True, or judge its times: torchtriage analyze FILE",
+        )
+    devices = [_traced(one, place) for place, one in enumerate(recorded)]
+    stacks = (
+        ()
+        if trace.has_stacks
+        else (NotChecked(PEAK, "peak by line", ("stacks",), "record with with_stack=True"),)
+    )
+    growth = NotChecked(
+        "MEM029", "memory-growth", ("a snapshot",), f"judged by: torchtriage analyze {path}"
+    )
+    unseen = NotChecked(FRAGMENTATION, "fragmentation", ("the allocator's segments",), RECORD)
+    return MemoryResult(
+        schema=MEMORY_SCHEMA,
+        version=__version__,
+        path=path,
+        size_bytes=trace.report.size_bytes,
+        verdict=_verdict(devices, Opinion("Leak: see torchtriage analyze."), []),
+        healthy=False,
+        n_devices=len(devices),
+        n_entries=len(trace.memory.at_ns),
+        n_stacks=sum(len(one.owners.snapshot.stacks) for one in recorded),
+        settings="not recorded",
+        devices=tuple(devices),
+        findings=(),
+        notes=(),
+        not_checked=(growth, unseen, *stacks),
+        crashes=(),
+    )
+
+
+def _traced(one: Recorded, place: int) -> Device:
+    lives = one.timeline
+    peak = find_peak(lives, one.owners)
+    most = int(lives.reserved_bytes.max())
+    if one.is_host and peak is not None:
+        peak = replace(peak, reserved_bytes=None)
+    return Device(
+        # a number of its own: the page tells devices by it
+        device=place,
+        name=one.name,
+        requested_bytes=None,
+        allocated_bytes=int(lives.allocated_bytes[-1]),
+        active_bytes=None,
+        reserved_bytes=None if one.is_host else int(lives.reserved_bytes[-1]),
+        n_segments=0,
+        n_blocks=0,
+        n_entries=lives.end - lives.start,
+        max_reserved_bytes=None if one.is_host else most,
+        peak=peak,
+        fragmentation=None,
+        out_of_memory=(),
+        n_out_of_memory=0,
+        picture=draw(one.owners.snapshot, lives, one.owners),
     )
 
 
@@ -236,7 +310,10 @@ def _leak(snapshot: Snapshot) -> Opinion:
 def _advice(snapshot: Snapshot) -> Opinion:
     told = advice.advise(snapshot)
     if told.refusal:
-        missing = NotChecked(advice.CODE, "allocator-settings", (told.refusal,), told.how_to_record)
+        how = f"{told.refusal}; {told.how_to_record}" if told.how_to_record else told.refusal
+        missing = NotChecked(
+            advice.CODE, "allocator-settings", ("history that replays as recorded",), how
+        )
         return Opinion("", not_checked=(missing,))
     found = advice.finding(told)
     return Opinion(advice.sentence(told), () if found is None else (found,))

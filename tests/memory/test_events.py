@@ -1,0 +1,70 @@
+"""Memory events of traces: the recorded totals come out again, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import DATA
+
+from torchtriage.errors import SnapshotError
+from torchtriage.memory.events import recorded_memory
+from torchtriage.memory.read import read_memory
+from torchtriage.memory.verdict import judge_trace
+from torchtriage.trace import Trace
+
+# (trace, device name) -> peak in bytes, its first holder and whether stacks name it
+RECORDED = {
+    "cv/timesformer_h100_infer.json.gz": (4_490_752_000, "pipeline/model.py:40 run_on_input"),
+    "cv/vit_nsfw_h100_infer.json.gz": (231_332_864, "before the recording"),
+}
+
+
+def load(name: str) -> Trace:
+    trace = read_memory(DATA / "traces" / name)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", RECORDED)
+def test_totals_are_those_the_profiler_wrote_beside_each_event(name: str) -> None:
+    trace = load(name)
+    memory = trace.memory
+    for one in recorded_memory(trace):
+        mine = memory.device_type == 0 if one.is_host else memory.device_type != 0
+        order = np.argsort(memory.at_ns[mine], kind="stable")
+        told = memory.allocated_bytes[mine][order]
+        assert (one.timeline.allocated_bytes[1:] == told).all()
+        lives = one.timeline.lives
+        alive = one.timeline.alive(one.timeline.peak)
+        assert lives.size_bytes[alive].sum() == told.max()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_peak_and_its_holder_are_told(name: str) -> None:
+    result = judge_trace(load(name), name)
+    size, holder = RECORDED[name]
+    peak = result.devices[0].peak
+    assert peak is not None
+    assert peak.allocated_bytes == size
+    assert peak.lines[0].label == holder
+    assert all(one.frame is None or not one.frame.exact for one in peak.lines)
+    assert not result.healthy
+    assert {one.code for one in result.not_checked} >= {"MEM029", "MEM049"}
+    assert result.devices[-1].name == "host"
+    assert result.devices[-1].reserved_bytes is None
+
+
+def test_a_trace_without_memory_events_says_how_to_record_them(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text(
+        '{"traceEvents": [{"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1, "dur": 2,'
+        ' "pid": 1, "tid": 1}]}'
+    )
+    trace = read_memory(file)
+    assert isinstance(trace, Trace)
+    with pytest.raises(SnapshotError, match="profile_memory=True"):
+        judge_trace(trace, "trace.json")

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -28,8 +29,9 @@ from typing import Any
 __all__ = ["Held", "LineWatch", "Place", "adding_line", "find", "is_users", "place_of", "walk"]
 
 MAX_NODES = 20_000
-MAX_GRAPH = 3000
-"""Nodes of one autograd graph that are counted."""
+MAX_GRAPH = 1000
+"""Nodes that are looked at of one autograd graph."""
+
 DEEPEST = 7
 MANY = 64
 """Of longer containers only the length counts, and a few items are followed."""
@@ -181,7 +183,7 @@ def _lookup(parent: Any, label: str) -> Any:
 
 def _size(thing: Any, unit: str) -> int:
     if unit == "nodes":
-        return graph_size(thing)
+        return graph_depth(thing)
     if unit == "items":
         return thing.cache_info().currsize if hasattr(thing, "cache_info") else len(thing)
     if type(thing) is bytearray:
@@ -189,18 +191,33 @@ def _size(thing: Any, unit: str) -> int:
     return _tensor_bytes(thing) if hasattr(thing, "numel") else int(thing.nbytes)
 
 
-def graph_size(tensor: Any) -> int:
-    """Return how many nodes hang on a tensor's ``grad_fn``, at most ``MAX_GRAPH``."""
+def graph_depth(tensor: Any) -> int:
+    """Return how deep a tensor's autograd graph goes, seen from ``MAX_GRAPH`` of its nodes.
+
+    The oldest known node is followed first. A graph that is kept from step to step gets deeper with
+    each, whatever hangs on it; one that is made anew does not, though it may reach back to nodes
+    that were made once.
+    """
     root = tensor.grad_fn
-    if root is None:
+    seen, deepest, n = {root}, 1, 0
+    todo = [(0, 0, 1, root)]
+    while todo and n < MAX_GRAPH:
+        _, _, depth, node = heappop(todo)
+        deepest = max(deepest, depth)
+        for one, _ in node.next_functions:
+            # leaves have nothing before them
+            if one is not None and one not in seen and one.next_functions:
+                seen.add(one)
+                n += 1
+                heappush(todo, (_born(one), n, depth + 1, one))
+    return deepest
+
+
+def _born(node: Any) -> int:
+    try:
+        return int(node._sequence_nr())
+    except AttributeError:  # a function written in Python, in older versions
         return 0
-    seen, todo = {root}, [root]
-    while todo and len(seen) < MAX_GRAPH:
-        for node, _ in todo.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                todo.append(node)
-    return len(seen)
 
 
 _Node = tuple[Any, Any, int, str, tuple[str, ...], int]
@@ -267,7 +284,7 @@ def _tensor(
 ) -> list[tuple[Held, Any, Any]]:
     found = [(Held((*key, "bytes"), "bytes", _tensor_bytes(thing), names), thing, parent)]
     if thing.grad_fn is not None:
-        found.append((Held((*key, "nodes"), "nodes", graph_size(thing), names), thing, parent))
+        found.append((Held((*key, "nodes"), "nodes", graph_depth(thing), names), thing, parent))
     hooks = thing._backward_hooks
     if hooks:
         held = Held((id(thing), "hooks", "items"), "items", len(hooks), names)

@@ -39,6 +39,7 @@ class Sites:
         self.shapes: dict[Place, str] = {}
         self._keep = keep
         self._mode: Any = None
+        self._warm = False
         self._noted: list[tuple[int, list[tuple[Any, int, Place]]]] = []
 
     def start(self, step: int) -> bool:
@@ -51,6 +52,15 @@ class Sites:
         self._mode.__enter__()
         self._noted.append((step, noted))
         return True
+
+    def warm(self) -> None:
+        """Import what sampling needs, and use it once: seconds that no step should have to wait."""
+        torch = sys.modules.get("torch")
+        if torch is None or self._warm or not _may_sample():
+            return
+        self._warm = True
+        with _mode_class()([], {}):
+            torch.zeros(1)
 
     def stop(self) -> None:
         """Leave the sampled step."""

@@ -69,9 +69,14 @@ class Track:
 
 
 class Growth:
-    """Keeps a track of what grew at every look so far, and forgets the others."""
+    """Keeps a track of what grew at every look so far, and forgets the others.
 
-    def __init__(self) -> None:
+    With ``pauses``, a look at which a thing had the same size does not count for it: for looks by
+    the clock, between which a loop may have stood still.
+    """
+
+    def __init__(self, *, pauses: bool = False) -> None:
+        self._pauses = pauses
         self._sizes: dict[tuple[int, str, str], int] = {}
         self._tracks: dict[tuple[int, str, str], Track] = {}
         self._last_look = 0
@@ -89,7 +94,7 @@ class Growth:
                         continue
                     track = self._tracks[key] = Track(held, self._last_look, before)
                 track.add(held, step)
-            elif track is not None:
+            elif track is not None and not (self._pauses and held.size == before):
                 del self._tracks[key]
         for key in [key for key in self._tracks if key not in now]:
             del self._tracks[key]
@@ -145,7 +150,7 @@ def weigh(track: Track, frame: FrameType) -> Suspect | None:
         return None
     thing, measure = found
     if unit == "nodes":
-        return Suspect(track, "autograd graph", measure, rate * 200, rate >= 0.5, True)
+        return Suspect(track, "autograd graph", measure, 0.0, True, True)
     if unit == "bytes":
         return Suspect(track, "growing tensor", measure, rate, rate >= FLOOR["bytes"], False)
     hooks = label == "hooks" or "_hooks" in label

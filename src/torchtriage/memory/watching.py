@@ -157,6 +157,7 @@ class Watch:
         self._thread = 0
         self._began_s = perf_counter()
         self._own_s = 0.0
+        self._seen_step, self._seen_s, self._usual_s = 0, 0.0, 0.0
         self._next_look = LOOK_STEPS // 2
         self._n_looks = 0
         self._n_errors = 0
@@ -171,6 +172,8 @@ class Watch:
         self._told: set[tuple[int, str, str]] = set()
         self._history_until: int | None = None
         self._closed = False
+        with suppress(Exception):
+            self._sites.warm()
 
     def __enter__(self) -> Watch:
         """Begin; steps are told by :meth:`step`."""
@@ -237,6 +240,12 @@ class Watch:
         self._thread = me
         # own time of this thread: waiting for a busy machine is not the watch's doing
         began = thread_time()
+        steps, spent = self._step - self._seen_step, began - self._seen_s
+        if self._sites.active or self._trace is not None:
+            # what noting and tracing made of the step, over a usual one
+            self._own_s += max(spent - steps * self._usual_s, 0.0)
+        elif self._seen_step:
+            self._usual_s += 0.2 * (spent / steps - self._usual_s)
         try:
             self._on_step(frame, perf_counter())
         except Exception as error:
@@ -247,7 +256,8 @@ class Watch:
                 self._due = sys.maxsize
             with suppress(Exception):
                 self._sites.stop()
-        self._own_s += thread_time() - began
+        self._seen_step, self._seen_s = self._step, thread_time()
+        self._own_s += self._seen_s - began
 
     def _on_step(self, frame: FrameType, now: float) -> None:
         if self._sites.active:
@@ -301,6 +311,10 @@ class Watch:
         elif not self._leaks and self._n_looks >= MIN_LOOKS:
             self._unnamed()
         if self._trace is None:
+            # torch may have been imported since; imports are on nobody's budget
+            began = thread_time()
+            self._sites.warm()
+            self._credit_s += thread_time() - began
             self._sites.start(self._step)
 
     def _suspect(self, suspects: list[Track], frame: FrameType) -> None:
@@ -593,7 +607,7 @@ def _child_loop() -> None:
     if processes.children_dir is None:
         return
     main = threading.main_thread().ident
-    growth, look = Growth(), 0
+    growth, look = Growth(pauses=True), 0
     pause = _CHILD_EVERY_S
     for _ in range(_CHILD_LOOKS):
         sleep(pause)

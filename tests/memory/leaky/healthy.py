@@ -131,6 +131,19 @@ def accumulated_loss(watch, rng, steps):
         watch.step()
 
 
+def graph_made_once(watch, rng, steps):
+    """A part that is frozen but not detached: old nodes in each new graph, and no more of them."""
+    model, first = net(rng), net(rng)
+    optimizer = sgd(model)
+    features = first(torch.randn(8, 32)).repeat(1, 4)
+    for _ in range(steps):
+        loss = model(features).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        watch.step()
+
+
 def numbers_logged(watch, rng, steps):
     model = net(rng)
     optimizer = sgd(model)
@@ -221,6 +234,7 @@ HEALTHY = (
     sawtooth_of_cycles,
     list_cleared_every_epoch,
     accumulated_loss,
+    graph_made_once,
     numbers_logged,
     fragmentation,
     load_swing,

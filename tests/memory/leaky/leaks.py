@@ -84,6 +84,14 @@ def graphs_in_list(watch, rng, steps):
         watch.step()
 
 
+def state_never_detached(watch, rng, steps):
+    cell = torch.nn.GRUCell(32, rng.choice((16, 32)))
+    state = None
+    for _ in range(steps):
+        state = cell(torch.randn(8, 32), state)  # HOLDS
+        watch.step()
+
+
 def list_of_outputs(watch, rng, steps):
     model = net(rng)
     optimizer = sgd(model)
@@ -289,6 +297,7 @@ LEAKS = (
     graph_after_backward,
     graph_in_meter,
     graphs_in_list,
+    state_never_detached,
     list_of_outputs,
     list_in_trainer,
     arrays_in_deque,

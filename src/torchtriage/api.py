@@ -18,6 +18,7 @@ from torchtriage.replay import parse_what_if
 from torchtriage.trace import Trace, read_trace
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
+from torchtriage.units import format_ms
 
 if TYPE_CHECKING:
     from torchtriage.record.collect import Recording
@@ -453,7 +454,10 @@ def _joined(
     ]
     result = join(*results) if len(results) == 2 else results[0]
     kept = next(trace for trace in traces if trace.report.path == result.trace.path)
-    result = replace(result, verdict=sentences(kept, result, settings["min_share"]))
+    first, costliest, trust = sentences(kept, result, settings["min_share"])
+    if facts.step_ms and not result.refused:
+        first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} without the profiler."
+    result = replace(result, verdict=(first, costliest, trust))
     return Report(
         **{
             **{field.name: getattr(result, field.name) for field in fields(result)},

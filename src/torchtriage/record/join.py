@@ -15,8 +15,8 @@ from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Resu
 
 __all__ = ["join", "join_findings", "scaled"]
 
-SAME = 0.005
-"""Step times that differ by less are one."""
+NEAR = 0.02
+"""Costs scaled by less than this are not said to be."""
 HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
 
 
@@ -63,9 +63,10 @@ def scaled(result: Judged, step_ms: float | None) -> Judged:
 
 
 def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
-    if cost is None or cost.per != "step" or abs(cost.of_ms - step_ms) <= SAME * step_ms:
+    if cost is None or cost.per != "step":
         return cost
     factor = step_ms / cost.of_ms
+    said = "in proportion to the unprofiled step" if abs(factor - 1) > NEAR else ""
     return replace(
         cost,
         low_ms=round(cost.low_ms * factor, 6),
@@ -73,7 +74,7 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
         naive_ms=round(cost.naive_ms * factor, 6),
         of_ms=round(step_ms, 6),
         together_ms=None if cost.together_ms is None else round(cost.together_ms * factor, 6),
-        method="; ".join(filter(None, [cost.method, "in proportion to the unprofiled step"])),
+        method="; ".join(filter(None, [cost.method, said])),
     )
 
 

@@ -35,6 +35,7 @@ from torchtriage.finding import (
     TimelineLane,
 )
 from torchtriage.names import short_name, visible
+from torchtriage.report import words
 from torchtriage.report.words import (
     RANK_PARTS,
     answer,
@@ -285,6 +286,10 @@ class _Packer:
             "healthy": result.healthy,
             "refused": result.refused,
             "joint": _cost(result.joint_cost),
+            "run": [
+                [label, self.text(text)]
+                for label, text in (words.run(result.recorded) if result.recorded else ())
+            ],
             "trace": {
                 "file": _text(_file_name(facts.path), 200),
                 "sizeBytes": facts.size_bytes,

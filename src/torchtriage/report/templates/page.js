@@ -891,6 +891,8 @@ function headline(result) {
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
   ];
+  // what torchtriage run did stands first; its step is the one without the profiler
+  facts.unshift(...result.run.map(([label, text]) => [label === "step" ? "Timed" : label[0].toUpperCase() + label.slice(1), text]));
   if (t.nLost || t.nRepaired) facts.push(["Lost", `${many(t.nLost, "event")} lost, ${many(t.nRepaired, "value")} repaired`]);
   return h("div", { class: "head" },
     h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),

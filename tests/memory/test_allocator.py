@@ -367,3 +367,52 @@ def test_an_infinite_limit_is_no_limit():
     assert NaiveAllocator().limit == INFINITE
     simulator = Simulator()
     assert simulator.malloc(64 << 30, simulator.shelf(0, small=False)) is not None
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["pool told", "pool by address"])
+def test_a_private_pool_keeps_its_blocks_to_itself(told):
+    graph, eager = NaiveAllocator(), NaiveAllocator()
+    graph.where = 1 << 40
+    merged = []
+
+    def both(allocator, pool, act):
+        n_before = len(allocator.log)
+        result = act()
+        known = {"pool_id": pool} if told else {}
+        merged.extend({**entry, **known} for entry in allocator.log[n_before:])
+        return result
+
+    rng = random.Random(5)
+    live = {(0, 0): [], (0, 1): []}
+    for _ in range(300):
+        allocator, pool = rng.choice([(eager, (0, 0)), (graph, (0, 1))])
+        if live[pool] and rng.random() < 0.5:
+            piece = live[pool].pop(rng.randrange(len(live[pool])))
+            both(allocator, pool, lambda a=allocator, p=piece: a.free(p))
+        else:
+            size = rng.choice([700, 3 * MIB, 5 * MIB, 24 * MIB])
+            live[pool].append(both(allocator, pool, lambda a=allocator, s=size: a.malloc(s)))
+    document = eager.snapshot()
+    private = graph.snapshot()["segments"]
+    document["segments"] += [{**one, "segment_pool_id": (0, 1)} for one in private]
+    document["device_traces"] = [merged]
+    recording = record(read(document), 0)
+    assert set(recording.life_pool.tolist()) == {0, 2}
+    again = replay(recording)
+    assert (again.error(recording), again.same_address) == (0, 1)
+    assert again.n_mallocs == graph.calls[0] + eager.calls[0]
+
+
+def test_sizes_that_no_device_has_and_segments_that_overlap_are_refused():
+    naive = NaiveAllocator()
+    naive.malloc(30 * MIB)
+    huge = naive.snapshot()
+    huge["device_traces"][0][0]["size"] = 1 << 50
+    with pytest.raises(ReplayError, match="no device has"):
+        record(read(huge), 0)
+    naive.malloc(40 * MIB)
+    lying = naive.snapshot(4)  # nothing of the history is left but the segments
+    lying["device_traces"][0] = [dict(naive.log[-1])]
+    lying["segments"][0]["total_size"] += MIB
+    with pytest.raises(ReplayError, match="segments overlap"):
+        record(read(lying), 0)

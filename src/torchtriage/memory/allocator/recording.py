@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ __all__ = ["Op", "Recording", "ReplayError", "StartSegment", "record"]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+MAX_BYTES = 1 << 42
+"""Sizes above it (4 TiB) are no memory of a device."""
 _HOW = (
     "call torch.cuda.memory._record_memory_history(max_entries=1000000) before the model is built,"
     " and _dump_snapshot() before it is switched off"
@@ -183,6 +186,9 @@ def record(
     rows = _rows(snapshot, device)
     if not np.isin(rows.action, (Action.ALLOC, Action.FREE_REQUESTED)).any():
         raise ReplayError("the snapshot holds no history of allocations", hint=_HOW)
+    sizes = np.concatenate([rows.size, snapshot.segments.size_bytes, snapshot.blocks.size_bytes])
+    if sizes.min(initial=0) < 0 or sizes.max(initial=0) > MAX_BYTES:
+        raise ReplayError("the snapshot tells sizes that no device has", hint=_HOW)
     return _Walk(snapshot, device, settings, told, rows, as_asked).recording()
 
 
@@ -441,6 +447,9 @@ class _Walk:
             for index, piece in enumerate(pieces)
             for addr, size in piece.extents
         )
+        for (addr, size, _), (after, _, _) in pairwise(extents):
+            if addr + size > after:
+                raise ReplayError(f"segments overlap at {after:#x}: entries are missing", hint=_HOW)
         held: list[list[tuple[int, int, int]]] = [[] for _ in pieces]
         at = 0
         for position, (life, addr, size, exact) in enumerate(lives):

@@ -60,7 +60,7 @@ def test_growing_batches_are_told_to_grow_in_place():
     assert found is not None
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in found.fix.code
     assert "PYTORCH_CUDA_ALLOC_CONF" in found.fix.code
-    assert found.certainty == "certain"
+    assert found.certainty == "likely"
     assert sentence(advice) == f"Replayed {found.message.removeprefix('replayed ')}."
     assert found.evidence["saving_bytes"] == advice.best.saving_bytes
 

@@ -322,7 +322,7 @@ def finding(advice: Advice) -> Finding | None:
         family="alloc",
         title="Another allocator setting reserves less",
         severity=severity,
-        certainty="certain" if advice.error == 0 and advice.start_error == 0 else "likely",
+        certainty="likely",
         message=f"replayed with {conf}, {saves}",
         place=Place(lane=f"device {advice.device}"),
         cost=None,

@@ -76,6 +76,14 @@ def _saw(step: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(500, 8000) * (step % rng.uniform(40, 900))
 
 
+def _slow_noise(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    more, now, size = np.empty(len(step)), 0.0, rng.uniform(1e4, 3e5)
+    for index, shock in enumerate(rng.normal(0, size, len(step))):
+        now = 0.98 * now + shock
+        more[index] = now
+    return more, 0
+
+
 LEAKS = {
     "steady": lambda step, rng: (_rate(rng) * step, 0),
     "late": _late,
@@ -105,6 +113,8 @@ HEALTHY = {
         0,
     ),
     "a few jumps": _jumps,
+    "slow noise": _slow_noise,
+    # no program is known to do this; it is what the verdict is weakest on
     "random walk": lambda step, rng: (
         np.cumsum(rng.normal(0, rng.uniform(1e3, 1e5), len(step))),
         0,

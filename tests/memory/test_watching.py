@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -355,6 +356,53 @@ def test_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     # 200 s of steps: the credit, its share of them, and the last look
     assert own[0] <= watching.CREDIT_S + watching.SHARE * 200 + 0.1 + 1e-6
     assert watch.report().n_looks >= 5
+
+
+class FakeCuda:
+    """What the watch asks of ``torch.cuda``; allocated memory grows, a snapshot is a file."""
+
+    def __init__(self, growth: int) -> None:
+        self.growth, self.n, self.recording = growth, 0, False
+        self.memory = self
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def memory_allocated(self) -> int:
+        self.n += 1
+        return 100_000_000 + self.growth * self.n
+
+    def memory_reserved(self) -> int:
+        return 200_000_000 + 50_000 * self.n
+
+    def _record_memory_history(self, enabled: str | None = "all", **options: Any) -> None:
+        self.recording = enabled is not None
+
+    def _dump_snapshot(self, path: str) -> None:
+        assert self.recording
+        Path(path).write_bytes(b"snapshot")
+
+
+@pytest.mark.parametrize("growth", [0, 40_960])
+def test_device_memory_is_judged_and_a_snapshot_left(
+    growth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(growth)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    with quiet(out_dir=tmp_path) as watch:
+        for _ in range(4000):
+            watch.step()
+    leaks = watch.report().leaks
+    if not growth:
+        assert leaks == ()
+        assert not (tmp_path / "memory_watch.pickle").exists()
+        return
+    assert [leak.kind for leak in leaks] == ["device memory"]
+    # one sample in ten steps
+    assert leaks[0].bytes_per_step == pytest.approx(4096, rel=0.05)
+    assert leaks[0].found_step <= 3100
+    assert (tmp_path / "memory_watch.pickle").read_bytes() == b"snapshot"
+    assert not cuda.recording
 
 
 # -- naming ------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ class Watch:
     def _sample(self) -> None:
         self._rss.append((self._step, processes.rss_bytes()))
         torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch is not None and torch.cuda.is_initialized():
             allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
             self._device.append((self._step, allocated, reserved))
         if len(self._rss) > MAX_SAMPLES:

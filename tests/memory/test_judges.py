@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ from torchtriage.memory.fragmentation import (
     PIECES,
     PRIVATE,
     WHOLE,
+    free_at,
+    segments_at,
 )
 from torchtriage.memory.read import read_snapshot
 from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Part
@@ -290,6 +294,24 @@ def test_only_the_last_of_many_failures_are_told_in_full() -> None:
     assert result.findings[0].message.startswith("50 failed allocations")
 
 
+def test_expandable_segments_grow_and_shrink_in_pages() -> None:
+    one = Recorder()
+    one.reserve(A, 60 * MIB, recorded=False, is_expandable=True)
+    one.alloc(A, 10 * MIB, recorded=False)
+    for action, at in (("segment_map", 20), ("segment_map", 40), ("segment_unmap", 80)):
+        one._entry(action, A + at * MIB, 20 * MIB, [], 0)
+    snapshot = read(one)
+    lives = timeline(snapshot, 0)
+    # what was unmapped last was there before, beside the first 20 MiB
+    assert lives.reserved_bytes.tolist() == [40 * MIB, 60 * MIB, 80 * MIB, 60 * MIB]
+    for row, sizes in enumerate(([20, 20, 20], [20, 20, 20, 20], [60])):
+        found = segments_at(snapshot, lives, row)
+        assert sum(one.end - one.start for one in found) == sum(sizes) * MIB
+        assert all(a.end <= b.start for a, b in pairwise(found))
+        free = free_at(snapshot, lives, row, found)
+        assert free.size_bytes.sum() == (sum(sizes) - 10) * MIB
+
+
 # -- fragmentation -----------------------------------------------------------------------------
 
 
@@ -415,7 +437,7 @@ def test_the_picture_adds_up_at_every_moment() -> None:
     (row,) = picture.segments
     assert row.pieces[0][0] == 0
     assert row.pieces[-1][1] == row.size_bytes
-    assert all(a[1] == b[0] for a, b in zip(row.pieces, row.pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(row.pieces))
     assert row.allocated_bytes == 256 * MIB
 
 
@@ -439,3 +461,44 @@ def test_many_moments_and_owners_are_merged_and_keep_the_peak() -> None:
     assert drawn.max() == lives.peak_bytes
     rows = np.array(picture.entries) + 1
     assert drawn.tolist() == lives.allocated_bytes[rows].tolist()
+
+
+# -- anything at all ---------------------------------------------------------------------------
+
+ODD = (
+    0, -1, 1, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 1 << 70, None, "x", [], {}, (), 2.5,
+    True, b"q", float("nan"), [[]], {"a": 1}, 512, 1 << 40,
+)  # fmt: skip
+
+
+def spots(value: Any) -> list[tuple[Any, Any]]:
+    keys = value.keys() if isinstance(value, dict) else range(len(value))
+    found = [(value, key) for key in keys]
+    inner = [value[key] for key in keys if isinstance(value[key], dict | list)]
+    return found + [spot for one in inner for spot in spots(one)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_field_may_be_anything(seed: int) -> None:
+    rng = random.Random(seed)
+    n_judged = 0
+    for _ in range(25):
+        one = training_step()
+        one.reserve(B, GIB, stream=3)
+        one.oom(GIB, 5)
+        one.free(A, completed=False)
+        document = pickle.loads(pickle.dumps(one.dump()))  # the stacks are everybody's
+        for _ in range(rng.choice((1, 1, 3))):
+            container, key = rng.choice(spots(document))
+            if rng.random() < 0.3:
+                del container[key]
+            else:
+                container[key] = rng.choice(ODD)
+        try:
+            snapshot = read(document)
+        except SnapshotError:
+            continue
+        result = judge(snapshot)
+        assert not result.crashes
+        n_judged += 1
+    assert n_judged

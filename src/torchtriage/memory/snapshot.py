@@ -278,6 +278,8 @@ _SEGMENT_COLUMNS = (
 )  # fmt: skip
 _BLOCK_COLUMNS = ("address", "size_bytes", "requested_bytes", "state", "stack")
 _LIMIT = 1 << 63
+_HIGHEST, _MOST_BYTES = 1 << 62, 1 << 50
+"""Addresses have 57 bits at most; a petabyte is more than any machine has."""
 _ENTRY_FIELDS = {
     "action", "addr", "size", "stream", "time_us", "frames", "device_free", "compile_context",
     "user_metadata", "pool_id", "segment_pool_id", "device",
@@ -370,7 +372,7 @@ class SnapshotBuilder:
         file, name = value.get("filename"), value.get("name", "")
         line = _number(value.get("line", 0))
         if type(file) is not str or type(name) is not str:
-            raise TypeError("a frame without a file and a name")
+            raise _odd("a frame without a file and a name")
         frame = self.frames.setdefault((file, line, name), len(self.frames))
         origin = value.get("fx_original_trace")
         if origin and type(origin) is str:
@@ -382,7 +384,7 @@ class SnapshotBuilder:
         # blocks come before their segment is complete, and belong to it alone
         n_blocks = len(self.block["address"]) - self.n_blocks_used
         if type(blocks) is not list or _rows(blocks, _BLOCK) != n_blocks:
-            raise TypeError("a segment whose blocks are not its own")
+            raise _odd("a segment whose blocks are not its own")
         address = value.get("address")
         if address is None:
             # torch 1.12 told the address of segments as of blocks
@@ -417,8 +419,8 @@ class SnapshotBuilder:
             if column[row] == NONE:
                 column[row] = address
             address = column[row] + sizes[row]
-            if address >= _LIMIT:
-                raise TypeError("a block outside the address space")
+            if not 0 <= address < _LIMIT:
+                raise _odd("a block outside the address space")
 
     def _block(self, value: dict[Any, Any]) -> _Row:
         row = self.block
@@ -462,7 +464,7 @@ class SnapshotBuilder:
         if not value or type(value) not in (list, tuple):
             return NONE
         if any(type(one) is not _Frame for one in value):
-            raise TypeError("a stack of something other than frames")
+            raise _odd("a stack of something other than frames")
         key = array("i", value).tobytes()
         stack = self.stack_ids.setdefault(key, len(self.stack_ids))
         if stack == len(self.stack_start) - 1:
@@ -523,6 +525,17 @@ class SnapshotBuilder:
                 where=path,
                 hint=_SNAPSHOT,
             )
+        for what, at, sizes in (
+            ("segment", self.segment["address"], self.segment["size_bytes"]),
+            ("block", self.block["address"], self.block["size_bytes"]),
+            ("entry", self.e_address, self.e_size),
+        ):
+            if not _fits(_ints(at), _ints(sizes)):
+                raise SnapshotError(
+                    f"expected addresses and sizes of memory, found a {what} beyond all of it",
+                    where=path,
+                    hint=_SNAPSHOT,
+                )
         for key in document.keys() - {
             "segments", "device_traces", "allocator_settings", "external_annotations"
         }:  # fmt: skip
@@ -624,12 +637,22 @@ def _ints(column: Any) -> Ints:
     return np.frombuffer(column, np.int64) if len(column) else np.zeros(0, np.int64)
 
 
+def _odd(what: str) -> SnapshotError:
+    return SnapshotError(f"expected a memory snapshot, found {what}", hint=_SNAPSHOT)
+
+
+def _fits(address: Ints, size_bytes: Ints) -> bool:
+    """Return whether memory is where memory can be, so that no sum overflows."""
+    sizes = (size_bytes >= 0) & (size_bytes <= _MOST_BYTES)
+    return bool((sizes & (address >= NONE) & (address <= _HIGHEST)).all())
+
+
 def _number(value: Any) -> int:
     if type(value) is not int:
         if value is None:
             return NONE
         if type(value) is not bool:
-            raise TypeError(f"{_kind(value)} where a number belongs")
+            raise _odd(f"{_kind(value)} where a number belongs")
     # addresses of the upper half wrap, as they do in C
     return value - (value >= _LIMIT) * (_LIMIT << 1) if -_LIMIT <= value < _LIMIT << 1 else NONE
 

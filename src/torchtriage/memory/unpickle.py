@@ -107,10 +107,6 @@ class _Pending:
         self.slot = slot
 
 
-class _BrokenError(Exception):
-    """The document is off in a way that one line says."""
-
-
 def unpickle(
     read: Callable[[int], bytes],
     sink: Sink,
@@ -142,9 +138,8 @@ def unpickle(
     gc.disable()
     try:
         return reader.run()
-    except _BrokenError as error:
-        message, hint = error.args
-        raise SnapshotError(message, where=name, hint=hint) from None
+    except SnapshotError as error:
+        raise SnapshotError(error.message, where=error.where or name, hint=error.hint) from None
     except (IndexError, struct.error):
         found = f"found one that ends or breaks off at byte {reader.position:,}"
         raise SnapshotError(
@@ -152,7 +147,7 @@ def unpickle(
         ) from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SnapshotError(
-            f"expected plain data, found opcodes that fit no data at byte {reader.position:,}"
+            f"expected plain data, found opcodes that fit no data near byte {reader.position:,}"
             f" ({error})",
             where=name,
             hint=_TRY,
@@ -206,10 +201,10 @@ class _Reader:
     def text(self, pos: int, n_bytes: int) -> bytes:
         """Return a string's bytes and move behind it."""
         if n_bytes > MAX_TEXT_BYTES:
-            raise _BrokenError(
+            raise SnapshotError(
                 f"expected names and numbers, found a string of {format_bytes(n_bytes)} at byte"
                 f" {self.base + pos:,}",
-                _TRY,
+                hint=_TRY,
             )
         self.pos = pos
         if pos + n_bytes > len(self.data):
@@ -226,11 +221,13 @@ class _Reader:
         if index == len(memo):
             memo.append(value)
         elif index > len(memo) + 16:
-            raise _BrokenError(f"expected memo index {len(memo):,}, found {index:,}", _TRY)
+            raise SnapshotError(f"expected memo index {len(memo):,}, found {index:,}", hint=_TRY)
         else:  # cPickle counted from 1
             memo.extend([None] * (index + 1 - len(memo)))
             if memo[index] is not None:
-                raise _BrokenError(f"expected one value at memo index {index:,}, found two", _TRY)
+                raise SnapshotError(
+                    f"expected one value at memo index {index:,}, found two", hint=_TRY
+                )
             memo[index] = value
 
     def known(self, run: bytes) -> list[Any]:
@@ -329,10 +326,10 @@ class _Reader:
         """Refuse a file that makes more of itself than its bytes."""
         values = self.kept + len(self.memo) + len(stack) + sum(map(len, outer))
         if values > FREE_VALUES + self.position // BYTES_PER_VALUE:
-            raise _BrokenError(
+            raise SnapshotError(
                 f"expected a snapshot, found {values:,} loose values in the first"
                 f" {self.position:,} bytes",
-                _TRY,
+                hint=_TRY,
             )
 
     def run(self) -> Any:
@@ -393,9 +390,9 @@ class _Reader:
                 elif op == MARK:
                     outer.append(stack)
                     if len(outer) > MAX_DEPTH:
-                        raise _BrokenError(
+                        raise SnapshotError(
                             f"expected a snapshot, found values nested more than {MAX_DEPTH} deep",
-                            _TRY,
+                            hint=_TRY,
                         )
                     stack = []
                     push = stack.append
@@ -524,7 +521,7 @@ class _Reader:
                     pos += 1
                 else:
                     self.pos = pos
-                    raise _BrokenError(*self.refusal(op))
+                    raise self.refusal(op)
             self.pos = pos
 
     def check_head(self) -> None:
@@ -534,19 +531,23 @@ class _Reader:
             self.pos = 2
             return
         if len(head) == 2 and head[0] == PROTO:
-            raise _BrokenError(f"expected pickle protocol 2 to 5, found protocol {head[1]}", _TRY)
-        raise _BrokenError("expected a memory snapshot (a pickle of protocol 2 to 5)", _TRY)
+            raise SnapshotError(
+                f"expected pickle protocol 2 to 5, found protocol {head[1]}", hint=_TRY
+            )
+        raise SnapshotError("expected a memory snapshot (a pickle of protocol 2 to 5)", hint=_TRY)
 
-    def too_wide(self, n_bytes: int) -> _BrokenError:
+    def too_wide(self, n_bytes: int) -> SnapshotError:
         """Return the complaint about a number no allocator would write."""
-        return _BrokenError(f"expected numbers of 64 bits, found one of {n_bytes * 8:,}", _TRY)
+        return SnapshotError(
+            f"expected numbers of 64 bits, found one of {n_bytes * 8:,}", hint=_TRY
+        )
 
-    def refusal(self, op: int) -> tuple[str, str]:
+    def refusal(self, op: int) -> SnapshotError:
         """Return why an opcode is not read, and what to do."""
         name = _NAMES.get(bytes([op]), f"0x{op:02x}")
-        return (
+        return SnapshotError(
             f"expected plain data, found the opcode {name} at byte {self.position - 1:,}, which"
             " could run code or build objects: nothing was run",
-            "only open files that torch.cuda.memory._dump_snapshot wrote; this one is something"
-            " else, or was tampered with",
+            hint="only open files that torch.cuda.memory._dump_snapshot wrote; this one is"
+            " something else, or was tampered with",
         )

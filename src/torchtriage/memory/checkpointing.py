@@ -25,15 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
-from torchtriage.finding import Frame
+from torchtriage.finding import Frame, Note
 from torchtriage.memory.owners import Owners, Phase
 from torchtriage.memory.peak import Category, categories, phases
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.timeline import Timeline, timeline
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import call_name
+from torchtriage.units import format_bytes, format_count, format_share
 
-__all__ = ["Unit", "units"]
+__all__ = ["Unit", "notes", "units"]
 
 Ints = NDArray[np.int64]
 
@@ -125,6 +126,34 @@ def units(
     if trace is None:
         return tuple(found)
     return tuple(_with_time(unit, trace) for unit in found)
+
+
+def notes(found: tuple[Unit, ...]) -> tuple[Note, ...]:
+    """Return the unit that saves most as a note on a snapshot; others overlap with it."""
+    return tuple(
+        Note(
+            code="checkpointing",
+            level="info",
+            message=f"{_where(unit.forward)} {unit.forward.function}, called"
+            f" {format_count(unit.n_calls, 'time')} from {_where(unit.caller)}, holds"
+            f" {format_bytes(unit.activation_bytes)} of activations at the peak"
+            f" ({format_share(unit.share)}); checkpointing it saves {format_bytes(unit.low_bytes)}"
+            f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step",
+            fix="x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
+            evidence={
+                "low_bytes": unit.low_bytes,
+                "high_bytes": unit.high_bytes,
+                "activation_bytes": unit.activation_bytes,
+                "n_calls": unit.n_calls,
+                "added_ms": unit.added_ms,
+            },
+        )
+        for unit in found[:1]
+    )
+
+
+def _where(frame: Frame) -> str:
+    return f"{PurePosixPath(frame.file.replace(chr(92), '/')).name}:{frame.line}"
 
 
 def _activations(told: Timeline, owners: Owners) -> Ints:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchtriage.errors import SnapshotError
 from torchtriage.finding import Crash, Finding, Fix, NotChecked, Note, Place, Severity
-from torchtriage.memory import advice, leaks
+from torchtriage.memory import advice, checkpointing, leaks
 from torchtriage.memory.events import Recorded, recorded_memory
 from torchtriage.memory.fragmentation import find_fragmentation, find_out_of_memory
 from torchtriage.memory.owners import Owners
@@ -55,10 +55,11 @@ def judge(snapshot: Snapshot) -> MemoryResult:
     devices = [_device(snapshot, timeline(snapshot, device), owners) for device in snapshot.devices]
     leak = _asked("leak", lambda: _leak(snapshot), crashes)
     settings = _asked("allocator settings", lambda: _advice(snapshot), crashes)
+    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners), crashes)
     findings = [found for one in devices for found in _findings(one, settings)]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
-    for opinion in (leak, settings):
+    for opinion in (leak, settings, again):
         findings += opinion.findings
         not_checked += opinion.not_checked
         notes += opinion.notes
@@ -305,6 +306,10 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
 
 def _leak(snapshot: Snapshot) -> Opinion:
     return leaks.judge_snapshot(snapshot)
+
+
+def _checkpointing(snapshot: Snapshot, owners: Owners) -> Opinion:
+    return Opinion("", notes=checkpointing.notes(checkpointing.units(snapshot, owners=owners)))
 
 
 def _advice(snapshot: Snapshot) -> Opinion:

@@ -278,6 +278,38 @@ def test_the_tracer_is_taken_away_again() -> None:
     assert inspect.currentframe().f_trace is None  # type: ignore[union-attr]
 
 
+def test_a_measure_that_raises_does_not_reach_the_traced_code() -> None:
+    calls = []
+
+    def measure(frame: Any) -> int:
+        calls.append(frame)
+        if len(calls) > 2:
+            raise RuntimeError("no")
+        return 0
+
+    lines = holders.LineWatch([measure], inspect.currentframe())
+    spend()
+    spend()
+    assert sys.gettrace() is None
+    lines.stop()
+    assert len(calls) == 3
+
+
+def test_endless_steps_are_not_traced_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "MAX_EVENTS", 50)
+    calls = []
+
+    def measure(frame: Any) -> int:
+        calls.append(1)
+        return 0
+
+    holders.LineWatch([measure], inspect.currentframe())
+    for _ in range(500):
+        spend()
+    assert sys.gettrace() is None
+    assert len(calls) <= 51
+
+
 def test_another_tracer_is_left_alone() -> None:
     def tracer(frame: Any, event: str, arg: Any) -> None:
         return None

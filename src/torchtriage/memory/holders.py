@@ -29,6 +29,8 @@ from typing import Any
 __all__ = ["Held", "LineWatch", "Place", "adding_line", "find", "is_users", "place_of", "walk"]
 
 MAX_NODES = 20_000
+MAX_EVENTS = 100_000
+"""Lines that are traced; a step that has more is left alone from there on."""
 MAX_GRAPH = 1000
 """Nodes that are looked at of one autograd graph."""
 
@@ -451,6 +453,7 @@ class LineWatch:
         self._measures = measures
         self._frames: list[types.FrameType] = []
         self._last: tuple[types.CodeType, int] | None = None
+        self._n_events = 0
         self.grew: list[dict[Place, int]] = [{} for _ in measures]
         """For each suspect: by how much it grew at which line."""
         if frame is None:
@@ -465,8 +468,12 @@ class LineWatch:
         sys.settrace(self._on_call)
 
     def stop(self) -> None:
-        """Take the tracer away again."""
-        sys.settrace(None)
+        """Take the tracer away again; told again, nothing happens."""
+        if not self._measures:
+            return
+        # only ours: somebody may have set another one since
+        if sys.gettrace() == self._on_call:
+            sys.settrace(None)
         for frame in self._frames:
             frame.f_trace = None
         self._frames.clear()
@@ -478,14 +485,15 @@ class LineWatch:
         return self._on_line(frame, event, arg)
 
     def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        for index, measure in enumerate(self._measures):
-            size = measure(frame)
-            if size > self._sizes[index] and self._last is not None:
-                code, line = self._last
-                place = Place(code.co_filename, line, _function(code))
-                grew = self.grew[index]
-                grew[place] = grew.get(place, 0) + size - self._sizes[index]
-            self._sizes[index] = size
+        self._n_events += 1
+        if self._n_events > MAX_EVENTS or not self._measures:
+            self.stop()
+            return None
+        try:
+            self._measure(frame)
+        except Exception:  # raised here it would be raised in the user's code
+            self.stop()
+            return None
         if event == "return":
             # what comes next happens on the caller's line, if that is the user's
             back = frame.f_back
@@ -494,6 +502,16 @@ class LineWatch:
         else:
             self._last = (frame.f_code, frame.f_lineno)
         return self._on_line
+
+    def _measure(self, frame: types.FrameType) -> None:
+        for index, measure in enumerate(self._measures):
+            size = measure(frame)
+            if size > self._sizes[index] and self._last is not None:
+                code, line = self._last
+                place = Place(code.co_filename, line, _function(code))
+                grew = self.grew[index]
+                grew[place] = grew.get(place, 0) + size - self._sizes[index]
+            self._sizes[index] = size
 
 
 def _function(code: types.CodeType) -> str:

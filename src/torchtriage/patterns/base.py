@@ -23,6 +23,7 @@ from torchtriage import intervals
 from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import Certainty, Fix
 from torchtriage.intervals import Spans
+from torchtriage.patterns._between import is_explained
 from torchtriage.replay.edits import Edit
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import host_collectives
@@ -88,6 +89,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         lambda trace: bool(trace.devices) or (trace.is_host_only and trace.has_shapes),
         "GPU rows, or on a CPU input shapes",
         "profile(record_shapes=True, ...), and on a GPU machine ProfilerActivity.CUDA",
+    ),
+    "gaps": (
+        is_explained,
+        "Python stacks, and the time between operators is considerable",
+        "profile(with_stack=True, ...)",
     ),
     "steps": (
         lambda trace: len(trace.steps) > 0,

@@ -24,13 +24,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Literal
-
-import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchtriage.record.answers import Answers
 from torchtriage.record.recorder import Plan, Recorder
+
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
+    from torch.optim.optimizer import Optimizer
 
 __all__ = ["Loop", "start_watching"]
 
@@ -89,6 +90,8 @@ class Watch:
 
     def start(self) -> None:
         """Put the hooks in; the process file says that torch was imported here."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         self._note()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         # compiled steps are guarded against another number of hooks: it stays and does nothing
@@ -141,7 +144,7 @@ class Watch:
                 "roots": self.roots,
                 "python": sys.version.split()[0],
                 "executable": sys.executable,
-                "torch": torch.__version__,
+                "torch": getattr(sys.modules.get("torch"), "__version__", None),
                 "rank": _rank(),
                 "world_size": _world_size(),
                 "loop": asdict(self.loop) if self.loop else None,
@@ -159,6 +162,8 @@ class Watch:
     # -- training ------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        import torch
+
         # part of a compiled step this would break its graph
         if torch.compiler.is_compiling() or self.over:
             return
@@ -184,7 +189,8 @@ class Watch:
             looks = sum(counts.values())
             if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
                 return
-            if key != min(counts, key=lambda one: counts[one]):
+            # as they were before this step: two that take turns would never be the rarest else
+            if key != min(counts, key=lambda one: counts[one] - (one == key)):
                 return  # the rarest one's own next step is the boundary
         elif self.loop is None or self.loop.boundary != "forward":
             seen = self.recorder.steps_seen
@@ -332,6 +338,8 @@ class _ForwardHook:
 
 def _module_codes() -> frozenset[CodeType]:
     """Return the code of ``Module.__call__``, which a running forward has on its stack."""
+    import torch
+
     names = ("__call__", "_wrapped_call_impl", "_call_impl")
     found = (getattr(getattr(torch.nn.Module, name, None), "__code__", None) for name in names)
     return frozenset(code for code in found if code is not None)
@@ -341,6 +349,8 @@ def _outermost_modules(
     codes: frozenset[CodeType],
 ) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
     """Return the outermost module being called on each other thread, and the user's call of it."""
+    import torch
+
     found = []
     own = _thread.get_ident()
     for thread, innermost in sys._current_frames().items():
@@ -393,6 +403,8 @@ def user_call(frame: FrameType | None) -> tuple[str, int, str]:
 
 def _optimizer_made() -> bool:
     """Return whether an optimizer was constructed: torch wraps the class's ``step`` then."""
+    from torch.optim.optimizer import Optimizer
+
     todo = list(Optimizer.__subclasses__())
     while todo:
         one = todo.pop()

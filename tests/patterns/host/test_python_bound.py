@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.patterns.base import Claim
-from torchtriage.patterns.host.python_bound import find
+from torchtriage.patterns.base import Claim, missing_needs
+from torchtriage.patterns.host.python_bound import PATTERN, find
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -231,3 +231,38 @@ def test_on_a_cpu_operators_of_any_thread_count() -> None:
 def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:
     builder = TraceBuilder().op("aten::mm", 0, 20.5).frame("train.py(3): wait", 30, 9_000)
     assert not claims(builder.op("aten::mm", 9_100, 20))
+
+
+def busy(python: float, frame: str = "train.py(3): step") -> TraceBuilder:
+    """Steps of 10 ms on a CPU that begin with so many microseconds of Python."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(5):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).op("aten::mm", at + python, 10_000 - python)
+        if frame:
+            builder.frame(frame, at, 9_999)
+    return builder
+
+
+def test_on_a_cpu_who_sleeps_meant_to() -> None:
+    assert claims(busy(4_000))
+    builder = busy(4_000)
+    for i in range(5):
+        builder.frame("<built-in function sleep>", 10_000 * i + 10, 3_980)
+    assert not claims(builder)
+
+
+@pytest.mark.parametrize(("python", "missing"), [(4_000, ["gaps"]), (400, []), (990, [])])
+def test_on_a_cpu_without_stacks_long_gaps_are_not_called_clean(
+    python: float, missing: list[str]
+) -> None:
+    trace = busy(python, frame="").build()
+    assert not list(find(trace))
+    assert missing_needs(PATTERN, trace) == missing
+
+
+def test_loaders_explain_a_gap_without_stacks() -> None:
+    builder = busy(4_000, frame="")
+    for i in range(5):
+        builder.annotation(LOADER, 10_000 * i, 3_990)
+    assert not missing_needs(PATTERN, builder.build())

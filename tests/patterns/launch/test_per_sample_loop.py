@@ -251,3 +251,10 @@ def test_loud_on_the_rows_of_a_tensor() -> None:
 def test_loud_on_one_operator_per_row() -> None:
     (claim,) = claims(unbound(body=("aten::sum",), axis="-2"))
     assert claim.evidence["n_ops_per_round"] == 1
+
+
+def test_loud_on_rounds_that_hold_a_loop_of_their_own() -> None:
+    inner = ["aten::unsqueeze", "aten::sub", "aten::sum"] * 40
+    (claim,) = claims(unbound(n=9, shape=[9, 64], body=["aten::unsqueeze", "aten::full", *inner]))
+    assert claim.evidence["n_ops_per_round"] == 122
+    assert claim.evidence["n_rounds_per_step"] == 9

@@ -2,9 +2,10 @@
 
 Looks like: stretches of 1 ms and more in which the device is idle because the next launch came
     late, and in which the thread that issued it spent less than half of the time in operators or
-    runtime calls; 5 % of the step together. Time in loaders, in garbage collection and in the
-    profiler itself is not counted. On a CPU: the same stretches of the main thread, between ops,
-    where the same frames run in step after step; waits inside the backward engine are not Python.
+    runtime calls; 5 % of the step together. Time in loaders, in garbage collection, in
+    ``time.sleep`` and in the profiler itself is not counted. On a CPU: the same stretches of the
+    main thread, between ops, where the same frames run in step after step; waits inside the
+    backward engine are not Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by
     the profiler's inflation.
@@ -27,6 +28,12 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
+from torchtriage.patterns._between import (
+    MIN_SHARE,
+    MIN_STRETCH_NS,
+    between_ops,
+    loaders_and_first_use,
+)
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import hot_frame, own_time_ns, parse_frame, top_frames
@@ -38,7 +45,7 @@ PATTERN = Pattern(
     family="host",
     title="The step waits for Python",
     order=370,
-    needs=frozenset({"ops"}),
+    needs=frozenset({"ops", "gaps"}),
 )
 
 FIX = Fix(
@@ -50,18 +57,13 @@ outputs = model(upcoming.result())""",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
 
-MIN_STRETCH_NS = 1_000_000
-"""Python between the ops of one forward pass: up to 0.5 ms (BERT, ViT with stacks); real host
-work: 4-269 ms (TimeSformer, SAM, FLUX)."""
 MAX_WORK = 0.5
 """Share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)."""
-MIN_SHARE = 0.05
-"""Share of the step (catalogue 20)."""
 MAX_STEPS = 8
 """Steps that are compared; more would say the same."""
 _ENGINE = r"^<built-in method run_backward of"
-_ELSEWHERE = r"^enumerate\(DataLoader\)#"
-_PAUSE = r"^Python GC|^<built-in function collect>|(^|/)torch/(autograd/)?profiler"
+_PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
+"""Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
 _KINDS = {
     "preprocessing": r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode",
     "waiting": r"lock|queue|threading|acquire|\bwait\b|select|poll|sleep",
@@ -132,9 +134,7 @@ def _device_stretches(trace: Trace) -> dict[int, Spans]:
 
 def _host_stretches(trace: Trace) -> dict[int, Spans]:
     """Return the main thread's time in which no thread was inside an op."""
-    rows = np.flatnonzero(trace.kind == Kind.OP)
-    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    free = intervals.subtract(intervals.subtract(trace.steps.judged, work), _engine(trace))
+    free = intervals.subtract(between_ops(trace), _engine(trace))
     free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
     return {trace.steps.lane: _without_others(trace, free)}
 
@@ -172,13 +172,10 @@ def _recurs(trace: Trace, lost: Spans) -> bool:
 
 
 def _without_others(trace: Trace, spans: Spans) -> Spans:
-    """Leave out loaders, garbage collection, first use and the profiler's own frames."""
-    loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_ELSEWHERE)
-    pauses = (trace.kind == Kind.PYTHON) & trace.matching(_PAUSE)
-    rows = np.concatenate([np.flatnonzero(loaders | pauses), trace.steps.first_use])
-    return intervals.subtract(
-        spans, intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    )
+    """Leave out loaders, garbage collection, sleep, first use and the profiler's own frames."""
+    rows = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_PAUSE))
+    pauses = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    return intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), pauses)
 
 
 def _attribute(

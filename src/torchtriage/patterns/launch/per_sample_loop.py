@@ -171,8 +171,12 @@ def _unbound(trace: Trace, ops: Ints) -> list[_Loop]:
 
 def _period(names: NDArray[np.int32], first: int, rounds: int) -> int:
     """Return how many operators one of so many like rounds has, 0 if there are no such rounds."""
-    ahead = names[first : first + MAX_ROUND_OPS + 1]
-    for length in np.flatnonzero(ahead[1:] == ahead[:1])[:MAX_PERIODS] + 1:
+    ahead = names[first : first + MAX_ROUND_OPS + 2]
+    again = ahead[1:-1] == ahead[:1]
+    # a loop inside the round may begin like the round: two operators tell more of them apart
+    clearly = again & (ahead[2:] == ahead[1:2])
+    tried = [np.flatnonzero(which)[:MAX_PERIODS] + 1 for which in (again, clearly)]
+    for length in np.unique(np.concatenate(tried)):
         whole = names[first : first + rounds * int(length)]
         if len(whole) == rounds * length:
             body = whole.reshape(rounds, int(length))

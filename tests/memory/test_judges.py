@@ -260,6 +260,17 @@ def test_fragmentation_is_told_from_too_much_alive() -> None:
     assert "expandable_segments" in result.findings[0].fix.code
 
 
+def test_memory_of_other_streams_is_no_fragmentation() -> None:
+    one = Recorder()
+    one.reserve(A, 100 * MIB)
+    one.alloc(A, 90 * MIB, FORWARD)
+    one.reserve(B, 100 * MIB, stream=5)
+    one.oom(64 * MIB, 0)
+    _, mortem = failed(one)
+    assert mortem.would_fit
+    assert "cached for other streams" in mortem.sentences[-2]
+
+
 def test_whole_segments_and_large_pieces_are_named_as_such() -> None:
     one = Recorder()
     one.reserve(A, 100 * MIB)

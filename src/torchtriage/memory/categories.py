@@ -132,6 +132,7 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
             for i, name in enumerate(CATEGORIES)
             if told.held_bytes[i].any()
         ),
+        segments_entry=-1,
         segments=(),
         n_segments_left_out=0,
     )

@@ -39,6 +39,7 @@ WHOLE = "whole segments, not given back to the driver"
 PIECES = "pieces between tensors in use, each too small"
 FREE_PIECES = "pieces between tensors in use"
 LARGE = "pieces that were large enough"
+_USABLE = (WHOLE, PIECES, LARGE)
 
 
 @dataclass(frozen=True, order=True)
@@ -278,8 +279,14 @@ def post_mortem(one: OutOfMemory) -> tuple[str, ...]:
         causes = "; ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in one.parts)
         said.append(f"{format_bytes(one.free_bytes)} of the reserved memory were free: {causes}.")
         said.append(f"The largest piece it could have used had {format_bytes(one.largest_bytes)}.")
-    if one.would_fit:
-        said.append("All free memory together would have held it: fragmentation is the cause.")
+    usable = sum(part.size_bytes for part in one.parts if part.name in _USABLE)
+    if usable + max(one.device_free_bytes or 0, 0) >= one.wanted_bytes:
+        said.append("All of it in one piece would have held it: fragmentation is the cause.")
+    elif one.would_fit:
+        said.append(
+            "It would have fitted only with what is cached for other streams, pools or size"
+            " classes: memory is split between them."
+        )
     else:
         short = one.wanted_bytes - one.free_bytes - max(one.device_free_bytes or 0, 0)
         said.append(

@@ -31,14 +31,20 @@ FREE, AWAITING, MIXED = -1, -2, -3
 STACK_FRAMES = 6
 
 
-def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners) -> Picture | None:
-    """Return the picture of one device; None where nothing was ever reserved."""
+def draw(
+    snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | None = None
+) -> Picture | None:
+    """Return the picture of one device; None where nothing was ever reserved.
+
+    Segments are drawn as they were at the peak, or when the allocation ``failed``, a row.
+    """
     if not timeline.reserved_bytes.max():
         return None
     rows = _moments(timeline)
     owner, names = _owners(timeline, owners)
     values = _values(timeline, owner, len(names), rows)
     row = timeline.peak if timeline.end > timeline.start else timeline.end - 1
+    row = row if failed is None else failed
     segments = segments_at(snapshot, timeline, row)
     drawn = sorted(segments, key=lambda one: (one.start - one.end, one.start))[:SEGMENTS]
     times = snapshot.history.time_us[timeline.start : timeline.end]
@@ -52,6 +58,7 @@ def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners) -> Picture | No
             Area(label, kind, tuple(values[i].tolist()), stack)
             for i, (label, kind, stack) in enumerate(names)
         ),
+        segments_entry=row - timeline.start,
         segments=tuple(_rows(snapshot, timeline, row, segments, drawn, owner)),
         n_segments_left_out=len(segments) - len(drawn),
     )

@@ -133,7 +133,7 @@ class Area:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One segment at the peak. ``pieces`` rows are ``(start_bytes, end_bytes, area)``.
+    """One segment. ``pieces`` rows are ``(start_bytes, end_bytes, area)``.
 
     ``area`` is a row of ``Picture.areas``; -1 free, -2 waiting for another stream, -3 several small
     ones. Neighbours of one kind are one piece.
@@ -148,17 +148,19 @@ class BlockRow:
 
 @dataclass(frozen=True)
 class Picture:
-    """Memory over time by owner, and the segments at the peak, merged to what a screen can show.
+    """Memory over time by owner, and the segments at one moment, merged to what a screen can show.
 
     ``entries`` : number of the history's entry at each moment; ``times_us`` : its time, -1 where
-    none was recorded; ``reserved_bytes`` beside the areas. ``n_segments_left_out`` of the smallest
-    are not drawn.
+    none was recorded; ``reserved_bytes`` beside the areas. ``segments_entry`` : after which entry
+    the segments are drawn, the peak's or that of a failed allocation. ``n_segments_left_out`` of
+    the smallest are not drawn.
     """
 
     entries: tuple[int, ...]
     times_us: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
     areas: tuple[Area, ...]
+    segments_entry: int
     segments: tuple[BlockRow, ...]
     n_segments_left_out: int
 

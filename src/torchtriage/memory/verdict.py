@@ -176,7 +176,7 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
         fragmentation=find_fragmentation(snapshot, lives),
         out_of_memory=tuple(failed),
         n_out_of_memory=n_failed,
-        picture=draw(snapshot, lives, owners),
+        picture=draw(snapshot, lives, owners, lives.start + failed[-1].entry if failed else None),
     )
 
 

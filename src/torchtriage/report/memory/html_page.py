@@ -206,7 +206,13 @@ def _device(device: Device, name: str, drawn: frozenset[str]) -> Iterable[str]:
     if picture is not None and name in drawn and picture.segments:
         left = picture.n_segments_left_out
         also = f" The {left:,} smallest are left out." if left else ""
-        when = "at the peak" if device.peak is not None else "at the snapshot"
+        when = (
+            "when it failed"
+            if device.out_of_memory
+            else "at the peak"
+            if device.peak is not None
+            else "at the snapshot"
+        )
         yield (
             f'<h3>Segments {when}</h3><p class="sub">One row each, the largest first; widths grow'
             f" with the square root of the size. Colours as above, free memory is empty.{also}</p>"

@@ -1,7 +1,7 @@
 """The planted faults: ``corpus/*.txt``.
 
-``=== name`` starts a snippet; a line that ends in ``#! CODE, CODE`` must be found under these codes,
-and no other line under any. The comments are taken off before linting.
+``=== name`` starts a snippet; a line that ends in ``#! CODE, CODE`` must be found under these
+codes, and no other line under any. The comments are taken off before linting.
 """
 
 from __future__ import annotations

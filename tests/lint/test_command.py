@@ -103,7 +103,8 @@ def test_only_skip_and_exclude(file: Path) -> None:
 
 def test_configuration(file: Path) -> None:
     (file.parent / "pyproject.toml").write_text(
-        '[tool.torchtriage]\ntop = 3\n[tool.torchtriage.lint]\nskip = ["SYN001"]\nfail-on = "low"\n',
+        "[tool.torchtriage]\ntop = 3\n"
+        '[tool.torchtriage.lint]\nskip = ["SYN001"]\nfail-on = "low"\n',
         encoding="utf-8",
     )
     result = run(".", "--concise")

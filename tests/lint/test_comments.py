@@ -74,4 +74,4 @@ def test_unknown_and_missing_codes_are_told() -> None:
 
 
 def test_text_that_only_looks_like_a_comment() -> None:
-    assert look(inside='"# torchtriage: allow SYN001"' and "")[0] == ["SYN001", "MEM028"]
+    assert look(above='note = "# torchtriage: allow SYN001"')[0] == ["SYN001", "MEM028"]

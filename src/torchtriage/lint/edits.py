@@ -180,7 +180,7 @@ def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
 
 def _changed(text: str, spans: list[tuple[int, int, str]]) -> str:
     # from the end; insertions at one place keep their order
-    for start, end, new in reversed(sorted(spans, key=lambda one: one[0])):
+    for start, end, new in sorted(spans, key=lambda one: one[0])[::-1]:
         text = text[:start] + new + text[end:]
     return text
 

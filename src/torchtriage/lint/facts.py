@@ -24,6 +24,7 @@ __all__ = [
     "Loop",
     "Module",
     "Test",
+    "is_step",
     "keyword",
     "literal",
 ]
@@ -176,7 +177,8 @@ def is_step(function: Function) -> bool:
 class Call:
     """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
 
-    ``user`` : the name of the call that takes this one's result directly, as receiver or argument.
+    ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
+    the function of the file that is called.
     """
 
     node: ast.Call
@@ -188,6 +190,7 @@ class Call:
     context: Context
     target: str = ""
     user: Call | None = None
+    callee: Function | None = None
 
     @property
     def owner(self) -> ast.expr | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 __all__ = [
+    "BUILDER",
     "CLOCKS",
     "CRITERION",
     "DATASETS",
@@ -200,6 +201,12 @@ MODULE = re.compile(
     r"^_?(\w+_)?(model|net|network|unet|transformer|encoder|decoder|backbone|policy|critic|actor"
     r"|discriminator|vae|teacher|student|classifier|detector|denoiser|generator|netG|netD)$"
 )
+BUILDER = re.compile(
+    r"^_?(build|compile|create|get|init|load|make|prepare|setup|unwrap|wrap)_\w*(model|net|network"
+    r"|unet|transformer|policy|module|backbone|classifier)$"
+)
+"""Functions that give a module."""
+
 LOADER = re.compile(
     r"^_?(\w*_)?(data_?)?loader$|^_?\w*(dataloader|DataLoader)$|^(train|val|test)_dl$"
 )

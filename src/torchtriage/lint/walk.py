@@ -48,7 +48,7 @@ Env = dict[str, Value]
 _DEVICE_WORD = re.compile(
     r"cuda|(?<![.\w])device\b(?!=\w+(\.\w+)*\.device)|device_map|self\.device|accelerat|\bmps\b|\bxpu\b|\bhip\b|[Ll]ightning|fabric|Trainer|parallel|\.to\("
 )
-_WAITS = re.compile(r"synchronize$|\.wait$|block_until_ready$|do_bench")
+_WAITS = re.compile(r"synchronize$|(^|_)sync$|\.wait$|block_until_ready$|do_bench")
 _BUILTINS = frozenset({"float", "int", "bool", "len", "isinstance", "print", "hasattr", "str",
                        "getattr", "range", "type", "id", "repr", "round", "callable"})  # fmt: skip
 _MAYBE_TENSOR = Value("tensor", MAYBE)
@@ -120,7 +120,7 @@ class _Walker:
                 function.has_backward = function.has_backward or one.kind == "backward"
         hot: list[Function] = []
         for call in self.module.calls:
-            callee = self._callee(call.node, call.context)
+            callee = call.callee
             if callee is None:
                 continue
             if call.context.loop is not None and not call.context.loop.comprehension:
@@ -129,8 +129,8 @@ class _Walker:
             if call.context.no_grad:
                 callee.called_without_grad = True
         for call in self.module.calls:
-            callee = self._callee(call.node, call.context)
-            if callee is None or callee.name in ("__init__",):
+            callee = call.callee
+            if callee is None or callee.name == "__init__":
                 continue
             if call.context.hot and not self._loops_itself(callee):
                 hot.append(callee)
@@ -292,6 +292,8 @@ class _Walker:
 
     def eval(self, node: ast.expr) -> Value:
         """Return what an expression is, and note every call and condition in it."""
+        if type(node) is ast.Constant:
+            return HOST
         handler = _EXPRESSIONS.get(type(node))
         if handler is not None:
             value = handler(self, node)
@@ -591,7 +593,7 @@ class _Walker:
 
     def _pass_on(self, call: Call) -> None:
         """Tell a function of the file what it is called with."""
-        callee = self._callee(call.node, self.context)
+        callee = call.callee = self._callee(call.node, self.context)
         if callee is None or callee.given:
             return
         args = callee.node.args
@@ -619,6 +621,8 @@ class _Walker:
 
     def _result(self, call: Call) -> Value:
         """Return what a call gives, and take note of what it does to its loop and function."""
+        if names.BUILDER.match(call.attr) and not call.name.startswith("torch."):
+            return Value("module", MAYBE if self.module.uses_device else CPU)
         if call.name:
             return self._imported(call)
         if isinstance(call.node.func, ast.Name):
@@ -722,7 +726,14 @@ class _Walker:
             and all(one.scalar or one.kind == "host" for one in given)
             and any(one.scalar for one in given)
         )
-        return Value("tensor", device, grad=grad and not self.context.no_grad, scalar=scalar)
+        made = [one.made_by for one in given if one.kind != "host"]
+        return Value(
+            "tensor",
+            device,
+            grad=grad and not self.context.no_grad,
+            scalar=scalar,
+            made_by=made[0] if len(made) == 1 else None,
+        )
 
     def _factory(self, call: Call) -> Value:
         node, given = call.node, call.arguments
@@ -770,6 +781,7 @@ class _Walker:
         if call.receiver.kind in ("module", "callable"):
             return self._invoke(call)
         callee = self.by_name.get(attr)
+        self._event("wait" if _WAITS.search(attr) else "call", node, attr)
         if callee is not None and callee.compiled:
             self._event("first", node, attr)
             device, grad = placed(given)
@@ -967,7 +979,7 @@ class _Walker:
             grad=(grad or receiver.grad)
             and attr not in ("argmax", "argmin", "any", "all", "eq", "ne", "gt", "lt", "ge", "le")
             and not self.context.no_grad,
-            made_by=None,
+            made_by=receiver.made_by if all(one.kind == "host" for one in given) else None,
             of="",
         )
 
@@ -1140,9 +1152,10 @@ class _Walker:
         folds = "BatchNorm" in self.module.text and "Conv" in self.module.text
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                builds = statement.name in ("__init__", "setup") and bool(speaking or folds)
-                read = id(statement) in speaking or builds
-                self._define(statement, here, read=read or (folds and statement.name == "forward"))
+                # what the others' names are, and who calls them in each step
+                frames = statement.name in ("__init__", "setup", "forward", "training_step")
+                read = id(statement) in speaking or (frames and bool(speaking or folds))
+                self._define(statement, here, read=read)
             elif isinstance(statement, ast.ClassDef):
                 self._class(statement)
             elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
@@ -1500,6 +1513,8 @@ def _named(name: str) -> Value | None:
 
 @lru_cache(maxsize=1 << 14)
 def _named_callee(name: str) -> Value:
+    if names.BUILDER.match(name):
+        return UNKNOWN
     if names.MODULE.match(name) and name != "generator":
         return _A_MODULE
     return UNKNOWN

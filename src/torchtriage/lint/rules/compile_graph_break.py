@@ -12,11 +12,13 @@ Source: PyTorch documentation, "torch.compile: working with graph breaks".
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.facts import Context, Module
+from torchtriage.lint.names import REDUCTIONS
 from torchtriage.lint.rules._reads import compiled, logging_calls, reads, text_of
 
 RULE = Rule(
@@ -49,6 +51,16 @@ def find(module: Module) -> Iterator[Hit]:
             if how in ("item", "tolist", "numpy", "float", "int", "bool"):
                 said = f"{how}()"
             yield Hit(node, f"{said} breaks the graph: {text_of(node)}", how)
+    for call in module.called("int", "float", "bool"):
+        inner = call.node.args[0] if len(call.node.args) == 1 else None
+        if (
+            _runs(call.context)
+            and isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and inner.func.attr in REDUCTIONS
+            and module.value(inner).kind == "unknown"
+        ):
+            yield Hit(call.node, f"{call.attr}() breaks the graph: {text_of(call.node)}", call.attr)
     for call in module.sent("tolist", "numpy"):
         if _runs(call.context) and call.receiver.kind == "tensor":
             yield Hit(call.node, f"{call.attr}() breaks the graph", call.attr)

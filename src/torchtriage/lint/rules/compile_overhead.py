@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Call, Module
+from torchtriage.lint.facts import Call, Context, Module, is_step
 
 RULE = Rule(
     code="CMP032",
@@ -40,8 +40,15 @@ for batch in loader:
 def find(module: Module) -> Iterator[Hit]:
     """Yield compilations in each step."""
     for call in module.called("torch.compile"):
-        if call.context.hot and not _over_settings(call) and not _kept(call):
+        if _each_step(call.context) and not _over_settings(call) and not _kept(call):
             yield Hit(call.node, "torch.compile is called in every step")
+
+
+def _each_step(context: Context) -> bool:
+    """Return whether code is hot, and not only because it may be compiled itself."""
+    function = context.function
+    inside = function is not None and (function.called_hot or is_step(function))
+    return context.hot and (context.step_loop is not None or inside)
 
 
 def _over_settings(call: Call) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
@@ -114,6 +115,13 @@ def _judge(
             yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
             return
     # in order of running: f(x).cpu() starts where f(x) does
+    waiting = {
+        one.name for one in module.functions if any(event.kind == "wait" for event in one.events)
+    }
+    between = [
+        replace(one, kind="wait") if one.kind == "call" and one.name in waiting else one
+        for one in between
+    ]
     work = [index for index, one in enumerate(between) if one.kind in _WORK]
     if not work:
         return

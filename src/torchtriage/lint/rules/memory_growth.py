@@ -106,7 +106,7 @@ def _is_trained(module: Module, one: Assign, loop: Loop | None) -> bool:
                 if isinstance(node, ast.Attribute) and node.attr == last:
                     return True
     function = one.context.function
-    if function is not None:
+    if function is not None and not (loop is not None and loop.over_loader):
         for returned, _ in function.returns:
             if (
                 returned.value is not None

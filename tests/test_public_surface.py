@@ -30,7 +30,9 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = sorted(_name(path) for path in SOURCE.rglob("*.py") if path.name != "__main__.py")
+# run by an interpreter as it starts, no module of ours
+STARTS = ("__main__.py", "sitecustomize.py")
+MODULES = sorted(_name(path) for path in SOURCE.rglob("*.py") if path.name not in STARTS)
 
 
 @cache

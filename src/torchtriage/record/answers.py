@@ -14,14 +14,10 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
-from torch.utils._pytree import tree_leaves
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
 
 __all__ = ["ANSWERS_FILE", "Answers"]
 
@@ -46,6 +42,11 @@ class Answers:
 
     def start(self) -> None:
         """Begin to listen."""
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
+
         self._listen_to_backward()
         # depth, because only what the script itself calls is an answer
         self._undo = [
@@ -72,6 +73,8 @@ class Answers:
     # -- losses --------------------------------------------------------------------------------
 
     def _listen_to_backward(self) -> None:
+        import torch
+
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +98,8 @@ class Answers:
         self._depth.value = getattr(self._depth, "value", 0) + 1
 
     def _leave(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        import torch
+
         self._depth.value = getattr(self._depth, "value", 1) - 1
         if self._depth.value or torch.compiler.is_compiling():
             return
@@ -113,6 +118,9 @@ def _digest(output: Any) -> list[float]:
     Its size, its root mean square, and the same of the values raised by that and weighted by their
     place, which tells signs and orders apart. A mean would not do: next to zero it is all rounding.
     """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
     if hasattr(output, "to_tuple"):  # transformers' and diffusers' outputs
         output = output.to_tuple()
     tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]

@@ -145,6 +145,38 @@ def test_the_optimizers_own_annotation_tells_the_phase_without_its_frames() -> N
     assert sizes(device.peak.phases) == {"optimizer": 32 * MIB}
 
 
+def test_modules_that_are_built_make_parameters() -> None:
+    one = Recorder()
+    one.reserve(A, 64 * MIB)
+    linear = "/opt/lib/python3.11/site-packages/torch/nn/modules/linear.py"
+    one.alloc(A, 32 * MIB, [frame(linear, 99, "__init__"), *TRAIN])
+    _, device = judged(one)
+    assert device.peak is not None
+    assert sizes(device.peak.categories) == {"parameters": 32 * MIB}
+    assert sizes(device.peak.phases) == {"other": 32 * MIB}
+
+
+def test_operators_of_tensors_are_no_backward_pass() -> None:
+    tensor = frame("/opt/lib/python3.11/site-packages/torch/_tensor.py", 39, "wrapped")
+    one = Recorder()
+    one.reserve(A, 64 * MIB)
+    one.alloc(A, 32 * MIB, [tensor, *FORWARD])
+    _, device = judged(one)
+    assert device.peak is not None
+    assert sizes(device.peak.phases) == {"forward": 32 * MIB}
+
+
+def test_a_graph_that_is_dropped_is_no_backward_pass() -> None:
+    drop = [frame("??", 0, "torch::autograd::generated::MulBackward0::~MulBackward0()"), *TRAIN]
+    one = Recorder()
+    one.reserve(A, 64 * MIB)
+    one.alloc(A, 32 * MIB, [frame("/home/me/loss.py", 8, "loss"), *TRAIN])
+    one.free(A, drop)
+    _, device = judged(one)
+    assert device.peak is not None
+    assert sizes(device.peak.categories) == {"unknown": 32 * MIB}
+
+
 def test_what_was_there_before_counts_apart() -> None:
     one = Recorder()
     one.reserve(A, 64 * MIB, recorded=False)

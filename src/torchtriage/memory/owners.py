@@ -32,8 +32,9 @@ _OPTIMIZER = re.compile(r"(^|/)optim(izer)?s?/[^/]+\.py$|torch/optim/")
 _MODULES = re.compile(r"torch/nn/modules/(?P<name>\w+)\.py$")
 _NETWORK = re.compile(r"torch/nn/(modules/|functional\.py$|parallel/)")
 _AUTOGRAD = re.compile(r"torch/(_tensor|autograd/__init__|autograd/graph)\.py$")
+_BACKWARD = {"backward", "grad", "_make_grads", "_engine_run_backward"}
 _ENGINE = re.compile(
-    r"autograd::(?:python::Python)?Engine::|autograd::\w+::\w*Backward|AccumulateGrad"
+    r"autograd::(?:python::Python)?Engine::|autograd::\w+::\w*Backward\w*::apply|AccumulateGrad::"
 )
 _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 _NODE = re.compile(r"(?P<node>\w+Backward\d*)(?:<[^>]*>)?::apply")
@@ -99,7 +100,7 @@ class Owners:
         backward = mask(
             [
                 _ENGINE.search(name) is not None
-                or (_AUTOGRAD.search(file) is not None and name != "__setstate__")
+                or (name in _BACKWARD and _AUTOGRAD.search(file) is not None)
                 or (name == "backward" and file.endswith(".py"))
                 for file, name in rows
             ]
@@ -111,7 +112,13 @@ class Owners:
                 for file, name in rows
             ]
         )
-        parameter = mask([name in _PARAMETERS and file.endswith(".py") for file, name in rows])
+        parameter = mask(
+            [
+                (name in _PARAMETERS and file.endswith(".py"))
+                or (name == "__init__" and _MODULES.search(file) is not None)
+                for file, name in rows
+            ]
+        )
         forward &= ~parameter
         module = mask([name == "forward" and file.endswith(".py") for file, name in rows])
 

@@ -126,7 +126,7 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
     picture = Picture(
         entries=tuple(rows.tolist()),
         times_us=tuple((np.maximum(told.time_ns[rows] - first, 0) // 1000).tolist()),
-        reserved_bytes=tuple(total[rows].tolist()),
+        reserved_bytes=(),
         areas=tuple(
             Area(name, name, tuple(told.held_bytes[i, rows].tolist()))
             for i, name in enumerate(CATEGORIES)
@@ -177,8 +177,8 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         findings=(),
         notes=(),
         not_checked=(
-            NotChecked("MEM029", "memory-growth", ("a snapshot, or a trace with steps",), how),
-            NotChecked("MEM049", "fragmentation", ("the allocator's segments",), how),
+            NotChecked("MEM029", "memory-growth", ("snapshot, or trace with steps",), how),
+            NotChecked("MEM049", "fragmentation", ("segments of the allocator",), how),
             NotChecked("MEM052", "peak by line", ("stacks",), how),
         ),
         crashes=(),

@@ -151,9 +151,9 @@ class Picture:
     """Memory over time by owner, and the segments at one moment, merged to what a screen can show.
 
     ``entries`` : number of the history's entry at each moment; ``times_us`` : its time, -1 where
-    none was recorded; ``reserved_bytes`` beside the areas. ``segments_entry`` : after which entry
-    the segments are drawn, the peak's or that of a failed allocation. ``n_segments_left_out`` of
-    the smallest are not drawn.
+    none was recorded; ``reserved_bytes`` beside the areas, empty where it is not told.
+    ``segments_entry`` : after which entry the segments are drawn, the peak's or that of a failed
+    allocation. ``n_segments_left_out`` of the smallest are not drawn.
     """
 
     entries: tuple[int, ...]

@@ -108,9 +108,9 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
         else (NotChecked(PEAK, "peak by line", ("stacks",), "record with with_stack=True"),)
     )
     growth = NotChecked(
-        "MEM029", "memory-growth", ("a snapshot",), f"judged by: torchtriage analyze {path}"
+        "MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}"
     )
-    unseen = NotChecked(FRAGMENTATION, "fragmentation", ("the allocator's segments",), RECORD)
+    unseen = NotChecked(FRAGMENTATION, "fragmentation", ("segments of the allocator",), RECORD)
     return MemoryResult(
         schema=MEMORY_SCHEMA,
         version=__version__,
@@ -134,8 +134,10 @@ def _traced(one: Recorded, place: int) -> Device:
     lives = one.timeline
     peak = find_peak(lives, one.owners)
     most = int(lives.reserved_bytes.max())
-    if one.is_host and peak is not None:
-        peak = replace(peak, reserved_bytes=None)
+    picture = draw(one.owners.snapshot, lives, one.owners)
+    if one.is_host:
+        peak = peak and replace(peak, reserved_bytes=None)
+        picture = picture and replace(picture, reserved_bytes=())
     return Device(
         # a number of its own: the page tells devices by it
         device=place,
@@ -152,7 +154,7 @@ def _traced(one: Recorded, place: int) -> Device:
         fragmentation=None,
         out_of_memory=(),
         n_out_of_memory=0,
-        picture=draw(one.owners.snapshot, lives, one.owners),
+        picture=picture,
     )
 
 
@@ -429,7 +431,7 @@ def _notes(snapshot: Snapshot) -> list[Note]:
 def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
     missing = []
     if not len(snapshot.history):
-        missing.append(NotChecked(PEAK, "peak", ("the history of allocations",), RECORD))
+        missing.append(NotChecked(PEAK, "peak", ("history of allocations",), RECORD))
     elif not len(snapshot.stacks):
         missing.append(NotChecked(PEAK, "peak by line", ("stacks",), RECORD))
     else:

@@ -157,7 +157,8 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
         yield from _device(device, f"{index}-{device.device}", drawn)
     yield '<section id="findings"><h2>Findings</h2>'
     if not result.findings:
-        yield '<div class="clean"><p>No findings.</p></div>'
+        kind, rest = ("clean", "") if result.healthy else ("unsure", " in what could be judged")
+        yield f'<div class="{kind}"><p>No findings{rest}.</p></div>'
     for finding in result.findings:
         yield from _finding(finding)
     for line in filter(None, (result.leak, result.advice)):
@@ -165,12 +166,9 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
     yield "</section>"
     if result.notes or result.not_checked or result.crashes:
         yield '<section><h2>Not checked</h2><ul class="notes">'
-        for one in result.not_checked:
-            missing = ", ".join(one.missing)
-            yield (
-                f'<li class="warn"><p>{_text(one.code)} {_text(one.name)}: no {_text(missing)}</p>'
-                f"<pre>{_lines(one.how_to_record)}</pre></li>"
-            )
+        for how, group in words.unchecked(result):
+            rows = "".join(f"<p>{_text(line)}</p>" for line in group)
+            yield f'<li class="warn">{rows}<pre>{_lines(how)}</pre></li>'
         for crash in result.crashes:
             yield f'<li class="refuse"><p>{_text(crash.code)}: {_text(crash.error)}</p></li>'
         for note in result.notes:
@@ -242,9 +240,22 @@ def _failed(one: OutOfMemory) -> Iterable[str]:
 def _peak(peak: Peak) -> Iterable[str]:
     yield (
         f'<h3>Held at the peak</h3><p class="sub">{_text(format_bytes(peak.allocated_bytes))}'
-        f" allocated in {format_count(peak.n_allocations, 'allocation')}, after entry"
-        f" {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
+        f" allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
     )
+    if peak.lines:
+        yield from _lines_held(peak)
+    yield '<div class="two">'
+    for title, parts in (
+        ("By phase of the step", peak.phases),
+        ("By purpose", peak.categories),
+        ("By module", peak.modules),
+    ):
+        if len(parts) > 1 or (parts and parts[0].name not in ("unknown", "no stack recorded")):
+            yield f"<div><h3>{title}</h3>{_table(parts)}</div>"
+    yield "</div>"
+
+
+def _lines_held(peak: Peak) -> Iterable[str]:
     yield '<div class="scroll tall"><table class="held"><thead><tr><th>size</th><th>share</th>'
     yield "<th>by</th></tr></thead><tbody>"
     for one in peak.lines[:N_LINES]:
@@ -257,14 +268,7 @@ def _peak(peak: Peak) -> Iterable[str]:
             f'<span class="tag">{_text(tags)}{_text(" · from " + callers) if callers else ""}'
             "</span></td></tr>"
         )
-    yield '</tbody></table></div><div class="two">'
-    for title, parts in (
-        ("By phase of the step", peak.phases),
-        ("By purpose", peak.categories),
-        ("By module", peak.modules),
-    ):
-        yield f"<div><h3>{title}</h3>{_table(parts)}</div>"
-    yield "</div>"
+    yield "</tbody></table></div>"
 
 
 def _table(parts: Iterable[Part]) -> str:

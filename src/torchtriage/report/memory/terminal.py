@@ -58,7 +58,10 @@ def _result(page: Page, result: MemoryResult) -> None:
         _finding(page, finding, rank)
     if not result.findings:
         page.blank()
-        page.line(("No findings", "bold green" if result.healthy else "bold"), (".", ""))
+        if result.healthy:
+            page.line(("No findings.", "bold green"))
+        else:
+            page.line(("No findings in what could be judged.", "bold"))
     if result.advice:
         page.blank()
         page.labelled("settings", (visible(result.advice), ""))
@@ -70,10 +73,11 @@ def _result(page: Page, result: MemoryResult) -> None:
     if result.not_checked:
         page.blank()
         page.line(("Not checked", "bold"))
-    for one in result.not_checked:
-        what = f"{visible(one.name)}: no {', '.join(map(visible, one.missing))}"
-        page.line((f"{one.code} ", "bold"), (what, ""), indent=2, hang=2)
-        rows = one.how_to_record.split("\n")
+    for how, group in words.unchecked(result):
+        for line in group:
+            code, _, rest = line.partition(" ")
+            page.line((f"{code} ", "bold"), (rest, ""), indent=2, hang=2)
+        rows = how.split("\n")
         if len(rows) > 1:
             page.verbatim([(row, "green") for row in rows], indent=2)
         elif rows[0]:
@@ -123,10 +127,13 @@ def _peak(page: Page, peak: Peak) -> None:
     hidden = len(peak.lines) - N_LINES
     if hidden > 0:
         page.labelled("", (f"{'':18}{hidden} more lines are in the JSON", "dim"))
-    page.labelled("by phase", (words.parts(peak.phases), ""))
-    page.labelled("for", (words.parts(peak.categories), ""))
-    if len(peak.modules) > 1:
-        page.labelled("by module", (words.parts(peak.modules), ""))
+    for label, parts in (
+        ("by phase", peak.phases),
+        ("for", peak.categories),
+        ("by module", peak.modules),
+    ):
+        if len(parts) > 1:
+            page.labelled(label, (words.parts(parts), ""))
 
 
 def _failed(page: Page, one: OutOfMemory) -> None:

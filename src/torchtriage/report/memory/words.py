@@ -18,6 +18,7 @@ __all__ = [
     "holder",
     "parts",
     "tags",
+    "unchecked",
     "where",
 ]
 
@@ -80,6 +81,15 @@ def where(one: Holder) -> str:
     """Return who called the holder's line, outermost last; empty when it was called by nobody."""
     callers = [f"{file_name(frame.file)}:{frame.line}" for frame in one.stack[1:5]]
     return " < ".join(map(visible, callers))
+
+
+def unchecked(result: MemoryResult) -> list[tuple[str, list[str]]]:
+    """Return what was not judged for want of data, grouped by how to record it."""
+    groups: dict[str, list[str]] = {}
+    for one in result.not_checked:
+        said = f"{one.code} {visible(one.name)}: no {', '.join(map(visible, one.missing))}"
+        groups.setdefault(one.how_to_record, []).append(said)
+    return list(groups.items())
 
 
 def parts(values: Iterable[Part], limit: int = 6) -> str:

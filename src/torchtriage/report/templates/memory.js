@@ -51,7 +51,9 @@ function place(tip, box, event) {
 
 function overTime(home, picture) {
   const n = picture.entries.length, areas = picture.areas;
-  const top = Math.max(...picture.reserved, 1) * 1.1;
+  const knows = picture.reserved.length > 0;
+  const summed = picture.entries.map((_, i) => areas.reduce((sum, area) => sum + area.values[i], 0));
+  const highest = Math.max(...(knows ? picture.reserved : summed), 1), top = highest * 1.1;
   const x = (i) => (i * WIDE) / n, y = (v) => HIGH - (v * HIGH) / top;
   const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none",
     role: "img", tabindex: "0", class: n > 200 ? "many" : "few", "aria-label": "Allocated memory over time by owner; "
@@ -75,10 +77,12 @@ function overTime(home, picture) {
     svg.append(path);
     return path;
   });
-  let line = `M0 ${y(picture.reserved[0]).toFixed(1)}`;
-  picture.reserved.forEach((value, i) => { line += `V${y(value).toFixed(1)}H${x(i + 1).toFixed(1)}`; });
-  svg.append(shape("path", { class: "reserved", d: line }));
-  const marks = [0.25, 0.5, 0.75, 1].map((part) => part * Math.max(...picture.reserved));
+  if (knows) {
+    let line = `M0 ${y(picture.reserved[0]).toFixed(1)}`;
+    picture.reserved.forEach((value, i) => { line += `V${y(value).toFixed(1)}H${x(i + 1).toFixed(1)}`; });
+    svg.append(shape("path", { class: "reserved", d: line }));
+  }
+  const marks = [0.25, 0.5, 0.75, 1].map((part) => part * highest);
   for (const mark of marks) {
     svg.prepend(shape("line", { class: "grid", x1: 0, x2: WIDE, y1: y(mark), y2: y(mark) }));
   }
@@ -118,7 +122,8 @@ function overTime(home, picture) {
   function moment(i) {
     const when = picture.times[i] >= 0 ? `, ${time(picture.times[i])} in` : "";
     const entry = picture.entries[i] < 0 ? "before the first entry" : `entry ${grouped.format(picture.entries[i])}`;
-    return `${entry}${when}: ${bytes(total[i])} allocated, ${bytes(picture.reserved[i])} reserved`;
+    const held = knows ? `, ${bytes(picture.reserved[i])} reserved` : "";
+    return `${entry}${when}: ${bytes(total[i])} allocated${held}`;
   }
   function go(i) {
     at = Math.max(0, Math.min(n - 1, i));
@@ -140,7 +145,7 @@ function overTime(home, picture) {
     const rows = area
       ? [[area.label], [`${bytes(area.values[i])}, ${area.kind}`, "soft"],
         ...area.stack.slice(1).map((one) => [`called by ${one}`, "soft"])]
-      : [[value < picture.reserved[i] ? "reserved, not allocated" : "not reserved"]];
+      : [[!knows ? "free" : value < picture.reserved[i] ? "reserved, not allocated" : "not reserved"]];
     lines(tip, [...rows, [moment(i), "soft"]]);
     place(tip, frame.getBoundingClientRect(), event);
   });

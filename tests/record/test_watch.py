@@ -131,6 +131,20 @@ def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
     assert "one forward of Sequential" in watched.stdout
 
 
+def test_a_compiled_optimizer_step_is_left_as_it_is(tmp_path: Path) -> None:
+    source = MODEL + (
+        "import torch._dynamo.utils as utils\n"
+        "compiled = torch.compile(lambda: plain(), backend='eager')\n"
+        "plain, optimizer.step = optimizer.step, compiled\n"
+        "print([step() for _ in range(20)])\n"
+        "print(dict(utils.counters['stats']), len(utils.counters['graph_break']))\n"
+    )
+    plain = run(tmp_path, source, watched=False)
+    watched = run(tmp_path, source)
+    assert watched.stdout == plain.stdout
+    assert watched.stderr.count("Warning") == plain.stderr.count("Warning")
+
+
 def test_torch_may_be_patched(tmp_path: Path) -> None:
     source = (
         """

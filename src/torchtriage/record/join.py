@@ -30,8 +30,8 @@ def join(light: Judged, heavy: Judged) -> Judged:
     """
     if heavy.refused:
         return light
-    if light.refused:
-        return replace(heavy, notes=_notes(light.notes, heavy.notes))
+    if light.refused:  # its reason is no reason against the heavy one
+        return heavy
     findings = join_findings(light, heavy)
     checked = sorted({*light.checked, *heavy.checked})
     crashes = {one.code: one for one in (*light.crashes, *heavy.crashes)}

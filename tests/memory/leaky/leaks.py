@@ -43,7 +43,7 @@ def graph_in_validation(watch, rng, steps):
         loss = model(batch(rng)).pow(2).mean()
         total = total + loss  # HOLDS
         watch.step()
-    return float(total)
+    return float(total.detach())
 
 
 def graph_after_backward(watch, rng, steps):
@@ -54,7 +54,7 @@ def graph_after_backward(watch, rng, steps):
         loss = train(model, batch(rng), optimizer)
         epoch_loss += loss  # HOLDS
         watch.step()
-    return float(epoch_loss)
+    return float(epoch_loss.detach())
 
 
 class Meter:

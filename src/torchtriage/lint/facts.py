@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torchtriage.lint.values import CPU, UNKNOWN, Value
 
@@ -258,7 +259,7 @@ class Module:
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None
 
-    @property
+    @cached_property
     def on_cpu(self) -> bool:
         """Whether it is a program for the CPU: it builds its module and never names a device."""
         if self.uses_device:

@@ -45,9 +45,12 @@ __all__ = ["is_optimizer_step", "walk"]
 
 Env = dict[str, Value]
 
-_DEVICE_WORD = re.compile(
-    r"cuda|(?<![.\w])device\b(?!=\w+(\.\w+)*\.device)|device_map|self\.device|accelerat|\bmps\b|\bxpu\b|\bhip\b|[Ll]ightning|fabric|Trainer|parallel|\.to\("
-)
+_DEVICE_WORDS = (
+    "cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "Trainer",
+    "parallel",
+)  # fmt: skip
+# x.device names none: it follows another tensor
+_DEVICE = re.compile(r"(?<![.\w])device\b(?!=\w+(\.\w+)*\.device)|\b(mps|xpu|hip)\b")
 _WAITS = re.compile(r"synchronize$|(^|_)sync$|\.wait$|block_until_ready$|do_bench")
 _BUILTINS = frozenset({"float", "int", "bool", "len", "isinstance", "print", "hasattr", "str",
                        "getattr", "range", "type", "id", "repr", "round", "callable"})  # fmt: skip
@@ -71,7 +74,8 @@ def walk(tree: ast.Module, text: str, path: str) -> Module:
 
 class _Walker:
     def __init__(self, tree: ast.Module, text: str, path: str) -> None:
-        self.module = Module(path, text, tree, bool(_DEVICE_WORD.search(text)))
+        uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text))
+        self.module = Module(path, text, tree, uses_device)
         self.aliases = self.module.aliases
         self.globals: Env = {}
         self.by_name: dict[str, Function] = {}
@@ -266,13 +270,16 @@ class _Walker:
     def _annotation(self, node: ast.expr | None) -> Value | None:
         if node is None:
             return None
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            said = node.value
-        else:
-            try:
-                said = ast.unparse(node)
-            except RecursionError:
-                return UNKNOWN
+        if isinstance(node, ast.BinOp):  # Tensor | None, but not Tensor | list[Tensor]
+            if literal(node.left) is None:
+                return self._annotation(node.right)
+            return self._annotation(node.left) if literal(node.right) is None else UNKNOWN
+        if isinstance(node, ast.Subscript):  # Optional[Tensor]
+            optional = _path(node.value).rpartition(".")[2] == "Optional"
+            return self._annotation(node.slice) if optional else UNKNOWN
+        said = literal(node) if isinstance(node, ast.Constant) else _path(node)
+        if not isinstance(said, str):
+            return UNKNOWN
         said = re.sub(r"\b(Optional\[|None\s*\|\s*|\|\s*None)", "", said).strip("[] ")
         if re.fullmatch(r"(\w+\.)*(Tensor|FloatTensor|LongTensor|BoolTensor|IntTensor)", said):
             return _MAYBE_TENSOR

@@ -410,6 +410,27 @@ assert one.done
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("n_steps", [3, 20])  # in the middle of a recording, and after it
+def test_a_forked_child_ends_as_it_wants(n_steps: int, tmp_path: Path) -> None:
+    code = (
+        SCRIPT
+        + f"""
+for _ in range({n_steps}): work()
+pid = os.fork()
+if pid == 0:
+    work()
+    print("child", end="")
+    sys.exit(5)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (5, b"child")
+
+
+@pytest.mark.torch
 def test_a_thread_that_ends_inside_a_capture_crashes_nobody(tmp_path: Path) -> None:
     code = (
         SCRIPT

@@ -107,6 +107,7 @@ class Capture:
         """
         import torch
 
+        global _used
         if profiler_running():
             raise ProfilerBusyError("another profiler runs in this process")
         first = self._first_step
@@ -116,6 +117,7 @@ class Capture:
             options["schedule"] = lambda step: actions.WARMUP if step <= first else actions.RECORD
         if self.heavy:
             options.update(record_shapes=True, with_stack=True, with_modules=True)
+        _used = True
         with _quiet():
             in_use = devices()
             self._profiler = torch.profiler.profile(
@@ -354,3 +356,28 @@ def _compress(raw: Path, packed: Path, leftover: int | None) -> None:
         else:
             for line in source:
                 target.write(line.replace(name, f'"{LEFTOVER}"'.encode()))
+
+
+_used = False
+
+
+def _leave_quickly() -> None:
+    """Let a forked child exit at all: Kineto's clean-up waits for a thread that is the parent's.
+
+    Seen with PyTorch 2.13 and glibc, with every use of its profiler before a fork. The child's
+    ``exit`` ends right before the clean-up of what its parent had loaded, with streams flushed and
+    its own status; where there is no ``on_exit`` nothing waits, either.
+    """
+    if not _used:
+        return
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        # called last in, first out, with the exit status; one takes it and the other ignores it
+        for name in ("_exit", "fcloseall"):
+            libc.on_exit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_quickly)

@@ -193,9 +193,10 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
         "hook": "taken in a hook",
         "tensor": "kept",
     }[kind]
+    low, high = format_bytes(slope.low), format_bytes(slope.high)
+    interval = f" ({low} to {high})" if low != high else ""
     message = (
-        f"allocated memory grows by {format_bytes(slope.slope)} per step"
-        f" ({format_bytes(slope.low)} to {format_bytes(slope.high)}) over {boundaries}:"
+        f"allocated memory grows by {format_bytes(slope.slope)} per step{interval} over {boundaries}:"
         f" {format_bytes(grown)} per step from {format_count(len(stacks), 'stack')} is {what},"
         f" most from {holders[0]['label']}"
     )

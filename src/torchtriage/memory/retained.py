@@ -196,7 +196,8 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
     low, high = format_bytes(slope.low), format_bytes(slope.high)
     interval = f" ({low} to {high})" if low != high else ""
     message = (
-        f"allocated memory grows by {format_bytes(slope.slope)} per step{interval} over {boundaries}:"
+        f"allocated memory grows by {format_bytes(slope.slope)} per step{interval} over"
+        f" {boundaries}:"
         f" {format_bytes(grown)} per step from {format_count(len(stacks), 'stack')} is {what},"
         f" most from {holders[0]['label']}"
     )

@@ -966,6 +966,8 @@ class _Walker:
             return receiver.but(grad=False)
         if attr in names.HOST_METHODS:
             return HOST
+        if attr.startswith(("get_", "to_", "from_", "is_")):
+            return UNKNOWN  # no tensor has these: the annotation is wrong
         if attr == "items" and receiver.data:
             return receiver
         if attr in ("append", "extend"):

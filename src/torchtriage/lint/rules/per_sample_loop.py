@@ -1,7 +1,7 @@
 """A Python loop goes over the rows of a tensor.
 
 Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with operations on
-    ``x[i]``, or ``for row in x`` of a tensor, where no turn needs the one before.
+    ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before.
 Slow because: every row launches its own kernels; a batch takes one launch for all.
 Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``.
 Quiet when: a value is carried from turn to turn (a recurrence), the loop goes over layers, or the
@@ -69,7 +69,10 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
         known = value.device > 0 and not (value.guess or value.data or value.of == OUTPUT)
         if not known or not isinstance(node.target, ast.Name):
             return None
-        return None if _indexes(node, loop, module, node.target.id) else node.target
+        name = node.target.id
+        if _indexes(node, loop, module, name) or not _is_made_a_batch(node, loop, module, name):
+            return None
+        return node.target
     over = _ranged(module, node.iter)
     if over is None or not isinstance(node.target, ast.Name):
         return None
@@ -89,6 +92,15 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
         ):
             return one
     return None
+
+
+def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bool:
+    """Return whether a row gets the dimension back that the loop took away: ``row.unsqueeze(0)``."""
+    return any(
+        (isinstance(one, ast.Attribute) and one.attr == "unsqueeze" and text_of(one.value) == name)
+        or (isinstance(one, ast.Subscript) and text_of(one) == f"{name}[None]")
+        for one in _inside(node, loop, module)
+    )
 
 
 def _indexes(node: ast.AST, loop: Loop, module: Module, name: str, but: str = "") -> bool:

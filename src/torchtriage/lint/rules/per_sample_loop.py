@@ -73,7 +73,7 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
         if _indexes(node, loop, module, name) or not _is_made_a_batch(node, loop, module, name):
             return None
         return node.target
-    over = _ranged(module, node.iter)
+    over = _ranged(module, node.iter, hot=module.loop_contexts[loop].hot)
     if over is None or not isinstance(node.target, ast.Name):
         return None
     if _indexes(node, loop, module, node.target.id, but=over):
@@ -95,7 +95,7 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
 
 
 def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bool:
-    """Return whether a row gets the dimension back that the loop took away: ``row.unsqueeze(0)``."""
+    """Return whether a row gets back the dimension it lost: ``row.unsqueeze(0)``."""
     return any(
         (isinstance(one, ast.Attribute) and one.attr == "unsqueeze" and text_of(one.value) == name)
         or (isinstance(one, ast.Subscript) and text_of(one) == f"{name}[None]")
@@ -120,7 +120,7 @@ def _first(index: ast.expr) -> ast.expr:
     return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
 
 
-def _ranged(module: Module, node: ast.expr) -> str | None:
+def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
     """Return ``x`` of ``range(x.shape[0])``, ``range(x.size(0))`` or ``range(len(x))``."""
     if (
         not isinstance(node, ast.Call)
@@ -136,7 +136,7 @@ def _ranged(module: Module, node: ast.expr) -> str | None:
         return text_of(bound.func.value, 999) if bound.func.attr == "size" else None
     if isinstance(bound, ast.Call) and module.name_of(bound.func) == "len" and bound.args:
         known = module.value(bound.args[0])
-        sure = known.kind == "tensor" and known.device > 0 and not (known.data or known.of)
+        sure = hot and known.kind == "tensor" and known.device > 0 and not (known.data or known.of)
         return text_of(bound.args[0], 999) if sure else None
     return None
 

@@ -16,7 +16,7 @@ from torchtriage.finding import Fix, Severity
 from torchtriage.lint.edits import Autofix
 from torchtriage.lint.facts import Module
 
-__all__ = ["SECTIONS", "Entry", "Hit", "Rule", "lookup"]
+__all__ = ["SECTIONS", "Entry", "Hit", "Rule", "catalogue", "lookup"]
 
 SECTIONS = ("Looks like", "Slow because", "Fix", "Quiet when", "Source")
 

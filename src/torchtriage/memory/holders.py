@@ -456,6 +456,8 @@ class LineWatch:
         self._n_events = 0
         self.grew: list[dict[Place, int]] = [{} for _ in measures]
         """For each suspect: by how much it grew at which line."""
+        self.own_s = 0.0
+        """Seconds that measuring took."""
         if frame is None:
             return
         self._sizes = [measure(frame) for measure in measures]
@@ -489,8 +491,10 @@ class LineWatch:
         if self._n_events > MAX_EVENTS or not self._measures:
             self.stop()
             return None
+        began = thread_time()
         try:
             self._measure(frame)
+            self.own_s += thread_time() - began
         except Exception:  # raised here it would be raised in the user's code
             self.stop()
             return None

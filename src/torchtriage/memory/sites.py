@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from time import thread_time
 from typing import Any
 
 from torchtriage.memory.holders import Place, place_of
@@ -40,6 +41,7 @@ class Sites:
         self._keep = keep
         self._mode: Any = None
         self._warm = False
+        self._op_s = 3e-5
         self._noted: list[tuple[int, list[tuple[Any, int, Place]]]] = []
 
     def start(self, step: int) -> bool:
@@ -59,16 +61,30 @@ class Sites:
         if torch is None or self._warm or not _may_sample():
             return
         self._warm = True
-        with _mode_class()([], {}):
-            torch.zeros(1)
+        one, noted = torch.zeros(16), _mode_class()([], {})
+        with noted:
+            torch.neg(one)
+        costs = []
+        for _ in range(3):
+            began = thread_time()
+            for _ in range(20):
+                torch.neg(one)
+            between = thread_time()
+            with noted:
+                for _ in range(20):
+                    torch.neg(one)
+            costs.append((thread_time() - between) - (between - began))
+        self._op_s = max(sorted(costs)[1] / 20, 0.0)
 
-    def stop(self) -> None:
-        """Leave the sampled step."""
+    def stop(self) -> float:
+        """Leave the sampled step; return the seconds that noting took in it."""
         mode, self._mode = self._mode, None
-        if mode is not None:
-            mode.__exit__(None, None, None)
-            self.n_skipped += mode.n_skipped
-            mode.noted = []
+        if mode is None:
+            return 0.0
+        mode.__exit__(None, None, None)
+        self.n_skipped += mode.n_skipped
+        mode.noted = []
+        return float(mode.n_ops * self._op_s)
 
     @property
     def active(self) -> bool:
@@ -144,12 +160,14 @@ def _mode_class() -> Any:
                 self, noted: list[tuple[Any, int, Place]], shapes: dict[Place, str]
             ) -> None:
                 super().__init__()
-                self.noted, self.shapes, self.n_skipped = noted, shapes, 0
+                self.noted, self.shapes = noted, shapes
+                self.n_skipped = self.n_ops = 0
 
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 out = func(*args, **(kwargs or {}))
+                self.n_ops += 1
                 try:
                     new = [one for one in _tensors((out,), Tensor) if type(one) is Tensor]
                     if new:

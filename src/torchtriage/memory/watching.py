@@ -43,7 +43,7 @@ PATIENCE_STEPS = 150
 """Growth at every look for this long is a leak: a cache of fewer entries fills in less."""
 SHARE = 0.0025
 """Of the loop's time, after the credit."""
-CREDIT_S = 0.25
+CREDIT_S = 0.12
 """For the first looks, and once more to name a holder."""
 LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
 RSS_STEPS = 10
@@ -157,7 +157,6 @@ class Watch:
         self._thread = 0
         self._began_s = perf_counter()
         self._own_s = 0.0
-        self._seen_step, self._seen_s, self._usual_s = 0, 0.0, 0.0
         self._next_look = LOOK_STEPS // 2
         self._n_looks = 0
         self._n_errors = 0
@@ -240,12 +239,6 @@ class Watch:
         self._thread = me
         # own time of this thread: waiting for a busy machine is not the watch's doing
         began = thread_time()
-        steps, spent = self._step - self._seen_step, began - self._seen_s
-        if self._sites.active or self._trace is not None:
-            # what noting and tracing made of the step, over a usual one
-            self._own_s += max(spent - steps * self._usual_s, 0.0)
-        elif self._seen_step:
-            self._usual_s += 0.2 * (spent / steps - self._usual_s)
         try:
             self._on_step(frame, perf_counter())
         except Exception as error:
@@ -256,12 +249,11 @@ class Watch:
                 self._due = sys.maxsize
             with suppress(Exception):
                 self._sites.stop()
-        self._seen_step, self._seen_s = self._step, thread_time()
-        self._own_s += self._seen_s - began
+        self._own_s += thread_time() - began
 
     def _on_step(self, frame: FrameType, now: float) -> None:
         if self._sites.active:
-            self._sites.stop()
+            self._own_s += self._sites.stop()
         if self._trace is not None and self._trace.over(self._step):
             self._settle()
         if self._step % self._rss_every == 0 or self._step == 1:
@@ -348,6 +340,7 @@ class Watch:
         grew = trace.lines.grew if trace.lines is not None else [{} for _ in trace.suspects]
         if trace.lines is not None:
             trace.lines.stop()
+            self._own_s += trace.lines.own_s
         growing = self._sites.growing(self._step - 2 * self._patience)
         made = max(growing, key=lambda place: growing[place]) if growing else None
         for suspect, lines in zip(trace.suspects, grew, strict=True):

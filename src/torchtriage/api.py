@@ -397,6 +397,7 @@ def analyze_run(
     skip: Collection[str] = (),
     min_share: float = DEFAULT_MIN_SHARE,
     what_if: Collection[str] = (),
+    sources: Collection[TracePath] | None = (),
 ) -> RanksReport:
     """Judge what ``torchtriage run`` recorded: each process once, ranks of one job also together.
 
@@ -411,8 +412,8 @@ def analyze_run(
         What was run and how it ended, for the report.
     pid : int, optional
         Judge this process alone.
-    only, skip, min_share, what_if
-        As in :func:`analyze`.
+    only, skip, min_share, what_if, sources
+        As in :func:`analyze`; the folders of the script are looked in, too.
 
     Raises
     ------
@@ -430,14 +431,19 @@ def analyze_run(
         reason, hint = why_nothing(Path(out), recordings)
         raise TraceFormatError(reason, where=command or str(out), hint=hint)
     settings = {"only": only, "skip": skip, "min_share": min_share, "what_if": questions}
-    results = [_joined(one, command, exit_code, settings) for one in usable]
+    results = [_joined(one, command, exit_code, settings, sources) for one in usable]
     if len(usable) == 1:
         return RanksReport((), tuple(results))
-    return RanksReport(_joined_jobs(usable, min_share, settings), tuple(results))
+    jobs = _joined_jobs(usable, min_share, {**settings, "sources": sources})
+    return RanksReport(jobs, tuple(results))
 
 
 def _joined(
-    one: Recording, command: str, exit_code: int | None, settings: dict[str, Any]
+    one: Recording,
+    command: str,
+    exit_code: int | None,
+    settings: dict[str, Any],
+    sources: Collection[TracePath] | None,
 ) -> Result:
     """Return one process' result out of its two recordings."""
     from torchtriage.diagnose.sentences import sentences
@@ -445,7 +451,8 @@ def _joined(
     from torchtriage.record.join import join, scaled
 
     facts = recorded(one, command, exit_code)
-    places = Locator([*one.facts.get("roots", ()), Path.cwd()])
+    roots = one.facts.get("roots", ())
+    places = None if sources is None else Locator([*sources, *roots, Path.cwd()])
     paths = [path for path in (one.light, one.heavy) if path is not None]
     traces = [load(path) for path in paths]
     results = [

@@ -13,7 +13,7 @@ from torchtriage import api
 
 Run = Callable[..., Result]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+DATA = api.sample_path().parent
 LINE = "            optimizer.step()"
 
 
@@ -23,22 +23,22 @@ def sample() -> str:
 
 
 def test_a_finding_ends_at_its_line_and_shows_it(run: Run, sample: str) -> None:
-    text = run("analyze", sample, "--source", str(EXAMPLES)).stdout
-    number = EXAMPLES.joinpath("record_sample.py").read_text().split("\n").index(LINE) + 1
+    text = run("analyze", sample, "--source", str(DATA)).stdout
+    number = DATA.joinpath("record_sample.py").read_text().split("\n").index(LINE) + 1
     assert f"record_sample.py:{number} in train\n" in text
     assert f"{number} | {LINE}\n" in text
     assert "blocks.0.attention" in text
 
 
 def test_without_sources_lines_are_as_recorded(run: Run, sample: str) -> None:
-    text = run("analyze", sample, "--source", str(EXAMPLES), "--no-source").stdout
+    text = run("analyze", sample, "--source", str(DATA), "--no-source").stdout
     assert text == run("analyze", sample).stdout
     assert " in train (function starts at this line)\n" in text
     assert LINE.strip() not in text
 
 
 def test_what_is_passed_on_holds_no_source_text(run: Run, sample: str) -> None:
-    given = ("analyze", sample, "--source", str(EXAMPLES))
+    given = ("analyze", sample, "--source", str(DATA))
     for form in ("--json", "--sarif", "--markdown"):
         assert LINE.strip() not in run(*given, form).stdout
     frames = [
@@ -52,7 +52,7 @@ def test_what_is_passed_on_holds_no_source_text(run: Run, sample: str) -> None:
 
 def test_a_page_shows_the_line(run: Run, sample: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    run("analyze", sample, "--source", str(EXAMPLES), "--html", str(page))
+    run("analyze", sample, "--source", str(DATA), "--html", str(page))
     assert LINE.strip() in page.read_text()
     run("analyze", sample, "--html", str(page), "--no-source")
     assert LINE.strip() not in page.read_text()

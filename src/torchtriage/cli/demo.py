@@ -16,14 +16,18 @@ __all__ = ["command"]
 def command(html: str | None) -> None:
     """Analyse the bundled recording of a small training script."""
     from torchtriage import api
+    from torchtriage.source import Sources
 
     path = api.sample_path()
     check_outputs([html], [path])
-    click.echo(f"torchtriage analyze {path.name}   (recorded by examples/record_sample.py)\n")
-    result = api.analyze(path, sources=None)
+    click.echo(f"torchtriage analyze {path.name}   (recorded by record_sample.py beside it)\n")
+    result = api.analyze(path, sources=[path.parent])
     # where the package is installed is no news
     result = replace(result, trace=replace(result.trace, path=path.name))
-    print_report([result])
+    quote = Sources([path.parent]).quote
+    print_report([result], quote=quote)
     if html:
-        save(html, result.to_html().encode())
+        from torchtriage.report import html_page
+
+        save(html, html_page.render([result], quote=quote).encode())
     click.echo("\nNow your own: torchtriage analyze TRACE")

@@ -51,6 +51,7 @@ class _Run(click.Command):
 )
 @click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
+@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
 @click.option("-q", "--quiet", is_flag=True, help="No word on stderr but about failures.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
@@ -141,23 +142,28 @@ def _report(
     out: Path, what: str, code: int, files: dict[str, Path], options: dict[str, Any]
 ) -> None:
     from torchtriage import api
-    from torchtriage.report import json_report, markdown, terminal
+    from torchtriage.record.collect import source_roots
+    from torchtriage.report import html_page, json_report, markdown, terminal
+    from torchtriage.source import Sources
 
-    report = api.analyze_run(out, command=what, exit_code=code)
-    if "html" in files:
-        save(str(files["html"]), report.to_html().encode())
+    sources = None if options["no_source"] else ()
+    report = api.analyze_run(out, command=what, exit_code=code, sources=sources)
     results, jobs = report.results, report.jobs
+    quote = None if sources is None else Sources((*source_roots(out), Path.cwd())).quote
+    if "html" in files:
+        page = html_page.render(results, jobs, quote=quote)
+        save(str(files["html"]), page.encode())
     form = options["form"]
     if form is None and "output" not in files:
-        print_report(results, jobs=jobs, top=options["top"])
+        print_report(results, jobs=jobs, top=options["top"], quote=quote)
         return
     if form == "json":
         data = json_report.encode(results, jobs)
     elif form == "markdown":
         data = markdown.render(results, jobs=jobs, top=options["top"]).encode()
     else:
-        page = terminal.render(results, jobs=jobs, top=options["top"])
-        data = (page.plain + "\n").encode()
+        text = terminal.render(results, jobs=jobs, top=options["top"], quote=quote)
+        data = (text.plain + "\n").encode()
     if "output" in files:
         save(str(files["output"]), data)
     else:

@@ -11,7 +11,14 @@ from torchtriage.finding import Recorded
 from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
 from torchtriage.record.timing import step_wall_ns
 
-__all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "why_nothing"]
+__all__ = [
+    "Recording",
+    "all_recorded",
+    "find_recordings",
+    "recorded",
+    "source_roots",
+    "why_nothing",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,12 @@ def find_recordings(out: Path) -> list[Recording]:
             one.facts.get("pid", 0),
         ),
     )
+
+
+def source_roots(out: Path) -> list[str]:
+    """Return the folders that the scripts of a folder were in and were run in."""
+    roots = [root for one in find_recordings(out) for root in one.facts.get("roots", ())]
+    return list(dict.fromkeys(map(str, roots)))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
     if together := words.joint(result):
         yield f"**All together** {prose(together)}."
     if result.what_ifs:
-        rows = [f"| {code(one.question)} | {prose(words.answer(one))} |" for one in result.what_ifs]
-        yield "\n".join(["| what if | step time |", "|:--|:--|", *rows])
+        told = [f"| {code(one.question)} | {prose(words.answer(one))} |" for one in result.what_ifs]
+        yield "\n".join(["| what if | step time |", "|:--|:--|", *told])
     if not result.refused:
         found = "" if result.findings else "**No finding.** "
         yield f"{found}{words.checked(result)}."

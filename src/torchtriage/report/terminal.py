@@ -546,8 +546,10 @@ def _finding(page: Page, finding: Finding, rank: int, summary: Summary | None) -
     for line in _where(finding, summary):
         page.labelled(label, (line, ""), indent=indent)
         if label and finding.place.frame is not None:
-            quoted = words.quoted(finding.place.frame, page.quote)
-            page.verbatim([(row, "cyan") for row in quoted], indent=indent)
+            room = page.width - indent - LABEL
+            for row in words.quoted(finding.place.frame, page.quote):
+                cut = row if len(row) <= room else f"{row[: room - 1]}…"
+                page.labelled("", (cut, "cyan"), indent=indent)
         label = ""
     if ranks := words.rank_spread(finding):
         page.labelled("ranks", (ranks, ""), indent=indent)

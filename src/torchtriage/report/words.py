@@ -262,12 +262,12 @@ def frame(place: Frame) -> str:
 
 
 def quoted(place: Frame, quote: Quote | None) -> list[str]:
-    """Return the source lines of a frame's call, ``   41 | loss.item()``; empty without source."""
+    """Return the source lines of a frame's call, ``41 | loss.item()``; empty without source."""
     if quote is None:
         return []
     wanted = place.lines or ((place.line,) if place.exact else ())
     texts = [(line, quote(place.file, place.function, line)) for line in wanted]
-    return [f"{line:>5} | {visible(text)}" for line, text in texts if text.strip()]
+    return [f"{line} | {visible(text.strip())}" for line, text in texts if text.strip()]
 
 
 def steps(place: Place, n_events: int = 0, summary: Summary | None = None) -> str:

@@ -13,7 +13,7 @@ report should claim otherwise.
 
 Usage (needs torch, numpy and pillow; takes about ten seconds)::
 
-    cd examples && python record_sample.py sample_cpu_training.json.gz
+    python record_sample.py sample_cpu_training.json.gz
 """
 
 import gzip

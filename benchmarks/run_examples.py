@@ -4,9 +4,10 @@
     python benchmarks/run_examples.py gpt robot --rounds 1 --json /tmp/examples.json
 
 Needs torch, transformers and diffusers, and a machine that does nothing else. In each round every
-program runs alone (``plain``) and under ``torchtriage run`` (``run``), slow and fixed in turns. The
-step time is the one the programs print themselves. Results are kept as JSON after every program, so
-``--table`` makes the table again without a run.
+program runs alone (``plain``), under ``torchtriage run`` (``run``), and under it with nothing
+recorded (``watched``), slow and fixed in turns. The step time is the one the programs print
+themselves. Results are kept as JSON after every program, so ``--table`` makes the table again
+without a run.
 """
 
 from __future__ import annotations
@@ -104,6 +105,13 @@ def record(program: str, threads: int | None) -> dict[str, Any]:
     }
 
 
+def watch(program: str, threads: int | None) -> float:
+    """Run a program under ``torchtriage run`` that never records; return its step time, ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "torchtriage", "run", "-q", "--warmup", "1000000", "--out", f"{folder}/run"]
+        return printed_ms(execute([*words, program], threads)[0])
+
+
 def summary(finding: dict[str, Any]) -> dict[str, Any]:
     """Return of a finding what the table needs."""
     cost, frame = finding["cost"] or {}, finding["place"]["frame"] or {}
@@ -147,6 +155,11 @@ def judge(name: str, fault: dict[str, Any], runs: dict[str, Any]) -> dict[str, A
         "light_overhead": statistics.median(
             one["light_ms"] / one["unprofiled_ms"] - 1 for one in every
         ),
+        "watched_overhead": statistics.median(
+            watched / alone - 1
+            for kind in plain
+            for watched, alone in zip(runs[kind]["watched_ms"], runs[kind]["plain_ms"], strict=True)
+        ),
         "whole_run_overhead": statistics.median(ran[kind] / plain[kind] - 1 for kind in plain),
         "false_findings": sorted(
             {one["code"] for run in runs["fixed"]["run"] for one in run["findings"] if is_loud(one)}
@@ -160,13 +173,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
         "| example | fault | found | at | promised per step | fix gives | ratio | fixed twin"
-        " | light recording |",
-        "|:--|:--|:--|:--|--:|--:|--:|:--|--:|",
+        " | light recording | nothing recorded |",
+        "|:--|:--|:--|:--|--:|--:|--:|:--|--:|--:|",
     ]
     for row in rows:
         low, high = row["promised_ms"]
         found = f"{row['code']}, " + (ordinal(row["rank"]) if row["rank"] else "missed")
-        at = f"line {row['line']}" + ("" if row["line_right"] else " (not the fault's)")
+        at = f"line {row['line']}"
+        at += "" if row["exact"] else " (the function's first)"
+        at += "" if row["line_right"] else ", which is another"
         gain = row["slow_ms"] - row["fixed_ms"]
         lines.append(
             f"| `{row['name']}`, {row['domain']} | {row['why']} | {found}"
@@ -174,7 +189,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f" | {f'{low:.3g}-{high:.3g} ms' if high else 'not counted'}"
             f" | {gain:.3g} of {row['slow_ms']:.3g} ms | {row['slow_ms'] / row['fixed_ms']:.2f}"
             f" | {', '.join(row['false_findings']) or 'quiet'}"
-            f" | {row['light_overhead']:+.1%} |"
+            f" | {row['light_overhead']:+.1%} | {row['watched_overhead']:+.1%} |"
         )
     return "\n".join(lines)
 
@@ -214,7 +229,8 @@ def main() -> None:
     if not options.table:
         for name in names:
             kept[name] = {
-                kind: {"plain_ms": [], "wall_s": [], "run": []} for kind in ("slow", "fixed")
+                kind: {"plain_ms": [], "watched_ms": [], "wall_s": [], "run": []}
+                for kind in ("slow", "fixed")
             }
         for number in range(options.rounds):
             for name in names:
@@ -225,6 +241,7 @@ def main() -> None:
                     text, wall_s = execute([program], options.threads)
                     runs["plain_ms"].append(printed_ms(text))
                     runs["wall_s"].append(wall_s)
+                    runs["watched_ms"].append(watch(program, options.threads))
                     runs["run"].append(record(program, options.threads))
                 done = {one: kept[one] for one in kept if kept[one]["fixed"]["run"]}
                 options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")

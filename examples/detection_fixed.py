@@ -1,6 +1,6 @@
 """Object detection: a one-stage detector with dense predictions marks boxes in a video.
 
-Usage (needs torch and numpy)::
+Usage (needs torch)::
 
     python detection_fixed.py
 """
@@ -8,7 +8,6 @@ Usage (needs torch and numpy)::
 import statistics
 import time
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -46,30 +45,32 @@ class Detector(nn.Module):
         return scores.squeeze(-1), torch.cat([centre - half, centre + half], dim=-1)
 
 
-def overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of one box, float32[4], with others, float32[n, 4]."""
-    left_top = np.maximum(box[:2], others[:, :2])
-    right_bottom = np.minimum(box[2:], others[:, 2:])
-    common = np.prod(np.clip(right_bottom - left_top, 0, None), axis=1)
-    area, areas = np.prod(box[2:] - box[:2]), np.prod(others[:, 2:] - others[:, :2], axis=1)
-    return common / (area + areas - common)
+def overlaps(boxes: torch.Tensor) -> torch.Tensor:
+    """Return the intersection over union of every two boxes, float32[n, n]."""
+    width, height = (
+        torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
+        - torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
+    ).unbind(dim=-1)
+    common = width.clamp_min(0) * height.clamp_min(0)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
+    return common / (area[:, None] + area[None, :] - common)
 
 
-def suppress(boxes: np.ndarray) -> list[int]:
+def suppress(boxes: torch.Tensor) -> list[int]:
     """Return the boxes, best first, that no better one overlaps (non-maximum suppression)."""
     keep: list[int] = []
-    left = np.arange(len(boxes))
-    while len(left):
-        keep.append(int(left[0]))
-        left = left[1:][overlaps(boxes[left[0]], boxes[left[1:]]) <= MAX_OVERLAP]
+    clash = (overlaps(boxes) > MAX_OVERLAP).numpy()
+    for index in range(len(boxes)):
+        if not clash[index, keep].any():
+            keep.append(index)
     return keep
 
 
-def detect(model: Detector, image: torch.Tensor) -> np.ndarray:
+def detect(model: Detector, image: torch.Tensor) -> torch.Tensor:
     """Return the boxes found in one frame, float32[n, 4]."""
     scores, boxes = model(image)
     best = scores[0].topk(CANDIDATES).indices
-    candidates = boxes[0][best].numpy()
+    candidates = boxes[0][best]
     return candidates[suppress(candidates)]
 
 
@@ -85,7 +86,7 @@ def main() -> None:
         found = detect(model, image)
         step_ms.append((time.perf_counter() - begin) * 1e3)
         if frame % 20 == 0:
-            print(f"frame {frame}: {len(found)} boxes, the first at {found[0].round(1)}")
+            print(f"frame {frame}: {len(found)} boxes, the first at {found[0].tolist()}")
     print(f"mean step: {statistics.mean(step_ms[5:]):.2f} ms")
 
 

@@ -1,6 +1,6 @@
 """Object detection: a one-stage detector with dense predictions marks boxes in a video.
 
-Usage (needs torch and numpy)::
+Usage (needs torch)::
 
     python detection_slow.py
 """
@@ -8,7 +8,6 @@ Usage (needs torch and numpy)::
 import statistics
 import time
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -55,7 +54,7 @@ def overlap(box: list[float], other: list[float]) -> float:
     return common / (area + (other[2] - other[0]) * (other[3] - other[1]) - common)
 
 
-def suppress(boxes: np.ndarray) -> list[int]:
+def suppress(boxes: torch.Tensor) -> list[int]:
     """Return the boxes, best first, that no better one overlaps (non-maximum suppression)."""
     keep: list[int] = []
     corners = boxes.tolist()
@@ -65,11 +64,11 @@ def suppress(boxes: np.ndarray) -> list[int]:
     return keep
 
 
-def detect(model: Detector, image: torch.Tensor) -> np.ndarray:
+def detect(model: Detector, image: torch.Tensor) -> torch.Tensor:
     """Return the boxes found in one frame, float32[n, 4]."""
     scores, boxes = model(image)
     best = scores[0].topk(CANDIDATES).indices
-    candidates = boxes[0][best].numpy()
+    candidates = boxes[0][best]
     return candidates[suppress(candidates)]
 
 
@@ -85,7 +84,7 @@ def main() -> None:
         found = detect(model, image)
         step_ms.append((time.perf_counter() - begin) * 1e3)
         if frame % 20 == 0:
-            print(f"frame {frame}: {len(found)} boxes, the first at {found[0].round(1)}")
+            print(f"frame {frame}: {len(found)} boxes, the first at {found[0].tolist()}")
     print(f"mean step: {statistics.mean(step_ms[5:]):.2f} ms")
 
 

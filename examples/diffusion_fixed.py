@@ -11,14 +11,14 @@ import time
 import torch
 from diffusers import DDPMScheduler, UNet2DModel
 
-IMAGES = 8
+IMAGES = 4
 IMAGE_SIZE = 32
 DENOISING_STEPS = 80
 
 
 @torch.inference_mode()
 def sample(model: UNet2DModel, scheduler: DDPMScheduler) -> tuple[torch.Tensor, float]:
-    """Return images drawn from the model, float32[8, 3, 32, 32], and the mean step time."""
+    """Return images drawn from the model, float32[4, 3, 32, 32], and the mean step time."""
     images = torch.randn(IMAGES, 3, IMAGE_SIZE, IMAGE_SIZE)
     scheduler.set_timesteps(DENOISING_STEPS)
     step_ms = []

@@ -8,13 +8,23 @@ from torchtriage import intervals
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 
-__all__ = ["MIN_SHARE", "MIN_STRETCH_NS", "between_ops", "is_explained", "loaders_and_first_use"]
+__all__ = [
+    "MAX_STEPS",
+    "MIN_SHARE",
+    "MIN_STRETCH_NS",
+    "between_ops",
+    "has_its_place",
+    "is_explained",
+    "loaders_and_first_use",
+]
 
 MIN_STRETCH_NS = 1_000_000
 """Python between the ops of one forward pass: up to 0.5 ms (BERT, ViT with stacks); real host
 work: 4-269 ms (TimeSformer, SAM, FLUX)."""
 MIN_SHARE = 0.05
 """Share of the step (catalogue 20)."""
+MAX_STEPS = 8
+"""Steps that are compared; more would say the same."""
 _LOADER = r"^enumerate\(DataLoader\)#"
 
 
@@ -33,9 +43,33 @@ def loaders_and_first_use(trace: Trace) -> Spans:
     return intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
 
 
+def has_its_place(trace: Trace, spans: Spans) -> bool:
+    """Return whether most of this time is spent between the same operators in step after step.
+
+    A thread that loses its core to another process stands still anywhere.
+    """
+    steps = trace.steps
+    walls = intervals.spans(steps.start_ns, steps.end_ns)[steps.steady][:MAX_STEPS]
+    if len(walls) < 2:
+        return True
+    rows = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == steps.lane))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    names = np.concatenate([[-1], trace.name[rows], [-1]]).astype(np.int64)
+    after = np.searchsorted(trace.start_ns[rows], spans[:, 1])
+    pair = names[after] * (len(trace.names) + 1) + names[after + 1]
+    _, place = np.unique(pair, return_inverse=True)
+    step = np.searchsorted(walls[:, 0], spans[:, 0], side="right") - 1
+    inside = (step >= 0) & (spans[:, 1] <= walls[step, 1])
+    took = np.zeros((len(walls), int(place.max(initial=0)) + 1))
+    np.add.at(took, (step[inside], place[inside]), (spans[:, 1] - spans[:, 0])[inside])
+    usual = np.percentile(took, 50, axis=0, method="lower").sum()
+    return bool(2 * usual >= took.sum() / len(walls))
+
+
 def is_explained(trace: Trace) -> bool:
-    """Return whether frames would add nothing: there are some, or hardly any time to explain."""
+    """Return whether frames would add nothing: they are there, or there is no recurring gap."""
     if trace.devices or trace.has_stacks or not trace.is_host_only:
         return True
     left = intervals.subtract(between_ops(trace), loaders_and_first_use(trace))
-    return intervals.length(left) < MIN_SHARE * intervals.length(trace.steps.judged)
+    few = intervals.length(left) < MIN_SHARE * intervals.length(trace.steps.judged)
+    return few or not has_its_place(trace, left)

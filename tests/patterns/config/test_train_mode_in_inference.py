@@ -82,7 +82,6 @@ def test_counts_each_module_once():
     (claim,) = find(builder.build())
     assert claim.always
     assert claim.certainty == "certain"
-    assert claim.time_class == "none"
     assert claim.rows.tolist() == [0, 1]
     assert claim.evidence["n_batch_norms"] == 1
     assert claim.evidence["n_dropouts"] == 1
@@ -116,3 +115,18 @@ def test_loud_on_validation_steps_left_in_train_mode():
     assert claim.certainty == "likely"
     assert claim.evidence["n_dropouts"] == 2
     assert claim.evidence["n_steps"] == 2
+
+
+def test_the_time_of_dropouts_is_counted_and_that_of_norms_is_not():
+    builder = norm(TraceBuilder(vendor="cpu"), 0, training="True")
+    dropout(builder, 10).op("aten::native_dropout", 11, 2, concrete=["", "0.1", "True"])
+    (claim,) = find(builder.build())
+    assert claim.time_class == "host"
+    assert claim.spans.tolist() == [[10_000, 15_000]]
+    assert claim.evidence["dropout_ms_per_step"] == pytest.approx(0.005)
+    (edit,) = claim.edits
+    assert (edit.kind, edit.rows.tolist()) == ("drop", [1])
+
+    (claim,) = find(norm(TraceBuilder(vendor="cpu"), 0, training="True").build())
+    assert claim.time_class == "none"
+    assert not claim.edits

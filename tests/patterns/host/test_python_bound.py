@@ -266,3 +266,24 @@ def test_loaders_explain_a_gap_without_stacks() -> None:
     for i in range(5):
         builder.annotation(LOADER, 10_000 * i, 3_990)
     assert not missing_needs(PATTERN, builder.build())
+
+
+def preempted(stacks: bool, n: int) -> TraceBuilder:
+    """Steps of 10 ms on a CPU, of ten operators; 4 ms are lost between other ones each time."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(n):
+        start = at = 10_000 * i
+        for k in range(10):
+            at += 4_000 if k == (3 * i + 1) % 10 else 0
+            builder.op(f"aten::op{k}", at, 590)
+            at += 600
+        builder.step(i, start, 10_000)
+        if stacks:
+            builder.frame("train.py(3): step", start, 9_999)
+    return builder
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_on_a_cpu_quiet_where_time_is_lost_between_other_operators_each_time(n: int) -> None:
+    assert not claims(preempted(stacks=True, n=n))
+    assert not missing_needs(PATTERN, preempted(stacks=False, n=n).build())

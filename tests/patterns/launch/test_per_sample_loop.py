@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from builder import TraceBuilder
 
@@ -205,8 +206,12 @@ def unbound(
     shape: Sequence[int] = (20, 64),
     other: str = "",
     axis: str = "0",
+    fills: int = 0,
 ) -> TraceBuilder:
-    """Four steps on a CPU: ``for row in x`` with operators of 18 us, one every 20 us."""
+    """Four steps on a CPU: ``for row in x`` with operators of 18 us, one every 20 us.
+
+    Then so many fills of the gradient of a table, of 90 us each.
+    """
     builder = TraceBuilder(vendor="cpu")
     at = 0.0
     for step in range(4):
@@ -221,6 +226,10 @@ def unbound(
                 at += 20
         builder.op("aten::stack", at, 18)
         at += 20
+        for _ in range(fills):
+            dims, concrete = [[1, 64], [1], [], [], []], ["", "", "20000", "-1", "False"]
+            builder.op("aten::embedding_dense_backward", at, 90, dims=dims, concrete=concrete)
+            at += 100
         builder.step(step, start, at - start)
     return builder
 
@@ -258,3 +267,24 @@ def test_loud_on_rounds_that_hold_a_loop_of_their_own() -> None:
     (claim,) = claims(unbound(n=9, shape=[9, 64], body=["aten::unsqueeze", "aten::full", *inner]))
     assert claim.evidence["n_ops_per_round"] == 122
     assert claim.evidence["n_rounds_per_step"] == 9
+
+
+LOOK_UP = ("aten::embedding", "aten::linear")
+
+
+def test_a_table_looked_up_row_by_row_is_filled_row_by_row() -> None:
+    (claim,) = claims(unbound(body=LOOK_UP, fills=20))
+    assert claim.certainty == "likely"
+    assert claim.evidence["gradient_fills_ms_per_step"] == pytest.approx(20 * 0.09)
+    assert "the gradient of the embedding is filled 20 times: 1.80 ms" in claim.message
+    low = np.asarray(claim.gain_low)
+    # the linear may carry a state from round to round; the rows are known before
+    assert sorted(set(low.tolist())) == pytest.approx([0.0, 15 / 32])
+    assert [edit.kind for edit in claim.edits] == ["threads", "shrink"]
+
+
+@pytest.mark.parametrize(("body", "fills"), [(("aten::mul", "aten::sum"), 20), (LOOK_UP, 7)])
+def test_fills_that_are_not_the_loop_s_do_not_count(body: Sequence[str], fills: int) -> None:
+    (claim,) = claims(unbound(body=body, fills=fills))
+    assert "gradient_fills_ms_per_step" not in claim.evidence
+    assert np.isscalar(claim.gain_low)

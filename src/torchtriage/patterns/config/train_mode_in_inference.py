@@ -5,7 +5,8 @@ Looks like: a recording (or validation steps) without backward nodes and optimiz
     > 0 really drops (``aten::native_dropout``, or ``aten::dropout`` with train "True").
 Slow because: dropout draws random numbers and batch norm reads its input twice; above all, the
     outputs are wrong: noisy, and dependent on what else is in the batch.
-Cost: not counted: a matter of correctness first.
+Cost: the time of the dropouts, which go away; at the low end only what the device can make up for,
+    because the next kernel is waiting. Batch norm is not counted. A matter of correctness first.
 Fix: call ``model.eval()`` before the loop, and ``model.train()`` after it.
 Leave it when: the noise is wanted (Monte-Carlo dropout), statistics are being recalibrated, or a
     teacher network follows the batch on purpose.
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 
 from torchtriage.finding import Fix
 from torchtriage.patterns._phases import inference_phase
-from torchtriage.patterns.base import Claim, Pattern
+from torchtriage.patterns._work import work_of
+from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count
 
@@ -63,6 +65,15 @@ def find(trace: Trace) -> Iterator[Claim]:
         for some, what in ((norms, "batch norm"), (drops, "dropout"))
         if len(some)
     ]
+    work = work_of(trace, drops)
+    cost: dict[str, Any] = {}
+    if work is not None:
+        cost = {
+            "spans": work.spans,
+            "gain_low": work.free,
+            "time_class": work.time_class,
+            "edits": (Edit("drop", work.gone),),
+        }
     yield Claim(
         message=(
             f"{' and '.join(parts)} {'runs' if len(rows) == 1 else 'run'} in train mode although"
@@ -72,14 +83,18 @@ def find(trace: Trace) -> Iterator[Claim]:
         certainty="certain" if phase.whole else "likely",
         rows=rows,
         anchor=int(rows[0]),
-        method="configuration visible in the recording",
+        method="time of the dropouts"
+        if work is not None
+        else "configuration visible in the recording",
         evidence={
             "n_batch_norms": len(norms),
             "n_dropouts": len(drops),
+            **(work.evidence("dropout") if work is not None else {}),
             **({"n_steps": phase.n_steps} if phase.n_steps else {}),
             "seen_by": "inputs" if trace.has_shapes else "operators and kernels that only train",
         },
         always=True,
+        **cost,
     )
 
 

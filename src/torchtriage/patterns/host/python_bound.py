@@ -4,8 +4,8 @@ Looks like: stretches of 1 ms and more in which the device is idle because the n
     late, and in which the thread that issued it spent less than half of the time in operators or
     runtime calls; 5 % of the step together. Time in loaders, in garbage collection, in
     ``time.sleep`` and in the profiler itself is not counted. On a CPU: the same stretches of the
-    main thread, between ops, where the same frames run in step after step; waits inside the
-    backward engine are not Python.
+    main thread, between ops, where the same frames run between the same ops in step after step;
+    waits inside the backward engine are not Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by
     the profiler's inflation.
@@ -29,9 +29,11 @@ from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns._between import (
+    MAX_STEPS,
     MIN_SHARE,
     MIN_STRETCH_NS,
     between_ops,
+    has_its_place,
     loaders_and_first_use,
 )
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -59,8 +61,6 @@ outputs = model(upcoming.result())""",
 
 MAX_WORK = 0.5
 """Share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)."""
-MAX_STEPS = 8
-"""Steps that are compared; more would say the same."""
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
@@ -82,7 +82,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     lost_ns = intervals.length(lost)
     if not lost_ns or lost_ns < MIN_SHARE * intervals.length(trace.steps.judged):
         return
-    if not on_device and not _recurs(trace, lost):
+    if not on_device and not (has_its_place(trace, lost) and _recurs(trace, lost)):
         return
     n_steps = trace.steps.n_steady
     evidence: dict[str, Any] = {

@@ -8,7 +8,9 @@ Slow because: every element pays for its operators and launches, and each is too
     device.
 Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device:
     of its host time without convolutions); the low end is half of it, divided by the profiler's
-    inflation; nothing on a CPU whose rounds hold products, which take their time in any case.
+    inflation; nothing on a CPU whose rounds hold products, which take their time in any case. Where
+    every round looks up rows of an embedding, its whole gradient is filled once per round: on a CPU
+    that counts too, whatever else the round holds, since the rows are known before the loop.
 Fix: one call on the whole batch.
 Leave it when: a round needs the result of the one before (decoding, recurrences), or the rounds are
     micro-batches that memory asks for.
@@ -61,6 +63,7 @@ MAX_CLAIMS = 5
 _CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
 _RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
 _LOADER = r"^enumerate\(DataLoader\)#"
+_LOOK_UP, _FILL = "aten::embedding", "aten::embedding_dense_backward"
 _PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*|scaled_dot_product_attention)$"
 
 
@@ -269,6 +272,20 @@ def _judged_ns(trace: Trace, spans: intervals.Spans) -> float:
     return intervals.length(inside) / trace.steps.n_steady
 
 
+def _fills(trace: Trace, loop: _Loop) -> Ints:
+    """Return the backward operators on a CPU that fill a table's gradient once per round."""
+    if trace.devices or not any(name == _LOOK_UP for name in loop.body):
+        return np.empty(0, np.int64)
+    fill = trace.named(_FILL) & (trace.kind == Kind.OP)
+    rows = np.flatnonzero(fill & ~trace.tree.under(fill))
+    rows = rows[trace.steps.in_steady(trace.steps.of_host(rows))]
+    _, which = inputs_of(trace, rows)
+    # lookups elsewhere have indices of another shape, or are few
+    usual = np.flatnonzero(np.bincount(which, minlength=1) >= MIN_ROUNDS * trace.steps.n_steady)
+    many: Ints = rows[np.isin(which, usual)]
+    return many
+
+
 def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     steps, body = trace.steps, loop.body
     selects = loop.begins[steps.in_steady(steps.of_host(loop.begins))]
@@ -283,6 +300,9 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     lost_ns, held_ns = _judged_ns(trace, at_stake), _judged_ns(trace, loop.spans)
     if not lost_ns:
         return None
+    fills = _fills(trace, loop)
+    filled = intervals.union(intervals.spans(trace.start_ns[fills], trace.end_ns[fills]))
+    filled_ns = _judged_ns(trace, filled)
     time = (
         f"the GPU stands idle for {format_ns(lost_ns)}"
         if trace.devices
@@ -291,17 +311,24 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
     lost = "gpu_idle" if trace.devices else "host_without_convolutions"
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
     shape = trace.details_of("dims", [loop.over])[0][0]
-    per_step = len(selects) / n_steps
+    per_step, n_fills = len(selects) / n_steps, round(len(fills) / n_steps, 2)
     # a product may carry a state from round to round, which a trace does not show
     carries = any(re.search(_PRODUCT, name) for name in body)
+    low = 0.0 if carries and not trace.devices else 0.5 * gain / trace.origin.inflation
     return Claim(
         message=f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
         f" {format_count(len(body), 'operator')} {steps.per}: {time} of"
-        f" {format_ns(steps.wall_ns)}",
-        certainty="hint" if carries else "likely",
+        f" {format_ns(steps.wall_ns)}"
+        + (
+            f", and the gradient of the embedding is filled {format_count(n_fills, 'time')}:"
+            f" {format_ns(filled_ns)}"
+            if len(fills)
+            else ""
+        ),
+        certainty="hint" if carries and filled_ns < held_ns else "likely",
         rows=selects,
-        spans=at_stake,
-        gain_low=0.0 if carries and not trace.devices else 0.5 * gain / trace.origin.inflation,
+        spans=np.concatenate([at_stake, filled]),
+        gain_low=np.repeat([low, 0.5 * gain], [len(at_stake), len(filled)]) if len(fills) else low,
         gain_high=gain,
         time_class="idle" if trace.devices else "host",
         method="idle time of the device inside the loop"
@@ -310,6 +337,7 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
         evidence={
             **({f"{lost}_ms_per_step": ms(lost_ns)} if trace.devices or lost_ns < held_ns else {}),
             "host_ms_per_step": ms(held_ns),
+            **({"gradient_fills_ms_per_step": ms(filled_ns)} if len(fills) else {}),
             "n_rounds_per_step": round(per_step, 2),
             "n_ops_per_round": len(body),
             "n_rounds_of_longest_loop": loop.rounds,
@@ -325,6 +353,11 @@ def _claim(trace: Trace, loop: _Loop) -> Claim | None:
                 factor=1.0 if carries and not trace.devices else 1.0 - 0.5 * gain,
                 best=1.0 - gain,
                 spans=loop.spans if trace.devices else at_stake,
+            ),
+            *(
+                [Edit("shrink", fills, factor=1.0 - 0.5 * gain, best=1.0 - gain)]
+                if len(fills)
+                else []
             ),
         ),
     )

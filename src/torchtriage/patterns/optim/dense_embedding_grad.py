@@ -2,7 +2,8 @@
 
 Looks like: ``aten::embedding_dense_backward`` on a table with at least ten times as many rows as
     indices in the step; its time, and that of the optimizer's operators on tensors of the table's
-    shape, 5 % of the kernel time (on a CPU, of the step) or more.
+    shape (of fused and foreach operators the table's part of all elements), 5 % of the kernel time
+    (on a CPU, of the step) or more.
 Slow because: the whole gradient is filled with zeros to set a few rows, and the optimizer reads and
     writes table, gradient and state in full.
 Cost: at most the share of the rows that were not touched; half of that at the low end, and only
@@ -16,16 +17,20 @@ Source: PyTorch documentation, ``torch.nn.Embedding`` (``sparse``) and ``torch.o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage import intervals
 from torchtriage.finding import Fix
 from torchtriage.patterns._inputs import Inputs, inputs_of
+from torchtriage.patterns._products import is_shape
 from torchtriage.patterns._recurrence import recurs
-from torchtriage.patterns._work import work_of
+from torchtriage.patterns._work import Work, work_of
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, format_share
@@ -52,6 +57,8 @@ Ints = NDArray[np.int64]
 MIN_RATIO = 10
 """Rows per index; below, a dense gradient is no worse than sorting the indices."""
 MIN_SHARE = 0.05
+MANY = 8
+"""Fills of one table from which their number is worth a word: a loop looks rows up one by one."""
 _BACKWARD = "aten::embedding_dense_backward"
 N_ROWS = 2
 """Where the number of rows stands among the inputs of the backward operator."""
@@ -71,37 +78,59 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not len(rows) or not recurs(trace, rows):
         return
     used = [table for code in np.unique(which).tolist() if (table := tables[code]) is not None]
-    updates = _updates(trace, {shape for shape, _ in used})
+    updates, part = _updates(trace, {shape for shape, _ in used})
     work = work_of(trace, np.concatenate([rows, updates]))
-    if work is None or work.share < MIN_SHARE:
+    if work is None:
+        return
+    # the part of an operator's time that is the tables'
+    part_of = np.zeros(len(trace))
+    part_of[rows], part_of[updates] = 1.0, part
+    parts = part_of[work.op]
+    took_ns = _judged_ns(trace, work, parts) / steps.n_steady
+    share = work.share * took_ns / work.per_step_ns
+    if share < MIN_SHARE:
         return
     shape, n_indices = max(used, key=lambda table: table[0][0] * table[0][1])
     untouched = min(1 - touched / size[0] for size, touched in used)
     count = round(int(steps.in_steady(steps.of_host(rows)).sum()) / steps.n_steady, 2)
+    times = f" {format_count(count, 'time')} {steps.per}" if count >= MANY * len(used) else ""
     yield Claim(
         message=(
-            f"a gradient of {shape[0]:,} x {shape[1]:,} is filled for"
+            f"a gradient of {shape[0]:,} x {shape[1]:,} is filled{times} for"
             f" {format_count(n_indices, 'index', 'indices')}: backward and optimizer take"
-            f" {format_ns(work.per_step_ns)} {steps.per}, {format_share(work.share)} of {work.of}"
+            f" {format_ns(took_ns)} {steps.per}, {format_share(share)} of {work.of}"
         ),
         certainty="hint",
         rows=work.rows,
         spans=work.spans,
-        gain_low=np.minimum(0.5 * untouched, work.free),
-        gain_high=untouched,
+        gain_low=np.minimum(0.5 * untouched * parts, work.free),
+        gain_high=untouched * parts,
         time_class=work.time_class,
         basis="modelled",
         method="time of backward and update without the share of rows that were touched",
         evidence={
-            **work.evidence("dense_gradient"),
-            "n_tables_per_step": count,
+            **work._replace(per_step_ns=took_ns, share=share).evidence("dense_gradient"),
+            "n_fills_per_step": count,
             "table_shape": list(shape),
             "n_indices": n_indices,
             "n_updates_of_that_shape": len(updates),
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
-        edits=(Edit("shrink", work.rows, factor=1 - 0.5 * untouched, best=1 - untouched),),
+        edits=(
+            Edit(
+                "shrink",
+                work.rows,
+                factor=1 - 0.5 * untouched * parts,
+                best=1 - untouched * parts,
+            ),
+        ),
     )
+
+
+def _judged_ns(trace: Trace, work: Work, parts: NDArray[np.float64]) -> float:
+    """Return the time in the judged steps, each row's with its part."""
+    inside = intervals.covered(work.spans, trace.steps.judged)
+    return float((inside * parts).sum())
 
 
 def _table(inputs: Inputs) -> tuple[tuple[int, int], int] | None:
@@ -114,12 +143,24 @@ def _table(inputs: Inputs) -> tuple[tuple[int, int], int] | None:
     return ((n_rows, gradient[-1]), n_indices) if sparse else None
 
 
-def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> Ints:
-    """Return the optimizer's operators on tensors of these shapes."""
+def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> tuple[Ints, NDArray[np.float64]]:
+    """Return the optimizer's operators on tensors of these shapes, and their part of each."""
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#")
     rows = np.flatnonzero((trace.kind == Kind.OP) & trace.tree.under(marks))
     inputs, which = inputs_of(trace, rows)
-    fits = np.array([tuple(one.shape(0)) in shapes for one in inputs], dtype=bool)[which]
+    part = np.array([_part(one.dims, shapes) for one in inputs])[which]
     inside = np.zeros(len(trace), dtype=bool)
-    inside[rows[fits]] = True
-    return rows[fits & ~trace.tree.under(inside)[rows]]
+    inside[rows[part > 0]] = True
+    outer = (part > 0) & ~trace.tree.under(inside)[rows]
+    return rows[outer], part[outer]
+
+
+def _part(dims: list[Any], shapes: set[tuple[int, int]]) -> float:
+    """Return the part of the elements of the first input, a tensor or a list, in such tables."""
+    first = dims[0] if dims else None
+    tensors = [first] if is_shape(first) else first if isinstance(first, list) else []
+    sizes = [math.prod(one) if is_shape(one) else 0 for one in tensors]
+    tables = [
+        size for size, one in zip(sizes, tensors, strict=True) if size and tuple(one) in shapes
+    ]
+    return sum(tables) / sum(sizes) if tables else 0.0

@@ -162,9 +162,10 @@ class Frame:
     """A Python frame, and the line of the user's code it is at.
 
     ``line`` is where ``function`` calls ``called`` when ``exact``, else its first line: the
-    profiler records ``co_firstlineno`` for frames entered during the recording (kineto#630). ``called`` is
-    the short name of what runs below this frame: ``item``, ``step``, a module's class, an operator;
-    empty where the frame itself is meant. ``lines`` : with the source at hand, the lines the call
+    profiler records ``co_firstlineno`` for frames entered during the recording (kineto#630).
+    ``called`` is the short name of what runs below this frame: ``item``, ``step``, a module's
+    class, an operator; empty where the frame itself is meant. ``lines`` : with the source at hand,
+    the lines the call
     can have come from, at most 5; one of them when ``exact``.
     """
 

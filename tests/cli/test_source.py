@@ -26,7 +26,7 @@ def test_a_finding_ends_at_its_line_and_shows_it(run: Run, sample: str) -> None:
     text = run("analyze", sample, "--source", str(DATA)).stdout
     number = DATA.joinpath("record_sample.py").read_text().split("\n").index(LINE) + 1
     assert f"record_sample.py:{number} in train\n" in text
-    assert f"{number} | {LINE}\n" in text
+    assert f"{number} | {LINE.strip()}\n" in text
     assert "blocks.0.attention" in text
 
 

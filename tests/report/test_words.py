@@ -113,7 +113,7 @@ def test_source_lines_are_quoted_where_there_are_any():
         return {5: "  x.item()", 7: "  \x1b[31m"}.get(line, "")
 
     frame = Frame("a.py", 3, "f", called="item", lines=(5, 6, 7))
-    assert words.quoted(frame, quote) == ["    5 |   x.item()", "    7 |   \\x1b[31m"]
+    assert words.quoted(frame, quote) == ["5 | x.item()", "7 | \\x1b[31m"]
     assert words.quoted(frame, None) == []
     assert words.quoted(Frame("a.py", 5, "f"), quote) == []
 

@@ -67,6 +67,19 @@ def test_quiet_on_norms_among_other_work() -> None:
     assert not claims(on_cpu(between="aten::mm"))
 
 
+def test_quiet_on_norms_before_the_backward_pass() -> None:
+    # rows of a batch made unit length one by one are the model's work, not clipping
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 10_000 * i
+        builder.step(i, at, 10_000)
+        for k in range(30):
+            builder.op(NORM, at + 100 + 20 * k, 18)
+        builder.op("aten::mm", at + 1_000, 100).op(NODE, at + 2_000, 800)
+        builder.annotation(STEP, at + 4_000, 500).op("aten::_foreach_add_", at + 4_010, 100)
+    assert not claims(builder)
+
+
 def test_quiet_inside_an_optimizer() -> None:
     # LAMB and LARS scale by norms, which is their algorithm
     assert not claims(on_cpu(mark=STEP))

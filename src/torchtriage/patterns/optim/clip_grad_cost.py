@@ -56,6 +56,7 @@ Ints = NDArray[np.int64]
 MIN_NORMS = 20
 """Taken one by one (catalogue 41)."""
 LOOP_GAIN = 0.5
+_BACKWARD = r"^autograd::engine|Backward\d*$"
 _NORM = r"^aten::(linalg_vector_norm|norm)$"
 _GROUPED = "aten::_foreach_norm"
 _PART = (
@@ -74,6 +75,8 @@ def find(trace: Trace) -> Iterator[Claim]:
     alone = _count(trace.matching(_NORM)[ops], stretches)
     looping = alone >= MIN_NORMS
     clipping = looping | (_count(trace.named(_GROUPED)[ops], stretches) > 0)
+    # norms before it are the model's own: rows made unit length one by one
+    clipping &= _follows_backward(trace, trace.start_ns[ops[stretches[:, 0]]])
     stretches, looping = stretches[clipping], looping[clipping]
     if not len(stretches):
         return
@@ -86,6 +89,16 @@ def find(trace: Trace) -> Iterator[Claim]:
         claim = _on_cpu(trace, first[looping], last[looping], int(np.median(alone[clipping])))
     if claim is not None:
         yield claim
+
+
+def _follows_backward(trace: Trace, start_ns: Ints) -> NDArray[np.bool_]:
+    """Return which times come after a backward pass whose optimizer has not stepped yet."""
+    nodes = np.sort(trace.start_ns[trace.matching(_BACKWARD)])
+    stepped = np.sort(trace.start_ns[trace.hosts & trace.matching(r"^Optimizer\.")])
+    reset = np.searchsorted(stepped, start_ns)
+    last_step = np.append(np.iinfo(np.int64).min, stepped)[reset]
+    behind: NDArray[np.bool_] = np.searchsorted(nodes, start_ns) > np.searchsorted(nodes, last_step)
+    return behind
 
 
 def _count(fits: NDArray[np.bool_], stretches: Ints) -> Ints:

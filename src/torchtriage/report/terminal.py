@@ -236,6 +236,13 @@ class Page:
             self.text.append(row, style)
             self.text.append("\n")
 
+    def source_line(self, row: str, *, indent: int = INDENT) -> None:
+        """Add one line of the user's code where paragraphs stand, cut to the page."""
+        room = self.width - indent - LABEL
+        cut = row if len(row) <= room else f"{row[: room - 1]}…"
+        self.text.append(" " * (indent + LABEL))
+        self.text.append(f"{cut}\n", "cyan")
+
     def rule(self, title: str) -> None:
         """Add a heading with a line below."""
         self.line((title, "bold"))
@@ -546,10 +553,8 @@ def _finding(page: Page, finding: Finding, rank: int, summary: Summary | None) -
     for line in _where(finding, summary):
         page.labelled(label, (line, ""), indent=indent)
         if label and finding.place.frame is not None:
-            room = page.width - indent - LABEL
             for row in words.quoted(finding.place.frame, page.quote):
-                cut = row if len(row) <= room else f"{row[: room - 1]}…"
-                page.labelled("", (cut, "cyan"), indent=indent)
+                page.source_line(row, indent=indent)
         label = ""
     if ranks := words.rank_spread(finding):
         page.labelled("ranks", (ranks, ""), indent=indent)

@@ -98,7 +98,8 @@ def _finding(page: Page, one: Finding, quote: Quote | None, told: set[str]) -> N
     frame = one.place.frame
     if quote is not None and frame is not None and "cell" not in one.evidence:
         text = quote(frame.file, frame.line).strip()
-        page.verbatim([(f"{frame.line:>5} | {visible(text)}", "cyan")] if text else [])
+        if text:
+            page.source_line(f"{frame.line} | {visible(text)}")
     page.labelled("what", (visible(one.message), ""))
     if one.cost is not None:
         page.labelled("saves", (words.saving(one.cost), "bold"),

@@ -34,15 +34,29 @@ from torchtriage.memory.sites import Sites
 from torchtriage.memory.suspects import FLOOR, Growth, Kind, Suspect, Track, weigh
 from torchtriage.units import format_bytes, format_count
 
-__all__ = ["SCHEMA", "Leak", "LeakWarning", "Watch", "WatchReport", "findings", "start", "watch"]
+__all__ = [
+    "REPORT",
+    "SCHEMA",
+    "SNAPSHOT",
+    "Leak",
+    "LeakWarning",
+    "Watch",
+    "WatchReport",
+    "findings",
+    "start",
+    "watch",
+]
 
 SCHEMA = "torchtriage-watch/1"
 REPORT = "memory_watch.json"
+SNAPSHOT = "memory_watch.pickle"
+ALARM_STEPS = 5
+"""After an alarm, of which a snapshot is left."""
 
 PATIENCE_STEPS = 150
 """Growth at every look for this long is a leak: a cache of fewer entries fills in less."""
 SHARE = 0.0025
-"""Of the loop's time, after the credit."""
+"""Of the loop's own CPU time, after the credit; with it, half a percent after 48 seconds."""
 CREDIT_S = 0.12
 """For the first looks, and once more to name a holder."""
 LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
@@ -107,7 +121,9 @@ class WatchReport:
     """What a watch has seen so far; the JSON report has the same fields.
 
     ``answer`` : leak, no leak, or too early to tell. ``own_share`` : the watch's time over the
-    loop's. ``notes`` : what was not looked at, and why.
+    loop's. ``notes`` : what was not looked at, and why. ``rss_peak_bytes`` : of the process, from
+    its start; ``allocated_peak_bytes`` and ``reserved_peak_bytes`` : of the current CUDA device,
+    since the program last reset them, None without one in use.
     """
 
     schema: str
@@ -121,6 +137,9 @@ class WatchReport:
     own_s: float
     own_share: float
     notes: tuple[str, ...]
+    rss_peak_bytes: int = 0
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
 
     def __str__(self) -> str:
         """Return the report as a few lines of text."""
@@ -156,6 +175,7 @@ class Watch:
         self._pid = os.getpid()
         self._thread = 0
         self._began_s = perf_counter()
+        self._began_cpu_s = 0.0
         self._own_s = 0.0
         self._next_look = LOOK_STEPS // 2
         self._n_looks = 0
@@ -171,6 +191,8 @@ class Watch:
         self._told: set[tuple[int, str, str]] = set()
         self._history_until: int | None = None
         self._closed = False
+        self.looking = True
+        """Whether looks are taken; without, steps are counted and memory is read."""
         with suppress(Exception):
             self._sites.warm()
 
@@ -204,7 +226,10 @@ class Watch:
             if self._trace is not None:
                 self._settle()
         with suppress(Exception):
-            self._write()
+            if self._history_until is not None:
+                self._dump_history()
+        with suppress(Exception):
+            self.save()
 
     def report(self) -> WatchReport:
         """Return what was seen so far."""
@@ -225,6 +250,8 @@ class Watch:
             own_s=round(self._own_s, 6),
             own_share=round(self._own_s / elapsed, 6),
             notes=tuple(self._notes),
+            rss_peak_bytes=max(processes.peak_rss_bytes(), rss[-1] if rss else 0),
+            **_device_peaks(),
         )
 
     # -- one step that is looked at ----------------------------------------------------------------
@@ -236,11 +263,12 @@ class Watch:
         me = threading.get_ident()
         if self._thread not in (0, me):
             return  # another thread's step
-        self._thread = me
+        if not self._thread:
+            self._thread, self._began_cpu_s = me, thread_time()
         # own time of this thread: waiting for a busy machine is not the watch's doing
         began = thread_time()
         try:
-            self._on_step(frame, perf_counter())
+            self._on_step(frame, began)
         except Exception as error:
             self._n_errors += 1
             self._notes[f"a look failed: {type(error).__name__}: {error}"[:200]] = None
@@ -258,8 +286,8 @@ class Watch:
             self._settle()
         if self._step % self._rss_every == 0 or self._step == 1:
             self._sample()
-        if self._step >= self._next_look and self._trace is None:
-            if self._own_s <= self._credit_s + SHARE * (now - self._began_s):
+        if self.looking and self._step >= self._next_look and self._trace is None:
+            if self._own_s <= self._credit_s + SHARE * (now - self._began_cpu_s):
                 self._look(frame)
             self._next_look = self._step + min(
                 max(LOOK_STEPS, self._step // 10), MAX_LOOK_STEPS, self._patience
@@ -269,7 +297,10 @@ class Watch:
         self._due = (
             self._step + 1
             if self._sites.active or self._trace is not None
-            else min(self._next_look, (self._step // self._rss_every + 1) * self._rss_every)
+            else min(
+                self._next_look if self.looking else sys.maxsize,
+                (self._step // self._rss_every + 1) * self._rss_every,
+            )
         )
 
     def _sample(self) -> None:
@@ -415,9 +446,9 @@ class Watch:
         if len(self._leaks) >= MAX_LEAKS:
             return
         self._leaks.append(leak)
-        self._record_history()
+        self.record_history(ALARM_STEPS)
         with suppress(Exception):
-            self._write()
+            self.save()
         try:
             if self._on_alarm is not None:
                 self._on_alarm(leak)
@@ -430,29 +461,52 @@ class Watch:
         except Exception as error:
             self._notes[f"on_alarm failed: {type(error).__name__}"] = None
 
-    def _record_history(self) -> None:
-        """Let CUDA's allocator note its next steps, to be dumped beside the report."""
-        torch = sys.modules.get("torch")
+    def record_history(self, n_steps: int) -> None:
+        """Leave a snapshot of the next steps of CUDA's allocator beside the report.
+
+        Nothing happens without an ``out_dir``, before CUDA is in use, and where the program records
+        the history itself.
+        """
+        torch: Any = sys.modules.get("torch")
         if self._out is None or torch is None or not torch.cuda.is_initialized():
             return
         with suppress(Exception):
+            recording = getattr(getattr(torch, "_C", None), "_cuda_isHistoryEnabled", None)
+            if self._history_until is None and recording is not None and recording():
+                self._notes["no snapshot: the program records the allocator's history itself"] = (
+                    None
+                )
+                return
             torch.cuda.memory._record_memory_history(max_entries=100_000)
-            self._history_until = self._step + 5
+            self._history_until = self._step + n_steps
 
     def _dump_history(self) -> None:
         self._history_until = None
         torch: Any = sys.modules.get("torch")
         if self._out is not None and torch is not None:
-            torch.cuda.memory._dump_snapshot(str(self._out / "memory_watch.pickle"))
+            self._out.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(self._out / SNAPSHOT))
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _write(self) -> None:
+    def save(self) -> None:
+        """Write the report as it is now; nothing happens without an ``out_dir``."""
         if self._out is None:
             return
         self._out.mkdir(parents=True, exist_ok=True)
         made = self._out / f".{REPORT}.{os.getpid()}"
         made.write_text(json.dumps(asdict(self.report()), indent=1), encoding="utf-8")
         made.replace(self._out / REPORT)
+
+
+def _device_peaks() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    with suppress(Exception):
+        if torch is not None and torch.cuda.is_initialized():
+            return {
+                "allocated_peak_bytes": int(torch.cuda.max_memory_allocated()),
+                "reserved_peak_bytes": int(torch.cuda.max_memory_reserved()),
+            }
+    return {}
 
 
 def watch(

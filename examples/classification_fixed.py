@@ -64,6 +64,24 @@ class Photos(Dataset):
         return torch.from_numpy(pixels).permute(2, 0, 1), SHAPES.index(path.stem[4:])
 
 
+def train_epoch(
+    model: ConvNextForImageClassification,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    step_ms: list[float],
+) -> float:
+    """Go through the photos once, and return the last loss."""
+    begin = time.perf_counter()
+    for images, labels in loader:
+        loss = model(pixel_values=images, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step_ms.append((time.perf_counter() - begin) * 1e3)
+        begin = time.perf_counter()
+    return loss.item()
+
+
 def train(folder: Path) -> None:
     """Train for a few epochs and print the loss of each."""
     loader = DataLoader(
@@ -74,17 +92,9 @@ def train(folder: Path) -> None:
     )
     model = ConvNextForImageClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    step_ms = []
-    begin = time.perf_counter()
+    step_ms: list[float] = []
     for epoch in range(EPOCHS):
-        for images, labels in loader:
-            loss = model(pixel_values=images, labels=labels).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step_ms.append((time.perf_counter() - begin) * 1e3)
-            begin = time.perf_counter()
-        print(f"epoch {epoch}: loss {loss.item():.4f}")
+        print(f"epoch {epoch}: loss {train_epoch(model, loader, optimizer, step_ms):.4f}")
     print(f"mean step: {statistics.mean(step_ms[5:]):.2f} ms")
 
 

@@ -21,8 +21,23 @@ LETTERS = 12
 LENGTH = 10
 
 
+def spectrogram(letters: torch.Tensor) -> torch.Tensor:
+    """Return two seconds of noisy beeps, one pitch per letter, as float32[201, 201]."""
+    pitch = (200 + 300 * letters).repeat_interleave(2 * RATE // LENGTH)
+    wave = torch.sin(2 * torch.pi * torch.arange(2 * RATE) * pitch / RATE)
+    wave += 0.3 * torch.randn(2 * RATE)
+    spectrum = torch.stft(
+        wave, n_fft=400, hop_length=160, window=torch.hann_window(400), return_complex=True
+    )
+    return spectrum.abs().add(1e-3).log()
+
+
 class Beeps(Dataset):
-    """Utterances of ten beeps each, as spectrograms."""
+    """Utterances of ten beeps each, with a piece of each masked at random."""
+
+    def __init__(self) -> None:
+        self.letters = torch.randint(1, LETTERS + 1, (UTTERANCES, LENGTH))
+        self.spectra = [spectrogram(letters) for letters in self.letters]
 
     def __len__(self) -> int:
         """Return the number of utterances."""
@@ -30,15 +45,10 @@ class Beeps(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a spectrogram, float32[201, 201], and its letters, int64[10]."""
-        generator = torch.Generator().manual_seed(index)
-        letters = torch.randint(1, LETTERS + 1, (LENGTH,), generator=generator)
-        pitch = (200 + 300 * letters).repeat_interleave(2 * RATE // LENGTH)
-        wave = torch.sin(2 * torch.pi * torch.arange(2 * RATE) * pitch / RATE)
-        wave += 0.3 * torch.randn(2 * RATE, generator=generator)
-        spectrum = torch.stft(
-            wave, n_fft=400, hop_length=160, window=torch.hann_window(400), return_complex=True
-        )
-        return spectrum.abs().add(1e-3).log(), letters
+        spectrum = self.spectra[index].clone()
+        begin = int(torch.randint(180, ()))
+        spectrum[:, begin : begin + 20] = 0
+        return spectrum, self.letters[index]
 
 
 class Listener(nn.Module):
@@ -61,28 +71,31 @@ class Listener(nn.Module):
         return self.head(features).log_softmax(dim=-1).transpose(0, 1)
 
 
+def train_epoch(model: Listener, loader: DataLoader, optimizer: torch.optim.Optimizer) -> float:
+    """Go through the utterances once, and return the last loss."""
+    for spectrum, letters in loader:
+        likely = model(spectrum)
+        times = torch.full((len(letters),), len(likely))
+        lengths = torch.full((len(letters),), LENGTH)
+        loss = F.ctc_loss(likely, letters, times, lengths)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
 def main() -> None:
     """Train for a few epochs and print the loss of each."""
     loader = DataLoader(Beeps(), BATCH_SIZE, shuffle=True, num_workers=2, persistent_workers=True)
     model = Listener()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    step_ms = []
-    begin = time.perf_counter()
+    step_ms: list[float] = []
     for epoch in range(EPOCHS):
-        for spectrum, letters in loader:
-            likely = model(spectrum)
-            times = torch.full((len(letters),), len(likely))
-            lengths = torch.full((len(letters),), LENGTH)
-            loss = F.ctc_loss(likely, letters, times, lengths)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step_ms.append((time.perf_counter() - begin) * 1e3)
-            begin = time.perf_counter()
-        if epoch % 5 == 0:
-            print(f"epoch {epoch}: loss {loss.item():.4f}")
-    per_epoch = UTTERANCES // BATCH_SIZE
-    print(f"mean step: {statistics.mean(step_ms[2 * per_epoch :]):.2f} ms")
+        begin = time.perf_counter()
+        loss = train_epoch(model, loader, optimizer)
+        step_ms.append((time.perf_counter() - begin) * 1e3 / (UTTERANCES // BATCH_SIZE))
+        print(f"epoch {epoch}: loss {loss:.4f}")
+    print(f"mean step: {statistics.mean(step_ms[2:]):.2f} ms")
 
 
 if __name__ == "__main__":

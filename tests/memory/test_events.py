@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,48 @@ def test_a_trace_without_memory_events_says_how_to_record_them(tmp_path: Path) -
     assert isinstance(trace, Trace)
     with pytest.raises(SnapshotError, match="profile_memory=True"):
         judge_trace(trace, "trace.json")
+
+
+def _trace(tmp_path: Path, args: list[dict[str, int]], end: str = "]}") -> Trace:
+    rows = ",".join(
+        json.dumps({"ph": "i", "name": "[memory]", "ts": at, "pid": 1, "tid": 1, "args": one})
+        for at, one in enumerate(args, 1)
+    )
+    file = tmp_path / "trace.json"
+    file.write_text('{"traceEvents": [' + rows + end)
+    trace = read_memory(file)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def test_events_without_addresses_and_totals_add_up_to_the_running_sum(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    alive: list[int] = []
+    sizes = [-64, -64]  # of what was there before
+    for _ in range(500):
+        if alive and rng.random() < 0.45:
+            sizes.append(-alive.pop(int(rng.integers(len(alive)))))
+        else:
+            alive.append(int(rng.integers(1, 6)) * 512)
+            sizes.append(alive[-1])
+    device = {"Device Type": 1, "Device Id": 0}
+    trace = _trace(tmp_path, [device | {"Bytes": size} for size in sizes])
+    (one,) = recorded_memory(trace)
+    assert (one.timeline.allocated_bytes == 128 + np.append(0, np.cumsum(sizes))).all()
+    result = judge_trace(trace, "trace.json")
+    peak = result.devices[0].peak
+    assert peak is not None
+    assert peak.allocated_bytes == 128 + np.cumsum(sizes).max()
+    assert sum(line.size_bytes for line in peak.lines) == peak.allocated_bytes
+    assert (peak.reserved_bytes, result.devices[0].max_reserved_bytes) == (None, None)
+    assert "reserved" not in result.verdict[0]
+    assert [note.code for note in result.notes] == ["totals"]
+
+
+def test_a_cut_trace_says_that_its_peak_may_be_missing(tmp_path: Path) -> None:
+    told = {"Device Type": 1, "Device Id": 0, "Addr": 512, "Bytes": 512}
+    args = [told | {"Total Allocated": 512, "Total Reserved": 2 << 20}]
+    assert judge_trace(_trace(tmp_path, args), "trace.json").notes == ()
+    (note,) = judge_trace(_trace(tmp_path, args, end=',{"ph": "i", "na'), "trace.json").notes
+    assert note.level == "warn"
+    assert "peak" in note.message

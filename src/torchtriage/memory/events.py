@@ -4,7 +4,8 @@ A trace tells what was allocated and freed, and the allocator's totals beside it
 the peak and its holders can be told, why memory is free cannot. Who asked is what was open on the
 thread then: the operators, and the Python frames where ``with_stack=True`` recorded them.
 Source: ``profile_memory=True`` writes an instant for each with ``Addr``, ``Bytes``,
-``Total Allocated``, ``Total Reserved``, ``Device Type`` and ``Device Id``.
+``Total Allocated``, ``Total Reserved``, ``Device Type`` and ``Device Id``; old ones (torch 1.9)
+tell neither addresses nor totals.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ HOST = 0
 
 @dataclass(frozen=True)
 class Recorded:
-    """One memory of a trace: its name, what happened in it, and who asked."""
+    """One memory of a trace: its name, what happened in it, and who asked.
+
+    ``is_host`` : the host's, where nothing is cached. ``is_reserved_told`` : whether the
+    allocator's total stands beside the events; where it does not, the timeline's is 0.
+    """
 
     name: str
     is_host: bool
+    is_reserved_told: bool
     timeline: Timeline
     owners: Owners
 
@@ -64,13 +70,17 @@ def _recorded(trace: Trace, kind: int, device: int) -> Recorded:
     mine = mine[np.argsort(memory.at_ns[mine], kind="stable")]
     size = memory.size_bytes[mine]
     n_rows = len(mine)
+    address = memory.addr[mine]
     stack, stacks = _stacks(trace, memory.at_ns[mine], size > 0)
+    if not address.any():  # who is freed can only be guessed from its size: nobody's name then
+        address = _like_sizes(size)
+        stack = np.full(n_rows, NONE, np.int32)
     action = np.where(size > 0, Action.ALLOC, Action.FREE_REQUESTED).astype(np.int8)
     none = np.full(n_rows, NONE, np.int32)
     history = History(
         device=np.full(n_rows, device, np.int32),
         action=action,
-        address=memory.addr[mine],
+        address=address,
         size_bytes=np.abs(size),
         stream=np.zeros(n_rows, np.int64),
         time_us=memory.at_ns[mine] // 1000,
@@ -86,7 +96,30 @@ def _recorded(trace: Trace, kind: int, device: int) -> Recorded:
         reserved = allocated  # nothing is cached there
     name = "host" if kind == HOST else f"device {device}"
     lives = _timeline(history, device, allocated, np.maximum(reserved, 0))
-    return Recorded(name, kind == HOST, lives, Owners.of(snapshot))
+    told = kind != HOST and bool((reserved >= 0).any())
+    return Recorded(name, kind == HOST, told, lives, Owners.of(snapshot))
+
+
+def _like_sizes(size: Ints) -> Ints:
+    """Return a stand-in for each address: equal where a free takes the last one of its size.
+
+    Parameters
+    ----------
+    size : int64[n]
+        Of allocations, negative of frees, in the order of time.
+    """
+    order = np.argsort(np.abs(size), kind="stable")
+    grouped = np.abs(size[order])
+    first = np.append(True, grouped[1:] != grouped[:-1])[: len(order)]
+    group = np.cumsum(first) - 1
+    change = np.where(size[order] > 0, 1, -1)
+    alive = np.cumsum(change)
+    alive -= (alive - change)[first][group]
+    # the height of the pile that an allocation makes and its free finds
+    height = np.where(change > 0, alive, alive + 1)
+    address: Ints = np.empty(len(size), np.int64)
+    address[order] = group * (2 * len(size) + 1) + len(size) + height
+    return address
 
 
 def _timeline(history: History, device: int, allocated: Ints, reserved: Ints) -> Timeline:

@@ -124,10 +124,25 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
         settings="not recorded",
         devices=tuple(devices),
         findings=(),
-        notes=(),
+        notes=_trace_notes(trace),
         not_checked=(growth, unseen, *stacks),
         crashes=(),
     )
+
+
+def _trace_notes(trace: Trace) -> tuple[Note, ...]:
+    report, notes = trace.report, []
+    if report.loss:
+        lost = f", {format_count(report.n_lost, 'event')} lost" if report.n_lost else ""
+        message = f"damaged file: {report.loss[0]}{lost}; the peak may lie in what is missing"
+        notes.append(Note("salvaged", "warn", message, "copy the file again, or record anew"))
+    if (trace.memory.allocated_bytes < 0).all():
+        message = (
+            "the trace tells no totals: what was allocated before it began and stayed is not"
+            " counted, nor is what was reserved"
+        )
+        notes.append(Note("totals", "warn", message, "record with a newer torch"))
+    return tuple(notes)
 
 
 def _traced(one: Recorded, place: int) -> Device:
@@ -135,7 +150,7 @@ def _traced(one: Recorded, place: int) -> Device:
     peak = find_peak(lives, one.owners)
     most = int(lives.reserved_bytes.max())
     picture = draw(one.owners.snapshot, lives, one.owners)
-    if one.is_host:
+    if not one.is_reserved_told:
         peak = peak and replace(peak, reserved_bytes=None)
         picture = picture and replace(picture, reserved_bytes=())
     return Device(
@@ -145,11 +160,11 @@ def _traced(one: Recorded, place: int) -> Device:
         requested_bytes=None,
         allocated_bytes=int(lives.allocated_bytes[-1]),
         active_bytes=None,
-        reserved_bytes=None if one.is_host else int(lives.reserved_bytes[-1]),
+        reserved_bytes=int(lives.reserved_bytes[-1]) if one.is_reserved_told else None,
         n_segments=0,
         n_blocks=0,
         n_entries=lives.end - lives.start,
-        max_reserved_bytes=None if one.is_host else most,
+        max_reserved_bytes=most if one.is_reserved_told else None,
         peak=peak,
         fragmentation=None,
         out_of_memory=(),

@@ -20,10 +20,12 @@ from tests.report.sample_result import HOSTILE
 
 from torchtriage.cli.main import cli
 from torchtriage.errors import TraceFormatError
+from torchtriage.memory import watching
 from torchtriage.memory.categories import CATEGORIES, judge_categories, parse_categories
 from torchtriage.memory.read import read_memory, read_snapshot
 from torchtriage.memory.result import MemoryResult
 from torchtriage.memory.verdict import judge
+from torchtriage.memory.watched import judge_watch, parse_watch
 from torchtriage.report.memory import html_page, json_report, markdown, terminal
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-memory-1.json"
@@ -131,7 +133,7 @@ def test_pictures_that_do_not_fit_are_left_out_and_said(monkeypatch: pytest.Monk
     monkeypatch.setattr(html_page, "MAX_PAGE_BYTES", 1000)
     page = html_page.render(results())
     assert "left out to keep the page small" in page
-    assert 'id="data">{"pictures":[]}</script>' in page
+    assert '"pictures":[]}</script>' in page
 
 
 # -- the profiler's own timeline ---------------------------------------------------------------
@@ -159,6 +161,116 @@ def test_a_drawn_timeline_is_the_same(tmp_path: Path) -> None:
     told = read_memory(file)
     assert not hasattr(told, "segments")
     assert told.held_bytes.sum(axis=0).tolist() == [1000, 1500]
+
+
+# -- memory from step to step -------------------------------------------------------------------
+
+
+def leaking() -> MemoryResult:
+    one = Recorder()
+    one.reserve(A, GIB)
+    for step in range(12):
+        one.annotate(f"ProfilerStep#{step}", "START")
+        one.alloc(A + step * MIB, MIB, [frame("/home/me/train.py", 15, "main")])
+        one.alloc(A + 512 * MIB, 4 * MIB)
+        one.free(A + 512 * MIB)
+    return result_of(one.dump())
+
+
+def watched(answer: str = "leak", n_steps: int = 400) -> dict[str, Any]:
+    leak = {
+        "kind": "growing list", "holder": "kept", "root": "main() of train.py",
+        "file": "/home/me/train.py", "line": 8, "function": "main", "unit": "items",
+        "per_step": 1.0, "bytes_per_step": 4096.0, "since_step": 100, "found_step": 270,
+    }  # fmt: skip
+    steps = list(range(0, n_steps, 10))
+    return {
+        "schema": "torchtriage-watch/1", "answer": answer, "n_steps": n_steps, "n_looks": 20,
+        "leaks": [leak] if answer == "leak" else [], "rss_first_bytes": GIB,
+        "rss_last_bytes": GIB + 2 * MIB, "rss_why": "", "own_s": 0.1, "own_share": 0.002,
+        "notes": ["on_alarm failed: KeyError"], "rss_peak_bytes": GIB + 3 * MIB,
+        "series": [
+            {"name": "resident memory of the process", "steps": steps,
+             "size_bytes": [GIB + max(step - 100, 0) * 4096 for step in steps]},
+            {"name": "reserved on the CUDA device", "steps": steps,
+             "size_bytes": [GIB] * len(steps)},
+        ],
+    }  # fmt: skip
+
+
+def test_growth_is_on_the_page_and_on_the_terminal() -> None:
+    result = leaking()
+    page = html_page.render([result])
+    assert '<div id="slope-0-0">' in page
+    (drawn,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["growing"]
+    assert drawn["slopes"] == [MIB, MIB, MIB]
+    assert drawn["areas"][0]["label"] == "me/train.py:15 main"
+    text = " ".join(terminal.render([result]).plain.split())
+    assert "▁▁▂▃▃▄▅▅▆▇█" in text
+    assert "1.00 MiB to 11.0 MiB over 11 steps, 1.00 MiB per step from step 1 on" in text
+    assert json_report.decode(json_report.encode([result])) == [result]
+
+
+def test_the_report_of_a_watch_is_shown_like_a_snapshot(tmp_path: Path) -> None:
+    file = tmp_path / "memory_watch.json"
+    file.write_text(json.dumps(watched()))
+    found = run(file, "--html", tmp_path / "page.html", "--fail-on", "high")
+    assert found.exit_code == 1
+    text = " ".join(found.output.split())
+    assert "Leak: growing list `kept` in main() of train.py grows by 1 item per step" in text
+    assert "4.00 KiB per step from step 100 on" in text
+    assert "Resident memory: 1.00 GiB at the first step" in text
+    assert "on_alarm failed: KeyError" in text
+    page = (tmp_path / "page.html").read_text("utf-8")
+    resident, reserved = json.loads(page.split('id="data">')[1].split("</script>")[0])["growing"]
+    assert (resident["leak"], resident["from"]) == (True, 100)
+    # it does not grow: the leak is not drawn into it
+    assert not reserved["leak"]
+
+
+def test_what_a_watch_leaves_can_be_read(tmp_path: Path) -> None:
+    with watching.watch(out_dir=tmp_path) as watch:
+        for _ in range(6000):
+            watch.step()
+    told = parse_watch((tmp_path / watching.REPORT).read_bytes(), "memory_watch.json")
+    assert told.report.leaks == watch.report().leaks == ()
+    (resident,) = told.report.series
+    assert resident.steps[-1] == 6000
+    assert len(resident.steps) <= watching.MAX_TOLD
+    assert judge_watch(told).growth[0].steps == resident.steps
+
+
+@pytest.mark.parametrize(
+    ("answer", "n_steps", "healthy", "missing"),
+    [
+        ("no leak", 400, False, {"MEM052", "MEM029"}),
+        ("no leak", 4000, True, {"MEM052"}),
+        ("too early", 40, False, {"MEM052", "MEM029"}),
+    ],
+)
+def test_a_short_watch_is_not_a_clean_one(
+    answer: str, n_steps: int, healthy: bool, missing: set[str]
+) -> None:
+    result = judge_watch(parse_watch(json.dumps(watched(answer, n_steps)).encode(), "w.json"))
+    assert result.healthy is healthy
+    assert {one.code for one in result.not_checked} == missing
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "torchtriage-watch/2"},
+        {"leaks": 3},
+        {"series": [{"name": "", "steps": [1], "size_bytes": []}]},
+    ],
+)
+def test_a_broken_report_of_a_watch_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "memory_watch.json"
+    file.write_text(json.dumps({**watched(), **change}))
+    found = run(file)
+    assert found.exit_code == 2
+    assert "watch" in found.output or "series" in found.output
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -234,7 +346,7 @@ def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path) -> None:
     if browser is None or driver is None:
         pytest.skip("chromium and its driver are not installed")
     page = tmp_path / "page.html"
-    page.write_text(html_page.render([*results(), hostile()]), "utf-8")
+    page.write_text(html_page.render([*results(), hostile(), leaking()]), "utf-8")
     options = selenium.ChromeOptions()
     options.binary_location = browser
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -244,7 +356,8 @@ def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path) -> None:
     try:
         chrome.get(page.as_uri())
         assert len(chrome.find_elements("css selector", ".over svg path")) > 8
-        assert len(chrome.find_elements("css selector", ".map canvas")) == 3
+        assert len(chrome.find_elements("css selector", ".map canvas")) == 4
+        assert len(chrome.find_elements("css selector", ".slope .fit.leak")) == 1
         said = chrome.find_element("css selector", ".say").text
         assert said.startswith("The peak, entry 5")
         assert "256 MiB allocated" in said.replace("\N{NO-BREAK SPACE}", " ")

@@ -6,6 +6,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from memory.recorder import BACKWARD, FORWARD, KIB, MIB, TRAIN, Recorder, frame
 
@@ -167,3 +168,25 @@ def test_steps_by_marks_and_by_period_agree() -> None:
     assert period is not None
     assert len(period.row) == 20
     assert "period" in period.basis
+
+
+def test_growth_is_drawn_with_its_line_and_its_stacks() -> None:
+    keep = {0: KEPT, 1: BATCH}
+    (told,) = leaks.judge_snapshot(snapshot(loop(12, keep=keep, size=MIB))).growth
+    assert told.is_leak
+    assert told.steps == tuple(range(1, 12))
+    assert set(np.diff(told.held_bytes)) == {2 * MIB}
+    assert told.slope_bytes == told.slope_low_bytes == told.slope_high_bytes == 2 * MIB
+    at_middle = told.held_bytes[told.steps.index(int(told.middle_step))]
+    assert told.middle_bytes == at_middle
+    assert {one.label for one in told.areas} == {"me/train.py:12 main", "me/train.py:15 main"}
+    for area in told.areas:
+        # what is left behind by a step: nothing at the first boundary, one block more at each
+        assert area.values == tuple(range(0, 11 * MIB, MIB))
+
+
+def test_level_memory_is_drawn_without_a_leak() -> None:
+    (told,) = leaks.judge_snapshot(snapshot(loop(12, kept_until=0))).growth
+    assert not told.is_leak
+    assert told.areas == ()
+    assert (told.slope_low_bytes, told.slope_high_bytes) == (0, 0)

@@ -44,10 +44,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """Judge memory snapshots of the CUDA caching allocator.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain, gzip or zip, or - for standard
-    input; also what prof.export_memory_timeline() writes as JSON, and a trace recorded with
-    profile_memory=True. Nothing in a file is ever executed. Prints a verdict in three lines, then
-    per device who held what at the peak, by line, phase and purpose, why reserved memory was free,
-    and for each failed allocation why it failed; then findings.
+    input; also what prof.export_memory_timeline() writes as JSON, the memory_watch.json of a live
+    watch, and a trace recorded with profile_memory=True. Nothing in a file is ever executed. Prints
+    a verdict in three lines, then per device who held what at the peak, by line, phase and purpose,
+    why reserved memory was free, and for each failed allocation why it failed; then findings.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """
@@ -76,6 +76,7 @@ def _judge(path: str, quiet: bool) -> MemoryResult:
     from torchtriage.memory.read import read_memory
     from torchtriage.memory.snapshot import Snapshot
     from torchtriage.memory.verdict import judge, judge_trace
+    from torchtriage.trace import Trace
 
     with reading(path, quiet=quiet) as progress:
         told = read_memory(path, progress)
@@ -83,7 +84,11 @@ def _judge(path: str, quiet: bool) -> MemoryResult:
         return judge(told)
     if isinstance(told, CategoryTimeline):
         return judge_categories(told)
-    return judge_trace(told, path)
+    if isinstance(told, Trace):
+        return judge_trace(told, path)
+    from torchtriage.memory.watched import judge_watch
+
+    return judge_watch(told)
 
 
 def _report(results: list[MemoryResult], given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Union, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Union, cast
 
 from isal import igzip
 
@@ -23,6 +23,9 @@ from torchtriage.trace import Trace
 from torchtriage.trace.read import read_trace
 from torchtriage.units import format_bytes
 
+if TYPE_CHECKING:
+    from torchtriage.memory.watched import Watched
+
 __all__ = ["MAX_BYTES", "SNAPSHOT", "Input", "read_memory", "read_snapshot"]
 
 Input = Union[str, "os.PathLike[str]", BinaryIO]
@@ -31,6 +34,7 @@ MAX_BYTES = 64 << 30
 """Refuse what expands beyond this."""
 MAX_TIMELINE_BYTES = 1 << 30
 _HEAD_BYTES = 64 << 10
+_WATCH = re.compile(rb'\s*\{\s*"schema"\s*:\s*"torchtriage-watch/')
 _TIMELINE = re.compile(rb"\s*\[\s*\[\s*-?\d")
 """Rows of numbers; the events of a trace are objects."""
 SNAPSHOT = (
@@ -57,8 +61,10 @@ def read_memory(
     progress: Callable[[int, int], None] | None = None,
     *,
     max_bytes: int = MAX_BYTES,
-) -> Snapshot | CategoryTimeline | Trace:
-    """Return a snapshot as :func:`read_snapshot`, the profiler's memory timeline, or a trace.
+) -> Snapshot | CategoryTimeline | Watched | Trace:
+    """Return a snapshot as :func:`read_snapshot`, or what else tells of memory, by its content.
+
+    The profiler's memory timeline, the report of a live watch, or a trace.
 
     Raises
     ------
@@ -76,6 +82,11 @@ def read_memory(
         head = stream.read(_HEAD_BYTES)
         if _TIMELINE.match(head):
             return parse_categories(head + stream.read(MAX_TIMELINE_BYTES), name)
+        if _WATCH.match(head):
+            # reading a snapshot must not pay for what watches
+            from torchtriage.memory.watched import parse_watch
+
+            return parse_watch(head + stream.read(MAX_TIMELINE_BYTES), name)
     return read_trace(path, max_bytes=max_bytes, progress=progress)
 
 

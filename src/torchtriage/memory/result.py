@@ -16,6 +16,7 @@ __all__ = [
     "BlockRow",
     "Device",
     "Fragmentation",
+    "Growth",
     "Holder",
     "MemoryResult",
     "Opinion",
@@ -166,6 +167,31 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Memory from step to step, and the robust line through it.
+
+    ``name`` : whose memory. ``steps`` : increasing step numbers, ``held_bytes`` : what was held at
+    each. ``steps_by`` : how steps were told. ``slope_bytes`` and its 95 % interval
+    ``slope_low_bytes slope_high_bytes`` are per step, of the rows from ``from_step`` on (where the
+    growth begins, if ``is_leak``); the line goes through ``middle_bytes`` at ``middle_step``.
+    ``areas`` : what each growing stack has left behind by each step, largest first.
+    """
+
+    name: str
+    is_leak: bool
+    steps_by: str
+    steps: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    from_step: int
+    slope_bytes: float
+    slope_low_bytes: float
+    slope_high_bytes: float
+    middle_step: float
+    middle_bytes: float
+    areas: tuple[Area, ...] = ()
+
+
+@dataclass(frozen=True)
 class Device:
     """One device: what it held at the snapshot, and at its worst.
 
@@ -203,6 +229,7 @@ class Opinion:
     findings: tuple[Finding, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     notes: tuple[Note, ...] = ()
+    growth: tuple[Growth, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,3 +255,7 @@ class MemoryResult:
     """The leak verdict in one sentence; empty where it was not judged."""
     advice: str = ""
     """What other allocator settings would change, by replay; empty where it was not replayed."""
+    growth: tuple[Growth, ...] = ()
+    """Memory from step to step, where steps were told."""
+    n_steps: int | None = None
+    """Steps that a live watch has seen; None for what was recorded otherwise."""

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.finding import Finding, Fix, NotChecked, Place
+from torchtriage.memory.growth import follow
 from torchtriage.memory.leaks import CODE
 from torchtriage.memory.owners import NO_STACK, Owners, Phase
-from torchtriage.memory.result import Opinion
+from torchtriage.memory.result import Area, Growth, Opinion
 from torchtriage.memory.snapshot import Action, Snapshot
 from torchtriage.memory.timeline import Timeline, timeline
 from torchtriage.stats.trend import sen_slope
@@ -43,6 +44,7 @@ MOSTLY = 0.9
 MIN_GROWTH = 1024
 """Bytes per step: two blocks of the allocator's smallest size. Losses that are kept are one."""
 MAX_HOLDERS = 5
+STACK_FRAMES = 6
 MIN_SPAN = 0.6
 """Of the history, from the first step to the last, where steps are told by their period."""
 MAX_UNEVEN = 0.5
@@ -75,15 +77,17 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
     owners = Owners.of(snapshot)
     findings: list[Finding] = []
     sentences: list[str] = []
+    growth: list[Growth] = []
     for device in snapshot.devices:
-        found, sentence = _judge(snapshot, timeline(snapshot, device), owners)
+        found, sentence, picture = _judge(snapshot, timeline(snapshot, device), owners)
         findings += found
+        growth += [picture] if picture is not None else []
         if sentence:
             sentences.append(
                 sentence if len(snapshot.devices) == 1 else f"GPU {device}: {sentence}"
             )
     if sentences:
-        return Opinion(" ".join(sentences), tuple(findings))
+        return Opinion(" ".join(sentences), tuple(findings), growth=tuple(growth))
     why = f"{MIN_STEPS + 2} alike steps in the history"
     return Opinion("", not_checked=(NotChecked(CODE, "memory-growth", (why,), RECORD),))
 
@@ -149,18 +153,22 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Steps
     return None
 
 
-def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Finding], str]:
+def _judge(
+    snapshot: Snapshot, told: Timeline, owners: Owners
+) -> tuple[list[Finding], str, Growth | None]:
     steps = find_steps(snapshot, owners, told)
     # the first step warms up; the last boundary needs a whole step after it to be judged
     if steps is None or len(steps.row) < MIN_STEPS + 2:
-        return [], ""
+        return [], "", None
     row = steps.row[1:]
     index = np.arange(len(row), dtype=float)
     allocated = np.array([told.allocated_at(int(one) - 1) for one in row], float)
     reserved = np.array([told.reserved_at(int(one) - 1) for one in row], float)
     slope = sen_slope(index, allocated)
-    stacks, per_step, n_per_step = _left_behind(told, row)
+    stacks, sizes, n_per_step = _left_behind(told, row)
+    per_step = np.median(sizes, axis=1)
     grown = float(per_step.sum())
+    name = f"allocated on device {told.device}"
     boundaries = f"{format_count(len(row))} step boundaries ({steps.basis})"
     rises = float((np.diff(allocated) > 0).mean())
     if grown < MIN_GROWTH or slope.slope < MIN_GROWTH or rises < MOSTLY:
@@ -172,11 +180,22 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
             else ""
         )
         change = allocated[-1] - allocated[0]
-        return [], (
+        sentence = (
             f"No leak: allocated memory changed by {format_bytes(change)} over {boundaries}{cache}."
         )
+        return [], sentence, follow(name, steps.basis, index + 1, allocated)
     order = np.argsort(-per_step, kind="stable")
     stacks, per_step, n_per_step = stacks[order], per_step[order], n_per_step[order]
+    picture = follow(
+        name,
+        steps.basis,
+        index + 1,
+        allocated,
+        # each step leaves something, so the growth is there from the first one judged
+        onset_step=1,
+        slope=slope,
+        areas=_areas(owners, stacks, sizes[order]),
+    )
     kind = _kind(snapshot, owners, stacks)
     holders = [
         {
@@ -227,20 +246,42 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
         },
         fix=_FIXES[kind],
     )
-    return [finding], f"Leak: {message}."
+    return [finding], f"Leak: {message}.", picture
+
+
+def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
+    """Return what the growing stacks have left behind by each boundary, the small ones together."""
+    by = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))).astype(np.int64)
+    areas = [
+        Area(
+            owners.label[stack] if stack >= 0 else NO_STACK,
+            "growing",
+            tuple(values.tolist()),
+            tuple(
+                f"{one.file}:{one.line} {one.function}"
+                for one in (owners.stack(stack, limit=STACK_FRAMES) if stack >= 0 else ())
+            ),
+        )
+        for stack, values in zip(stacks[:MAX_HOLDERS].tolist(), by, strict=False)
+    ]
+    n_others = len(stacks) - MAX_HOLDERS
+    if n_others > 0:
+        rest = tuple(by[MAX_HOLDERS:].sum(axis=0).tolist())
+        areas.append(Area(f"{n_others} others", "other", rest))
+    return tuple(areas)
 
 
 def _left_behind(told: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
-    """Return the stacks of which each step leaves something, its bytes and its blocks per step.
+    """Return the stacks of which each step leaves something, its bytes by step, its mean of blocks.
 
-    Steps are judged but for the last one: what it made may still be in use.
+    int64[k], float64[k, n_judged] and float64[k]. Steps are judged but for the last one: what it
+    made may still be in use.
     """
     lives, n_judged = told.lives, len(row) - 1
     step = np.searchsorted(row, lives.born, side="right") - 1
     left = (lives.freed >= told.end) & (step >= 0) & (step < n_judged)
-    empty = np.empty(0)
     if not left.any():
-        return empty.astype(np.int64), empty, empty
+        return np.empty(0, np.int64), np.empty((0, n_judged)), np.empty(0)
     stacks, code = np.unique(lives.stack[left], return_inverse=True)
     cell = code * n_judged + step[left]
     shape = (len(stacks), n_judged)
@@ -250,7 +291,7 @@ def _left_behind(told: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
     each = ((sizes > 0).mean(axis=1) >= MOSTLY) & (sizes[:, -1] > 0)
     return (
         stacks[each].astype(np.int64),
-        np.median(sizes[each], axis=1),
+        sizes[each],
         blocks[each].mean(axis=1),
     )
 

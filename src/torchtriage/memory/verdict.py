@@ -83,6 +83,7 @@ def judge(snapshot: Snapshot) -> MemoryResult:
         crashes=tuple(crashes),
         leak=leak.sentence,
         advice=settings.sentence,
+        growth=leak.growth,
     )
 
 

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ __all__ = [
     "SNAPSHOT",
     "Leak",
     "LeakWarning",
+    "Series",
     "Watch",
     "WatchReport",
     "findings",
@@ -65,6 +66,8 @@ MIN_LOOKS = 5
 WALK_S = 0.02
 TRACE_STEPS = 4
 MAX_SAMPLES = 2048
+MAX_TOLD = 256
+"""Samples of a series in a report: enough for a picture."""
 MAX_LEAKS = 8
 
 
@@ -117,6 +120,15 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Series:
+    """Memory by step: ``size_bytes`` at each of ``steps``, at most ``MAX_TOLD`` of them."""
+
+    name: str
+    steps: tuple[int, ...]
+    size_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class WatchReport:
     """What a watch has seen so far; the JSON report has the same fields.
 
@@ -140,6 +152,7 @@ class WatchReport:
     rss_peak_bytes: int = 0
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
+    series: tuple[Series, ...] = ()
 
     def __str__(self) -> str:
         """Return the report as a few lines of text."""
@@ -252,7 +265,13 @@ class Watch:
             notes=tuple(self._notes),
             rss_peak_bytes=max(processes.peak_rss_bytes(), rss[-1] if rss else 0),
             **_device_peaks(),
+            series=tuple(self._series()),
         )
+
+    def _series(self) -> Iterator[Series]:
+        yield from _told(("resident memory of the process",), self._rss)
+        names = "allocated on the CUDA device", "reserved on the CUDA device"
+        yield from _told(names, self._device)
 
     # -- one step that is looked at ----------------------------------------------------------------
 
@@ -494,8 +513,17 @@ class Watch:
             return
         self._out.mkdir(parents=True, exist_ok=True)
         made = self._out / f".{REPORT}.{os.getpid()}"
-        made.write_text(json.dumps(asdict(self.report()), indent=1), encoding="utf-8")
+        made.write_text(json.dumps(asdict(self.report())), encoding="utf-8")
         made.replace(self._out / REPORT)
+
+
+def _told(names: Sequence[str], samples: Sequence[tuple[int, ...]]) -> Iterator[Series]:
+    """Yield a series for each name, thinned evenly; the last sample is always among them."""
+    if samples:
+        apart = -(-len(samples) // MAX_TOLD)
+        steps, *columns = zip(*samples[::-1][::apart][::-1], strict=True)
+        for name, column in zip(names, columns, strict=True):
+            yield Series(name, steps, column)
 
 
 def _device_peaks() -> dict[str, Any]:

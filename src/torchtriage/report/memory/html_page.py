@@ -18,7 +18,16 @@ from importlib import resources
 from typing import Any
 
 from torchtriage.finding import Finding
-from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Part, Peak, Picture
+from torchtriage.memory.result import (
+    Area,
+    Device,
+    Growth,
+    MemoryResult,
+    OutOfMemory,
+    Part,
+    Peak,
+    Picture,
+)
 from torchtriage.names import elide, visible
 from torchtriage.report.memory import words
 from torchtriage.units import format_bytes, format_count, format_share
@@ -43,25 +52,32 @@ def render(results: Sequence[MemoryResult]) -> str:
     """
     if not results:
         raise ValueError("expected at least one result to render, found none")
-    drawn = [
-        (i, device.device, device.picture)
+    growing = [
+        {"id": f"{i}-{place}", **_growth(one)}
+        for i, result in enumerate(results)
+        for place, one in enumerate(result.growth)
+    ]
+    packed = [
+        (f"{i}-{device.device}", _picture(device.picture))
         for i, result in enumerate(results)
         for device in result.devices
         if device.picture is not None
     ]
-    packed = [(f"{i}-{device}", _picture(picture)) for i, device, picture in drawn]
-    room = MAX_PAGE_BYTES - len(_page(results, [], frozenset()).encode())
+    room = MAX_PAGE_BYTES - len(_page(results, [], growing, frozenset()).encode())
     kept = []
     for name, picture in packed:
         room -= len(_json({"id": name, **picture}).encode()) + 1
         if room < 0:
             break
         kept.append({"id": name, **picture})
-    return _page(results, kept, frozenset(str(one["id"]) for one in kept))
+    return _page(results, kept, growing, frozenset(str(one["id"]) for one in kept))
 
 
 def _page(
-    results: Sequence[MemoryResult], pictures: Sequence[dict[str, Any]], drawn: frozenset[str]
+    results: Sequence[MemoryResult],
+    pictures: Sequence[dict[str, Any]],
+    growing: Sequence[dict[str, Any]],
+    drawn: frozenset[str],
 ) -> str:
     style = _template("page.css") + _template("memory.css")
     script = _template("memory.js")
@@ -77,7 +93,7 @@ def _page(
         "body": "\n".join(
             line for i, result in enumerate(results) for line in _result(result, i, drawn)
         ),
-        "data": _json({"pictures": list(pictures)}),
+        "data": _json({"growing": list(growing), "pictures": list(pictures)}),
         "script": script,
     }
     # one pass, so that a name holding "{{script}}" stays a name
@@ -114,15 +130,7 @@ def _picture(picture: Picture) -> dict[str, Any]:
         "entries": picture.entries,
         "times": picture.times_us,
         "reserved": picture.reserved_bytes,
-        "areas": [
-            {
-                "label": elide(visible(area.label), MAX_TEXT),
-                "kind": area.kind.replace("_", " "),
-                "values": area.values,
-                "stack": [elide(visible(line), MAX_TEXT) for line in area.stack],
-            }
-            for area in picture.areas
-        ],
+        "areas": [_area(area) for area in picture.areas],
         "segments": [
             {
                 "size": row.size_bytes,
@@ -135,6 +143,27 @@ def _picture(picture: Picture) -> dict[str, Any]:
     }
 
 
+def _area(area: Area) -> dict[str, Any]:
+    return {
+        "label": elide(visible(area.label), MAX_TEXT),
+        "kind": area.kind.replace("_", " "),
+        "values": area.values,
+        "stack": [elide(visible(line), MAX_TEXT) for line in area.stack],
+    }
+
+
+def _growth(growth: Growth) -> dict[str, Any]:
+    return {
+        "steps": growth.steps,
+        "held": growth.held_bytes,
+        "leak": growth.is_leak,
+        "from": growth.from_step,
+        "slopes": [growth.slope_low_bytes, growth.slope_bytes, growth.slope_high_bytes],
+        "middle": [growth.middle_step, growth.middle_bytes],
+        "areas": [_area(area) for area in growth.areas],
+    }
+
+
 # -- the text ----------------------------------------------------------------------------------
 
 
@@ -144,15 +173,14 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
     yield f"<h1>{_text(first)}</h1>"
     yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
     yield '<dl class="facts">'
-    for label, value in (
-        ("file", f"{words.file_name(result.path)}, {format_bytes(result.size_bytes)}"),
-        ("devices", f"{len(result.devices)} of {result.n_devices} with memory"),
-        ("history", format_count(result.n_entries, "entry", "entries")),
-        ("stacks", format_count(result.n_stacks, "distinct stack")),
-        ("allocator settings", result.settings),
-    ):
+    for label, value in _facts(result):
         yield f"<div><dt>{label}</dt><dd>{_text(value)}</dd></div>"
     yield "</dl></header>"
+    if result.growth:
+        yield "<section><h2>From step to step</h2>"
+        for place, one in enumerate(result.growth):
+            yield from _slope(one, f"{index}-{place}")
+        yield "</section>"
     for device in result.devices:
         yield from _device(device, f"{index}-{device.device}", drawn)
     yield '<section id="findings"><h2>Findings</h2>'
@@ -161,22 +189,52 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
         yield f'<div class="{kind}"><p>No findings{rest}.</p></div>'
     for finding in result.findings:
         yield from _finding(finding)
-    for line in filter(None, (result.leak, result.advice)):
-        yield f"<p>{_text(line)}</p>"
+    if result.advice:
+        yield f"<p>{_text(result.advice)}</p>"
     yield "</section>"
-    if result.notes or result.not_checked or result.crashes:
+    if result.notes:
+        yield '<section><h2>Notes</h2><ul class="notes">'
+        for note in result.notes:
+            how = f'<p class="how">{_text(note.fix)}</p>' if note.fix else ""
+            yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
+        yield "</ul></section>"
+    if result.not_checked or result.crashes:
         yield '<section><h2>Not checked</h2><ul class="notes">'
         for how, group in words.unchecked(result):
             rows = "".join(f"<p>{_text(line)}</p>" for line in group)
-            yield f'<li class="warn">{rows}<pre>{_lines(how)}</pre></li>'
+            is_code = "\n" in how
+            told = f"<pre>{_lines(how)}</pre>" if is_code else f'<p class="how">{_text(how)}</p>'
+            yield f'<li class="warn">{rows}{told}</li>'
         for crash in result.crashes:
             yield f'<li class="refuse"><p>{_text(crash.code)}: {_text(crash.error)}</p></li>'
-        for note in result.notes:
-            yield (
-                f'<li class="{note.level}"><p>{_text(note.message)}</p>'
-                f'<p class="how">{_text(note.fix)}</p></li>'
-            )
         yield "</ul></section>"
+
+
+def _facts(result: MemoryResult) -> Iterable[tuple[str, str]]:
+    yield "file", f"{words.file_name(result.path)}, {format_bytes(result.size_bytes)}"
+    if result.n_steps is not None:
+        yield "watched", format_count(result.n_steps, "step")
+        return
+    yield "devices", f"{len(result.devices)} of {result.n_devices} with memory"
+    yield "history", format_count(result.n_entries, "entry", "entries")
+    yield "stacks", format_count(result.n_stacks, "distinct stack")
+    yield "allocator settings", result.settings
+
+
+def _slope(one: Growth, name: str) -> Iterable[str]:
+    areas = (
+        " Below, what the growing stacks have left behind by each step, from zero."
+        if one.areas
+        else ""
+    )
+    steps = f" Steps by {_text(one.steps_by)}." if one.steps_by else ""
+    yield (
+        f"<h3>{_text(one.name[:1].upper() + one.name[1:])}</h3>"
+        f'<p class="sub">{_text(words.change(one))}.{steps} The line is the median of the slopes'
+        " between all pairs of steps, the wedge its 95&nbsp;% interval; the axis does"
+        f' not begin at zero.{areas}</p><div id="slope-{name}"></div>'
+        "<noscript><p>The pictures need scripts; this page runs only its own.</p></noscript>"
+    )
 
 
 def _lines(value: str) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchtriage.finding import Finding
-from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Peak
+from torchtriage.memory.result import Device, Growth, MemoryResult, OutOfMemory, Peak
 from torchtriage.names import elide, visible
 from torchtriage.report.memory import words
 from torchtriage.report.terminal import Page, fitting
@@ -19,6 +19,8 @@ __all__ = ["render", "write"]
 N_LINES = 8
 N_DEVICES = 8
 N_FAILED = 3
+N_BARS = 24
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 _SEVERITY = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "dim"}
 _LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 
@@ -47,6 +49,8 @@ def _result(page: Page, result: MemoryResult) -> None:
     page.blank()
     page.line((elide(visible(result.path), page.width - 2), "dim"), indent=2)
     page.line((words.facts(result), "dim"), indent=2, hang=2)
+    for one in result.growth[:N_DEVICES]:
+        _growth(page, one)
     for device in result.devices[:N_DEVICES]:
         _device(page, device)
     hidden = len(result.devices) - N_DEVICES
@@ -86,6 +90,27 @@ def _result(page: Page, result: MemoryResult) -> None:
         page.blank()
         page.line(("Failed", "bold red"), (", a defect of torchtriage; the others ran", ""))
         page.line((f"{crash.code} ", "bold"), (visible(crash.error), ""), indent=2, hang=2)
+
+
+def _growth(page: Page, one: Growth) -> None:
+    """Say what memory did from step to step: one bar per stretch, from its lowest to its highest.
+
+    Bars that say the same everywhere would be noise: level memory has a flat row.
+    """
+    page.blank()
+    held = one.held_bytes
+    at = [i * (len(held) - 1) // max(min(len(held), N_BARS) - 1, 1) for i in range(N_BARS)]
+    shown = [held[i] for i in at if i < len(held)]
+    low, span = min(shown), max(max(shown) - min(shown), 1)
+    bars = "".join(_HEIGHTS[(value - low) * (len(_HEIGHTS) - 1) // span] for value in shown)
+    page.labelled("steps", (bars, "bold red" if one.is_leak else "dim"))
+    page.labelled("", (visible(words.growth(one)), ""))
+    for place, area in enumerate(one.areas[:N_LINES]):
+        page.labelled(
+            "" if place else "grew",
+            (f"{format_bytes(area.values[-1]):>9}  ", ""),
+            (words.fit(area.label, page.width - 30), ""),
+        )
 
 
 def _device(page: Page, device: Device) -> None:

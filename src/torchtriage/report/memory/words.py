@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torchtriage.memory.result import Device, Fragmentation, Holder, MemoryResult, Part, Peak
+from torchtriage.memory.result import (
+    Device,
+    Fragmentation,
+    Growth,
+    Holder,
+    MemoryResult,
+    Part,
+    Peak,
+)
 from torchtriage.names import visible
 from torchtriage.units import format_bytes, format_count, format_share
 
@@ -12,11 +20,14 @@ __all__ = [
     "accounts",
     "because",
     "beside",
+    "change",
     "facts",
     "file_name",
     "fit",
+    "growth",
     "holder",
     "parts",
+    "slope",
     "tags",
     "unchecked",
     "where",
@@ -32,6 +43,8 @@ def file_name(path: str) -> str:
 
 def facts(result: MemoryResult) -> str:
     """Return what was read, on one line."""
+    if result.n_steps is not None:
+        return f"{format_count(result.n_steps, 'step')} watched"
     parts = [
         format_bytes(result.size_bytes),
         f"{len(result.devices)} of {format_count(result.n_devices, 'device')} with memory",
@@ -40,6 +53,25 @@ def facts(result: MemoryResult) -> str:
         f"allocator settings: {visible(result.settings)}",
     ]
     return ", ".join(parts)
+
+
+def slope(one: Growth) -> str:
+    """Return how fast memory changes per step, with its interval, and from where on."""
+    low, high = format_bytes(one.slope_low_bytes), format_bytes(one.slope_high_bytes)
+    interval = f" ({low} to {high})" if low != high else ""
+    return f"{format_bytes(one.slope_bytes)} per step{interval} from step {one.from_step:,} on"
+
+
+def growth(one: Growth) -> str:
+    """Return whose memory did what from the first step to the last."""
+    return f"{one.name}: {change(one)}"
+
+
+def change(one: Growth) -> str:
+    """Return what memory did from the first step to the last."""
+    first, last = format_bytes(one.held_bytes[0]), format_bytes(one.held_bytes[-1])
+    n_steps = format_count(one.steps[-1] - one.steps[0] + 1, "step")
+    return f"{first} to {last} over {n_steps}, {slope(one)}"
 
 
 def accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:

@@ -160,6 +160,90 @@ function overTime(home, picture) {
   go(peak);
 }
 
+// -- memory from step to step -------------------------------------------------------------------
+
+function slope(home, growth) {
+  const { steps, held, areas } = growth, n = steps.length, last = steps[n - 1];
+  const [low, fit, high] = growth.slopes, [middle, level] = growth.middle;
+  const x = (step) => ((step - steps[0]) / Math.max(last - steps[0], 1)) * WIDE;
+  const line = (rate, step) => level + rate * (step - middle);
+  const seen = [...held, line(fit, growth.from), line(fit, last)];
+  const least = Math.min(...seen), most = Math.max(...seen), span = Math.max(most - least, 1);
+  const bottom = least - span * 0.14, room = span * 1.3;
+  const y = (v) => HIGH - ((v - bottom) / room) * HIGH;
+  const draw = (tall, name) => shape("svg", { viewBox: `0 0 ${WIDE} ${tall}`,
+    preserveAspectRatio: "none", role: "img", "aria-label": name });
+  const upper = draw(HIGH, "Memory by step, with the fitted line"), frame = el("div", "frame slope");
+  const tip = el("div", "tip");
+  tip.hidden = true;
+  const axis = (box, top, text, kind) => {
+    const label = el("span", `axis ${kind || ""}`, text);
+    label.style.top = `${top}%`;
+    box.append(label);
+  };
+  const marks = [0, 0.5, 1].map((part) => least + part * span);
+  for (const mark of span > 1 ? marks : [least]) {
+    upper.append(shape("line", { class: "grid", x1: 0, x2: WIDE, y1: y(mark), y2: y(mark) }));
+    axis(frame, (y(mark) / HIGH) * 100, bytes(Math.round(mark)), mark === least ? "low" : "");
+  }
+  const ends = [growth.from, last];
+  const wedge = [...ends.map((at, i) => [at, line(i ? high : low, at)]),
+    [last, line(low, last)], [growth.from, line(high, growth.from)]];
+  const centre = [middle, level];
+  const triangle = (a, b) => `M${[centre, a, b].map(([at, v]) => `${x(at).toFixed(1)} ${y(v).toFixed(1)}`).join("L")}Z`;
+  upper.append(shape("path", { class: "wedge", d: triangle(wedge[1], wedge[2]) + triangle(wedge[0], wedge[3]) }));
+  upper.append(shape("polyline", { class: "held", points: steps.map((at, i) => `${x(at).toFixed(1)},${y(held[i]).toFixed(1)}`).join(" ") }));
+  upper.append(shape("line", { class: growth.leak ? "fit leak" : "fit", x1: x(ends[0]), x2: x(last),
+    y1: y(line(fit, ends[0])), y2: y(line(fit, last)) }));
+  const now = shape("line", { class: "now", y1: 0, y2: HIGH, visibility: "hidden" });
+  if (growth.leak) upper.append(shape("line", { class: "top", y1: 0, y2: HIGH, x1: x(ends[0]), x2: x(ends[0]) }));
+  upper.append(now);
+  frame.append(upper, tip);
+  const said = el("p", "say"), list = el("ul", "owners"), boxes = [frame];
+  const sums = new Float64Array(n);
+  if (areas.length) {
+    const tall = 120, lower = draw(tall, "What the growing stacks have left behind, by step");
+    const under = el("div", "frame slope under");
+    const total = Math.max(...steps.map((_, i) => areas.reduce((sum, area) => sum + area.values[i], 0)), 1);
+    const deep = (v) => tall - (v / (total * 1.4)) * tall;
+    areas.forEach((area, index) => {
+      const before = Float64Array.from(sums);
+      area.values.forEach((value, i) => { sums[i] += value; });
+      const way = (values) => steps.map((at, i) => `${x(at).toFixed(1)} ${deep(values[i]).toFixed(1)}`);
+      lower.append(shape("path", { class: tint(area, index), d: `M${[...way(sums), ...way(before).reverse()].join("L")}Z` }));
+      const item = el("li"), row = el("span", "row");
+      row.append(el("i", tint(area, index)), el("span", "", area.label), el("b", "", bytes(area.values[n - 1])));
+      row.title = area.stack.join("\n");
+      item.append(row);
+      list.append(item);
+    });
+    axis(under, (deep(total) / tall) * 100, bytes(total));
+    under.append(lower);
+    boxes.push(under);
+  }
+  const scale = el("p", "scale");
+  scale.append(el("span", "", `step ${grouped.format(steps[0])}`), el("span", "", `step ${grouped.format(last)}`));
+  function tell(i) {
+    const share = areas.length ? `, ${bytes(sums[i])} of it left behind by growing stacks` : "";
+    return `step ${grouped.format(steps[i])}: ${bytes(held[i])}${share}`;
+  }
+  frame.addEventListener("pointermove", (event) => {
+    const box = upper.getBoundingClientRect();
+    const at = steps[0] + ((event.clientX - box.left) / box.width) * (last - steps[0]);
+    let i = steps.findIndex((step) => step >= at);
+    if (i < 0) i = n - 1;
+    if (i > 0 && at - steps[i - 1] < steps[i] - at) i -= 1;
+    now.setAttribute("visibility", "visible");
+    now.setAttribute("x1", x(steps[i]));
+    now.setAttribute("x2", x(steps[i]));
+    lines(tip, [[tell(i)]]);
+    place(tip, frame.getBoundingClientRect(), event);
+  });
+  frame.addEventListener("pointerleave", () => { tip.hidden = true; now.setAttribute("visibility", "hidden"); });
+  said.textContent = `At ${tell(n - 1)}.`;
+  home.append(...boxes, scale, said, list);
+}
+
 // -- the segments at the peak -------------------------------------------------------------------
 
 const colours = () => {
@@ -236,6 +320,7 @@ function blockMap(home, picture) {
   draw();
 }
 
+DATA.growing.forEach((growth) => slope(document.getElementById(`slope-${growth.id}`), growth));
 DATA.pictures.forEach((picture) => {
   overTime(document.getElementById(`over-${picture.id}`), picture);
   if (picture.segments.length) blockMap(document.getElementById(`map-${picture.id}`), picture);

@@ -79,3 +79,19 @@ def test_the_line_goes_away_when_reading_fails(
     with pytest.raises(ValueError, match="odd"):
         fail()
     assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_is_judged_is_said_after_a_second_of_reading(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.doing("snapshot.pickle", quiet=False, since_s=0.0) as told:
+        assert told is not None
+        told("at once")
+        assert screen.getvalue() == ""
+        now[0] = 1.5
+        told("replaying the history")
+    assert screen.getvalue().endswith("judging snapshot.pickle: replaying the history\r\x1b[K")
+    with progress.doing("snapshot.pickle", quiet=True, since_s=0.0) as told:
+        assert told is None

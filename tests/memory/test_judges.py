@@ -545,3 +545,12 @@ def test_any_field_may_be_anything(seed: int) -> None:
         assert not result.crashes
         n_judged += 1
     assert n_judged
+
+
+def test_judging_says_what_is_done_next() -> None:
+    said: list[str] = []
+    judge(read_snapshot(io.BytesIO(pickle.dumps(training_step().dump(), 4))), said.append)
+    assert said[0] == "who allocated"
+    assert "memory over time, device 0" in said
+    assert "replaying the history" in said
+    assert said[-1] == "checkpointing"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchtriage.cli.output import check_outputs, complain, save
-from torchtriage.cli.progress import reading
+from torchtriage.cli.progress import doing, reading
 from torchtriage.errors import TriageError
 
 if TYPE_CHECKING:
@@ -78,10 +79,12 @@ def _judge(path: str, quiet: bool) -> MemoryResult:
     from torchtriage.memory.verdict import judge, judge_trace
     from torchtriage.trace import Trace
 
+    began_s = time.monotonic()
     with reading(path, quiet=quiet) as progress:
         told = read_memory(path, progress)
     if isinstance(told, Snapshot):
-        return judge(told)
+        with doing(path, quiet=quiet, since_s=began_s) as stage:
+            return judge(told, stage)
     if isinstance(told, CategoryTimeline):
         return judge_categories(told)
     if isinstance(told, Trace):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from torchtriage.units import format_bytes
 
-__all__ = ["counting", "reading", "reading_many"]
+__all__ = ["counting", "doing", "reading", "reading_many"]
 
 DELAY_S = 1.0
 
@@ -68,6 +68,36 @@ def reading_many(
         yield starting
     sys.stderr.write("\r\x1b[K")
     sys.stderr.flush()
+
+
+@contextmanager
+def doing(name: str, *, quiet: bool, since_s: float) -> Iterator[Callable[[str], None] | None]:
+    """Yield a callback for what is done now that shows a line on stderr.
+
+    Nothing is shown in the first second after ``since_s``, of ``time.monotonic()``: what was quick
+    to read is quick to judge.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from torchtriage.names import elide, visible
+
+    shown = False
+    label = elide(visible(name), 40)
+
+    def progress(what: str) -> None:
+        nonlocal shown
+        if time.monotonic() - since_s >= DELAY_S:
+            shown = True
+            sys.stderr.write(f"\r\x1b[Kjudging {label}: {what}")
+            sys.stderr.flush()
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 @contextmanager

@@ -48,13 +48,29 @@ RECORD = (
 _CONF_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"
 
 
-def judge(snapshot: Snapshot) -> MemoryResult:
-    """Return everything that can be said about one snapshot."""
+def judge(snapshot: Snapshot, progress: Callable[[str], None] | None = None) -> MemoryResult:
+    """Return everything that can be said about one snapshot.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        What was read.
+    progress : callable, optional
+        Is told what is done next.
+    """
+    told = progress or (lambda _what: None)
+    told("who allocated")
     owners = Owners.of(snapshot)
     crashes: list[Crash] = []
-    devices = [_device(snapshot, timeline(snapshot, device), owners) for device in snapshot.devices]
+    devices = []
+    for device in snapshot.devices:
+        told(f"memory over time, device {device}")
+        devices.append(_device(snapshot, timeline(snapshot, device), owners))
+    told("growth from step to step")
     leak = _asked("leak", lambda: _leak(snapshot), crashes)
-    settings = _asked("allocator settings", lambda: _advice(snapshot), crashes)
+    told("replaying the history")
+    settings = _asked("allocator settings", lambda: _advice(snapshot, told), crashes)
+    told("checkpointing")
     again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners), crashes)
     findings = [found for one in devices for found in _findings(one, settings)]
     notes = _notes(snapshot)
@@ -330,8 +346,11 @@ def _checkpointing(snapshot: Snapshot, owners: Owners) -> Opinion:
     return Opinion("", notes=checkpointing.notes(checkpointing.units(snapshot, owners=owners)))
 
 
-def _advice(snapshot: Snapshot) -> Opinion:
-    told = advice.advise(snapshot)
+def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
+    told = advice.advise(
+        snapshot,
+        progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"),
+    )
     if told.refusal:
         how = f"{told.refusal}; {told.how_to_record}" if told.how_to_record else told.refusal
         missing = NotChecked(

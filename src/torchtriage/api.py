@@ -435,7 +435,7 @@ def analyze_run(
     if len(usable) == 1:
         return RanksReport((), tuple(results))
     jobs = _joined_jobs(usable, min_share, {**settings, "sources": sources})
-    return RanksReport(jobs, tuple(results))
+    return RanksReport(tuple(_with_leaks(job, usable, results) for job in jobs), tuple(results))
 
 
 def _joined(
@@ -447,8 +447,9 @@ def _joined(
 ) -> Result:
     """Return one process' result out of its two recordings."""
     from torchtriage.diagnose.sentences import sentences
+    from torchtriage.memory.watching import findings
     from torchtriage.record.collect import recorded
-    from torchtriage.record.join import join, scaled
+    from torchtriage.record.join import join, scaled, with_leaks
 
     facts = recorded(one, command, exit_code)
     roots = one.facts.get("roots", ())
@@ -460,6 +461,7 @@ def _joined(
         for trace in traces
     ]
     result = join(*results) if len(results) == 2 else results[0]
+    result = with_leaks(result, one.memory, findings(one.memory) if one.memory else ())
     kept = next(trace for trace in traces if trace.report.path == result.trace.path)
     first, costliest, trust = sentences(kept, result, settings["min_share"])
     if facts.step_ms and not result.refused:
@@ -494,6 +496,28 @@ def _joined_jobs(
     first, _, last = job.verdict
     last = last.replace(checked_clause(told[0][0]), checked_clause(job))
     return (replace(job, verdict=(first, costliest_sentence(job, min_share), last)),)
+
+
+def _with_leaks(
+    job: JobResult, usable: Sequence[Recording], results: Sequence[Result]
+) -> JobResult:
+    """Return the job with what leaks in its ranks."""
+    from torchtriage.memory.leaks import CODE
+    from torchtriage.ranks.merge import merge_findings
+    from torchtriage.record.join import with_leaks
+
+    watched = [one.memory for one in usable if one.memory is not None]
+    # one leak is the job's; that there is none must be known of every rank
+    answers = ("leak", "too early", "no leak")
+    seen = min(watched, key=lambda one: answers.index(one.answer), default=None)
+    leaks = [
+        replace(one, findings=tuple(found for found in one.findings if found.code == CODE))
+        for one in results
+    ]
+    ranks = [one.facts.get("rank") for one in usable]
+    numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
+    found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
+    return with_leaks(job, seen, found)
 
 
 def verify(

@@ -57,6 +57,7 @@ __all__ = [
     "TraceFacts",
     "Unlike",
     "Verification",
+    "WatchedMemory",
 ]
 
 SCHEMA = "torchtriage/1"
@@ -415,6 +416,31 @@ class TraceFacts:
 
 
 @dataclass(frozen=True)
+class WatchedMemory:
+    """What the leak watch of ``torchtriage run --memory`` saw; leaks are findings as well.
+
+    ``leaks`` : a sentence each, ``since_step`` and bytes per step are in their findings.
+    ``rss_*`` : resident set of the process after the first step, at the last look, at its highest;
+    ``allocated_peak_bytes`` and ``reserved_peak_bytes`` of the CUDA device, None without one.
+    ``snapshot`` : a file that ``torchtriage memory`` reads. ``notes`` : what was not looked at.
+    """
+
+    answer: Literal["leak", "no leak", "too early", "not watched"]
+    n_steps: int
+    n_looks: int
+    leaks: tuple[str, ...]
+    rss_first_bytes: int
+    rss_last_bytes: int
+    rss_peak_bytes: int
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+    snapshot: str
+    own_share: float
+    """Of the loop's time, what the watch took."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Recorded:
     """How ``torchtriage run`` came to a recording.
 
@@ -436,6 +462,8 @@ class Recorded:
     light_ms: float | None
     heavy_ms: float | None
     environment: dict[str, Any] = field(default_factory=dict)
+    memory: WatchedMemory | None = None
+    """None without ``--memory``, and where no loop was found."""
 
 
 @dataclass(frozen=True)

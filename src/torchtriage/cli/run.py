@@ -42,6 +42,12 @@ class _Run(click.Command):
 )
 @click.option("--exit-after", is_flag=True, help="End the script, with 0, once it is recorded.")
 @click.option(
+    "--memory",
+    is_flag=True,
+    help="Also watch for memory leaks, to the script's end: a verdict takes about 200 steps more"
+    " than the recordings, so with --exit-after there is none.",
+)
+@click.option(
     "--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [a new folder]"
 )
 @click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
@@ -67,6 +73,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     torchtriage run -m package.train
     torchtriage run torchrun --nproc-per-node 2 train.py
     torchtriage run --exit-after -o report.txt train.py
+    torchtriage run --memory train.py
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.record.launch import end_like, find_command, launch
 
@@ -78,11 +85,13 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     told = _Telling(out, given["quiet"])
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
     plan = {names[name]: given[name] for name in names if given[name] is not None}
-    code = launch(what, out, plan=plan, exit_after=given["exit_after"], while_running=told.look)
+    wants = {name: given[name] for name in ("exit_after", "memory")}
+    code = launch(what, out, plan=plan, **wants, while_running=told.look)
     try:
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
         complain(str(error))  # the exit code stays the script's
+        _complain_of_leaks(out)
         if given["out"] is None:
             _remove_if_empty(out)
     except Exception as error:
@@ -112,9 +121,19 @@ def _folder(name: str | None) -> Path:
     return out.absolute()
 
 
+def _complain_of_leaks(out: Path) -> None:
+    """Say what the leak watch saw where there is no report to say it in."""
+    from torchtriage.record.collect import find_recordings
+
+    for one in find_recordings(out):
+        if one.memory is not None:
+            complain(str(one.memory))
+
+
 def _remove_if_empty(out: Path) -> None:
     """Remove a folder of ours that holds no recording and no failure to report."""
-    if not [*out.glob("*/*.json.gz"), *out.glob("errors-*.txt")]:
+    kept = ("*/*.json.gz", "*/*.pickle", "errors-*.txt")
+    if not any(one for pattern in kept for one in out.glob(pattern)):
         shutil.rmtree(out, ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "compiled",
     "last_compiled",
     "n_compiled",
+    "peak_rss_bytes",
     "rss_bytes",
     "tell_parent",
     "told_by_children",
@@ -91,6 +92,20 @@ def rss_bytes() -> int:
             return 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_rss_bytes() -> int:
+    """Return the highest resident set of this program so far; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        # getrusage also counts what the process was before it ran this program
+        text = Path("/proc/self/status").read_text()
+        return int(text.split("VmHWM:", 1)[1].split(None, 1)[0]) * 1024
+    with suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return 0
 
 
 def tell_parent(holder: str, place: Place) -> None:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtriage.finding import Recorded
+import msgspec
+
+from torchtriage.finding import Recorded, WatchedMemory
+from torchtriage.memory.watching import REPORT as MEMORY_FILE
+from torchtriage.memory.watching import SNAPSHOT as SNAPSHOT_FILE
+from torchtriage.memory.watching import WatchReport
 from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
 from torchtriage.record.timing import step_wall_ns
 
@@ -17,6 +22,7 @@ __all__ = [
     "find_recordings",
     "recorded",
     "source_roots",
+    "watched",
     "why_nothing",
 ]
 
@@ -26,13 +32,16 @@ class Recording:
     """One process that imported torch: what it said of itself, and its recordings so far.
 
     ``facts`` : ``process-*.json``. ``measured`` : ``recording.json``, empty where no loop was
-    found. ``light``, ``heavy`` : the traces, None where it did not come to them.
+    found. ``light``, ``heavy`` : the traces, None where it did not come to them. ``memory`` : what
+    the leak watch saw, None without one; ``snapshot`` : of CUDA's allocator.
     """
 
     facts: dict[str, Any]
     measured: dict[str, Any]
     light: Path | None
     heavy: Path | None
+    memory: WatchReport | None = None
+    snapshot: Path | None = None
 
     @property
     def complete(self) -> bool:
@@ -47,8 +56,12 @@ def find_recordings(out: Path) -> list[Recording]:
         facts = _read(path)
         folder = out / str(facts.get("folder") or "-")
         files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE)]
-        light, heavy = (file if file.exists() else None for file in files)
-        found.append(Recording(facts, _read(folder / RECORDING_FILE), light, heavy))
+        files.append(folder / SNAPSHOT_FILE)
+        light, heavy, snapshot = (file if file.exists() else None for file in files)
+        memory = _report(folder / MEMORY_FILE)
+        found.append(
+            Recording(facts, _read(folder / RECORDING_FILE), light, heavy, memory, snapshot)
+        )
     return sorted(
         found,
         key=lambda one: (
@@ -71,6 +84,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
+
+
+def _report(path: Path) -> WatchReport | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WatchReport)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def all_recorded(out: Path) -> bool:
@@ -105,6 +125,30 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
         light_ms=own["light"],
         heavy_ms=own["heavy"],
         environment=measured.get("environment") or {},
+        memory=watched(one),
+    )
+
+
+def watched(one: Recording) -> WatchedMemory | None:
+    """Return what the leak watch saw, for the report; None without one."""
+    seen = one.memory
+    if problem := one.facts.get("memory_problem"):
+        return WatchedMemory("not watched", 0, 0, (), 0, 0, 0, None, None, "", 0.0, (str(problem),))
+    if seen is None:
+        return None
+    return WatchedMemory(
+        answer=seen.answer,
+        n_steps=seen.n_steps,
+        n_looks=seen.n_looks,
+        leaks=tuple(leak.sentence for leak in seen.leaks),
+        rss_first_bytes=seen.rss_first_bytes,
+        rss_last_bytes=seen.rss_last_bytes,
+        rss_peak_bytes=seen.rss_peak_bytes,
+        allocated_peak_bytes=seen.allocated_peak_bytes,
+        reserved_peak_bytes=seen.reserved_peak_bytes,
+        snapshot="" if one.snapshot is None else str(one.snapshot),
+        own_share=seen.own_share,
+        notes=seen.notes,
     )
 
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Result
+from torchtriage.memory.leaks import CODE as LEAK
+from torchtriage.memory.watching import WatchReport
 
-__all__ = ["join", "join_findings", "scaled"]
+__all__ = ["join", "join_findings", "scaled", "with_leaks"]
 
 NEAR = 0.02
 """Costs scaled by less than this are not said to be."""
@@ -75,6 +77,25 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
         of_ms=round(step_ms, 6),
         together_ms=None if cost.together_ms is None else round(cost.together_ms * factor, 6),
         method="; ".join(filter(None, [cost.method, said])),
+    )
+
+
+def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding]) -> Judged:
+    """Return the result with the leaks of a watch among its findings.
+
+    Where the watch has an answer, growth of memory is judged by it, and not by a recording of a
+    few steps.
+    """
+    known = {*result.checked, *(one.code for one in result.not_checked)}
+    if seen is None or seen.answer == "too early" or LEAK not in known:
+        return result
+    ranked = sorted([*(one for one in result.findings if one.code != LEAK), *found], key=_rank)
+    return replace(
+        result,
+        findings=tuple(ranked),
+        healthy=result.healthy and not found,
+        checked=tuple(sorted({*result.checked, LEAK})),
+        not_checked=tuple(one for one in result.not_checked if one.code != LEAK),
     )
 
 

@@ -91,6 +91,7 @@ def launch(
     *,
     plan: dict[str, Any],
     exit_after: bool = False,
+    memory: bool = False,
     answers: bool = False,
     log: Path | None = None,
     while_running: Callable[[], None] | None = None,
@@ -98,8 +99,9 @@ def launch(
     """Run the command to its end and return its exit code (negative: the signal that ended it).
 
     Standard streams, folder, terminal and signals are the script's own. ``while_running`` is called
-    about twice a second. ``answers`` : have its first losses or outputs noted. ``log`` : a file
-    that takes its output; its standard input is empty then.
+    about twice a second. ``memory`` : watch for leaks to the script's end. ``answers`` : have its
+    first losses or outputs noted. ``log`` : a file that takes its output; its standard input is
+    empty then.
 
     Raises
     ------
@@ -110,6 +112,7 @@ def launch(
         "out": str(out.resolve()),
         "plan": plan,
         "exit_after": exit_after,
+        "memory": memory,
         "hide": command.is_script,
         "answers": answers,
     }

@@ -4,7 +4,8 @@ Three kinds of loop are known, tried in this order. A training loop is a repeate
 seen through torch's own post-step hook. Without one, an inference loop is the repeated forward of
 the outermost module: a thread looks at the stacks a few times a second until it has seen one, and
 only that module gets a hook, so no other call costs anything and no compiled graph is guarded
-against it. When the recordings are taken every hook is gone again.
+against it. When the recordings are taken every hook is gone again, unless memory is watched to the
+script's end.
 
 Nothing here may reach the script: every entry is guarded, and the first failure ends the watching.
 """
@@ -32,6 +33,8 @@ from torchtriage.record.recorder import Plan, Recorder
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
     from torch.optim.optimizer import Optimizer
+
+    from torchtriage.record.leak_watch import LeakWatch
 
 __all__ = ["Loop", "start_watching"]
 
@@ -78,6 +81,8 @@ class Watch:
         self.roots = [str(Path.cwd()), *sys.path[:1]]  # the script may change both
         self.loop: Loop | None = None
         self.recorder: Recorder | None = None
+        self.memory: LeakWatch | None = None
+        self.memory_problem = ""
         self.folder = ""
         self.n_optimizer_steps: dict[int, int] = {}
         self.optimizers: dict[int, str] = {}
@@ -110,7 +115,7 @@ class Watch:
     def _forked(self) -> None:
         """Forget everything in a forked child: its loop is not the script's."""
         self.over = True
-        self.recorder = None
+        self.recorder = self.memory = None
 
     def _ended(self) -> None:
         """Close what is open when the script ends by itself, by an exception or by sys.exit."""
@@ -119,6 +124,8 @@ class Watch:
         try:
             if self.recorder is not None:
                 self.recorder.close("exit")
+            if self.memory is not None:
+                self.memory.close()
             self._note()
         except Exception:
             self._failed()
@@ -151,6 +158,7 @@ class Watch:
                 "folder": self.folder,
                 "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
                 "done": self.recorder.done if self.recorder else False,
+                "memory_problem": self.memory_problem,
             },
             indent=1,
         )
@@ -171,6 +179,8 @@ class Watch:
         if key == self.chosen:
             self._boundary()
             return
+        if self._recorded:
+            return  # the loop that is watched further is known
         try:
             self._count(optimizer, key)
         except Exception:
@@ -236,7 +246,7 @@ class Watch:
         def before() -> None:
             if self.over:
                 return
-            if self.n_optimizer_steps:
+            if self.n_optimizer_steps and not self._recorded:
                 # it trains after all: what was recorded of the forwards is no longer wanted
                 self._drop_hooks_of_forward(undo)
                 return
@@ -278,6 +288,8 @@ class Watch:
         file, line, function = call or user_call(sys._getframe(1))
         if self.recorder is not None:
             self.recorder.close("another loop was found")
+        if self.memory is not None:
+            self.memory.close()
         self.loop = Loop(boundary, name, file, line, function, how)
         rank = _rank()
         self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
@@ -285,20 +297,39 @@ class Watch:
             self.folder += f"-{self.pid}-{time.monotonic_ns()}"
         plan = Plan(**{**SHORT, **self.settings["plan"]})
         self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
+        if self.settings.get("memory"):
+            self.memory = self._watch_memory()
         self._note()
         self._boundary()
 
+    def _watch_memory(self) -> LeakWatch | None:
+        try:
+            from torchtriage.record.leak_watch import LeakWatch
+        except ImportError as error:  # numpy, which torch does without
+            self.memory_problem = f"{error} in the script's interpreter"
+            return None
+        return LeakWatch(self.out / self.folder)
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether all recordings are complete; from there on memory alone is watched."""
+        return self.recorder is not None and self.recorder.done
+
     def _boundary(self) -> None:
         """Tell the recorder that a step ended; the loop may be asked to end here."""
-        recorder = self.recorder
+        recorder, memory = self.recorder, self.memory
         if self.over or recorder is None:
             return
         try:
+            was_done = recorder.done
             recorder.step()
-            done = recorder.done
+            done = recorder.done and (memory is None or not was_done)
+            if memory is not None:
+                memory.step(recorded=recorder.done)
             if done:
-                self.over = True
-                self._drop_hooks()
+                if memory is None:
+                    self.over = True
+                    self._drop_hooks()
                 self._note()
         except Exception:
             self._failed()

@@ -28,6 +28,7 @@ from torchtriage.finding import (
     Result,
     Summary,
     TraceFacts,
+    WatchedMemory,
 )
 from torchtriage.names import WIDTH, elide, short_name, visible
 from torchtriage.units import format_bytes, format_ms, format_ns, format_share
@@ -493,7 +494,36 @@ def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
         rows.append(("step", text))
     if facts := _environment(recorded.environment):
         rows.append(("on", facts))
+    if recorded.memory is not None:
+        rows += _memory(recorded.memory)
     return tuple(rows)
+
+
+def _memory(seen: WatchedMemory) -> list[tuple[str, str]]:
+    """Return the leak verdict and what memory was used, as rows of label and text."""
+    if seen.answer == "not watched":
+        return [("memory", visible(f"not watched: {'; '.join(seen.notes)}"))]
+    steps, looks = count(seen.n_steps, "step"), count(seen.n_looks, "look")
+    verdict = {
+        "leak": "leak: " + "; ".join(seen.leaks),
+        "no leak": f"no leak in {steps}",
+        "too early": f"too early to tell whether it leaks: {steps} and {looks}; a verdict needs"
+        " about 200 steps after the recordings",
+    }[seen.answer]
+    first, last, most = map(
+        format_bytes, (seen.rss_first_bytes, seen.rss_last_bytes, seen.rss_peak_bytes)
+    )
+    used = f"resident {first} at first, {last} at last, {most} at most"
+    if seen.allocated_peak_bytes is not None and seen.reserved_peak_bytes is not None:
+        used += (
+            f"; on the device {format_bytes(seen.allocated_peak_bytes)} allocated at most,"
+            f" {format_bytes(seen.reserved_peak_bytes)} reserved"
+        )
+    rows = [("memory", visible(f"{verdict}; {used}"))]
+    rows += [("note", visible(note)) for note in seen.notes]
+    if seen.snapshot:
+        rows.append(("snapshot", f"torchtriage memory {visible(seen.snapshot)}"))
+    return rows
 
 
 def _user_file(path: str) -> str:

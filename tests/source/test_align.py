@@ -163,6 +163,26 @@ def test_two_methods_of_one_name_may_show_differently() -> None:
     assert lines_of(body, word, resumed_line=6) == [(6,), (2,), (3,), (4,), (5,), (6,)]
 
 
+def test_a_wrapped_method_is_no_built_in_and_no_call_known_by_name() -> None:
+    # a scheduler wraps step(), and clip_grad_norm_ shows as what torch.no_grad makes of it
+    body = """
+        for x in loader:
+            loss = compute(x)
+            for p in model.parameters():
+                if not torch.isfinite(p).all():
+                    print("bad")
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+            sched.step()
+            opt.zero_grad()
+    """
+    calls = ["compute", "parameters", "_no_grad_wrapper", "wrapper", "step", "inner"]
+    round_ = [f"python:{name}" for name in calls]
+    round_[2:2] = ["isfinite", "all", "op:is_nonzero", "python:parameters"]
+    found = lines_of(body, round_ * 3, name="<module>")
+    assert found[6:10] == found[16:20] == found[26:30] == [(6,), (7,), (8,), (9,)]
+
+
 def test_modules_are_known_by_the_class_they_are_made_of() -> None:
     body = """
         class Net:

@@ -84,11 +84,13 @@ def align(
     code = {letter: index for index, letter in enumerate(letters)}
     text = [code[letter] for letter in word]
     plain = _never_resumed(word)
-    strict = _Machine(flow, letters, plain, by_name=True)
-    # optimizer.step() may show as "wrapper" though profiler.step() shows as "step"
-    tolerant = _Machine(flow, letters, plain, by_name=False)
+    strict = _Machine(flow, letters, plain, doubtful=set())
+    # optimizer.step() may show as "wrapper" though scheduler.step() shows as "step"
+    careful = _Machine(flow, letters, plain, doubtful=_shared(flow))
+    tolerant = _Machine(flow, letters, plain, doubtful=None)
     tiers = (
         (strict, False, cut_end),
+        (careful, False, cut_end),
         (tolerant, False, cut_end),
         (tolerant, True, cut_end),
         (tolerant, True, True),
@@ -119,10 +121,19 @@ _UNSURE = frozenset(CONSTRUCTORS)
 
 
 class _Machine:
-    """The automaton of a body read by the letters of one word; sets of states are bit masks."""
+    """The automaton of a body read by the letters of one word; sets of states are bit masks.
+
+    A site that some call is named after runs no calls of other names, unless its own name is
+    ``doubtful`` (None: all are).
+    """
 
     def __init__(
-        self, flow: Flow, letters: Sequence[Called], plain: Set[Called], *, by_name: bool
+        self,
+        flow: Flow,
+        letters: Sequence[Called],
+        plain: Set[Called],
+        *,
+        doubtful: Set[str] | None,
     ) -> None:
         self.flow, self.letters = flow, letters
         sites = flow.sites
@@ -144,7 +155,11 @@ class _Machine:
             and not runs_later.issuperset(strong[id(site)])
             and not site.names & _UNSURE
         }
-        seen = {id(site) for site in sites if strong[id(site)]} if by_name else set()
+        seen = {
+            id(site)
+            for site in sites
+            if strong[id(site)] and doubtful is not None and not site.names & doubtful
+        }
         self.accepts: list[list[tuple[int, int, Site]]] = []
         self.named: list[tuple[Site, ...]] = []
         for index, letter in enumerate(letters):
@@ -283,6 +298,16 @@ class _Machine:
         return tuple(sites.values())
 
 
+def _shared(flow: Flow) -> Set[str]:
+    """Return the names that several things a body calls share: ``step`` of two objects."""
+    callees: dict[str, set[str]] = {}
+    for site in flow.sites:
+        if site.kind == "call":
+            for name in site.names:
+                callees.setdefault(name, set()).add(site.callee)
+    return {name for name, some in callees.items() if len(some) > 1}
+
+
 def _only_resumes(site: Site) -> bool:
     """Return whether a site runs frames of generators only, as a loop's head does."""
     return site.kind == "loop" or (site.kind == "consume" and site.name not in _CALLERS)
@@ -320,7 +345,7 @@ def _weak(site: Site, one: Called, has_named: bool, seen: bool) -> bool:
     if site.kind in ("consume", "loop"):
         # a generator, or whatever a C type reads
         return one.kind == "python" and not has_named and not one.implicit
-    if site.kind != "call":
+    if site.kind != "call" or (site.builtin and one.kind != "builtin"):
         return False
     if one.name in CONSTRUCTORS:
         return True

@@ -95,6 +95,8 @@ class Site:
     callee: str = ""
     known: bool = False
     """Whether it calls a function or a class of this file."""
+    builtin: bool = False
+    """Whether it calls a built-in function, which frames of Python stand below, not beside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +265,13 @@ class _Names:
             else:
                 nameless = True
         return (frozenset() if nameless else frozenset(classes)), nameless, False
+
+    def builtin(self, func: ast.expr) -> bool:
+        """Return whether a built-in is called by its own name, which nothing here hides."""
+        if not isinstance(func, ast.Name) or not hasattr(builtins, func.id):
+            return False
+        hiding = (self.params, self.local, self.globals, self.functions, self.imported)
+        return not any(func.id in one for one in hiding)
 
     def frames(self, func: ast.expr) -> set[str]:
         """Return what a frame called this way can be named, aliases included."""
@@ -472,7 +481,8 @@ class _Builder:
             self.skip(at, end)
             return end
         site = Site(line, "call", name, frozenset(names), frozenset(),
-                    classes, nameless, _text(node.func), known)  # fmt: skip
+                    classes, nameless, _text(node.func), known,
+                    self.names.builtin(node.func))  # fmt: skip
         return self.step(at, site)
 
     def test(self, node: ast.expr, at: int) -> int:

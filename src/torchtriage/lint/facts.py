@@ -49,7 +49,8 @@ class Function:
     """A function of the file.
 
     ``steps`` : its body, outside its own loops, runs a backward pass or an optimizer's step;
-    ``runs_module`` : a module. ``given`` : what its first caller passes for each parameter.
+    ``runs_module`` : a module. ``serves`` : it answers one request. ``given`` : what its
+    first caller passes for each parameter.
     ``called_hot`` : called from a step loop or a step function, one level. ``called_in_loop`` : in
     any loop. ``called_without_grad`` : from a block without autograd.
     """
@@ -62,6 +63,7 @@ class Function:
     decorators: tuple[str, ...]
     no_grad: bool
     compiled: bool = False
+    serves: bool = False
     steps: bool = False
     runs_module: bool = False
     given: dict[str, Value] = field(default_factory=dict)
@@ -255,6 +257,7 @@ class Module:
     functions: list[Function] = field(default_factory=list)
     classes: dict[str, Class] = field(default_factory=dict)
     values: dict[ast.expr, Value] = field(default_factory=dict)
+    elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
     module_events: list[Event] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None

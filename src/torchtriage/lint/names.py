@@ -27,7 +27,10 @@ __all__ = [
     "PRETRAINED",
     "PROFILERS",
     "RARE",
+    "RECORDS",
     "REDUCTIONS",
+    "RESHAPES",
+    "ROUTE",
     "SIDE",
     "TENSOR_SPACES",
     "TOGETHER",
@@ -220,10 +223,26 @@ INFERENCE = re.compile(
     r"(_\w+)?$|^\w+_(inference|evaluate|validate|predict)$"
 )
 
+RECORDS = re.compile(
+    r"Tensor|Variable|^Batch(?!Norm)|Data$|Batch$|Encoding|Feature|List$|Boxes|Graph"
+)
+"""Classes whose objects move to a device and are no modules."""
+
+ROUTE = re.compile(r"^(app|api|router|bp|blueprint|server|serve|\w+_(app|api|router|bp))"
+                   r"\.(route|get|post|put|api_route|websocket|batch)$")  # fmt: skip
+"""Decorators of functions that answer one request."""
+
+RESHAPES = frozenset(
+    ["view", "reshape", "flatten", "squeeze", "unsqueeze", "expand", "expand_as", "view_as",
+     "contiguous", "clone", "transpose", "permute", "repeat", "logical_and", "logical_or",
+     "logical_not", "any", "all"]
+)  # fmt: skip
+"""Methods that leave a mask a mask."""
+
 # conditions under which code does not run in every step
 RARE = re.compile(
-    r"debug|verbose|profil|(^|_)log(s|ging|_|$)|(^|_)print|(^|_)save|should|warn|dry_run|(^|_)rank$"
-    r"|is_main|is_local_main|is_world|master|sanity|interval|every|(^|_)freq|last_|first_|is_first"
+    r"debug|verbose|profil|(^|_)log(s|ging|_|$)|(^|_)print|(^|_)save|should|warn|dry_run|sanity"
+    r"|interval|every|(^|_)freq|last_|first_|is_first"
     r"|is_last|(^|_)plot|visuali[sz]|determinis|anomaly|reproduc|is_compiling|is_dynamo|is_tracing"
     r"|is_scripting|is_torchdynamo|nan_inf|detect_nan|check_",
     re.IGNORECASE,
@@ -238,12 +257,13 @@ TRIGGERS = (
     "argwhere(", "zero_grad(", "clip_grad", "optim.", "ptimizer", "anomaly(", "environ",
     "deterministic_algorithms(", "profile(", "time()", "perf_counter", "monotonic", "all_reduce(",
     "barrier(", "_object(", "_object_list(", "params\"]", "params']", "isnan(", "isfinite(",
-    "allclose(", "emit_nvtx", "equal(", "training_step", ".max() ", ".min() ", ".sum()",
-    "_parameters(", ".parameters(",
+    "allclose(", ".double(", "float64", "from_numpy(", "emit_nvtx", "equal(", "training_step",
+    ".max() ", ".min() ", ".sum()", "_parameters(", ".parameters(",
 )  # fmt: skip
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 
 TOGETHER = (
+    (("Conv",), ("BatchNorm",)),
     (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(")),
     (
         (").to(", ".cuda(", ".type_as(", ".to("),

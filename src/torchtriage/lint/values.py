@@ -39,9 +39,9 @@ class Value:
 
     ``grad`` : holds on to the autograd graph. ``scalar`` : one number. ``guess`` : a tensor by its
     name or position only. ``data`` : comes out of a loader, ``pinned`` if that loader pins (None:
-    not known). ``made_by`` : the factory call that built it on the host. ``readback`` : the call
-    that copied it from the device. ``items`` : elements of a tuple, in order. ``of`` : the local
-    class or function behind it.
+    not known). ``made_by`` : the factory call that built it on the host. ``mask`` : what a
+    comparison gave. ``readback`` : the call that copied it from the device. ``items`` : elements of
+    a tuple, in order. ``of`` : the local class or function behind it.
     """
 
     kind: Kind = "unknown"
@@ -54,6 +54,7 @@ class Value:
     compiled: bool = False
     ddp: bool = False
     norm: bool = False
+    mask: bool = False
     evaluated: bool = False
     made_by: ast.Call | None = None
     readback: ast.Call | None = None

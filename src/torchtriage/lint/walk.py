@@ -63,6 +63,7 @@ _AN_OPTIMIZER = Value("optimizer", CPU)
 _PARAMS = Value("params", MAYBE)
 _LIST = Value("list", CPU)
 _CLOCK = Value("clock", CPU)
+_COMPARED = Value("unknown", mask=True)
 
 
 def walk(tree: ast.Module, text: str, path: str) -> Module:
@@ -76,6 +77,7 @@ class _Walker:
     def __init__(self, tree: ast.Module, text: str, path: str) -> None:
         uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text))
         self.module = Module(path, text, tree, uses_device)
+        self.trains = "backward(" in text or ".step(" in text
         self.aliases = self.module.aliases
         self.globals: Env = {}
         self.by_name: dict[str, Function] = {}
@@ -259,6 +261,9 @@ class _Walker:
                 value = _GUESS
             if value is None:
                 value = _named(arg.arg) or UNKNOWN
+            known = self.module.classes.get(_path(arg.annotation)) if arg.annotation else None
+            if known is not None and known.is_module:
+                value = _A_MODULE
             if value.kind == "unknown" and arg.arg in function.given:
                 value = function.given[arg.arg]
             if function.owner and function.owner.is_lightning and arg.arg == "batch":
@@ -446,7 +451,10 @@ class _Walker:
         if isinstance(node.op, ast.Not):
             self._test(node.operand, "not")
             return HOST
-        return self.eval(node.operand)
+        value = self.eval(node.operand)
+        if isinstance(node.op, ast.Invert) and value.kind == "tensor":
+            return value.but(mask=True)  # only masks are inverted
+        return value
 
     def _compare(self, node: ast.Compare) -> Value:
         values = [self.eval(node.left), *(self.eval(one) for one in node.comparators)]
@@ -458,7 +466,9 @@ class _Walker:
             return HOST
         tensors = [one for one in values if one.kind == "tensor"]
         if not tensors:
-            return NUMPY if any(one.kind == "numpy" for one in values) else HOST
+            if any(one.kind == "numpy" for one in values):
+                return NUMPY
+            return HOST if all(one.kind == "host" for one in values) else _COMPARED
         device, _ = placed(tensors)
         return Value(
             "tensor",
@@ -466,6 +476,7 @@ class _Walker:
             scalar=all(one.scalar for one in tensors),
             guess=all(one.guess for one in tensors),
             data=any(one.data for one in tensors),
+            mask=True,
         )
 
     def _binary(self, node: ast.BinOp) -> Value:
@@ -513,23 +524,8 @@ class _Walker:
 
     def _mask(self, node: ast.Subscript, value: Value) -> None:
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        for one in parts:
-            if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Invert):
-                found = self.module.value(one.operand)
-                if found.kind == "tensor" and not found.guess:
-                    self.module.masks.append(Test(node, value, self.context, "mask"))
-                    return
-            if (
-                isinstance(one, ast.Compare)
-                and self.module.value(one).kind == "tensor"
-                and not self.module.value(one).guess
-            ) or (
-                isinstance(one, ast.BinOp)
-                and isinstance(one.op, ast.BitAnd | ast.BitOr)
-                and self.module.value(one).kind == "tensor"
-            ):
-                self.module.masks.append(Test(node, value, self.context, "mask"))
-                return
+        if any(self.module.value(one).mask for one in parts):
+            self.module.masks.append(Test(node, value, self.context, "mask"))
 
     def _comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -547,11 +543,11 @@ class _Walker:
             self._bind_targets(one.target, one.iter, iterated, loop)
             for test in one.ifs:
                 self._test(test, "if")
+        made = node.value if isinstance(node, ast.DictComp) else node.elt
+        self.module.elements[node.generators[-1]] = made
         if isinstance(node, ast.DictComp):
             self.eval(node.key)
-            element = self.eval(node.value)
-        else:
-            element = self.eval(node.elt)
+        element = self.eval(made)
         self.scopes.pop()
         self.context = saved
         if element.kind == "tensor":
@@ -666,6 +662,8 @@ class _Walker:
             return _AN_OPTIMIZER
         if last[:1].isupper() and names.PRETRAINED.search(last):
             return Value("module", CPU)
+        if last[:1].isupper() and self._builds_parts() and "onfig" not in last:
+            return Value("module", CPU, of="part")
         if name.startswith("einops."):
             device, grad = placed(given[:1])
             return Value("tensor", device, grad=grad)
@@ -785,6 +783,8 @@ class _Walker:
             return Value("module", CPU, of=attr)
         if known is None and attr[:1].isupper() and names.PRETRAINED.search(attr):
             return Value("module", CPU)
+        if known is None and self._builds_parts() and attr[:1].isupper():
+            return Value("module", CPU, of="part")
         if call.receiver.kind in ("module", "callable"):
             return self._invoke(call)
         callee = self.by_name.get(attr)
@@ -796,6 +796,16 @@ class _Walker:
         if names.CRITERION.match(attr):
             return self._loss(given)
         return UNKNOWN
+
+    def _builds_parts(self) -> bool:
+        """Return whether this is a module's constructor: what it builds are its parts."""
+        function = self.function
+        return (
+            function is not None
+            and function.name == "__init__"
+            and function.owner is not None
+            and function.owner.is_module
+        )
 
     def _loss(self, given: list[Value]) -> Value:
         tensors = [one for one in given if one.kind == "tensor"]
@@ -880,6 +890,10 @@ class _Walker:
             return UNKNOWN
         if attr in ("item", "tolist"):
             return HOST
+        if attr in ("cuda", "to", "eval") and _constructs(call.owner):
+            # DQN(4, 2).to(device): what is built and moved in one breath is a module
+            device = DEVICE if attr == "cuda" or (attr == "to" and _moves(node)) else MAYBE
+            return Value("module", device, evaluated=attr == "eval")
         if attr == "cpu" and not given:
             self._event("wait", node, "")
             return Value("tensor", CPU, readback=node)
@@ -892,13 +906,10 @@ class _Walker:
         if attr == "eval" and not given:
             return Value("module", MAYBE, evaluated=True)
         if attr == "prepare":
-            return (
-                Value("unknown", items=tuple(given))
-                if len(given) > 1
-                else given[0]
-                if given
-                else UNKNOWN
-            )
+            moved = [one.but(device=DEVICE) if one.kind == "module" else one for one in given]
+            if len(moved) > 1:
+                return Value("unknown", items=tuple(moved))
+            return moved[0] if moved else UNKNOWN
         if attr == "scale" and given:
             return given[0]  # a gradient scaler's scale(loss)
         if attr in ("parameters", "named_parameters"):
@@ -989,6 +1000,7 @@ class _Walker:
             and attr not in ("argmax", "argmin", "any", "all", "eq", "ne", "gt", "lt", "ge", "le")
             and not self.context.no_grad,
             made_by=receiver.made_by if all(one.kind == "host" for one in given) else None,
+            mask=attr == "bool" or (receiver.mask and attr in names.RESHAPES),
             of="",
         )
 
@@ -1158,7 +1170,9 @@ class _Walker:
             for one in node.body
             if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and self._speaks(one)
         }
-        folds = "BatchNorm" in self.module.text and "Conv" in self.module.text
+        folds = (self.trains and "Embedding(" in self.module.text) or (
+            "BatchNorm" in self.module.text and "Conv" in self.module.text
+        )
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 # what the others' names are, and who calls them in each step
@@ -1184,9 +1198,17 @@ class _Walker:
                 find(word, first, end) >= 0 for word in others
             ):
                 return True
+        if self.trains and find("Embedding(", first, end) >= 0:
+            return True
         if find("where(", first, end) >= 0 and names.WHERE.search(text, first, end):
             return True
         return names.MASK.search(text, first, end) is not None
+
+    def _calls_model(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        first = self.starts[min(node.lineno, len(self.starts) - 1)]
+        last = (node.end_lineno or node.lineno) + 1
+        end = self.starts[last] if last < len(self.starts) else len(self.module.text)
+        return self.module.text.find("odel(", first, end) >= 0
 
     def _define(
         self,
@@ -1195,7 +1217,7 @@ class _Walker:
         *,
         read: bool | None = None,
     ) -> None:
-        decorators, no_grad, compiled = [], False, False
+        decorators, no_grad, compiled, serves = [], False, False, False
         for one in node.decorator_list:
             said = one.func if isinstance(one, ast.Call) else one
             name = self.module.name_of(said)
@@ -1204,6 +1226,7 @@ class _Walker:
             decorators.append(name)
             no_grad = no_grad or name in names.NO_GRAD
             compiled = compiled or name == "torch.compile"
+            serves = serves or names.ROUTE.search(name) is not None
             if isinstance(one, ast.Call):
                 self.eval(one)
         outer = self.function
@@ -1211,7 +1234,7 @@ class _Walker:
         parts += [owner.name] if owner else []
         function = Function(
             node.name, ".".join((*parts, node.name)), node, owner, outer, tuple(decorators),
-            no_grad, compiled,
+            no_grad, compiled, serves=serves,
         )  # fmt: skip
         for default in (*node.args.defaults, *node.args.kw_defaults):
             if default is not None:
@@ -1223,7 +1246,10 @@ class _Walker:
             if outer is not None:
                 self.scopes[-1].setdefault(node.name, UNKNOWN)
         self.module.functions.append(function)
-        if compiled or (self._speaks(node) if read is None else read):
+        speaks = read
+        if read is None:
+            speaks = self._speaks(node) or (owner is None and self._calls_model(node))
+        if compiled or serves or speaks:
             self.waiting.append((function, list(self.scopes)))
 
     def _assign(self, node: ast.Assign) -> None:
@@ -1575,6 +1601,7 @@ def _together(left: Value, right: Value) -> Value:
             scalar=all(one.scalar for one in tensors) and not others,
             guess=all(one.guess for one in tensors),
             data=all(one.data for one in tensors),
+            mask=left.mask and right.mask,
         )
     if left.kind == "clock" or right.kind == "clock":
         return HOST
@@ -1717,13 +1744,13 @@ def _rare(test: ast.expr, *, negated: bool = False) -> bool:
             and isinstance(literal(test.comparators[0]), int)
         ):
             return not negated
-        if any(re.search(r"(^|_)rank$", name) for name in names_):
-            return isinstance(op, ast.Eq) != negated
         if isinstance(op, ast.Is | ast.IsNot):
             missing = isinstance(op, ast.Is) and literal(test.comparators[0]) is None
             if negated or missing:
                 return False
     if negated:
+        if isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod):
+            return True  # "if step % 50: continue"
         # "if not logging: continue"
         words = [] if isinstance(test, ast.Compare) else _words(test)
         return any(re.search(r"compiling|dynamo|tracing|scripting", word) for word in words)
@@ -1739,6 +1766,14 @@ def _aside(test: ast.expr) -> bool:
     if isinstance(test, ast.Compare) and any(isinstance(one, ast.NotEq) for one in test.ops):
         return False
     return any(map(_switch_word, _words(test)))
+
+
+def _constructs(node: ast.expr | None) -> bool:
+    """Return whether an expression is ``Class(...)``."""
+    if not isinstance(node, ast.Call):
+        return False
+    last = _path(node.func).rpartition(".")[2]
+    return last[:1].isupper() and names.RECORDS.search(last) is None
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

@@ -74,7 +74,21 @@ def _grows(module: Module, one: Assign) -> bool:
     parts = node.args[0]
     if not isinstance(parts, ast.List | ast.Tuple) or len(parts.elts) < 2:
         return False
+    if all(_comes_from(part, one.target) for part in parts.elts):
+        return False  # padded with pieces of itself
     return any(text_of(part, 999) == one.target for part in parts.elts)
+
+
+def _comes_from(node: ast.expr, target: str) -> bool:
+    """Return whether an operand is the target, or taken out of it."""
+    while text_of(node, 999) != target:
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        else:
+            return False
+    return True
 
 
 def _joins(module: Module, one: Assign) -> int:

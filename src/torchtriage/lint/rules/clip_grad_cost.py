@@ -1,7 +1,7 @@
 """Clipping gradients makes the host wait, or runs parameter by parameter.
 
 Looks like: ``clip_grad_norm_(..., error_if_nonfinite=True)`` or ``foreach=False``; ``.item()`` of
-    the norm in each step; a loop over parameters that takes each gradient's norm.
+    the norm in each step; a loop over parameters that takes each gradient's norm or clamps it.
 Slow because: the host waits for the norm; or hundreds of small kernels are launched.
 Fix: ``clip_grad_norm_(params, 1.0)``, and leave the norm on the device.
 Quiet when: the norm is read every N steps.
@@ -34,6 +34,12 @@ if step % 50 == 0:
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
 )
 
+BY_VALUE = Fix(
+    text="Clip all gradients with one call.",
+    code="torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_value_.html",
+)
+
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield clipping that waits or loops in each step."""
@@ -57,17 +63,23 @@ def find(module: Module) -> Iterator[Hit]:
         ):
             continue
         context = module.loop_contexts[loop]
-        if (context.hot or context.function is not None) and not context.rare and _norms(loop):
+        if not (context.hot or context.function is not None) or context.rare:
+            continue
+        if _uses(loop, ("norm", "vector_norm")):
             yield Hit(loop.node, "the norm of each gradient is taken one by one", "norm",
+                      span=loop.node)  # fmt: skip
+        elif _uses(loop, ("clamp_", "clip_")):
+            yield Hit(loop.node, "gradients are clipped one by one", "clamp_", fix=BY_VALUE,
                       span=loop.node)  # fmt: skip
 
 
-def _norms(loop: Loop) -> bool:
+def _uses(loop: Loop, methods: tuple[str, ...]) -> bool:
+    """Return whether one of these methods is called on, or given, a gradient."""
     for node in ast.walk(loop.node):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("norm", "vector_norm")
+            and node.func.attr in methods
             and ".grad" in ast.unparse(node)
         ):
             return True

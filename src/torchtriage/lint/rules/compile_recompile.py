@@ -1,7 +1,7 @@
 """A compiled function gets arguments for which it must compile again.
 
-Looks like: the loop's counter passed to a compiled function, or an argument that changes its dtype
-    from call to call (``model(x.half() if i % 2 else x)``).
+Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an
+    argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``).
 Slow because: what is a Python number or a dtype becomes part of the compiled code; another value
     compiles again, for seconds, and after eight times the function runs without compilation.
 Fix: pass a tensor instead of the number; keep one dtype.
@@ -51,14 +51,27 @@ def find(module: Module) -> Iterator[Hit]:
             for name in _counters(loop.node)
         }
         for one in given:
-            if isinstance(one, ast.Name) and one.id in counters:
+            if _counts(one, counters):
                 yield Hit(
-                    call.node, f"{one.id!r} is another number in every call: it compiles again"
+                    call.node,
+                    f"{text_of(one)!r} is another number in every call: it compiles again",
                 )
                 break
             if isinstance(one, ast.IfExp) and _flips(one):
                 yield Hit(call.node, f"the dtype changes from call to call: {text_of(one)}")
                 break
+
+
+def _counts(node: ast.expr, counters: set[str]) -> bool:
+    """Return whether an argument is a loop's counter, or arithmetic on it with numbers."""
+    if isinstance(node, ast.Name):
+        return node.id in counters
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+        sides = (node.left, node.right)
+        return any(_counts(one, counters) for one in sides) and all(
+            isinstance(one, ast.Constant) or _counts(one, counters) for one in sides
+        )
+    return False
 
 
 def _is_compiled(module: Module, call: Call) -> bool:

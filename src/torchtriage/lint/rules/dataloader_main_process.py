@@ -39,5 +39,7 @@ FIX = Fix(
 def find(module: Module) -> Iterator[Hit]:
     """Yield loaders without workers."""
     for call in module.called(*LOADERS):
-        if workers(call) == 0 and not in_memory(module, call) and not call.context.aside:
+        if workers(call) != 0 or call.context.aside or call.context.rare:
+            continue
+        if not in_memory(module, call):
             yield Hit(call.node, "this loader has no workers: batches are made between two steps")

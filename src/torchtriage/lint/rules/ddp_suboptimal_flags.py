@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Module, keyword, literal
+from torchtriage.lint.facts import Call, Module, keyword, literal
 
 RULE = Rule(
     code="COM039",
@@ -47,6 +47,12 @@ def find(module: Module) -> Iterator[Hit]:
         if call.attr in ("DistributedDataParallel", "DDP") or call.value.ddp:
             if literal(keyword(call.node, "find_unused_parameters")) is True:
                 yield Hit(call.node, "every step searches the graph for unused parameters")
-        elif call.name in _COPIES and not call.context.aside:
+        elif call.name in _COPIES and not call.context.aside and not _offers(call):
             said = "DataParallel copies the model in every forward pass"
             yield Hit(call.node, said, fix=PROCESSES)
+
+
+def _offers(call: Call) -> bool:
+    """Return whether this is the code of a ``DataParallel`` option itself, not a use of it."""
+    function = call.context.function
+    return function is not None and "DataParallel" in function.qualname

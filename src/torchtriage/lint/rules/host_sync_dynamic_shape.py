@@ -52,7 +52,7 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.hot and call.arguments and call.arguments[0].on_device and _unsized(call):
             yield _hit(call)
     for call in module.called("torch.where"):
-        if call.context.hot and len(call.arguments) == 1 and call.arguments[0].on_device:
+        if call.context.hot and len(call.arguments) == 1 and call.arguments[0].device > 0:
             yield _hit(call)
 
 

@@ -4,7 +4,7 @@ Looks like: ``print``, a logger, ``add_scalar``, ``wandb.log`` or ``tqdm.set_pos
     tensor (or its ``.item()``) among its arguments, in a loop of steps or in a step function.
 Slow because: to show a value the host waits for it; formatting and writing take their own time.
 Fix: log every N steps, and what was added up on the device meanwhile.
-Quiet when: it is behind ``if step % n``, a rank or debug switch, or shows host values only.
+Quiet when: it is behind ``if step % n``, a debug switch, or shows host values only.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 

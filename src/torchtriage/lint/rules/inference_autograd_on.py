@@ -1,7 +1,8 @@
 """Inference records a graph that nobody uses.
 
 Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
-    loop outside ``no_grad`` and ``inference_mode``; or a loop over batches with a model in
+    loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
+    (``@app.post``) and calls one; or a loop over batches with a model in
     evaluation mode and no backward pass in the file.
 Slow because: every operator is noted for a backward pass that never comes, and all activations stay
     in memory until the result is let go.
@@ -53,7 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
             function in done
             or call.context.no_grad
             or call.context.rare
-            or call.context.step_loop is None
+            or (call.context.step_loop is None and not (function and function.serves))
             or call.receiver.kind != "module"
             or call.value.kind != "tensor"
             or call.receiver.of.endswith("Loss")
@@ -84,7 +85,7 @@ def _script(module: Module, call: Call) -> bool:
 
 
 def _infers(module: Module, call: Call, function: Function) -> bool:
-    if INFERENCE.match(function.name) is None:
+    if INFERENCE.match(function.name) is None and not function.serves:
         return False
     text = module.text_of(function)
     if _USES_GRAD.search(text) or "no_grad" in text or "inference_mode" in text:

@@ -93,6 +93,8 @@ def _updates(module: Module, loop: Loop) -> bool:
     )
     if not (context.hot or stepping) or context.rare:
         return False
+    if function is not None and "_foreach_" in module.text_of(function):
+        return False  # the way out for what the fast path cannot do
     for node in ast.walk(loop.node):
         if (
             isinstance(node, ast.Call)

@@ -4,8 +4,8 @@ Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with o
     ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before.
 Slow because: every row launches its own kernels; a batch takes one launch for all.
 Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``.
-Quiet when: a value is carried from turn to turn (a recurrence), the loop goes over layers, or the
-    tensor is on the CPU.
+Quiet when: each row has a length of its own, a value is carried from turn to turn (a recurrence),
+    the loop goes over layers, or the tensor is on the CPU.
 Source: PyTorch documentation of ``torch.vmap``.
 """
 
@@ -50,7 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
         row = _row(module, loop)
         if row is None or not _computes(module, loop, row):
             continue
-        if not loop.comprehension and _carries(loop):
+        if not loop.comprehension and (_carries(loop) or _ragged(loop)):
             continue
         node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
         assert isinstance(node, ast.expr | ast.stmt)
@@ -169,6 +169,21 @@ def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
         if wanted in said or said & made:
             return True
     return False
+
+
+def _ragged(loop: Loop) -> bool:
+    """Return whether a turn cuts its row to a length of its own: ``row[: lengths[i]]``."""
+    return any(
+        isinstance(one, ast.Slice)
+        and one.upper is not None
+        and any(
+            isinstance(inner, ast.Subscript)
+            and isinstance(inner.slice, ast.Name)
+            and inner.slice.id in loop.targets
+            for inner in ast.walk(one.upper)
+        )
+        for one in ast.walk(loop.node)
+    )
 
 
 def _carries(loop: Loop) -> bool:

@@ -1,7 +1,8 @@
 """A model runs without autograd, and still in train mode.
 
 Looks like: a module built in this file, with dropout or batch norm, called under ``no_grad`` or
-    ``inference_mode``, and no ``.eval()`` in the file.
+    ``inference_mode`` in a loop, and no ``.eval()`` in the file; the same in a function that
+    answers requests, for any model that gets its weights with ``load_state_dict``.
 Slow because: dropout draws random numbers and batch norm computes and stores statistics; above all
     the results are wrong.
 Fix: ``model.eval()`` before the loop.
@@ -37,7 +38,9 @@ _MATTERS = ("ropout", "BatchNorm", "InstanceNorm", "TransformerEncoder")
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the first call of each such module without autograd."""
-    if not any(word in module.text for word in _MATTERS):
+    matters = any(word in module.text for word in _MATTERS)
+    loaded = bool(module.sent("load_state_dict"))
+    if not matters and not loaded:
         return
     evaluates = [*module.sent("eval"), *(
         call for call in module.sent("train")
@@ -51,12 +54,29 @@ def find(module: Module) -> Iterator[Hit]:
             continue  # whoever owns this module decides
         if (
             call.context.no_grad
-            and call.context.step_loop is not None
+            and (call.context.step_loop is not None or (function is not None and function.serves))
             and receiver.kind == "module"
-            and receiver.of
+            and (
+                (receiver.of or _builds_its_own(module))
+                if matters
+                else function is not None and function.serves
+            )
             and not receiver.evaluated
             and call.value.kind == "tensor"
             and not receiver.of.endswith("Loss")
         ):
             yield Hit(call.node, "this model was never switched to evaluation", "forward")
             return
+
+
+def _builds_its_own(module: Module) -> bool:
+    """Return whether the only models here are those of the file's classes, and nothing trains."""
+    if any(one.backward or one.optimizes for one in module.loops):
+        return False
+    built = {
+        call.attr
+        for call in module.calls
+        if call.context.function is None or call.context.function.owner is None
+        if call.value.kind == "module"
+    }
+    return bool(built) and all(one in module.classes for one in built)

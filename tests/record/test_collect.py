@@ -79,6 +79,22 @@ def test_a_job_needs_collectives_and_two_processes_alone_are_two_results(tmp_pat
     assert len(report.results) == 2
 
 
+def test_a_job_is_scaled_to_the_step_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (1, 2):
+        process(tmp_path, pid, loop=LOOP, files=("light.json.gz",))
+    judge, asked = api.analyze_ranks, []
+
+    def analyze_ranks(paths: list[Path], **given: Any) -> Any:
+        asked.append(given["step_ms"])
+        return judge(paths, **given)
+
+    monkeypatch.setattr(api, "analyze_ranks", analyze_ranks)
+    shown = [one.recorded.step_ms for one in api.analyze_run(tmp_path).results]
+    assert asked == [pytest.approx(sum(shown) / 2)]
+
+
 def said(out: Path) -> str:
     return " - ".join(why_nothing(out, find_recordings(out)))
 
@@ -101,7 +117,11 @@ def test_few_steps(tmp_path: Path) -> None:
 
 def test_ended_before_the_recordings(tmp_path: Path) -> None:
     process(tmp_path, 1, loop=LOOP)
-    assert "ended after 40 steps of the loop, before any was recorded" in said(tmp_path)
+    assert "the loop was over before any step was recorded" in said(tmp_path)
+
+
+def test_the_folder_was_removed(tmp_path: Path) -> None:
+    assert "the folder of the recordings is gone" in said(tmp_path / "out")
 
 
 def test_another_profiler(tmp_path: Path) -> None:
@@ -120,3 +140,5 @@ def test_half_written_files_are_no_failure(tmp_path: Path) -> None:
     (tmp_path / "process-2.json").write_text("[]")
     assert len(find_recordings(tmp_path)) == 2
     assert "no loop was found" in said(tmp_path)
+    with pytest.raises(TraceFormatError, match="no loop was found"):
+        api.analyze_run(tmp_path)

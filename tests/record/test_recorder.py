@@ -376,6 +376,40 @@ def test_a_loop_that_moves_to_another_thread_is_followed(
     assert facts["ignored_steps"] == recorder.TAKE_OVER
 
 
+@pytest.mark.torch
+def test_no_thread_takes_over_while_the_profiler_starts(
+    work: Callable[[], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+    start = capture.Capture.start
+
+    def slowly(self: capture.Capture) -> None:
+        starts.append(threading.get_ident())
+        time.sleep(0.2)  # seconds, the first time
+        start(self)
+
+    monkeypatch.setattr(capture.Capture, "start", slowly)
+    one = Recorder(tmp_path, QUICK)
+    one.step()  # this thread's loop
+
+    def other() -> None:
+        while not one.done:
+            one.step()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=other)
+
+    def both() -> None:
+        if one.state == "timing" and not thread.is_alive():
+            thread.start()
+        work()
+
+    run(one, both)
+    thread.join()
+    assert starts == [threading.get_ident()] * 2
+    assert read(tmp_path)["ended"] == "complete"
+
+
 SCRIPT = """
 import os, sys, threading, torch
 torch.set_num_threads(1)

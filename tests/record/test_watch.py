@@ -186,10 +186,27 @@ def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     assert "one step of SGD" in watched.stdout
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import shutil; shutil.rmtree('out', True)\n" + TRAINING,
+        MODEL.replace("optimizer =", "unused = lambda:")
+        + "import shutil; shutil.rmtree('out', True)\n"
+        + "layer = nn.Linear(1000, 1000)\n"
+        + "with torch.inference_mode():\n"
+        + "    for _ in range(200):\n        y = layer(torch.ones(200, 1000))\n"
+        + "print(y.shape)\n",
+    ],
+)
+def test_a_script_that_removes_the_recordings_goes_on(source: str, tmp_path: Path) -> None:
+    watched = run(tmp_path, source)
+    assert watched.stdout == run(tmp_path, source, watched=False).stdout != ""
+
+
 def test_a_loop_that_is_too_short_is_said(tmp_path: Path) -> None:
     watched = run(tmp_path, MODEL + "for n in range(6):\n    step()\nprint('done')\n")
     assert watched.stdout == "done\n"
-    assert "ended after 4 steps of the loop, before any was recorded" in watched.stderr
+    assert "the loop was over before any step was recorded" in watched.stderr
     watched_twice = run(tmp_path, MODEL + "step()\n", "--warmup", "0", code=2)
     assert "expected a new or an empty folder" in watched_twice.stderr
 

@@ -13,6 +13,7 @@ from torchtriage.finding import Recorded, WatchedMemory
 from torchtriage.memory.watching import REPORT as MEMORY_FILE
 from torchtriage.memory.watching import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.watching import WatchReport
+from torchtriage.record.capture import BUSY
 from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
 from torchtriage.record.timing import step_wall_ns
 
@@ -163,6 +164,8 @@ def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
         last = text.splitlines()[-1] if text else "no message"
         return f"watching failed: {last}", f"report it with {path}"
+    if not out.is_dir():
+        return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
     if not recordings:
         return (
             "the script never imported torch",
@@ -181,10 +184,12 @@ def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
             "mark the steps yourself: with torchtriage.profile(…) as p, p.step() in the loop",
         )
     ended = looped[0].measured.get("ended")
-    steps = looped[0].measured.get("steps_seen") or 0
+    if ended == BUSY:
+        return (
+            f"nothing was recorded: {ended}",
+            "take its profiler out, or torchtriage analyze what that writes",
+        )
+    longer = "let it run longer: timing and recording take about 40 steps"
     if ended and ended not in ("exit", "complete"):
-        return f"nothing was recorded: {ended}", "take that out, or mark the steps yourself"
-    return (
-        f"the script ended after {steps} steps of the loop, before any was recorded",
-        "let it run longer (timing and recording take about 40 steps), or --warmup 0",
-    )
+        return f"nothing was recorded: {ended}", longer
+    return "the loop was over before any step was recorded", longer

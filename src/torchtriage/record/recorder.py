@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -118,6 +118,7 @@ class Recorder:
         self._ignored_steps = 0
         self._stray_run = 0
         self._owner: int | None = None
+        self._acting = Lock()  # one thread at a time: starting and exporting take long
         self._before = _Timed([])
         self._after = _Timed([])
         self._recordings: dict[str, dict[str, Any]] = {}
@@ -144,14 +145,22 @@ class Recorder:
         if self._advance is None:
             return
         now = perf_counter_ns()
-        if get_ident() != self._owner and not self._take_over():
+        if not self._acting.acquire(blocking=False):
+            self._ignored_steps += 1
             return
-        self._stray_run = 0
-        self.steps_seen += 1
         try:
-            self._advance(now)
+            if get_ident() != self._owner and not self._take_over():
+                return
+            advance = self._advance
+            if advance is None:  # closed in the meantime
+                return
+            self._stray_run = 0
+            self.steps_seen += 1
+            advance(now)
         except Exception as error:
             self._failed(error)
+        finally:
+            self._acting.release()
 
     # a step inside a compiled function ends the graph there instead of being traced
     step._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -90,6 +90,7 @@ class Watch:
         self.rival, self.rival_seen = 0, 0
         self.undo: list[Callable[[], object]] = []
         self.over = False
+        self.choosing = threading.Lock()
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -181,10 +182,21 @@ class Watch:
             return
         if self._recorded:
             return  # the loop that is watched further is known
+        with self._alone() as alone:
+            if alone:
+                self._count(optimizer, key)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Let one thread at a time choose the loop, without a wait; a failure ends the watching."""
+        alone = self.choosing.acquire(blocking=False)
         try:
-            self._count(optimizer, key)
+            yield alone
         except Exception:
             self._failed()
+        finally:
+            if alone:
+                self.choosing.release()
 
     def _count(self, optimizer: Optimizer, key: int) -> None:
         """Count steps of optimizers until it is clear which of them ends an iteration.
@@ -250,10 +262,12 @@ class Watch:
                 # it trains after all: what was recorded of the forwards is no longer wanted
                 self._drop_hooks_of_forward(undo)
                 return
-            if self.recorder is None:
-                self._begin("forward", name, how, call)
-            else:
+            if self.recorder is not None:
                 self._boundary()
+                return
+            with self._alone() as alone:
+                if alone and self.recorder is None:
+                    self._begin("forward", name, how, call)
 
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None:

@@ -121,10 +121,12 @@ def watch(settings: dict[str, Any]) -> None:
 
         start_watching(settings)
     except Exception:
+        import contextlib
         import traceback
 
         name = os.path.join(settings["out"], "errors-%d.txt" % os.getpid())  # noqa: PTH118, UP031
-        with open(name, "a") as file:  # noqa: PTH123
+        # a full disk, or a folder that the script has removed: nowhere to say it
+        with contextlib.suppress(OSError), open(name, "a") as file:  # noqa: PTH123
             traceback.print_exc(file=file)
 
 

@@ -425,7 +425,7 @@ def analyze_run(
     from torchtriage.record.collect import find_recordings, why_nothing
 
     questions = _check(only, skip, what_if)
-    recordings = [one for one in find_recordings(Path(out)) if pid in (None, one.facts["pid"])]
+    recordings = [one for one in find_recordings(Path(out)) if pid in (None, one.facts.get("pid"))]
     usable = [one for one in recordings if one.light or one.heavy]
     if not usable:
         reason, hint = why_nothing(Path(out), recordings)
@@ -434,7 +434,7 @@ def analyze_run(
     results = [_joined(one, command, exit_code, settings, sources) for one in usable]
     if len(usable) == 1:
         return RanksReport((), tuple(results))
-    jobs = _joined_jobs(usable, min_share, {**settings, "sources": sources})
+    jobs = _joined_jobs(usable, results, min_share, {**settings, "sources": sources})
     return RanksReport(tuple(_with_leaks(job, usable, results) for job in jobs), tuple(results))
 
 
@@ -476,14 +476,17 @@ def _joined(
 
 
 def _joined_jobs(
-    usable: Sequence[Recording], min_share: float, settings: dict[str, Any]
+    usable: Sequence[Recording],
+    results: Sequence[Result],
+    min_share: float,
+    settings: dict[str, Any],
 ) -> tuple[JobResult, ...]:
     """Return the jobs that the processes are ranks of, out of all their recordings."""
     from torchtriage.ranks.job import checked_clause, costliest_sentence
     from torchtriage.record.join import join, scaled
 
-    times = [one.measured["unprofiled_ns"] for one in usable if one.measured.get("unprofiled_ns")]
-    step_ms = sum(times) / len(times) / 1e6 if times else None
+    times = [one.recorded.step_ms for one in results if one.recorded and one.recorded.step_ms]
+    step_ms = sum(times) / len(times) if times else None
     told: list[tuple[JobResult, ...]] = []
     for kind in ("light", "heavy"):
         paths = [path for one in usable if (path := getattr(one, kind)) is not None]

@@ -56,7 +56,7 @@ def test_a_frame_is_the_location_and_an_inexact_line_says_so():
     inexact, exact = only(SYNC, PAGEABLE)
     physical = inexact["locations"][0]["physicalLocation"]
     assert physical == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 31}}
-    assert "The line is where the function starts." in inexact["message"]["text"]
+    assert "The line is the function's, not the call's." in inexact["message"]["text"]
     assert "The line is" not in exact["message"]["text"]
     assert exact["properties"]["exactLine"] is True
     names = [place["name"] for place in inexact["locations"][0]["logicalLocations"]]

@@ -106,7 +106,7 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
         "   saves     9.10-11.9 ms of 48.2 ms per step (19-25 %)  measured, grade A\n"
         "   what      2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU\n"
         "             then runs dry 11.9 ms\n"
-        "   where     train.py:31 in train_step (function starts at this line)\n"
+        "   where     train.py:31 in train_step (the function's line, not the call's)\n"
         "             aten::item > aten::_local_scalar_dense > cudaStreamSynchronize\n"
         "             steps 11-14, 8 events, thread 4242 (main)\n"
         "   evidence  reads 2 per step, wait 21.4 ms per step, GPU idle 11.9 ms per step\n"

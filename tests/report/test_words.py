@@ -89,19 +89,19 @@ def test_steps_go_by_the_numbers_of_the_recording():
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (Frame("a.py", 3, "f"), "a.py:3 in f (function starts at this line)"),
+        (Frame("a.py", 3, "f"), "a.py:3 in f (the function's line, not the call's)"),
         (Frame("a.py", 3, "f", exact=True), "a.py:3 in f"),
         (Frame("a.py", 7, "f", exact=True, called="item", lines=(7,)), "a.py:7 in f"),
         (
             Frame("a.py", 3, "f", called="item", lines=(5, 7)),
-            "a.py:3 in f (function starts at this line; one of lines 5, 7)",
+            "a.py:3 in f (the call is on one of lines 5, 7)",
         ),
         (
             Frame("a.py", 3, "f", called="item", lines=(5,)),
-            "a.py:3 in f (function starts at this line; probably line 5)",
+            "a.py:3 in f (the call is probably on line 5)",
         ),
         (Frame("a.py", 0, "f"), "a.py in f"),
-        (Frame("a.py", 3, ""), "a.py:3 (function starts at this line)"),
+        (Frame("a.py", 3, ""), "a.py:3 (the function's line, not the call's)"),
     ],
 )
 def test_a_line_says_what_it_is(frame, text):

@@ -167,7 +167,7 @@ def _message(finding: Finding) -> str:
         parts.append(f"Saves {words.saving(finding.cost)}.")
     parts.append(finding.fix.text)
     if finding.place.frame and not finding.place.frame.exact:
-        parts.append("The line is where the function starts.")
+        parts.append("The line is the function's, not the call's.")
         if lines := finding.place.frame.lines:
             parts.append(f"The call is on line {' or '.join(str(line) for line in lines)}.")
     return visible(" ".join(parts))

@@ -256,10 +256,11 @@ def frame(place: Frame) -> str:
     if place.exact or place.line <= 0:
         return words
     if not place.lines:
-        return f"{words} (function starts at this line)"
+        # of its start, or where it stood when the recording began
+        return f"{words} (the function's line, not the call's)"
     lines = ", ".join(str(line) for line in place.lines)
-    said = f"one of lines {lines}" if len(place.lines) > 1 else f"probably line {lines}"
-    return f"{words} (function starts at this line; {said})"
+    said = f"on one of lines {lines}" if len(place.lines) > 1 else f"probably on line {lines}"
+    return f"{words} (the call is {said})"
 
 
 def quoted(place: Frame, quote: Quote | None) -> list[str]:

@@ -1,6 +1,6 @@
 """Write the generated pages again: ``make docs``.
 
-The command line, the columns of a trace and every pattern are documented where they are defined;
+The command line, the columns of a trace and every code are documented where they are defined;
 these pages are that text in Markdown, and a test holds them current.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from torchtriage.cli.main import cli
-from torchtriage.patterns import Entry, catalogue
-from torchtriage.patterns.base import NEEDS, SECTIONS
+from torchtriage.pages import Page
+from torchtriage.pages import pages as known
 from torchtriage.trace.columns import Detail
 from torchtriage.trace.schema import CATEGORY_KINDS, COLUMNS, Kind
 
@@ -25,15 +25,15 @@ NOTE = "<!-- written by docs/build.py: change the source, then run make docs -->
 
 def pages() -> dict[str, str]:
     """Return the text of every generated page by its path below ``docs``."""
-    entries = sorted(catalogue(), key=lambda one: (one.pattern.family, one.pattern.code))
-    found = {"cli.md": _cli(), "schema.md": _schema(), "patterns/index.md": _index(entries)}
-    for entry in entries:
-        found[f"patterns/{entry.pattern.code}.md"] = _pattern(entry)
+    codes = {code: list(group) for code, group in groupby(known(), key=lambda page: page.code)}
+    found = {"cli.md": _cli(), "schema.md": _schema(), "patterns/index.md": _index(codes)}
+    for code, group in codes.items():
+        found[f"patterns/{code}.md"] = _pattern(group)
     return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
 
 
 def write(folder: Path = HERE) -> None:
-    """Write the pages, and take away those of patterns that are gone."""
+    """Write the pages, and take away those of codes that are gone."""
     found = pages()
     for old in (folder / "patterns").glob("*.md"):
         if f"patterns/{old.name}" not in found:
@@ -146,54 +146,63 @@ listed become `OTHER`; those that end in `_runtime` or `_driver` become `RUNTIME
 """
 
 
-# -- the patterns ------------------------------------------------------------------------------
+# -- the codes ---------------------------------------------------------------------------------
 
 
-def _index(entries: list[Entry]) -> str:
+def _index(found: dict[str, list[Page]]) -> str:
     parts = [
         "# Patterns",
-        f"{len(entries)} patterns, by family. `torchtriage explain CODE` prints the same pages.",
+        f"{len(found)} codes, by family. `torchtriage explain CODE` prints the same pages. A code"
+        " is seen in a trace ([`analyze`](../cli.md#torchtriage-analyze)), in source"
+        " ([`lint`](../lint.md)), or in memory ([snapshots](../memory.md), [leaks](../leaks.md)).",
     ]
-    for family, group in groupby(entries, key=lambda one: one.pattern.family):
+    ordered = sorted(found.values(), key=lambda group: (group[0].family, group[0].code))
+    for family, groups in groupby(ordered, key=lambda group: group[0].family):
         rows = [
             (
-                f"[{one.pattern.code}]({one.pattern.code}.md)",
-                one.pattern.name,
-                one.pattern.title,
-                _needs(one),
+                f"[{group[0].code}]({group[0].code}.md)",
+                group[0].name,
+                group[0].title,
+                ", ".join(page.part for page in group),
+                group[0].needs,
             )
-            for one in group
+            for group in groups
         ]
-        parts += [f"## {family}", _table(("code", "name", "what it finds", "needs"), rows)]
+        head = ("code", "name", "what it finds", "seen in", "needs")
+        parts += [f"## {family}", _table(head, rows)]
     return "\n\n".join(parts)
 
 
-def _needs(entry: Entry) -> str:
-    return ", ".join(NEEDS[need][1] for need in sorted(entry.pattern.needs))
+def _pattern(group: list[Page]) -> str:
+    parts = [f"# {group[0].code} {group[0].name}"]
+    for page in group:
+        if page is not group[0]:
+            parts.append(f"## {HEADINGS[page.part]}")
+        parts += _page(page)
+    return "\n\n".join(parts)
 
 
-def _pattern(entry: Entry) -> str:
-    return "\n\n".join(_pattern_parts(entry))
+HEADINGS = {"trace": "In a trace", "source": "In source", "memory": "In memory"}
 
 
-def _pattern_parts(entry: Entry) -> Iterator[str]:
-    pattern = entry.pattern
-    yield f"# {pattern.code} {pattern.name}"
-    yield _code(entry.page.strip().split("\n", 1)[0])
-    for title in SECTIONS:
-        yield f"**{title}**: {_code(entry.section(title))}"
-    if entry.fix.code:
-        yield f"```python\n{entry.fix.code}\n```"
-    if entry.fix.link:
-        yield f"More: <{entry.fix.link}>"
-    needs = _needs(entry)
-    yield f"Family: {pattern.family}. " + (
-        f"Needs {needs}; without them it is reported as not checked."
-        if needs
+def _page(page: Page) -> Iterator[str]:
+    yield " ".join(_code(page.text.strip().split("\n\n", 1)[0]).split())
+    for title in page.titles:
+        yield f"**{title}**: {_code(page.section(title))}"
+    if page.fix.code:
+        yield f"```python\n{page.fix.code}\n```"
+    if page.fix.link:
+        yield f"More: <{page.fix.link}>"
+    if page.part == "source":
+        yield f"Family: {page.family}. Found by `torchtriage lint`, in source alone."
+        return
+    yield f"Family: {page.family}. " + (
+        f"Needs {page.needs}; without them it is reported as not checked."
+        if page.needs
         else "Needs nothing beyond a readable trace."
     )
-    if pattern.suppresses:
-        others = ", ".join(pattern.suppresses)
+    if page.suppresses:
+        others = ", ".join(page.suppresses)
         yield f"While this is certain, {others} mean nothing and stay silent."
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from docs import build
 
+import torchtriage
 from torchtriage import finding
 from torchtriage.cli.main import COMMANDS, cli
 from torchtriage.diagnose import doctor
+from torchtriage.pages import Page, lookup, pages
 from torchtriage.patterns import catalogue
 from torchtriage.trace.schema import COLUMNS
 
@@ -38,6 +41,47 @@ def test_every_pattern_is_in_the_index_and_has_a_page() -> None:
         page = PAGES[f"patterns/{code}.md"]
         assert f"# {code} {name}" in page
         assert entry.fix.link in page
+
+
+def codes_in_source() -> dict[str, set[str]]:
+    """Return every text of the package that is a code and nothing else, and the files it is in."""
+    found: dict[str, set[str]] = {}
+    for path in Path(torchtriage.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"[A-Z]{3}\d{3}", text):
+                found.setdefault(text, set()).add(path.name)
+    return found
+
+
+def test_every_code_used_anywhere_has_a_page_and_every_page_a_code() -> None:
+    used, known = codes_in_source(), {page.code for page in pages()}
+    assert len(used) > 50
+    assert {code: files for code, files in used.items() if code not in known} == {}
+    assert known <= used.keys()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.heading)
+def test_every_page_has_its_sections_and_is_explained(page: Page) -> None:
+    assert [title for title in page.titles if not page.section(title)] == []
+    assert page in lookup(page.code)
+    assert page in lookup(f" {page.name.upper()} ")
+    told = CliRunner().invoke(cli, ["explain", page.code]).stdout
+    assert f"{page.heading}\n" in told
+    assert page.fix.code.splitlines()[0] in told if page.fix.code else True
+    text = " ".join(PAGES[f"patterns/{page.code}.md"].split())
+    for title in page.titles:
+        assert f"**{title}**: {page.section(title).replace('``', '`')}" in text
+    assert f"[{page.code}]({page.code}.md) | {page.name} |" in PAGES["patterns/index.md"]
+
+
+def test_one_code_is_one_thing_in_all_its_parts() -> None:
+    seen: dict[str, set[tuple[str, str]]] = {}
+    for page in pages():
+        seen.setdefault(page.code, set()).add((page.name, page.family))
+    assert {code: names for code, names in seen.items() if len(names) > 1} == {}
+    assert len({page.name for page in pages()}) == len(seen)
+    assert len({page.heading for page in pages()}) == len(pages())
 
 
 def test_every_command_and_option_is_in_the_page_of_the_command_line() -> None:

@@ -15,6 +15,7 @@ from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import Fix, Severity
 from torchtriage.lint.edits import Autofix
 from torchtriage.lint.facts import Module
+from torchtriage.sections import section
 
 __all__ = ["SECTIONS", "Entry", "Hit", "Rule", "catalogue", "lookup"]
 
@@ -71,12 +72,7 @@ class Entry:
 
     def section(self, title: str) -> str:
         """Return one section of the page as running text, empty when it has none."""
-        match = re.search(
-            rf"^{re.escape(title)}:(.*?)(?=^[A-Z][A-Za-z ]+:|\Z)",
-            self.page,
-            re.DOTALL | re.MULTILINE,
-        )
-        return " ".join(match.group(1).split()) if match else ""
+        return section(self.page, title)
 
 
 @lru_cache(maxsize=1)

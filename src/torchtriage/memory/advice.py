@@ -16,12 +16,13 @@ from torchtriage.finding import Finding, Fix, Place, Severity
 from torchtriage.memory.allocator import Recording, Replayed, ReplayError, Settings, record
 from torchtriage.memory.allocator import replay as replay_under
 from torchtriage.memory.allocator.settings import MIB
+from torchtriage.memory.codes.allocator_settings import CODE as ALLOCATOR_SETTINGS
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.units import format_bytes, format_count, format_share
 
 __all__ = ["CODE", "Advice", "Outcome", "advise", "finding", "sentence"]
 
-CODE = "MEM050"
+CODE = ALLOCATOR_SETTINGS.code
 MAX_ERROR = 0.02
 """Of the recorded peak: a replay farther off than this advises nothing."""
 MIN_GAIN = 0.03
@@ -318,9 +319,9 @@ def finding(advice: Advice) -> Finding | None:
         lines.append("# takes effect after torch.cuda.set_per_process_memory_fraction(...)")
     return Finding(
         code=CODE,
-        name="allocator-settings",
-        family="alloc",
-        title="Another allocator setting reserves less",
+        name=ALLOCATOR_SETTINGS.name,
+        family=ALLOCATOR_SETTINGS.family,
+        title=ALLOCATOR_SETTINGS.title,
         severity=severity,
         certainty="likely",
         message=f"replayed with {conf}, {saves}",

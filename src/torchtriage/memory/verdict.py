@@ -9,6 +9,10 @@ from typing import Any
 from torchtriage.errors import SnapshotError
 from torchtriage.finding import Crash, Finding, Fix, NotChecked, Note, Place, Severity
 from torchtriage.memory import advice, checkpointing, leaks
+from torchtriage.memory.codes.fragmentation import CODE as FRAGMENTATION
+from torchtriage.memory.codes.fragmentation import FIX as LET_SEGMENTS_GROW
+from torchtriage.memory.codes.out_of_memory import CODE as OUT_OF_MEMORY
+from torchtriage.memory.codes.peak_by_line import CODE as PEAK
 from torchtriage.memory.events import Recorded, recorded_memory
 from torchtriage.memory.fragmentation import find_fragmentation, find_out_of_memory
 from torchtriage.memory.owners import Owners
@@ -30,10 +34,6 @@ from torchtriage.units import format_bytes, format_count, format_ns, format_shar
 from torchtriage.version import __version__
 
 __all__ = ["RECORD", "judge", "judge_trace"]
-
-OUT_OF_MEMORY = "MEM048"
-FRAGMENTATION = "MEM049"
-PEAK = "MEM052"
 
 UNUSED_SHARE = 0.2
 UNUSED_BYTES = 256 << 20
@@ -122,12 +122,14 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
     stacks = (
         ()
         if trace.has_stacks
-        else (NotChecked(PEAK, "peak by line", ("stacks",), "record with with_stack=True"),)
+        else (NotChecked(PEAK.code, "peak by line", ("stacks",), "record with with_stack=True"),)
     )
     growth = NotChecked(
         "MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}"
     )
-    unseen = NotChecked(FRAGMENTATION, "fragmentation", ("segments of the allocator",), RECORD)
+    unseen = NotChecked(
+        FRAGMENTATION.code, FRAGMENTATION.name, ("segments of the allocator",), RECORD
+    )
     return MemoryResult(
         schema=MEMORY_SCHEMA,
         version=__version__,
@@ -234,10 +236,10 @@ def _oom_finding(device: Device) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
     return Finding(
-        code=OUT_OF_MEMORY,
-        name="out-of-memory",
-        family="alloc",
-        title="Out of memory",
+        code=OUT_OF_MEMORY.code,
+        name=OUT_OF_MEMORY.name,
+        family=OUT_OF_MEMORY.family,
+        title=OUT_OF_MEMORY.title,
         severity="high",
         certainty="certain",
         message=f"{number} on device {device.device}. " + " ".join(last.sentences),
@@ -277,10 +279,10 @@ def _unused_finding(device: Device, told: Fragmentation, settings: Opinion) -> F
     severity: Severity = "medium" if share >= 0.4 else "low"
     causes = ", ".join(f"{format_bytes(one.size_bytes)} {one.name}" for one in told.parts[:3])
     return Finding(
-        code=FRAGMENTATION,
-        name="fragmentation",
-        family="alloc",
-        title="Reserved memory that no tensor could use",
+        code=FRAGMENTATION.code,
+        name=FRAGMENTATION.name,
+        family=FRAGMENTATION.family,
+        title=FRAGMENTATION.title,
         severity=severity,
         certainty="certain",
         message=f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
@@ -310,12 +312,7 @@ def _unused_fix(settings: Opinion) -> Fix:
             "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
             " back what one phase leaves with torch.cuda.empty_cache() before the next"
         )
-    return Fix(
-        "Let segments grow instead of leaving gaps between them; allocate what stays before what"
-        " goes, and large sizes first",
-        "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
-        _CONF_LINK,
-    )
+    return LET_SEGMENTS_GROW
 
 
 def _bytes(finding: Finding) -> int:
@@ -397,7 +394,7 @@ def _weight(device: Device) -> tuple[bool, int]:
 
 
 def _peak_sentence(device: Device, peak: Peak) -> str:
-    when = f" {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
+    when = f", {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
     most = device.max_reserved_bytes
     reserved = f", {format_bytes(most)} reserved at most" if most is not None else ""
     return f"Peak: {format_bytes(peak.allocated_bytes)} allocated on {device.name}{when}{reserved}."
@@ -424,7 +421,7 @@ def _third(device: Device, leak: Opinion, findings: list[Finding]) -> str:
     parts = [leak.sentence or "Leak: not checked."]
     if told is not None and not device.out_of_memory:
         share = told.free_bytes / told.reserved_bytes
-        found = any(one.code == FRAGMENTATION for one in findings)
+        found = any(one.code == FRAGMENTATION.code for one in findings)
         calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
         parts.append(
             f"Fragmentation: {format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)}"
@@ -466,9 +463,9 @@ def _notes(snapshot: Snapshot) -> list[Note]:
 def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
     missing = []
     if not len(snapshot.history):
-        missing.append(NotChecked(PEAK, "peak", ("history of allocations",), RECORD))
+        missing.append(NotChecked(PEAK.code, "peak", ("history of allocations",), RECORD))
     elif not len(snapshot.stacks):
-        missing.append(NotChecked(PEAK, "peak by line", ("stacks",), RECORD))
+        missing.append(NotChecked(PEAK.code, "peak by line", ("stacks",), RECORD))
     else:
         blind = [
             one
@@ -480,5 +477,5 @@ def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
             share = format_share(one.peak.no_stack_bytes / one.peak.allocated_bytes)
             what = f"stacks of {share} of the peak on device {one.device}"
             how = "start recording before the model is built:\n" + RECORD
-            missing.append(NotChecked(PEAK, "peak by line", (what,), how))
+            missing.append(NotChecked(PEAK.code, "peak by line", (what,), how))
     return missing

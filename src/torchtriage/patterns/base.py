@@ -25,6 +25,7 @@ from torchtriage.finding import Certainty, Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns._between import is_explained
 from torchtriage.replay.edits import Edit
+from torchtriage.sections import section
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import host_collectives
 
@@ -167,12 +168,7 @@ class Entry:
 
     def section(self, title: str) -> str:
         """Return one section of the page as running text, empty when it has none."""
-        match = re.search(
-            rf"^{re.escape(title)}:(.*?)(?=^[A-Z][A-Za-z ]+:|\Z)",
-            self.page,
-            re.DOTALL | re.MULTILINE,
-        )
-        return " ".join(match.group(1).split()) if match else ""
+        return section(self.page, title)
 
 
 SECTIONS = ("Looks like", "Slow because", "Cost", "Fix", "Leave it when", "Source")

@@ -1,0 +1,103 @@
+"""Every code that any part can report, with its page: patterns, lint rules, memory verdicts.
+
+A page is the docstring of the module that stands for the code. A code may have several: what a
+trace shows, what the source shows, and what memory shows of one thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from torchtriage.errors import UsageError
+from torchtriage.finding import Fix
+from torchtriage.sections import section
+
+__all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
+
+Part = Literal["trace", "source", "memory"]
+PARTS: dict[Part, str] = {"trace": "", "source": ", in source", "memory": ", in memory"}
+"""What a code is seen in, and how its heading says so."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is known about a code in one part.
+
+    ``titles`` : the sections of ``text``, in their order. ``needs`` : what a file must hold for it
+    to be judged, in words; empty where any will do. ``suppresses`` : codes that mean nothing while
+    this one is certain.
+    """
+
+    code: str
+    name: str
+    family: str
+    title: str
+    part: Part
+    text: str
+    titles: tuple[str, ...]
+    fix: Fix
+    needs: str = ""
+    suppresses: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """Return code, name and part."""
+        return f"{self.code} {self.name}{PARTS[self.part]}"
+
+    def section(self, title: str) -> str:
+        """Return one section as running text, empty when it has none."""
+        return section(self.text, title)
+
+
+@lru_cache(maxsize=1)
+def pages() -> tuple[Page, ...]:
+    """Return all pages, in order of code; of one code what a trace shows comes first."""
+    from torchtriage import lint, patterns
+    from torchtriage.lint import base as rules
+    from torchtriage.memory import codes
+    from torchtriage.patterns import base
+
+    found = []
+    for entry in patterns.catalogue():
+        one = entry.pattern
+        needs = ", ".join(base.NEEDS[need][1] for need in sorted(one.needs))
+        found.append(
+            Page(one.code, one.name, one.family, one.title, "trace", entry.page, base.SECTIONS,
+                 entry.fix, needs, one.suppresses)
+        )  # fmt: skip
+    for rule in lint.catalogue():
+        it = rule.rule
+        found.append(
+            Page(it.code, it.name, it.family, it.title, "source", rule.page, rules.SECTIONS,
+                 rule.fix)
+        )  # fmt: skip
+    for verdict in codes.catalogue():
+        is_ = verdict.identity
+        found.append(
+            Page(is_.code, is_.name, is_.family, is_.title, "memory", verdict.page, base.SECTIONS,
+                 verdict.fix, is_.needs)
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda page: (page.code, [*PARTS].index(page.part))))
+
+
+def lookup(code_or_name: str) -> tuple[Page, ...]:
+    """Return the pages of the code or name.
+
+    Raises
+    ------
+    UsageError
+        There is none; the message suggests near ones.
+    """
+    import difflib
+
+    wanted = code_or_name.strip().lower()
+    codes = {key: page.code for page in pages() for key in (page.code.lower(), page.name)}
+    if wanted not in codes:
+        near = difflib.get_close_matches(wanted, codes, n=3, cutoff=0.4)
+        raise UsageError(
+            f"no pattern is called {code_or_name.strip()!r}",
+            hint=f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all",
+        )
+    return tuple(page for page in pages() if page.code == codes[wanted])

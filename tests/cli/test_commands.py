@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.memory.recorder import training_step
 
 import torchtriage as tt
 from torchtriage import api
@@ -105,6 +107,32 @@ def test_show_renders_a_saved_result_as_it_was(run: Run, folder: Path) -> None:
     assert run("show", "result.json", "--html", "page.html", code=0).stdout == ""
     assert "SYN001" in (folder / "page.html").read_text(encoding="utf-8")
     assert run("show", "result.json", "--top", "1", code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (["memory", "snapshot.pickle"], True),
+        (["compare", "slow.json", "slow.json"], True),
+        (["lint", "slow.py"], False),
+    ],
+)
+def test_show_renders_what_other_commands_saved(
+    run: Run, folder: Path, words: list[str], page: bool
+) -> None:
+    (folder / "snapshot.pickle").write_bytes(pickle.dumps(training_step().dump(), 4))
+    (folder / "slow.py").write_text(
+        "import torch\nx = torch.ones(3)\nfor i in range(3): print(x)\n"
+    )
+    run(*words, "--json", "-o", "saved.json", code=0)
+    assert run("show", "saved.json", code=0).stdout == run(*words, code=0).stdout
+    assert (
+        run("show", "saved.json", "--markdown", code=0).stdout.strip()
+        == run(*words, "--markdown", code=0).stdout.strip()
+    )
+    run("show", "saved.json", "--html", "page.html", code=0 if page else 2)
+    assert (folder / "page.html").exists() is page
+    assert "results of analyze" in run("show", "saved.json", "--top", "1", code=2).stderr
 
 
 def test_show_wants_a_result(run: Run, folder: Path) -> None:

@@ -155,6 +155,7 @@ def test_the_report_shows_every_round_and_fits_its_width():
 def test_the_document_follows_its_schema():
     result = conclude(trial_of(), before="a", after="b")
     jsonschema.validate(json.loads(verification.encode(result)), verification.schema())
+    assert verification.decode(verification.encode(result)) == result
 
 
 def found(naive_ms: float) -> Result:

@@ -11,12 +11,12 @@ from rich.text import Text
 from torchtriage.finding import VERIFICATION_SCHEMA, Verification
 from torchtriage.names import elide, visible
 from torchtriage.report.comparison.rows import cost
-from torchtriage.report.json_report import plain, schema_of
+from torchtriage.report.json_report import parse, plain, schema_of
 from torchtriage.report.terminal import Page, fitting
 from torchtriage.report.words import count
 from torchtriage.units import format_ms
 
-__all__ = ["encode", "render", "schema", "write"]
+__all__ = ["decode", "encode", "render", "schema", "write"]
 
 _STATUS = {"went": "green", "came": "red", "stayed": "dim"}
 CELLS = 40
@@ -25,6 +25,18 @@ CELLS = 40
 def encode(result: Verification) -> bytes:
     """Return the document as UTF-8, one line, ending in a newline."""
     return msgspec.json.encode(plain(result)) + b"\n"
+
+
+def decode(data: bytes) -> Verification:
+    """Return the result of a document that ``encode`` made.
+
+    Raises
+    ------
+    TraceFormatError
+        ``data`` is no such document, or one of another schema.
+    """
+    command = "torchtriage verify BEFORE.py AFTER.py --json"
+    return parse(data, Verification, VERIFICATION_SCHEMA, "a verification", command)
 
 
 def schema() -> dict[str, Any]:

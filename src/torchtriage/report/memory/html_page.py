@@ -37,6 +37,7 @@ __all__ = ["MAX_PAGE_BYTES", "render"]
 MAX_PAGE_BYTES = 3_000_000
 MAX_TEXT = 300
 N_LINES = 30
+N_PARTS = 10
 N_FAILED = 5
 
 
@@ -189,8 +190,8 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
         yield f'<div class="{kind}"><p>No findings{rest}.</p></div>'
     for finding in result.findings:
         yield from _finding(finding)
-    if result.advice:
-        yield f"<p>{_text(result.advice)}</p>"
+    if advice := words.advice(result):
+        yield f"<p>{_text(advice)}</p>"
     yield "</section>"
     if result.notes:
         yield '<section><h2>Notes</h2><ul class="notes">'
@@ -329,12 +330,16 @@ def _lines_held(peak: Peak) -> Iterable[str]:
     yield "</tbody></table></div>"
 
 
-def _table(parts: Iterable[Part]) -> str:
-    """Return a table of parts."""
+def _table(parts: Sequence[Part]) -> str:
+    """Return a table of parts; it adds up, what has no row of its own is in the last one."""
+    first, rest = list(parts[:N_PARTS]), list(parts[N_PARTS:])
+    if len(rest) > 1:
+        size, share = sum(one.size_bytes for one in rest), sum(one.share for one in rest)
+        rest = [Part(f"{len(rest)} others", size, share)]
     rows = [
         f"<tr><td>{_text(part.name, MAX_TEXT)}</td><td>{_text(format_bytes(part.size_bytes))}</td>"
         f"<td>{_text(format_share(part.share))}</td></tr>"
-        for part in list(parts)[:N_LINES]
+        for part in first + rest
     ]
     return f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
 

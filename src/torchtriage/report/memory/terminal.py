@@ -66,9 +66,9 @@ def _result(page: Page, result: MemoryResult) -> None:
             page.line(("No findings.", "bold green"))
         else:
             page.line(("No findings in what could be judged.", "bold"))
-    if result.advice:
+    if advice := words.advice(result):
         page.blank()
-        page.labelled("settings", (visible(result.advice), ""))
+        page.labelled("settings", (visible(advice), ""))
     for note in result.notes:
         page.blank()
         page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])

@@ -17,7 +17,9 @@ from torchtriage.names import visible
 from torchtriage.units import format_bytes, format_count, format_share
 
 __all__ = [
+    "SETTINGS",
     "accounts",
+    "advice",
     "because",
     "beside",
     "change",
@@ -33,6 +35,7 @@ __all__ = [
     "where",
 ]
 
+SETTINGS = "MEM050"
 _DULL = ("", "unknown")
 
 
@@ -53,6 +56,11 @@ def facts(result: MemoryResult) -> str:
         f"allocator settings: {visible(result.settings)}",
     ]
     return ", ".join(parts)
+
+
+def advice(result: MemoryResult) -> str:
+    """Return what other settings would change, where no finding says so already."""
+    return "" if any(one.code == SETTINGS for one in result.findings) else result.advice
 
 
 def slope(one: Growth) -> str:

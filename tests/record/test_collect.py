@@ -130,6 +130,18 @@ def test_another_profiler(tmp_path: Path) -> None:
     assert "nothing was recorded: the script profiles itself" in said(tmp_path)
 
 
+def test_a_failing_profiler(tmp_path: Path) -> None:
+    process(tmp_path, 1, loop=LOOP)
+    facts = {"ended": "complete", "failures": {"OSError: no space": 2}}
+    (tmp_path / "process1" / "recording.json").write_text(json.dumps(facts))
+    assert "nothing was recorded: OSError: no space" in said(tmp_path)
+
+
+def test_a_full_disk_holds_no_message(tmp_path: Path) -> None:
+    (tmp_path / "errors-1.txt").write_text("")
+    assert "the recordings could not be written - is the disk full?" in said(tmp_path)
+
+
 def test_our_own_failure(tmp_path: Path) -> None:
     (tmp_path / "errors-1.txt").write_text("Traceback\nKeyError: 'x'\n")
     assert said(tmp_path).startswith("watching failed: KeyError: 'x' - report it with ")

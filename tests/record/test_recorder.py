@@ -236,6 +236,20 @@ def test_a_failing_export_is_counted(
 
 
 @pytest.mark.torch
+def test_an_export_that_fails_half_way_leaves_nothing(
+    work: Callable[[], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def half(self: object, path: str) -> None:
+        Path(path + ".tmp").write_text("{")  # as Kineto does where the disk is full
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", half)
+    run(Recorder(tmp_path, QUICK), work)
+    assert [one.name for one in tmp_path.iterdir()] == ["recording.json"]
+
+
+@pytest.mark.torch
 def test_a_folder_that_cannot_be_written_is_no_error(
     work: Callable[[], float], tmp_path: Path
 ) -> None:

@@ -208,7 +208,8 @@ class Capture:
             packed.replace(path)
             return size
         finally:
-            for left in (raw, packed):
+            # Kineto writes into a file of its own first
+            for left in (raw, raw.with_name(f"{raw.name}.tmp"), packed):
                 left.unlink(missing_ok=True)
 
     @contextlib.contextmanager

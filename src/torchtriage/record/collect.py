@@ -162,8 +162,12 @@ def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
     """Return why there is nothing to judge, and what to try."""
     for path in sorted(out.glob("errors-*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace").strip()
-        last = text.splitlines()[-1] if text else "no message"
-        return f"watching failed: {last}", f"report it with {path}"
+        if not text:
+            return (
+                "the recordings could not be written",
+                "is the disk full? --out DIR takes another",
+            )
+        return f"watching failed: {text.splitlines()[-1]}", f"report it with {path}"
     if not out.is_dir():
         return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
     if not recordings:
@@ -189,6 +193,8 @@ def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
             f"nothing was recorded: {ended}",
             "take its profiler out, or torchtriage analyze what that writes",
         )
+    if failures := looped[0].measured.get("failures"):
+        return f"nothing was recorded: {next(iter(failures))}", "report it, with torch's version"
     longer = "let it run longer: timing and recording take about 40 steps"
     if ended and ended not in ("exit", "complete"):
         return f"nothing was recorded: {ended}", longer

@@ -10,6 +10,7 @@ import pytest
 from conftest import DATA
 from numpy.typing import NDArray
 
+from torchtriage.errors import UsageError
 from torchtriage.memory.leaks import FLOOR_BYTES, LeakVerdict, first_alarm, judge, judge_device
 
 Floats = NDArray[np.float64]
@@ -129,6 +130,12 @@ def test_few_rows_are_too_early(n: int) -> None:
 
 def test_all_rows_unknown_is_too_early() -> None:
     assert judge(STEP, np.full(len(STEP), np.nan)).answer == "too early"
+
+
+@pytest.mark.parametrize("patience_steps", [0, -5])
+def test_no_patience_is_refused(patience_steps: int) -> None:
+    with pytest.raises(UsageError, match="at least one step"):
+        judge(STEP, noise(0), patience_steps=patience_steps)
 
 
 def test_units_of_steps_do_not_matter() -> None:

@@ -19,7 +19,7 @@ from tests.memory.recorder import FORWARD, GIB, MIB, Recorder, frame, training_s
 from tests.report.sample_result import HOSTILE
 
 from torchtriage.cli.main import cli
-from torchtriage.errors import TraceFormatError
+from torchtriage.errors import SnapshotError, TraceFormatError
 from torchtriage.memory import watching
 from torchtriage.memory.categories import CATEGORIES, judge_categories, parse_categories
 from torchtriage.memory.read import read_memory, read_snapshot
@@ -152,6 +152,12 @@ def test_a_raw_timeline_is_read_by_category() -> None:
         "activations": 500,
     }
     assert {one.code for one in result.not_checked} == {"MEM029", "MEM049", "MEM052"}
+
+
+def test_numbers_beyond_64_bits_are_no_timeline() -> None:
+    for text in (b"[[%d, 1, 2, 3]]", b"[[1, %d], [[0], [0]]]"):
+        with pytest.raises(SnapshotError, match="other JSON"):
+            parse_categories(text % 10**30, "raw.json")
 
 
 def test_a_drawn_timeline_is_the_same(tmp_path: Path) -> None:

@@ -220,3 +220,21 @@ def test_a_file_without_an_end_is_cut() -> None:
 def test_any_bytes_give_plain_data_or_one_clear_error(data: bytes) -> None:
     with contextlib.suppress(SnapshotError):
         load(b"\x80\x04" + data)
+
+
+@pytest.mark.parametrize(
+    "idle", [b"\x80\x04", b"\x95" + bytes(8), b"(e", b"(u"], ids=["PROTO", "FRAME", "list", "dict"]
+)
+def test_opcodes_that_do_nothing_do_not_go_on_forever(idle: bytes) -> None:
+    n_read = 0
+    part = idle * (unpickling.MARGIN_BYTES // len(idle))
+    start = b"\x80\x04" + (b"]" if idle == b"(e" else b"}K\x01K\x01s")
+
+    def read(size: int) -> bytes:
+        nonlocal n_read
+        n_read += 1
+        return start if n_read == 1 else part
+
+    with pytest.raises(SnapshotError, match="loose values"):
+        unpickle(read, KeepAll())
+    assert n_read * len(part) < 32 << 20

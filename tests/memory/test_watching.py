@@ -266,6 +266,16 @@ def test_no_reference_to_what_was_looked_at_stays() -> None:
         gc.enable()
 
 
+def test_what_locals_gave_stays_whole() -> None:
+    """Up to Python 3.12 it is the very dict that a look would empty."""
+    kept = locals()
+    before = "what was there"
+    for _ in range(2):
+        holders.walk(inspect.currentframe(), 1.0)
+    kept = kept if sys.version_info < (3, 13) else locals()
+    assert kept["before"] == before
+
+
 def test_the_tracer_is_taken_away_again() -> None:
     before = sys.gettrace()
     kept = []

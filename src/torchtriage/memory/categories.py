@@ -63,10 +63,10 @@ def parse_categories(data: bytes, path: str) -> CategoryTimeline:
     SnapshotError
         It is neither.
     """
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, OverflowError):  # beyond 64 bits
         events = msgspec.json.decode(data, type=list[tuple[int, int, int, int]])
         return _raw(np.array(events, np.int64).reshape(-1, 4), path, len(data))
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, OverflowError):
         times, sizes = msgspec.json.decode(data, type=tuple[list[int], list[list[int]]])
         if len(times) == len(sizes) and {len(row) for row in sizes} == {len(CATEGORIES) + 1}:
             held = np.array(sizes, np.int64)[:, 1:].T

@@ -341,8 +341,13 @@ def _roots(
         if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
             if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
                 values = frame.f_locals
-                # up to 3.12 the copy stays with the frame and would keep what it holds alive
-                if sys.version_info < (3, 13) and sys.gettrace() is None:
+                # up to 3.12 the copy stays with the frame and would keep what it holds alive; where
+                # more than the frame and this name refer to it, the user keeps what locals() gave
+                if (
+                    sys.version_info < (3, 13)
+                    and sys.gettrace() is None
+                    and sys.getrefcount(values) <= 3
+                ):
                     cleared.append(values)
                 where = f"{_function(code)}() of {Path(code.co_filename).name}"
                 yield dict(values), (where,), id(code), None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from torchtriage.errors import UsageError
 from torchtriage.stats.trend import Floats, Slope, block_minima, hinge, sen_slope
 from torchtriage.units import format_bytes, format_count
 
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from torchtriage.memory.result import Opinion
     from torchtriage.memory.snapshot import Snapshot
 
-__all__ = ["CODE", "LeakVerdict", "first_alarm", "judge", "judge_device", "judge_snapshot"]
+__all__ = [
+    "CODE",
+    "PATIENCE_STEPS",
+    "LeakVerdict",
+    "first_alarm",
+    "judge",
+    "judge_device",
+    "judge_snapshot",
+]
 
 CODE = "MEM029"
 """The pattern that finds the same in a trace's memory events."""
@@ -120,7 +129,16 @@ def judge(
     Returns
     -------
     LeakVerdict
+
+    Raises
+    ------
+    UsageError
+        ``patience_steps`` is less than one.
     """
+    if patience_steps < 1:
+        raise UsageError(
+            f"expected at least one step, found {patience_steps}", where="patience_steps"
+        )
     at, level = _known(step, bytes_)
     if len(at) < MIN_SAMPLES or at[-1] - at[0] < patience_steps:
         return _early(at, level, patience_steps)

@@ -414,7 +414,7 @@ class _Reader:
                             self.kept += 2 * len(items)
                     elif type(target) is dict:
                         target.update(items)
-                        self.kept += 2 * len(items)
+                        self.kept += 1 + 2 * len(items)
                     else:
                         raise TypeError(f"items for {type(target).__name__}")
                 elif op == EMPTY_DICT:
@@ -448,7 +448,7 @@ class _Reader:
                     if type(target) is not list:
                         raise TypeError(f"values for {type(target).__name__}")
                     target.extend(items_list)
-                    self.kept += len(items_list)
+                    self.kept += 1 + len(items_list)
                 elif op == APPEND:
                     value = stack.pop()
                     target = stack[-1]
@@ -505,6 +505,7 @@ class _Reader:
                     self.kept += 1 + len(value)
                 elif op == FRAME:
                     pos += 8
+                    self.kept += 1  # what does nothing must not go on forever
                 elif op == SHORT_BINBYTES:
                     n_bytes = data[pos]
                     pos += 1 + n_bytes
@@ -519,6 +520,7 @@ class _Reader:
                     raise self.too_wide(n_bytes)
                 elif op == PROTO:
                     pos += 1
+                    self.kept += 1
                 else:
                     self.pos = pos
                     raise self.refusal(op)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import inspect
+import json
+import pickle
 import re
 import shlex
 import shutil
@@ -14,9 +17,10 @@ from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
+from memory.recorder import training_step
 
 import torchtriage as tt
-from torchtriage import api, errors
+from torchtriage import api, errors, lint
 from torchtriage.cli.main import cli
 from torchtriage.patterns import Entry, catalogue
 
@@ -30,9 +34,13 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-# run by an interpreter as it starts, no module of ours
+# run by an interpreter as it starts, or beside a recording as its script: no modules of ours
 STARTS = ("__main__.py", "sitecustomize.py")
-MODULES = sorted(_name(path) for path in SOURCE.rglob("*.py") if path.name not in STARTS)
+MODULES = sorted(
+    _name(path)
+    for path in SOURCE.rglob("*.py")
+    if path.name not in STARTS and path.parent != SOURCE / "data"
+)
 
 
 @cache
@@ -79,7 +87,7 @@ def test_what_others_import_is_in_all() -> None:
 
 def test_every_module_that_is_no_pattern_says_what_it_exports() -> None:
     without = {name for name in MODULES if not hasattr(import_module(name), "__all__")}
-    patterns = {entry.find.__module__ for entry in catalogue()}
+    patterns = {entry.find.__module__ for entry in (*catalogue(), *lint.catalogue())}
     packages = {name for name in MODULES if (SOURCE.parent / name.replace(".", "/")).is_dir()}
     helpers = {name for name in MODULES if name.rsplit(".", 1)[-1].startswith("_")}
     assert without <= patterns | packages | helpers
@@ -179,6 +187,16 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):  # fmt: skip
         shutil.copy(api.sample_path(), tmp_path / name)
     CliRunner().invoke(cli, [str(api.sample_path()), "--json", "-o", str(tmp_path / "result.json")])
+    trace = json.loads(gzip.decompress(api.sample_path().read_bytes()))
+    last = max((one for one in trace["traceEvents"] if "ts" in one), key=lambda one: one["ts"])
+    args = {"Device Type": 0, "Device Id": -1, "Addr": 4096, "Bytes": 512, "Total Allocated": 512}
+    memory = {"ph": "i", "s": "t", "name": "[memory]", "cat": "cpu_instant_event", "args": args}
+    trace["traceEvents"].append({**{key: last[key] for key in ("ts", "pid", "tid")}, **memory})
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(training_step().dump(), 4))
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "train_fixed.py", "src/train.py"):
+        (tmp_path / name).write_text("import sys\nprint(len(sys.argv))\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "NS_PER_MS",
     "format_both_ns",
     "format_bytes",
     "format_change_ns",

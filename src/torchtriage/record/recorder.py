@@ -23,7 +23,7 @@ from torchtriage.record.capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.record.environment import gather
 from torchtriage.record.timing import settled, step_wall_ns
 
-__all__ = ["HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "Plan", "Recorder"]
+__all__ = ["COMPLETE", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "Plan", "Recorder"]
 
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-__all__ = ["Body", "Function", "find_functions"]
+__all__ = ["COMPREHENSIONS", "Body", "Function", "find_functions", "own_nodes"]
 
 Body = (
     ast.FunctionDef

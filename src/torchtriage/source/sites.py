@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from torchtriage.source.functions import COMPREHENSIONS, Function, own_nodes
 
-__all__ = ["Edge", "Flow", "Site", "flow_of"]
+__all__ = ["CONSTRUCTORS", "Edge", "Flow", "Site", "flow_of"]
 
 MAX_STATES = 20_000
 """Beyond, a body is generated code; nobody reads its lines."""

@@ -15,7 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "block_length", "difference_of_means", "difference_of_medians"]
+__all__ = [
+    "Interval",
+    "block_length",
+    "difference_of_means",
+    "difference_of_medians",
+    "student_quantile",
+]
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Hinge", "Slope", "block_minima", "hinge", "sen_slope"]
+__all__ = ["Floats", "Hinge", "Slope", "block_minima", "hinge", "sen_slope"]
 
 Floats = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from torchtriage.memory.allocator.settings import (
     Settings,
 )
 
-__all__ = ["Block", "Pool", "Shelf", "Simulator"]
+__all__ = ["RANGES_AT", "RANGE_STRIDE", "Block", "Pool", "Shelf", "Simulator"]
 
 FREE, ALLOCATED, AWAITING, UNMAPPED = range(4)
 """Of a block: cached, in use, freed but still used by another stream, address space only."""

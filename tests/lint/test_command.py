@@ -137,3 +137,10 @@ def test_the_result_has_a_schema() -> None:
 
     data = json.loads(json_report.encode(lint_text(TEXT, "train.py")))
     Draft202012Validator(json_report.schema()).validate(data)
+
+
+def test_the_published_schema_is_the_document() -> None:
+    from torchtriage.report.lint.json_report import schema
+
+    published = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-lint-1.json"
+    assert json.loads(published.read_text(encoding="utf-8")) == schema()

@@ -107,3 +107,12 @@ def test_a_frame_up_the_stack_counts() -> None:
     finding = replace(trace.findings[0], place=replace(trace.findings[0].place, stack=stack))
     result = join(linted(), replace(trace, findings=(finding,)))
     assert {one.certainty for one in result.findings} == {"certain"}
+
+
+def test_what_one_process_shows_stays_when_another_does_not() -> None:
+    one = traced(Frame("train.py", 7, "train", exact=True))
+    result = join(join(linted(), one), traced(checked=("SYN001",)))
+    first, second = result.findings
+    assert (first.certainty, first.cost) == ("certain", COST)
+    assert (second.certainty, second.evidence["trace"]) == ("hint", FREE)
+    assert result.trace == "t.json, t.json"

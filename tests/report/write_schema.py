@@ -7,12 +7,14 @@ from pathlib import Path
 
 from torchtriage.report import json_report, verification
 from torchtriage.report.comparison import json_report as comparison_json
+from torchtriage.report.lint import json_report as lint_json
 from torchtriage.report.memory import json_report as memory_json
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
 PUBLISHED = {
     "torchtriage-1.json": json_report.schema,
     "torchtriage-comparison-1.json": comparison_json.schema,
+    "torchtriage-lint-1.json": lint_json.schema,
     "torchtriage-memory-1.json": memory_json.schema,
     "torchtriage-verification-1.json": verification.schema,
 }

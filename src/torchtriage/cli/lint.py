@@ -12,6 +12,7 @@ from torchtriage.cli.config import with_config
 from torchtriage.cli.output import check_outputs, complain, save
 from torchtriage.cli.progress import counting
 from torchtriage.errors import UsageError
+from torchtriage.finding import Result
 from torchtriage.lint.result import LintResult
 
 __all__ = ["command"]
@@ -38,7 +39,7 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
     "--trace",
     metavar="TRACE",
     type=click.Path(),
-    help="Compare with a recording: what both show is certain, and costed.",
+    help="Compare with a trace, or the folder of torchtriage run: what both show is certain.",
 )
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave this rule out (repeatable).")
@@ -80,10 +81,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     check_outputs([options["output"]], [one for one in paths if one != "-"])
     result = _look(paths, options)
     if options["trace"]:
-        from torchtriage import api
         from torchtriage.lint.join import join
 
-        result = join(result, api.analyze(options["trace"]))
+        for trace in _traces(options["trace"]):
+            result = join(result, trace)
     _report(result, options)
     severe = {one.severity for one in result.findings}
     if options["fail_on"] != "never" and severe & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
@@ -91,6 +92,15 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     looked = result.n_files - result.n_without_torch - len({one.file for one in result.odd})
     if result.odd and looked <= 0:
         ctx.exit(2)
+
+
+def _traces(path: str) -> tuple[Result, ...]:
+    """Return what a trace says, or each process of a folder that ``torchtriage run`` left."""
+    from torchtriage import api
+
+    if Path(path).is_dir():
+        return api.analyze_run(path).results
+    return (api.analyze(path),)
 
 
 def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:

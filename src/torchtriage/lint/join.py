@@ -31,6 +31,7 @@ def join(result: LintResult, trace: Result) -> LintResult:
 
     Where both agree the finding is ``certain`` and has the trace's cost. Several candidates that
     agree with one finding of the trace share its cost; ``evidence["cost_shared_by"]`` counts them.
+    A result can be joined with one process after the other: what one of them showed stays.
     """
     partner = [_partner(one, trace) for one in result.findings]
     shared = Counter(index for index in partner if index is not None)
@@ -46,7 +47,8 @@ def join(result: LintResult, trace: Result) -> LintResult:
         and finding.code in codes
         and not any(one.code == finding.code and _unplaced(finding) for one in result.findings)
     )
-    return replace(result, findings=findings, trace=trace.trace.path, trace_only=rest)
+    path = f"{result.trace}, {trace.trace.path}" if result.trace else trace.trace.path
+    return replace(result, findings=findings, trace=path, trace_only=(*result.trace_only, *rest))
 
 
 def _partner(one: Finding, trace: Result) -> int | None:
@@ -61,6 +63,8 @@ def _partner(one: Finding, trace: Result) -> int | None:
 
 def _joined(one: Finding, trace: Result, index: int | None, shared: Counter[int]) -> Finding:
     evidence: dict[str, Any] = dict(one.evidence)
+    if index is not None and one.certainty == "certain":
+        return one  # another process showed it first; ranks do alike
     if index is not None:
         evidence["trace"] = AGREES
         if shared[index] > 1:
@@ -74,6 +78,8 @@ def _joined(one: Finding, trace: Result, index: int | None, shared: Counter[int]
             evidence=evidence,
             n_events=found.n_events,
         )
+    if one.certainty in ("certain", "likely"):
+        return one
     same = [finding for finding in trace.findings if finding.code == one.code]
     if any(_unplaced(finding) for finding in same):
         evidence["trace"] = UNPLACED

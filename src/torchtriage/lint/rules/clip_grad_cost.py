@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.facts import Loop, Module, keyword, literal
+from torchtriage.lint.rules._reads import logging_calls
 
 RULE = Rule(
     code="OPT041",
@@ -65,6 +66,8 @@ def find(module: Module) -> Iterator[Hit]:
         context = module.loop_contexts[loop]
         if not (context.hot or context.function is not None) or context.rare:
             continue
+        if any(one.context.loop is loop for one in logging_calls(module)):
+            continue  # looked at, not clipped: its reads are found where they are
         if _uses(loop, ("norm", "vector_norm")):
             yield Hit(loop.node, "the norm of each gradient is taken one by one", "norm",
                       span=loop.node)  # fmt: skip

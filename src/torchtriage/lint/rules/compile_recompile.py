@@ -50,6 +50,13 @@ def find(module: Module) -> Iterator[Hit]:
             if not loop.comprehension and (loop.n_constant is None or loop.n_constant > 2)
             for name in _counters(loop.node)
         }
+        counters |= {
+            one.target
+            for one in module.assigns
+            if one.context.loop is call.context.loop
+            and one.how == "="
+            and _counts(one.expression, counters)
+        }
         for one in given:
             if _counts(one, counters):
                 yield Hit(

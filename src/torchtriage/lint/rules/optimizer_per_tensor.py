@@ -96,7 +96,10 @@ def _updates(module: Module, loop: Loop) -> bool:
     if function is not None and "_foreach_" in module.text_of(function):
         return False  # the way out for what the fast path cannot do
     for node in ast.walk(loop.node):
-        if (
+        if isinstance(node, ast.AugAssign) and _root(node.target) in loop.targets:
+            if not _is_grad(node.target):
+                return True
+        elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and _UPDATES.search(node.func.attr)

@@ -46,7 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
         for one in module.assigns
         if isinstance(one.expression, ast.Call)
         and isinstance(one.expression.func, ast.Attribute)
-        and one.expression.func.attr == "tolist"
+        and (one.expression.func.attr == "tolist" or one.value.readback is not None)
     }
     inner = [one for one in module.loops if one.outer is not None and _counts(module, one)]
     reached = _reached(module) if inner else set()

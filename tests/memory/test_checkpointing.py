@@ -96,9 +96,13 @@ def test_the_time_of_one_more_forward_comes_from_the_trace():
         builder.launch(start + 120, 5, start + 250, 30)
         builder.frame("model.py(80): forward", start + 400, 100)  # of another class
         builder.launch(start + 410, 5, start + 450, 500)
-    (unit,) = units(a_step(), trace=builder.build())
+    trace = builder.build()
+    (unit,) = units(a_step(), trace=trace)
     assert unit.time_of == "device"
     assert unit.added_ms == 0.12
+    note = judge(a_step(), trace=trace).notes[-1]
+    assert note.message.endswith("of it per step, which takes 120 µs of device time")
+    assert (note.evidence["added_ms"], note.evidence["time_of"]) == (0.12, "device")
 
 
 def test_a_trace_without_this_function_gives_no_time():
@@ -107,8 +111,10 @@ def test_a_trace_without_this_function_gives_no_time():
         builder.step(index, 1000 * index, 1000)
         builder.frame("other.py(35): forward", 1000 * index + 100, 200)
         builder.launch(1000 * index + 110, 5, 1000 * index + 150, 90)
-    (unit,) = units(a_step(), trace=builder.build())
+    trace = builder.build()
+    (unit,) = units(a_step(), trace=trace)
     assert unit.added_ms is None
+    assert "which the trace does not show" in judge(a_step(), trace=trace).notes[-1].message
 
 
 def test_the_note_says_where_what_it_saves_and_what_it_takes():

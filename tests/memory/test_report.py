@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from tests.memory.recorder import FORWARD, GIB, MIB, Recorder, frame, training_step
 from tests.report.sample_result import HOSTILE
 
+from torchtriage.api import sample_path
 from torchtriage.cli.main import cli
 from torchtriage.errors import SnapshotError, TraceFormatError
 from torchtriage.memory import watching
@@ -287,6 +288,12 @@ def run(*args: str | Path) -> Result:
     assert found.exception is None or isinstance(found.exception, SystemExit), found.output
     assert "Traceback" not in found.output
     return found
+
+
+def test_a_trace_beside_the_snapshot_is_read(files: Path) -> None:
+    assert run(files / "fine.pickle", "--trace", sample_path()).exit_code == 0
+    assert "empty.pickle" in run(files / "fine.pickle", "--trace", files / "empty.pickle").output
+    assert run(files / "fine.pickle", "--trace", files / "empty.pickle").exit_code == 2
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from torchtriage.errors import TriageError
 
 if TYPE_CHECKING:
     from torchtriage.memory.result import MemoryResult
+    from torchtriage.trace import Trace
 
 __all__ = ["command"]
 
@@ -22,6 +23,12 @@ LEVELS = ("note", "low", "medium", "high")
 
 @click.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT…", type=click.Path())
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(),
+    help="A trace of the same program, with_stack=True: what checkpointing would cost per step.",
+)
 @click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
 @click.option(
@@ -53,11 +60,12 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """
     check_outputs([given["output"], given["html"]], paths)
+    trace = _trace(given["trace"], given["quiet"])
     results: list[MemoryResult] = []
     n_unusable = 0
     for path in paths:
         try:
-            results.append(_judge(path, given["quiet"]))
+            results.append(_judge(path, given["quiet"], trace))
         except TriageError as unusable:  # noqa: PERF203 - one bad file must not hide the others
             if len(paths) == 1:
                 raise
@@ -72,7 +80,16 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         ctx.exit(2)
 
 
-def _judge(path: str, quiet: bool) -> MemoryResult:
+def _trace(path: str | None, quiet: bool) -> Trace | None:
+    if path is None:
+        return None
+    from torchtriage.trace import read_trace
+
+    with reading(path, quiet=quiet) as progress:
+        return read_trace(path, progress=progress)
+
+
+def _judge(path: str, quiet: bool, trace: Trace | None) -> MemoryResult:
     from torchtriage.memory.categories import CategoryTimeline, judge_categories
     from torchtriage.memory.read import read_memory
     from torchtriage.memory.snapshot import Snapshot
@@ -84,7 +101,7 @@ def _judge(path: str, quiet: bool) -> MemoryResult:
         told = read_memory(path, progress)
     if isinstance(told, Snapshot):
         with doing(path, quiet=quiet, since_s=began_s) as stage:
-            return judge(told, stage)
+            return judge(told, stage, trace=trace)
     if isinstance(told, CategoryTimeline):
         return judge_categories(told)
     if isinstance(told, Trace):

@@ -32,7 +32,7 @@ from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.timeline import Timeline, timeline
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import call_name
-from torchtriage.units import format_bytes, format_count, format_share
+from torchtriage.units import format_bytes, format_count, format_ms, format_share
 
 __all__ = ["Unit", "notes", "units"]
 
@@ -128,8 +128,11 @@ def units(
     return tuple(_with_time(unit, trace) for unit in found)
 
 
-def notes(found: tuple[Unit, ...]) -> tuple[Note, ...]:
-    """Return the unit that saves most as a note on a snapshot; others overlap with it."""
+def notes(found: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, ...]:
+    """Return the unit that saves most as a note on a snapshot; others overlap with it.
+
+    ``traced`` : a trace was asked for the time, so that it is said if it does not show it.
+    """
     return tuple(
         Note(
             code="checkpointing",
@@ -138,7 +141,8 @@ def notes(found: tuple[Unit, ...]) -> tuple[Note, ...]:
             f" {format_count(unit.n_calls, 'time')} from {_where(unit.caller)}, holds"
             f" {format_bytes(unit.activation_bytes)} of activations at the peak"
             f" ({format_share(unit.share)}); checkpointing it saves {format_bytes(unit.low_bytes)}"
-            f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step",
+            f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step"
+            + _time(unit, traced),
             fix="x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             evidence={
                 "low_bytes": unit.low_bytes,
@@ -146,10 +150,17 @@ def notes(found: tuple[Unit, ...]) -> tuple[Note, ...]:
                 "activation_bytes": unit.activation_bytes,
                 "n_calls": unit.n_calls,
                 "added_ms": unit.added_ms,
+                "time_of": unit.time_of,
             },
         )
         for unit in found[:1]
     )
+
+
+def _time(unit: Unit, traced: bool) -> str:
+    if unit.added_ms is None:
+        return ", which the trace does not show (was it recorded with_stack=True?)" * traced
+    return f", which takes {format_ms(unit.added_ms)} of {unit.time_of} time"
 
 
 def _where(frame: Frame) -> str:

@@ -48,7 +48,12 @@ RECORD = (
 _CONF_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"
 
 
-def judge(snapshot: Snapshot, progress: Callable[[str], None] | None = None) -> MemoryResult:
+def judge(
+    snapshot: Snapshot,
+    progress: Callable[[str], None] | None = None,
+    *,
+    trace: Trace | None = None,
+) -> MemoryResult:
     """Return everything that can be said about one snapshot.
 
     Parameters
@@ -57,6 +62,8 @@ def judge(snapshot: Snapshot, progress: Callable[[str], None] | None = None) -> 
         What was read.
     progress : callable, optional
         Is told what is done next.
+    trace : Trace, optional
+        Of the same program, recorded ``with_stack``: what checkpointing would cost per step.
     """
     told = progress or (lambda _what: None)
     told("who allocated")
@@ -71,7 +78,7 @@ def judge(snapshot: Snapshot, progress: Callable[[str], None] | None = None) -> 
     told("replaying the history")
     settings = _asked("allocator settings", lambda: _advice(snapshot, told), crashes)
     told("checkpointing")
-    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners), crashes)
+    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
     findings = [found for one in devices for found in _findings(one, settings)]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
@@ -339,8 +346,9 @@ def _leak(snapshot: Snapshot) -> Opinion:
     return leaks.judge_snapshot(snapshot)
 
 
-def _checkpointing(snapshot: Snapshot, owners: Owners) -> Opinion:
-    return Opinion("", notes=checkpointing.notes(checkpointing.units(snapshot, owners=owners)))
+def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:
+    found = checkpointing.units(snapshot, owners=owners, trace=trace)
+    return Opinion("", notes=checkpointing.notes(found, traced=trace is not None))
 
 
 def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:

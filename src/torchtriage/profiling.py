@@ -25,6 +25,7 @@ from torchtriage.api import Report, analyze_run
 from torchtriage.errors import MissingExtraError, UsageError
 from torchtriage.record.capture import BUSY
 from torchtriage.record.recorder import COMPLETE, Plan, Recorder
+from torchtriage.record.watch import user_call
 
 __all__ = ["Profile", "need_torch", "profile"]
 
@@ -181,6 +182,7 @@ class Profile:
     def _note(self, caller: FrameType) -> None:
         """Write whose loop this is, as ``torchtriage run`` does."""
         assert self.recorder is not None
+        file, line, function = user_call(caller)
         facts = {
             "pid": os.getpid(),
             "argv": sys.argv,
@@ -188,9 +190,9 @@ class Profile:
             "loop": {
                 "boundary": "mark",
                 "name": "",
-                "file": caller.f_code.co_filename,
-                "line": caller.f_lineno,
-                "function": caller.f_code.co_name,
+                "file": file,
+                "line": line,
+                "function": function,
                 "how": self.how,
             },
             "folder": self.recorder.out_dir.name,

@@ -63,6 +63,9 @@ def test_a_cell_is_run_recorded_and_judged(shell: Any, tmp_path: Path) -> None:
     assert isinstance(shown, CellReport)
     assert shown.report.recorded.n_steps > 0
     assert "CPU only" in repr(shown)
+    assert repr(shown).startswith("loop      one step of SGD, ")  # and no command
+    assert shown.report.recorded.file.startswith("<ipython-input")
+    assert (shown.report.recorded.line, shown.report.recorded.function) == (10, "<module>")
     assert "<iframe" in shown._repr_html_()
     assert "model" in shell.user_ns  # what the cell made is the notebook's
     assert len(list(tmp_path.glob("**/light.json.gz"))) == 1

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.record.leak_watch import LeakWatch
 
-__all__ = ["Loop", "start_watching"]
+__all__ = ["Loop", "Watch", "start_watching", "user_call"]
 
 PROCESS_FILE = "process.json"
 FIRST_LOOKS = 3
@@ -426,7 +426,9 @@ def _compiles(frame: FrameType) -> bool:
 
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
+_CELL = "<ipython-input"
+"""So begins what IPython calls the file of a cell, on a terminal."""
 
 
 def user_call(frame: FrameType | None) -> tuple[str, int, str]:
@@ -435,7 +437,7 @@ def user_call(frame: FrameType | None) -> tuple[str, int, str]:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if not file.startswith(("<", _OURS)):
+        if file.startswith(_CELL) or not file.startswith(("<", _OURS)):
             last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
             library = any(part in file for part in _LIBRARY) or (
                 file.startswith(_STDLIB) and "-packages" not in file

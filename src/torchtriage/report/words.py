@@ -478,7 +478,7 @@ def recording(result: Result) -> tuple[str, ...]:
 def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
     """Return how ``torchtriage run`` came to a result, as rows of label and text."""
     ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
-    rows = [("ran", f"{visible(recorded.command)}{ended}")]
+    rows = [("ran", f"{visible(recorded.command)}{ended}")] if recorded.command else []
     if recorded.loop:
         where = f", {_user_file(recorded.file)}:{recorded.line}" if recorded.file else ""
         function = f" in {visible(recorded.function)}" if recorded.function else ""

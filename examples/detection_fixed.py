@@ -59,10 +59,11 @@ def overlaps(boxes: torch.Tensor) -> torch.Tensor:
 def suppress(boxes: torch.Tensor) -> list[int]:
     """Return the boxes, best first, that no better one overlaps (non-maximum suppression)."""
     keep: list[int] = []
-    clash = (overlaps(boxes) > MAX_OVERLAP).numpy()
-    for index in range(len(boxes)):
-        if not clash[index, keep].any():
-            keep.append(index)
+    clear = (overlaps(boxes) <= MAX_OVERLAP).numpy()  # no box is clear of itself
+    left = torch.ones(len(boxes), dtype=torch.bool).numpy()
+    while left.any():
+        keep.append(int(left.argmax()))
+        left &= clear[keep[-1]]
     return keep
 
 

@@ -61,9 +61,10 @@ def suppress(boxes: torch.Tensor) -> list[int]:
     keep: list[int] = []
     clear = (overlaps(boxes) <= MAX_OVERLAP).numpy()  # no box is clear of itself
     left = torch.ones(len(boxes), dtype=torch.bool).numpy()
-    while left.any():
-        keep.append(int(left.argmax()))
-        left &= clear[keep[-1]]
+    for index in range(len(boxes)):
+        if left[index]:
+            keep.append(index)
+            left &= clear[index]
     return keep
 
 

@@ -47,7 +47,7 @@ _NOTHING, _SCORES, _WEIGHTS = 0, 1, 2
 def find(module: Module) -> Iterator[Hit]:
     """Yield the second product of each attention that is written out."""
     text = module.text
-    if "softmax" not in text.lower() or _FUSED.search(text):
+    if ("softmax" not in text and "Softmax" not in text) or _FUSED.search(text):
         return
     for function in module.functions:
         body = module.text_of(function)
@@ -96,7 +96,7 @@ class _Function:
     def _leaves(self, node: ast.expr) -> None:
         parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
         stages = {self.of(one) for one in parts}  # all of them: each may hold the product
-        self.kept = self.kept or _WEIGHTS in stages
+        self.kept = self.kept or max(stages, default=_NOTHING) > _NOTHING
 
     def of(self, node: ast.expr) -> int:
         """Return the stage of an expression, and note a product of the weights."""
@@ -136,6 +136,8 @@ class _Function:
 
     def _product(self, node: ast.expr, operands: list[ast.expr]) -> int:
         stages = [self.of(one) for one in operands]
+        if len(operands) == 1:
+            return stages[0]  # einsum that only turns axes
         if _WEIGHTS in stages:
             self.hit = self.hit or node
             return _NOTHING

@@ -40,6 +40,8 @@ _CASTS = frozenset(["half", "float", "bfloat16", "double", "to", "type"])
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield calls of compiled functions whose arguments change kind."""
+    if "compile" not in module.text:
+        return
     for call in module.calls:
         if not _is_compiled(module, call) or call.context.rare:
             continue

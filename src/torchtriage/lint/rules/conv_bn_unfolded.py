@@ -42,6 +42,8 @@ MESSAGE = "this bias is taken away by the batch norm that follows"
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield convolutions whose bias does nothing."""
+    if "BatchNorm" not in module.text:
+        return
     for call in module.called("torch.nn.Sequential"):
         for first, second in zip(call.node.args, call.node.args[1:], strict=False):
             if _biased(module, first) and _is(module, second, _NORM):

@@ -428,7 +428,7 @@ def analyze_run(
     recordings = [one for one in find_recordings(Path(out)) if pid in (None, one.facts.get("pid"))]
     usable = [one for one in recordings if one.light or one.heavy]
     if not usable:
-        reason, hint = why_nothing(Path(out), recordings)
+        reason, hint = why_nothing(Path(out), recordings, exit_code)
         raise TraceFormatError(reason, where=command or str(out), hint=hint)
     settings = {"only": only, "skip": skip, "min_share": min_share, "what_if": questions}
     results = [_joined(one, command, exit_code, settings, sources) for one in usable]

@@ -185,7 +185,6 @@ class Profile:
         file, line, function = user_call(caller)
         facts = {
             "pid": os.getpid(),
-            "argv": sys.argv,
             "rank": self.recorder.rank,
             "loop": {
                 "boundary": "mark",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torchtriage.errors import UsageError
-from torchtriage.record.launch import BOOTSTRAP, end_like, find_command
+from torchtriage.record.launch import BOOTSTRAP, Command, end_like, find_command
 
 SEEN = """
 import os, sys
@@ -219,3 +219,18 @@ def test_launchers_are_told_from_scripts(words: list[str], is_script: bool) -> N
 
 def test_ends_with_the_scripts_code() -> None:
     assert [end_like(code) for code in (0, 1, 255)] == [0, 1, 255]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--hf-token", "abc", "--lr", "1"], "--hf-token '***' --lr 1"),
+        (["--api_key=abc"], "'--api_key=***'"),
+        (["--max-tokens", "256", "--tokenizer", "bpe"], "--max-tokens 256 --tokenizer bpe"),
+        (["--token", "--fast"], "--token --fast"),
+        (["--password", "a b"], "--password '***'"),
+    ],
+)
+def test_secrets_among_the_arguments_are_not_shown(words, shown):
+    command = Command(("python", "train.py", *words), is_script=True)
+    assert str(command) == f"python train.py {shown}"

@@ -158,7 +158,9 @@ def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
     return mean / 1e6 if mean else None
 
 
-def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
+def why_nothing(
+    out: Path, recordings: list[Recording], exit_code: int | None = None
+) -> tuple[str, str]:
     """Return why there is nothing to judge, and what to try."""
     for path in sorted(out.glob("errors-*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -170,6 +172,11 @@ def why_nothing(out: Path, recordings: list[Recording]) -> tuple[str, str]:
         return f"watching failed: {text.splitlines()[-1]}", f"report it with {path}"
     if not out.is_dir():
         return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
+    if not recordings and exit_code:
+        return (
+            f"the script ended with {exit_code} before it imported torch",
+            "see what it said; without torchtriage it ends the same way",
+        )
     if not recordings:
         return (
             "the script never imported torch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 SETTINGS = "TORCHTRIAGE_RUN"
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.", "lightning.fabric.")
 """Modules of ``-m`` that start the user's script as processes of their own."""
+_SECRET = re.compile(r"token(?!s|iz)|passw|secret|api.?key|credential", re.IGNORECASE)
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
@@ -39,10 +41,25 @@ class Command:
     is_script: bool
 
     def __str__(self) -> str:
-        """Return the command as the user would type it."""
+        """Return the command as the user would type it, without secrets: reports are passed on."""
         import shlex
 
-        return shlex.join(self.arguments)
+        return shlex.join(_masked(self.arguments))
+
+
+def _masked(words: Sequence[str]) -> list[str]:
+    """Return the words with ``***`` for what options such as ``--hf-token`` are given."""
+    out: list[str] = []
+    secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        names_one = word.startswith("-") and _SECRET.search(name) is not None
+        if names_one and equals:
+            out.append(f"{name}=***")
+        else:
+            out.append("***" if secret and not word.startswith("-") else word)
+        secret = names_one and not equals
+    return out
 
 
 def find_command(words: Sequence[str]) -> Command:

@@ -148,7 +148,6 @@ class Watch:
         text = json.dumps(
             {
                 "pid": self.pid,
-                "argv": sys.argv,
                 "roots": self.roots,
                 "python": sys.version.split()[0],
                 "executable": sys.executable,

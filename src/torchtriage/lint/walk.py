@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchtriage.lint import names
+from torchtriage.lint.conditions import ends, is_rare, is_switch, leaves, takes_remainder
 from torchtriage.lint.facts import (
     Assign,
     Call,
@@ -29,6 +30,7 @@ from torchtriage.lint.facts import (
     keyword,
     literal,
 )
+from torchtriage.lint.syntax import constructs, destination, flag, goes_over, moves, path_of, turns
 from torchtriage.lint.values import (
     CPU,
     DEVICE,
@@ -174,8 +176,8 @@ class _Walker:
             if (
                 isinstance(statement, ast.If)
                 and not statement.orelse
-                and _leaves(statement.body)
-                and _rare(statement.test, negated=True)
+                and leaves(statement.body)
+                and is_rare(statement.test, negated=True)
             ):
                 self.context = self._inside(rare=True)
         self.context = context
@@ -228,7 +230,7 @@ class _Walker:
             self.target(node.value, UNKNOWN)
         elif isinstance(node, ast.Attribute):
             self.eval(node.value)
-            path = _path(node)
+            path = path_of(node)
             if path.startswith("self.") and self.function and self.function.owner:
                 self.function.owner.attributes[path[5:]] = value
             if path:
@@ -261,7 +263,7 @@ class _Walker:
                 value = _GUESS
             if value is None:
                 value = _named(arg.arg) or UNKNOWN
-            known = self.module.classes.get(_path(arg.annotation)) if arg.annotation else None
+            known = self.module.classes.get(path_of(arg.annotation)) if arg.annotation else None
             if known is not None and known.is_module:
                 value = _A_MODULE
             if value.kind == "unknown" and arg.arg in function.given:
@@ -280,9 +282,9 @@ class _Walker:
                 return self._annotation(node.right)
             return self._annotation(node.left) if literal(node.right) is None else UNKNOWN
         if isinstance(node, ast.Subscript):  # Optional[Tensor]
-            optional = _path(node.value).rpartition(".")[2] == "Optional"
+            optional = path_of(node.value).rpartition(".")[2] == "Optional"
             return self._annotation(node.slice) if optional else UNKNOWN
-        said = literal(node) if isinstance(node, ast.Constant) else _path(node)
+        said = literal(node) if isinstance(node, ast.Constant) else path_of(node)
         if not isinstance(said, str):
             return UNKNOWN
         said = re.sub(r"\b(Optional\[|None\s*\|\s*|\|\s*None)", "", said).strip("[] ")
@@ -404,7 +406,7 @@ class _Walker:
 
     def _conditional(self, node: ast.IfExp) -> Value:
         self._test(node.test, "if")
-        rare = self.context.rare or _rare(node.test)
+        rare = self.context.rare or is_rare(node.test)
         saved = self.context
         if rare and not saved.rare:
             self.context = self._inside(rare=True)
@@ -421,7 +423,7 @@ class _Walker:
         for index, one in enumerate(node.values):
             if index < len(node.values) - 1:
                 values.append(self._test(one, "and" if isinstance(node.op, ast.And) else "or"))
-                if isinstance(node.op, ast.And) and _rare(one):
+                if isinstance(node.op, ast.And) and is_rare(one):
                     self.context = self._inside(rare=True)
             else:
                 values.append(self.eval(one))
@@ -535,7 +537,12 @@ class _Walker:
         for one in node.generators:
             iterated = self.eval(one.iter)
             loop = Loop(
-                one, self.context.loop, self.function, iterated, _path(one.iter), comprehension=True
+                one,
+                self.context.loop,
+                self.function,
+                iterated,
+                path_of(one.iter),
+                comprehension=True,
             )
             self.module.loops.append(loop)
             self.module.loop_contexts[loop] = self.context
@@ -675,7 +682,7 @@ class _Walker:
         if name in names.FACTORIES or last.endswith("_like"):
             return self._factory(call)
         if name in names.LOADERS:
-            return Value("loader", CPU, pinned=_flag(node, "pin_memory", 7))
+            return Value("loader", CPU, pinned=flag(node, "pin_memory", 7))
         if name in names.DATASETS:
             device, _ = placed(given)
             return Value("dataset", device)
@@ -818,7 +825,9 @@ class _Walker:
     def _invoke(self, call: Call) -> Value:
         """Return what calling a module or a compiled function gives."""
         receiver, given = call.receiver, list(call.arguments)
-        path = _path(call.node.func) if isinstance(call.node.func, ast.Name | ast.Attribute) else ""
+        path = (
+            path_of(call.node.func) if isinstance(call.node.func, ast.Name | ast.Attribute) else ""
+        )
         if receiver.of == "event":
             return UNKNOWN
         if receiver.kind == "callable" and not receiver.compiled:
@@ -865,7 +874,7 @@ class _Walker:
             return UNKNOWN
         if receiver.kind == "list":
             if attr == "clear":
-                path = _path(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+                path = path_of(node.func.value) if isinstance(node.func, ast.Attribute) else ""
                 for loop in self.context.loops():
                     loop.cleared.add(path)
             if attr == "items":
@@ -884,22 +893,22 @@ class _Walker:
 
     def _unknown_method(self, call: Call) -> Value:
         attr, node, given = call.attr, call.node, list(call.arguments)
-        path = _path(node.func)
+        path = path_of(node.func)
         if attr in ("append", "extend"):
             self._append(call)
             return UNKNOWN
         if attr in ("item", "tolist"):
             return HOST
-        if attr in ("cuda", "to", "eval") and _constructs(call.owner):
+        if attr in ("cuda", "to", "eval") and constructs(call.owner):
             # DQN(4, 2).to(device): what is built and moved in one breath is a module
-            device = DEVICE if attr == "cuda" or (attr == "to" and _moves(node)) else MAYBE
+            device = DEVICE if attr == "cuda" or (attr == "to" and moves(node)) else MAYBE
             return Value("module", device, evaluated=attr == "eval")
         if attr == "cpu" and not given:
             self._event("wait", node, "")
             return Value("tensor", CPU, readback=node)
         if attr == "numpy":
             return NUMPY.but(readback=None)
-        if attr == "cuda" or (attr == "to" and _moves(node)):
+        if attr == "cuda" or (attr == "to" and moves(node)):
             return Value("tensor", DEVICE, data=call.receiver.data)
         if attr == "detach" and not given:
             return Value("tensor", MAYBE)
@@ -960,7 +969,7 @@ class _Walker:
         if attr in ("item", "tolist"):
             self._event("wait", node, "")
             return HOST
-        if attr == "cpu" or (attr == "to" and _destination(node) == "cpu"):
+        if attr == "cpu" or (attr == "to" and destination(node) == "cpu"):
             if receiver.device > CPU:
                 self._event("wait", node, "")
                 return receiver.but(device=CPU, readback=node, grad=receiver.grad)
@@ -1007,7 +1016,7 @@ class _Walker:
     def _moves_to_device(self, call: Call) -> bool:
         if call.attr == "type_as":
             return bool(call.arguments) and call.arguments[0].kind == "tensor"
-        if _moves(call.node):
+        if moves(call.node):
             return True
         first = call.node.args[0] if call.node.args else None
         # x.to(other): the device of another tensor
@@ -1021,7 +1030,7 @@ class _Walker:
     def _module_method(self, call: Call) -> Value:
         attr, node, receiver = call.attr, call.node, call.receiver
         if attr in ("to", "cuda"):
-            if attr == "cuda" or _moves(node):
+            if attr == "cuda" or moves(node):
                 moved = receiver.but(device=DEVICE)
                 self._rebind(call, moved)
                 return moved
@@ -1065,15 +1074,15 @@ class _Walker:
                     return
             self.scopes[-1][owner.id] = value
         elif owner is not None and self.function is not None and self.function.owner is not None:
-            path = _path(owner)
+            path = path_of(owner)
             if path.startswith("self."):
                 self.function.owner.attributes[path[5:]] = value
 
     def _append(self, call: Call) -> None:
         owner = call.owner
-        if owner is not None and call.node.args and _path(owner):
+        if owner is not None and call.node.args and path_of(owner):
             self.module.assigns.append(
-                Assign(call.node, call.attr, _path(owner), call.arguments[0], call.node.args[0],
+                Assign(call.node, call.attr, path_of(owner), call.arguments[0], call.node.args[0],
                        self.context)
             )  # fmt: skip
 
@@ -1095,7 +1104,7 @@ class _Walker:
             self._mark_compiled(self.module.value(target).of or target.id)
         elif isinstance(target, ast.Call):
             self._mark_compiled(self.module.value(target).of)
-        elif isinstance(target, ast.Attribute) and _path(target).startswith("self."):
+        elif isinstance(target, ast.Attribute) and path_of(target).startswith("self."):
             owner = self.function.owner if self.function else None
             if owner is not None and target.attr in owner.methods:
                 owner.methods[target.attr].compiled = True
@@ -1257,12 +1266,12 @@ class _Walker:
         if isinstance(node.value, ast.Call) and self.module.calls:
             last = self.module.calls[-1]
             if last.node is node.value and len(node.targets) == 1:
-                last.target = _path(node.targets[0])
+                last.target = path_of(node.targets[0])
                 if value.kind == "clock":
                     self._rename_clock(last)
         for one in node.targets:
             self._environ(node, one, node.value)
-            path = _path(one)
+            path = path_of(one)
             if path:
                 self.module.assigns.append(Assign(node, "=", path, value, node.value, self.context))
             kept = value.but(of=path) if value.kind == "clock" else value
@@ -1292,7 +1301,7 @@ class _Walker:
 
     def _augmented(self, node: ast.AugAssign) -> None:
         value = self.eval(node.value)
-        path = _path(node.target)
+        path = path_of(node.target)
         old = UNKNOWN
         if isinstance(node.target, ast.Name | ast.Attribute):
             load = self.lookup(path) if isinstance(node.target, ast.Name) else None
@@ -1323,9 +1332,9 @@ class _Walker:
         elif value.kind == "tensor":
             # items of a batch, or rows of a tensor
             self._all(target, value)
-        elif isinstance(iterated, ast.Call) and _path(iterated.func) == "range":
+        elif isinstance(iterated, ast.Call) and path_of(iterated.func) == "range":
             self.target(target, HOST)
-            loop.n_constant = _count(iterated)
+            loop.n_constant = turns(iterated)
         elif value.kind == "list" and value.items and not value.of:
             kinds = {one.kind for one in value.items}
             loop.n_constant = len(value.items) if isinstance(iterated, ast.List) else None
@@ -1347,7 +1356,7 @@ class _Walker:
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
         iterated = self.eval(node.iter)
-        loop = Loop(node, self.context.loop, self.function, iterated, _over(node.iter))
+        loop = Loop(node, self.context.loop, self.function, iterated, goes_over(node.iter))
         self._enter(loop, node.body, node)
         self.block(node.orelse)
 
@@ -1376,20 +1385,20 @@ class _Walker:
 
     def _if(self, node: ast.If) -> None:
         self._test(node.test, "if")
-        rare = _rare(node.test)
-        modulo = _modulo(node.test)
-        side = _aside(node.test)
+        rare = is_rare(node.test)
+        modulo = takes_remainder(node.test)
+        side = is_switch(node.test)
         old = self.context
         self.within(
             self._inside(
-                rare=old.rare or rare or _ends(node.body),
+                rare=old.rare or rare or ends(node.body),
                 aside=old.aside or side,
                 modulo=old.modulo or modulo,
             ),
             node.body,
         )
-        otherwise = _rare(node.test, negated=True)
-        self.within(self._inside(rare=old.rare or otherwise or _ends(node.orelse)), node.orelse)
+        otherwise = is_rare(node.test, negated=True)
+        self.within(self._inside(rare=old.rare or otherwise or ends(node.orelse)), node.orelse)
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
         inside = self.context
@@ -1449,7 +1458,7 @@ class _Walker:
 
     def _delete(self, node: ast.Delete) -> None:
         for one in node.targets:
-            path = _path(one.value if isinstance(one, ast.Subscript) else one)
+            path = path_of(one.value if isinstance(one, ast.Subscript) else one)
             for loop in self.context.loops():
                 loop.cleared.add(path)
 
@@ -1513,27 +1522,6 @@ if hasattr(ast, "TryStar"):
     _STATEMENTS[ast.TryStar] = _Walker._try
 
 
-# -- what a piece of syntax says -----------------------------------------------------------------
-
-
-def _path(node: ast.expr) -> str:
-    """Return ``a.b.c`` for names and attributes, empty for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join((node.id, *reversed(parts))) if parts else node.id
-
-
-def _over(node: ast.expr) -> str:
-    """Return the path of what a loop goes over, wrappers taken away."""
-    while isinstance(node, ast.Call) and node.args:
-        node = node.args[0]
-    return _path(node)
-
-
 @lru_cache(maxsize=1 << 14)
 def _named(name: str) -> Value | None:
     """Return what people mean by a name."""
@@ -1564,9 +1552,9 @@ def is_optimizer_step(call: Call) -> bool:
     if call.receiver.kind == "optimizer":
         return True
     owner = call.owner
-    last = _path(owner).rpartition(".")[2] if owner is not None else ""
+    last = path_of(owner).rpartition(".")[2] if owner is not None else ""
     if isinstance(owner, ast.Subscript):
-        last = _path(owner.value).rpartition(".")[2]
+        last = path_of(owner.value).rpartition(".")[2]
     if re.search(r"scaler", last):
         return True
     return bool(names.OPTIMIZER.match(last)) and "schedul" not in last
@@ -1612,174 +1600,3 @@ def _together(left: Value, right: Value) -> Value:
     if left.kind == "host" and right.kind == "host":
         return HOST
     return UNKNOWN
-
-
-def _flag(node: ast.Call, name: str, position: int) -> bool | None:
-    """Return a boolean setting of a call: its value, False when absent, None when not constant."""
-    given = keyword(node, name)
-    if given is None and len(node.args) > position:
-        given = node.args[position]
-    if given is None:
-        return None if any(one.arg is None for one in node.keywords) else False
-    said = literal(given)
-    return bool(said) if said is not ... else None
-
-
-def _destination(node: ast.Call) -> str:
-    """Return the device a ``.to(...)`` names in words, empty when none."""
-    given = keyword(node, "device") or (node.args[0] if node.args else None)
-    if isinstance(given, ast.Call) and given.args and _path(given.func).endswith("device"):
-        given = given.args[0]
-    said = literal(given)
-    return said.partition(":")[0] if isinstance(said, str) else ""
-
-
-def _moves(node: ast.Call) -> bool:
-    """Return whether ``x.to(...)`` moves to a device that is not the host."""
-    word = _destination(node)
-    if word:
-        return word != "cpu"
-    if keyword(node, "device") is not None:
-        return True
-    for one in node.args[:1]:
-        path = _path(one).lower()
-        if "dtype" in path or path.startswith(("torch.", "np.")):
-            return False
-        if re.search(r"(^|[._])(device|dev|cuda|gpu|rank|local_rank|device_id)s?(_?\w*)$", path):
-            return True
-        if isinstance(one, ast.Call) and _path(one.func).endswith("device"):
-            return True
-        if isinstance(one, ast.Constant) and isinstance(one.value, int):
-            return True
-    return False
-
-
-def _count(node: ast.Call) -> int | None:
-    """Return how often ``range(...)`` turns, when it says so."""
-    numbers = [literal(one) for one in node.args]
-    if not numbers or any(not isinstance(one, int) for one in numbers):
-        return None
-    try:
-        return len(range(*numbers))  # type: ignore[call-overload,unused-ignore]
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _words(node: ast.expr) -> list[str]:
-    """Return the names and texts in a condition."""
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if isinstance(node, ast.Attribute):
-        return [*_words(node.value), node.attr]
-    if isinstance(node, ast.Constant):
-        return [node.value] if isinstance(node.value, str) else []
-    found: list[str] = []
-    for name in node._fields:
-        part = getattr(node, name, None)
-        if isinstance(part, ast.expr):
-            found += _words(part)
-        elif isinstance(part, list):
-            for one in part:
-                if isinstance(one, ast.expr):
-                    found += _words(one)
-                elif isinstance(one, ast.keyword):
-                    found += _words(one.value)
-    return found
-
-
-_SWITCH = re.compile(r"debug|verbose|profil|dry_run|anomaly|determinis|sanity", re.IGNORECASE)
-_COUNTER = re.compile(
-    r"(^|_)(step|steps|iter|iteration|it|i|idx|index|j|k|n|batch|batch_idx|epoch|count|counter"
-    r"|global_step|batch_i|b|t)(_?(id|idx|num|no|count|i))?$"
-)
-
-
-@lru_cache(maxsize=1 << 14)
-def _rare_word(word: str) -> bool:
-    return names.RARE.search(word) is not None
-
-
-@lru_cache(maxsize=1 << 14)
-def _switch_word(word: str) -> bool:
-    return _SWITCH.search(word) is not None
-
-
-@lru_cache(maxsize=1 << 14)
-def _counts(word: str) -> bool:
-    return _COUNTER.search(word) is not None
-
-
-def _modulo(test: ast.expr) -> bool:
-    """Return whether a remainder is taken somewhere in a condition."""
-    if isinstance(test, ast.BinOp):
-        return isinstance(test.op, ast.Mod) or _modulo(test.left) or _modulo(test.right)
-    if isinstance(test, ast.Compare):
-        return _modulo(test.left) or any(map(_modulo, test.comparators))
-    if isinstance(test, ast.BoolOp):
-        return any(map(_modulo, test.values))
-    return isinstance(test, ast.UnaryOp) and _modulo(test.operand)
-
-
-def _rare(test: ast.expr, *, negated: bool = False) -> bool:
-    """Return whether a condition holds in few steps (``negated``: whether it fails in few)."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _rare(test.operand, negated=not negated)
-    if isinstance(test, ast.BoolOp):
-        # all must hold: one rare part is enough
-        every = isinstance(test.op, ast.And) != negated
-        parts = [_rare(one, negated=negated) for one in test.values]
-        return any(parts) if every else all(parts)
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        op = test.ops[0]
-        if _modulo(test):
-            left = isinstance(op, ast.Eq | ast.Lt | ast.LtE)
-            return left != negated
-        names_ = [part for one in (test.left, *test.comparators) for part in _words(one)]
-        if any(map(_counts, names_)) and isinstance(op, ast.Eq | ast.NotEq):
-            return isinstance(op, ast.Eq) != negated
-        if (
-            isinstance(test.left, ast.Name)
-            and _counts(test.left.id)
-            and isinstance(op, ast.Lt | ast.LtE)
-            and isinstance(literal(test.comparators[0]), int)
-        ):
-            return not negated
-        if isinstance(op, ast.Is | ast.IsNot):
-            missing = isinstance(op, ast.Is) and literal(test.comparators[0]) is None
-            if negated or missing:
-                return False
-    if negated:
-        if isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod):
-            return True  # "if step % 50: continue"
-        # "if not logging: continue"
-        words = [] if isinstance(test, ast.Compare) else _words(test)
-        return any(re.search(r"compiling|dynamo|tracing|scripting", word) for word in words)
-    if _modulo(test):
-        return not isinstance(test, ast.BinOp)
-    return any(map(_rare_word, _words(test)))
-
-
-def _aside(test: ast.expr) -> bool:
-    """Return whether a condition is a switch that is off in normal runs, whatever is inside."""
-    if isinstance(test, ast.UnaryOp):
-        return False
-    if isinstance(test, ast.Compare) and any(isinstance(one, ast.NotEq) for one in test.ops):
-        return False
-    return any(map(_switch_word, _words(test)))
-
-
-def _constructs(node: ast.expr | None) -> bool:
-    """Return whether an expression is ``Class(...)``."""
-    if not isinstance(node, ast.Call):
-        return False
-    last = _path(node.func).rpartition(".")[2]
-    return last[:1].isupper() and names.RECORDS.search(last) is None
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Continue | ast.Return)
-
-
-def _ends(body: list[ast.stmt]) -> bool:
-    """Return whether a block is the way out: it runs at most once."""
-    return bool(body) and isinstance(body[-1], ast.Raise | ast.Break)

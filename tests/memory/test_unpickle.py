@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import pickletools
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -20,6 +21,7 @@ from torchtriage.errors import SnapshotError
 from torchtriage.memory import unpickle as unpickling
 from torchtriage.memory.read import read_snapshot
 from torchtriage.memory.unpickle import unpickle
+from torchtriage.memory.verdict import judge
 
 PROTOCOLS = (2, 3, 4, 5)
 STOP = b"."
@@ -238,3 +240,100 @@ def test_opcodes_that_do_nothing_do_not_go_on_forever(idle: bytes) -> None:
     with pytest.raises(SnapshotError, match="loose values"):
         unpickle(read, KeepAll())
     assert n_read * len(part) < 32 << 20
+
+
+TWICE = b")q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
+"""Tuples of the one before, twice: with a hash or a text that never ends."""
+
+
+@pytest.mark.parametrize("items", [b"h\x3cK\x01s", b"(h\x3cK\x01u"])
+def test_tuples_are_no_keys(items: bytes) -> None:
+    with pytest.raises(SnapshotError, match="names as keys, found a tuple"):
+        load(b"\x80\x04(" + TWICE + b"}" + items + b"t.")
+
+
+@pytest.mark.parametrize("field", [b"action", b"user_metadata", b"addr", b"segment_pool_id"])
+def test_fields_of_nested_tuples_have_no_endless_text(tmp_path: Path, field: bytes) -> None:
+    def text(value: bytes) -> bytes:
+        return b"\x8c%c" % len(value) + value
+
+    entry = b"}(" + text(field) + b"h\x3c" + text(b"size") + b"K\x01u"
+    start = b"\x80\x04}(" + text(b"unused") + b"(" + TWICE + b"t" + text(b"segments") + b"]"
+    file = tmp_path / "laughs.pickle"
+    file.write_bytes(start + text(b"device_traces") + b"]]" + entry + b"aau.")
+    with contextlib.suppress(SnapshotError):
+        assert judge(read_snapshot(file)).crashes == ()
+
+
+# -- many entries that look alike --------------------------------------------------------------
+
+
+def mixed_history(seed: int) -> dict[str, Any]:
+    """Entries of several shapes, in runs and in turns, with values that do not fit a column."""
+    rng = random.Random(seed)
+    files = [{"filename": f"/a/{i}.py", "line": i, "name": f"f{i}"} for i in range(9)]
+    shapes: list[list[str]] = [
+        ["action", "addr", "size", "stream", "time_us", "frames"],
+        ["action", "addr", "size", "stream", "frames"],
+        ["frames", "addr", "size", "stream", "time_us", "action"],
+        ["action", "addr", "size", "stream", "frames", "time_us", "compile_context", "pool_id"],
+        ["action", "addr", "size", "stream", "time_us", "frames", "user_metadata", "new_field"],
+        ["action", "size", "stream", "time_us", "frames"],
+    ]
+    entries = []
+    for _ in range(60):
+        shape = rng.choice(shapes)
+        for _ in range(rng.choice((1, 2, 40))):
+            made: dict[str, Any] = {
+                "action": rng.choice(("alloc", "free_requested", "free_completed", "oom", "newer")),
+                "addr": rng.choice((1 << 47, 1 << 40, 512, -1, None)),
+                "size": rng.choice((0, 7, 1 << 20, 1 << 33)),
+                "stream": rng.choice((0, 7, 1 << 41)),
+                "time_us": rng.choice((1_700_000_000_000_000, 5, None, True, (1 << 63) + 5)),
+                "frames": rng.choice(([], files[:1], files[2:7], list(files))),
+                "compile_context": rng.choice((None, "0/0", "1/0")),
+                "user_metadata": rng.choice(("", "step", "x" * 200, 3)),
+                "pool_id": rng.choice(((0, 0), (0, 3), None)),
+                "new_field": 1,
+            }
+            entries.append({name: made[name] for name in shape})
+    for entry in entries:
+        if entry["action"] == "oom" and "addr" in entry:
+            entry["device_free"] = entry.pop("addr")
+    return {"segments": [], "device_traces": [entries]}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("seed", range(3))
+def test_entries_read_at_once_are_those_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, protocol: int, seed: int
+) -> None:
+    data = pickle.dumps(mixed_history(seed), protocol)
+    at_once = read_snapshot(io.BytesIO(data))
+    monkeypatch.setattr(unpickling, "MAX_ITEMS", 0)
+    one_by_one = read_snapshot(io.BytesIO(data))
+    for name, column in vars(one_by_one.history).items():
+        assert getattr(at_once.history, name).tolist() == column.tolist(), name
+    assert at_once.texts == one_by_one.texts
+    assert at_once.pools == one_by_one.pools
+    assert at_once.stacks.frame.tolist() == one_by_one.stacks.frame.tolist()
+    assert at_once.unknown.keys() == one_by_one.unknown.keys()
+
+
+def test_many_shapes_cost_no_pattern_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[bytes, ...]] = []
+    real = unpickling._row_of_known
+    monkeypatch.setattr(
+        unpickling, "_row_of_known", lambda keys, puts: made.append(keys) or real(keys, puts)
+    )
+    fields = [f"field_{i}" for i in range(200)]
+    entries = [
+        {"action": "alloc", "addr": i, "size": 1, name: 3}
+        for i, name in enumerate(fields * 2)
+    ]  # fmt: skip
+    wide = [{"action": "alloc", "addr": 1, **dict.fromkeys(fields, 1)}] * 3
+    document = {"segments": [], "device_traces": [[*entries, *map(dict, wide)]]}
+    found = read_snapshot(io.BytesIO(pickle.dumps(document, 4)))
+    assert found.history.address.tolist() == [*range(400), 1, 1, 1]
+    assert 1 < len(set(made)) <= unpickling.MAX_SHAPES + 2
+    assert max(map(len, made)) <= unpickling.MAX_ITEMS

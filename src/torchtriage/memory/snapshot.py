@@ -8,6 +8,7 @@ torch 1.12 wrote a list of segments whose blocks have a ``history`` and no addre
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -284,6 +285,7 @@ _ENTRY_FIELDS = {
     "action", "addr", "size", "stream", "time_us", "frames", "device_free", "compile_context",
     "user_metadata", "pool_id", "segment_pool_id", "device",
 }  # fmt: skip
+_USUAL = {"action", "addr", "size", "stream", "frames"}
 _SNAPSHOT = "pass the file written by torch.cuda.memory._dump_snapshot(path)"
 
 
@@ -331,6 +333,43 @@ class SnapshotBuilder:
             return self._mark(value)
         return value
 
+    def taker(self, names: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
+        """Return what makes rows of entries with these fields, in this order; else None."""
+        place = {name: i for i, name in enumerate(names) if type(name) is str}
+        if len(place) != len(names) or not _USUAL <= place.keys() <= _ENTRY_FIELDS:
+            return None
+        i_action, i_stack = place["action"], place["frames"]
+        i_address, i_size, i_stream = place["addr"], place["size"], place["stream"]
+        i_time, i_metadata = place.get("time_us"), place.get("user_metadata")
+        i_context = place.get("compile_context")
+        i_pool = place.get("segment_pool_id", place.get("pool_id"))
+        columns = self.e_address, self.e_size, self.e_stream, self.e_time
+        put_address, put_size, put_stream, put_time = (one.append for one in columns)
+
+        def take(values: list[Any]) -> Any:
+            stack, name = values[i_stack], values[i_action]
+            action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
+            if action >= Action.OOM or type(stack) is not _Stack:
+                return self._entry(dict(zip(names, values, strict=True)))
+            try:
+                put_address(values[i_address])
+                put_size(values[i_size])
+                put_stream(values[i_stream])
+                put_time(NONE if i_time is None else values[i_time])
+            except (TypeError, OverflowError):
+                for one in columns:
+                    del one[len(self.e_action) :]
+                return self._entry(dict(zip(names, values, strict=True)))
+            self.e_stack.append(stack)
+            self.e_metadata.append(0 if i_metadata is None else self._text(values[i_metadata]))
+            self.e_context.append(0 if i_context is None else self._text(values[i_context]))
+            pool = None if i_pool is None else values[i_pool]
+            self.e_pool.append(NONE if pool is None else self._pool(pool))
+            self.e_action.append(action)
+            return _ENTRY
+
+        return take
+
     def take_list(self, value: list[Any]) -> Any:
         """Return the stack a list of frames is, any other list itself."""
         if any(type(one) is not _Frame for one in value):
@@ -346,7 +385,7 @@ class SnapshotBuilder:
         address = get("addr", NONE)
         if action >= Action.OOM:
             if action == Action.OTHER:
-                self._count(f"action {name!s:.40}")
+                self._count(f"action {_word(name)}")
             elif action == Action.OOM:
                 self.e_free[len(self.e_action)] = _number(get("device_free", address))
                 address = NONE
@@ -365,7 +404,7 @@ class SnapshotBuilder:
             # entries of one file are alike: looking at each costs as much as reading it
             self.n_items = len(value)
             for key in value.keys() - _ENTRY_FIELDS:
-                self._count(f"field {key!s:.40} of history")
+                self._count(f"field {_word(key)} of history")
         return _ENTRY
 
     def _frame(self, value: dict[Any, Any]) -> _Frame:
@@ -433,7 +472,7 @@ class SnapshotBuilder:
         state = value.get("state")
         code = _STATES.get(state) if type(state) is str else None
         if code is None:
-            self._count(f"block state {state!s:.40}")
+            self._count(f"block state {_word(state)}")
             code = int(State.ACTIVE_ALLOCATED)
         row["address"].append(_number(value.get("address", NONE)))
         row["size_bytes"].append(_number(value["size"]))
@@ -539,7 +578,7 @@ class SnapshotBuilder:
         for key in document.keys() - {
             "segments", "device_traces", "allocator_settings", "external_annotations"
         }:  # fmt: skip
-            self._count(f"field {key!s:.40}")
+            self._count(f"field {_word(key)}")
         return Snapshot(
             path=path,
             size_bytes=size_bytes,
@@ -676,6 +715,13 @@ def _kind(value: Any) -> str:
     if isinstance(value, _Row):
         return f"one {value.what} alone"
     return kinds.get(type(value), "something else")
+
+
+def _word(value: Any) -> str:
+    """Return what was met and not understood, short."""
+    if type(value) is str:
+        return value[:40]
+    return type(value).__name__ if _is_big(value) else str(value)[:40]
 
 
 def _is_big(value: Any) -> bool:

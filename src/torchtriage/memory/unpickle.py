@@ -17,7 +17,7 @@ import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torchtriage.errors import SnapshotError
 from torchtriage.units import format_bytes
@@ -35,6 +35,10 @@ BYTES_PER_VALUE = 16
 """Values that may be kept: so many, and one more for each so many bytes. An entry of a snapshot's
 history takes more than 60 bytes and leaves three."""
 
+MAX_ITEMS = 24
+MAX_SHAPES = 32
+"""Of dicts that come by the million: each shape has a pattern, which takes time to make. A torch
+writes a handful of shapes, of twelve items at most."""
 CACHED = 200_000
 _HIGHEST_PROTOCOL = 5
 _TRY = "write it again with torch.cuda.memory._dump_snapshot(path), and pass that file"
@@ -80,22 +84,36 @@ class Sink(Protocol):
     def take_list(self, value: list[Any]) -> Any:
         """Return what to keep in place of a list of earlier values: ``value`` to keep it."""
 
+    def taker(self, names: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
+        """Return what does as ``take_dict`` with the values of a dict of these keys, if anything.
+
+        Dicts of the same keys come by the million.
+        """
+
     n_items: int
     """How many items the dicts have that come by the million; 0 while that is not known."""
 
 
 @lru_cache(maxsize=64)
-def _row_of_known(n_items: int, puts: bytes) -> re.Pattern[bytes]:
+def _row_of_known(keys: tuple[bytes, ...], puts: bytes) -> re.Pattern[bytes]:
     """Return what matches a dict of known keys, numbers and known things, one group for each.
 
     Groups: what puts the dict, then key, value, ... A list holds known things alone; lists and
-    short texts are put, too.
+    short texts are put, too. ``keys`` are the keys' patterns.
     """
     listed = rb"\]" + puts + rb"(?:\(" + _GET + rb"{2,4096}e)?"
     value = b"(" + b"|".join([_GET, _FLAT, listed, _SHORT_TEXT + puts]) + b")"
     return re.compile(
-        rb"\}(" + puts + rb")\(" + (rb"(" + _GET + rb")" + value) * n_items + rb"u", re.DOTALL
+        rb"\}(" + puts + rb")\(" + b"".join(key + value for key in keys) + rb"u", re.DOTALL
     )
+
+
+class _Shape(NamedTuple):
+    """The keys of dicts that follow each other, and what takes their values."""
+
+    keys: tuple[bytes, ...]
+    names: tuple[Any, ...]
+    take: Callable[[list[Any]], Any] | None
 
 
 class _Pending:
@@ -176,7 +194,8 @@ class _Reader:
         self.lists: dict[bytes, Any] = {}
         self.small: dict[bytes, Any] = {}
         self.texts: dict[bytes, str] = {}
-        self.names: dict[tuple[bytes, ...], tuple[Any, ...]] = {}
+        self.shape: _Shape | None = None
+        self.shapes: dict[tuple[bytes, ...], _Shape] = {}
 
     @property
     def position(self) -> int:
@@ -243,15 +262,30 @@ class _Reader:
         data, memo, small, take = self.data, self.memo, self.small, self.sink.take_dict
         puts = b"\x94" if data[pos + 1] == MEMOIZE else b"r...."
         head = 1 + (1 if data[pos + 1] == MEMOIZE else 5)
-        match_at = _row_of_known(self.sink.n_items, puts).match
-        while pos < limit and (match := match_at(data, pos)) is not None:
+        any_row = _row_of_known((b"(" + _GET + b")",) * self.sink.n_items, puts).match
+        shape = self.shape
+        match_at = None if shape is None else _row_of_known(shape.keys, puts).match
+        while pos < limit:
+            match = None if match_at is None else match_at(data, pos)
+            if match is None or shape is None:
+                match = any_row(data, pos)
+                if match is None:
+                    break
+                # other keys: from now on these are looked for
+                shape = self.shape = self.shape_of(match.groups()[1::2])
+                if shape is None:
+                    break
+                match_at = _row_of_known(shape.keys, puts).match
+                match = match_at(data, pos)
+                if match is None:
+                    break
             groups = match.groups()
             slot = len(memo)
             if head == 6 and not self.puts_fit(groups):
                 break
             memo.append(None)
             values = []
-            for raw in groups[2::2]:
+            for raw in groups[1:]:
                 value = small.get(raw, memo)  # the memo itself is nobody's value
                 if value is memo:
                     op = raw[0]
@@ -269,28 +303,36 @@ class _Reader:
                     else:
                         value = small[raw] = self.decoded(raw)
                 values.append(value)
-            keys = groups[1::2]
-            names = self.names.get(keys)
-            if names is None:
-                names = self.names[keys] = tuple(map(self.decoded, keys))
-            items = dict(zip(names, values, strict=True))
-            taken = memo[slot] = take(items)
-            if taken is items:
-                self.kept += 2 * len(items)
+            if shape.take is not None:
+                taken = shape.take(values)
+            else:
+                items = dict(zip(shape.names, values, strict=True))
+                taken = take(items)
+                if taken is items:
+                    self.kept += 2 * len(items)
+            memo[slot] = taken
             stack.append(taken)
             pos = match.end()
-        if len(small) > CACHED or len(self.lists) > CACHED or len(self.names) > CACHED:
+        if len(small) > CACHED or len(self.lists) > CACHED:
             small.clear()
             self.lists.clear()
-            self.names.clear()
         if len(self.texts) > CACHED:
             self.texts.clear()
         return pos
 
+    def shape_of(self, keys: tuple[bytes, ...]) -> _Shape | None:
+        """Return the shape of dicts with these keys, as opcodes; None after too many of them."""
+        shape = self.shapes.get(keys)
+        if shape is None and len(self.shapes) < MAX_SHAPES:
+            names = tuple(_key(self.decoded(key)) for key in keys)
+            shape = _Shape(tuple(map(re.escape, keys)), names, self.sink.taker(names))
+            self.shapes[keys] = shape
+        return shape
+
     def puts_fit(self, groups: tuple[bytes, ...]) -> bool:
         """Return whether the memo indices a dict and its lists are put under come next."""
         puts = [groups[0][1:5]]
-        for raw in groups[2::2]:
+        for raw in groups[1:]:
             if raw[0] == EMPTY_LIST:
                 puts.append(raw[2:6])
             elif raw[0] == SHORT_BINUNICODE:
@@ -399,9 +441,9 @@ class _Reader:
                 elif op in (SETITEMS, SETITEM):
                     if op == SETITEM:
                         value, key = stack.pop(), stack.pop()
-                        items = {key: value}
+                        items = {_key(key): value}
                     else:
-                        items = dict(zip(stack[::2], stack[1::2], strict=True))
+                        items = dict(zip(map(_key, stack[::2]), stack[1::2], strict=True))
                         stack = outer.pop()
                         push = stack.append
                     target = stack[-1]
@@ -418,7 +460,7 @@ class _Reader:
                     else:
                         raise TypeError(f"items for {type(target).__name__}")
                 elif op == EMPTY_DICT:
-                    if sink.n_items:
+                    if 0 < sink.n_items <= MAX_ITEMS:
                         end = self.known_dicts(pos - 1, limit, stack)
                         if end >= pos:
                             pos = end
@@ -553,3 +595,10 @@ class _Reader:
             hint="only open files that torch.cuda.memory._dump_snapshot wrote; this one is"
             " something else, or was tampered with",
         )
+
+
+def _key(value: Any) -> Any:
+    """Return a dict's key; hashing a tuple of tuples of one tuple could take for ever."""
+    if type(value) is tuple:
+        raise SnapshotError("expected names as keys, found a tuple", hint=_TRY)
+    return value

@@ -276,6 +276,16 @@ def test_what_locals_gave_stays_whole() -> None:
     assert kept["before"] == before
 
 
+def test_what_functions_have_as_defaults_counts() -> None:
+    kept = []
+    with quiet() as watch:
+        for _ in range(250):
+            batch = bytes(BIG)
+            kept.append(lambda batch=batch: batch)
+            watch.step()
+    assert [leak.holder for leak in watch.report().leaks] == ["kept"]
+
+
 def test_the_tracer_is_taken_away_again() -> None:
     before = sys.gettrace()
     kept = []

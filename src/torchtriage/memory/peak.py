@@ -165,6 +165,8 @@ def holders(
     """
     lives = timeline.lives
     rows = np.flatnonzero(alive)
+    if not len(rows):
+        return ()
     total = int(lives.size_bytes[rows].sum())
     # what has no stack because it was there before is told from what has none for other reasons
     codes = lives.stack[rows].astype(np.int64)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Literal
 
 from torchtriage.memory import processes
@@ -209,8 +209,10 @@ def _deep(item: Any) -> tuple[float, bool, bool]:
             todo += list(one)[:50]
         elif not isinstance(one, (int, float, complex, bool, str, type(None))):
             log = False
-            if callable(one) and getattr(one, "__closure__", None):
-                todo += [cell.cell_contents for cell in one.__closure__ if _bound(cell)]
+            if isinstance(one, FunctionType):
+                cells = one.__closure__ or ()
+                todo += [cell.cell_contents for cell in cells if _bound(cell)]
+                todo += one.__defaults__ or ()
             elif hasattr(one, "__dict__"):
                 todo += list(vars(one).values())[:50]
         elif isinstance(one, str) and len(one) > 200:

@@ -47,6 +47,8 @@ LOOK_S = 0.01
 SLOWER_LOOK_S = 0.25
 """Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
 EAGER_S = 20.0
+LISTEN_S = 0.5
+"""So long only stacks are looked at; then module calls are listened to until one repeats."""
 SEEN_TWICE = 2
 SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
 """Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
@@ -90,6 +92,7 @@ class Watch:
         self.rival, self.rival_seen = 0, 0
         self.undo: list[Callable[[], object]] = []
         self.over = False
+        self.forward_found = False
         self.choosing = threading.Lock()
 
     # -- life ----------------------------------------------------------------------------------
@@ -236,21 +239,64 @@ class Watch:
             codes = _module_codes()
             begun = time.monotonic()
             seen: dict[int, int] = {}
+            listening: Callable[[], None] | None = None
             while not self.over and not self.n_optimizer_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
+                if self.forward_found:
+                    return
                 if passed < PATIENCE_S and _optimizer_made():
                     continue
+                if listening is None and passed > LISTEN_S and not _may_compile():
+                    listening = self._listen_to_calls(codes)
+                elif listening is not None and _may_compile():
+                    listening()
                 for module, call in _outermost_modules(codes):
                     seen[id(module)] = seen.get(id(module), 0) + 1
                     if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                        if listening is not None:
+                            listening()
                         self._hook_forward(module, call)
                         return
         except Exception:
             self._failed()
 
+    def _listen_to_calls(self, codes: frozenset[CodeType]) -> Callable[[], None]:
+        """Hear every module call until the outermost one repeats; return how to stop that.
+
+        For forwards too short beside the rest of their loop to be looked at.
+        """
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        heard: dict[int, int] = {}
+
+        def called(module: torch.nn.Module, _args: Any) -> None:
+            try:
+                frame = sys._getframe(1)
+                if self.forward_found or self.over or _inside_another(module, frame, codes):
+                    return
+                heard[id(module)] = heard.get(id(module), 0) + 1
+                if heard[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                    stop()
+                    self._hook_forward(module, user_call(frame))
+            except Exception:
+                self._failed()
+
+        remove = register_module_forward_pre_hook(called).remove
+        self.undo.append(remove)
+
+        def stop() -> None:
+            remove()
+            if remove in self.undo:
+                self.undo.remove(remove)
+
+        return stop
+
     def _hook_forward(self, module: torch.nn.Module, call: tuple[str, int, str]) -> None:
         """Step at each forward of this module."""
+        if self.forward_found:
+            return
+        self.forward_found = True
         name = type(getattr(module, "_orig_mod", module)).__name__
         how = f"one forward of {name}, the outermost module called; no optimizer steps were seen"
 
@@ -445,6 +491,26 @@ def user_call(frame: FrameType | None) -> tuple[str, int, str]:
                 return last
         frame = frame.f_back
     return last
+
+
+def _inside_another(
+    module: torch.nn.Module, frame: FrameType | None, codes: frozenset[CodeType]
+) -> bool:
+    """Return whether a call of a module, seen at ``frame``, is made by another module's."""
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") is not module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _may_compile() -> bool:
+    """Return whether torch.compile was called: graphs would be guarded against a global hook."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    backends = getattr(dynamo, "cached_backends", None)  # None in it: a function is left alone
+    return backends is None or any(one is not None for one in backends.values())
 
 
 def _optimizer_made() -> bool:

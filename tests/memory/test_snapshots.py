@@ -15,6 +15,7 @@ import pytest
 from conftest import DATA
 
 from torchtriage.errors import SnapshotError
+from torchtriage.memory import read
 from torchtriage.memory.fragmentation import free_at, segments_at
 from torchtriage.memory.read import read_snapshot
 from torchtriage.memory.snapshot import Snapshot
@@ -185,3 +186,11 @@ def test_a_trace_is_sent_to_the_right_command() -> None:
     path = next((DATA / "traces").rglob("*.json.gz"))
     with pytest.raises(SnapshotError, match="torchtriage analyze"):
         read_snapshot(path)
+
+
+def test_json_too_large_to_be_read_whole_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "MAX_JSON_BYTES", 1000)
+    path = tmp_path / "timeline.json"
+    path.write_text("[" + ",".join(["[1,1,1,1]"] * 10_000) + "]", encoding="utf-8")
+    with pytest.raises(SnapshotError, match="at most 1000 B, found more"):
+        read.read_memory(path)

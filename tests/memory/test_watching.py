@@ -531,6 +531,7 @@ def test_planted_leaks_are_found_with_their_line(name: str) -> None:
         "nothing",
         "cache_that_fills",
         "sawtooth_of_cycles",
+        "rings_that_wait_for_the_collector",
         "list_cleared_every_epoch",
         "accumulated_loss",
         "graph_made_once",

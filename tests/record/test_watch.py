@@ -113,6 +113,18 @@ def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
     assert facts["function"] == "<module>"
 
 
+def test_a_forward_too_short_to_be_seen_is_heard(tmp_path: Path) -> None:
+    # sum() keeps the interpreter to itself: another thread hardly ever sees the forward
+    source = MODEL.replace("optimizer =", "unused = lambda:") + (
+        "with torch.inference_mode():\n"
+        "    for _ in range(90):\n        sum(range(1_000_000)); model(torch.randn(1, 32))\n"
+        "print(len(torch.nn.modules.module._global_forward_pre_hooks))\n"
+    )
+    ended = run(tmp_path, source)
+    assert "one forward of Sequential" in ended.stdout
+    assert ended.stdout.startswith("0\n")
+
+
 @pytest.mark.parametrize(
     "how", ["net = torch.compile(model, backend='eager')", "model.compile(backend='eager')"]
 )

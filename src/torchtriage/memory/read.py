@@ -32,7 +32,8 @@ Input = Union[str, "os.PathLike[str]", BinaryIO]
 
 MAX_BYTES = 64 << 30
 """Refuse what expands beyond this."""
-MAX_TIMELINE_BYTES = 1 << 30
+MAX_JSON_BYTES = 256 << 20
+"""Of a timeline or a watch's report: read whole, each byte takes about ten."""
 _HEAD_BYTES = 64 << 10
 _WATCH = re.compile(rb'\s*\{\s*"schema"\s*:\s*"torchtriage-watch/')
 _TIMELINE = re.compile(rb"\s*\[\s*\[\s*-?\d")
@@ -81,13 +82,21 @@ def read_memory(
     with _opened(path, is_json=True) as (stream, name, _):
         head = stream.read(_HEAD_BYTES)
         if _TIMELINE.match(head):
-            return parse_categories(head + stream.read(MAX_TIMELINE_BYTES), name)
+            return parse_categories(_whole(head, stream, name), name)
         if _WATCH.match(head):
             # reading a snapshot must not pay for what watches
             from torchtriage.memory.watched import parse_watch
 
-            return parse_watch(head + stream.read(MAX_TIMELINE_BYTES), name)
+            return parse_watch(_whole(head, stream, name), name)
     return read_trace(path, max_bytes=max_bytes, progress=progress)
+
+
+def _whole(head: bytes, stream: BinaryIO, name: str) -> bytes:
+    data = head + stream.read(MAX_JSON_BYTES)
+    if len(data) > MAX_JSON_BYTES:
+        limit = format_bytes(MAX_JSON_BYTES)
+        raise SnapshotError(f"expected JSON of at most {limit}, found more", where=name)
+    return data
 
 
 def read_snapshot(

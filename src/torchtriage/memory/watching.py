@@ -12,6 +12,7 @@ under ``credit_s`` plus ``SHARE`` of the loop's time. A forked child watches its
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -202,6 +203,7 @@ class Watch:
         self._trace: _Trace | None = None
         self._leaks: list[Leak] = []
         self._told: set[tuple[int, str, str]] = set()
+        self._light: dict[tuple[int, str, str], int] = {}
         self._history_until: int | None = None
         self._closed = False
         self.looking = True
@@ -347,6 +349,8 @@ class Watch:
             track
             for track in self._growth.steady(self._step, self._patience)
             if track.held.key not in self._told
+            # what was light may have become heavy since
+            and self._step - self._light.get(track.held.key, -self._patience) >= self._patience
         ]
         if suspects:
             self._suspect(suspects, frame)
@@ -366,9 +370,11 @@ class Watch:
             suspect = weigh(track, frame)
             if suspect is None:
                 continue
-            self._told.add(track.held.key)
             if suspect.worth:
+                self._told.add(track.held.key)
                 chosen.append(suspect)
+            else:
+                self._light[track.held.key] = self._step
         # a graph that grows behind a growing list is the list's
         if any(one.kind in ("growing list", "growing cache") and one.graph for one in chosen):
             chosen = [one for one in chosen if one.track.held.unit != "nodes"]
@@ -429,7 +435,7 @@ class Watch:
         if growing and self._step - first >= self._patience:
             made = max(growing, key=lambda place: growing[place])
             total = sum(growing.values())
-            if total >= FLOOR["bytes"]:
+            if total >= FLOOR["bytes"] and not self._was_garbage():
                 self._tell(self._bare("tensors kept", total, made, first))
                 return
         if self._device:
@@ -441,6 +447,18 @@ class Watch:
         verdict = judge(*zip(*self._rss, strict=True)) if self._rss else None
         if verdict is not None and verdict.leak:
             self._tell(self._bare("resident memory", verdict.slope, None, verdict.onset_step or 0))
+
+    def _was_garbage(self) -> bool:
+        """Return whether what seems kept only waits for the garbage collector, which then runs.
+
+        Tensors in cycles live until the next collection of their generation; that may be long.
+        """
+        if not gc.isenabled():
+            return False  # nobody will collect them
+        gc.collect()
+        self._sites.look()
+        growing = self._sites.growing(self._step - self._patience, MIN_LOOKS)
+        return sum(growing.values()) < FLOOR["bytes"]
 
     def _bare(self, kind: Kind, per_step: float, made: Place | None, since: int) -> Leak:
         return Leak(

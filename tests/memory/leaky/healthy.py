@@ -102,6 +102,13 @@ def sawtooth_of_cycles(watch, rng, steps):
         watch.step()
 
 
+def rings_that_wait_for_the_collector(watch, rng, steps):
+    for _ in range(steps):
+        ring = [torch.zeros(2000)]
+        ring.append(ring)
+        watch.step()
+
+
 def list_cleared_every_epoch(watch, rng, steps):
     model = net(rng)
     optimizer = sgd(model)
@@ -232,6 +239,7 @@ HEALTHY = (
     bounded_cache,
     bounded_lru,
     sawtooth_of_cycles,
+    rings_that_wait_for_the_collector,
     list_cleared_every_epoch,
     accumulated_loss,
     graph_made_once,

@@ -63,6 +63,15 @@ def test_a_finding_of_both_has_the_heavy_place_and_the_light_cost(result: Result
     assert (one.cost.low_ms, one.cost.high_ms, one.cost.of_ms) == (1, 2, 10)
 
 
+def test_times_are_the_light_recordings_whose_timeline_is_shown(result: Result) -> None:
+    light, heavy = finding("SYN001", cost(1, 2)), finding("SYN001", cost(3, 6, 20), 12)
+    light = replace(light, place=replace(light.place, intervals_ns=((10, 20),)))
+    heavy = replace(heavy, place=replace(heavy.place, intervals_ns=((700, 900),)))
+    assert both(result, [light], [heavy]).findings[0].place.intervals_ns == ((10, 20),)
+    alone = replace(heavy, certainty="certain")
+    assert both(result, [], [alone]).findings[0].place.intervals_ns == ()
+
+
 def test_places_of_one_light_finding_share_its_cost_as_their_own(result: Result) -> None:
     heavy = [finding("SYN001", cost(3, 6, 20), 12), finding("SYN001", cost(1, 2, 20), 30)]
     out = both(result, [finding("SYN001", cost(1, 2))], heavy)

@@ -118,12 +118,16 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
             out += ours if code not in heavy.checked else []
         elif not ours:
             sure = code not in light.checked
-            out += [_heavy_only(one) for one in theirs if sure or one.certainty == "certain"]
+            kept = [one for one in theirs if sure or one.certainty == "certain"]
+            out += [_on_light_clock(_heavy_only(one), []) for one in kept]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
-                out += (
-                    _shared(some_ours, some_theirs) if some_ours else map(_heavy_only, some_theirs)
+                told = (
+                    _shared(some_ours, some_theirs)
+                    if some_ours
+                    else [_heavy_only(one) for one in some_theirs]
                 )
+                out += [_on_light_clock(one, some_ours) for one in told]
     return tuple(sorted(out, key=_rank))
 
 
@@ -178,6 +182,21 @@ def _heavy_only(finding: Finding) -> Finding:
         return finding
     method = "; ".join(filter(None, [finding.cost.method, HEAVY_ONLY]))
     return replace(finding, cost=replace(finding.cost, method=method, together_ms=None))
+
+
+def _on_light_clock(finding: Finding, light: list[Finding]) -> Finding:
+    """Return a heavy finding whose times are those of the light recording, which the report shows.
+
+    Where the light one has none of its own, or several, there are no times to show.
+    """
+    times = light[0].place if len(light) == 1 else Place()
+    place = replace(
+        finding.place,
+        intervals_ns=times.intervals_ns,
+        examples=times.examples,
+        lane=times.lane or finding.place.lane,
+    )
+    return replace(finding, place=place)
 
 
 _SEVERITIES = ("high", "medium", "low", "note")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Result
+from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Place, Result
 from torchtriage.memory.leaks import CODE as LEAK
 from torchtriage.memory.watching import WatchReport
 

@@ -124,7 +124,11 @@ class Registry:
 @pytest.mark.parametrize(
     ("method", "holder"), [("note", "registry.seen"), ("note_inside", "registry.inner['a']")]
 )
-def test_what_an_object_or_its_class_holds_is_named(method: str, holder: str) -> None:
+def test_what_an_object_or_its_class_holds_is_named(
+    method: str, holder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # in a process that has run a thousand tests there are more names than in a program
+    monkeypatch.setattr(watching, "WALK_S", 1.0)
     registry = Registry()
     with quiet() as watch:
         for step in range(250):

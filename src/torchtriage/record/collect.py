@@ -173,8 +173,9 @@ def why_nothing(
     if not out.is_dir():
         return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
     if not recordings and exit_code:
+        how = f"ended with {exit_code}" if exit_code > 0 else f"was ended by signal {-exit_code}"
         return (
-            f"the script ended with {exit_code} before it imported torch",
+            f"the script {how} before it imported torch",
             "see what it said; without torchtriage it ends the same way",
         )
     if not recordings:

@@ -18,7 +18,7 @@ pytestmark = [
     # the libraries' own, at import and when they train
     pytest.mark.filterwarnings("ignore"),
 ]
-N_STEPS = 80
+N_STEPS = 250  # on a fast machine everything is timed for a hundred steps, twice
 
 
 class Data:

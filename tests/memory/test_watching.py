@@ -29,6 +29,12 @@ def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_watch_children", lambda: None)
 
 
+@pytest.fixture(autouse=True)
+def time_for_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that collected thousands of tests has more names than a program."""
+    monkeypatch.setattr(watching, "WALK_S", 1.0)
+
+
 def quiet(**options: Any) -> Watch:
     # steps that take no time earn no budget
     return Watch(**{"on_alarm": lambda leak: None, "credit_s": 5.0, **options})
@@ -124,11 +130,7 @@ class Registry:
 @pytest.mark.parametrize(
     ("method", "holder"), [("note", "registry.seen"), ("note_inside", "registry.inner['a']")]
 )
-def test_what_an_object_or_its_class_holds_is_named(
-    method: str, holder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # in a process that has run a thousand tests there are more names than in a program
-    monkeypatch.setattr(watching, "WALK_S", 1.0)
+def test_what_an_object_or_its_class_holds_is_named(method: str, holder: str) -> None:
     registry = Registry()
     with quiet() as watch:
         for step in range(250):

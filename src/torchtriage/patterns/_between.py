@@ -58,7 +58,8 @@ def has_its_place(trace: Trace, spans: Spans) -> bool:
     after = np.searchsorted(trace.start_ns[rows], spans[:, 1])
     pair = names[after] * (len(trace.names) + 1) + names[after + 1]
     _, place = np.unique(pair, return_inverse=True)
-    step = np.searchsorted(walls[:, 0], spans[:, 0], side="right") - 1
+    # by its end: work at the top of a loop begins right behind the last operator of the step before
+    step = np.searchsorted(walls[:, 0], spans[:, 1], side="left") - 1
     inside = (step >= 0) & (spans[:, 1] <= walls[step, 1])
     took = np.zeros((len(walls), int(place.max(initial=0)) + 1))
     np.add.at(took, (step[inside], place[inside]), (spans[:, 1] - spans[:, 0])[inside])

@@ -287,3 +287,16 @@ def preempted(stacks: bool, n: int) -> TraceBuilder:
 def test_on_a_cpu_quiet_where_time_is_lost_between_other_operators_each_time(n: int) -> None:
     assert not claims(preempted(stacks=True, n=n))
     assert not missing_needs(PATTERN, preempted(stacks=False, n=n).build())
+
+
+def test_on_a_cpu_work_at_the_top_of_the_loop_recurs() -> None:
+    # the optimizer's last operator ends before the step does
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(5):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).op("aten::mm", at + 4_000, 5_900)
+    assert missing_needs(PATTERN, builder.build()) == ["gaps"]
+    for i in range(5):
+        builder.frame("train.py(3): prepare", 10_000 * i, 3_990)
+    (claim,) = claims(builder)
+    assert claim.evidence["hot_frame"] == "train.py(3): prepare"

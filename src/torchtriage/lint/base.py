@@ -70,10 +70,6 @@ class Entry:
     fix: Fix
     page: str
 
-    def section(self, title: str) -> str:
-        """Return one section of the page as running text, empty when it has none."""
-        return section(self.page, title)
-
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Entry, ...]:
@@ -107,19 +103,13 @@ def lookup(code_or_name: str) -> Entry:
     UsageError
         There is none; the message suggests near ones.
     """
-    import difflib
-
     wanted = code_or_name.strip().lower()
     known = {
         key: entry for entry in catalogue() for key in (entry.rule.code.lower(), entry.rule.name)
     }
     if wanted in known:
         return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
-    raise UsageError(
-        f"no rule is called {code_or_name!r}",
-        hint=f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all",
-    )
+    raise UsageError.unknown("rule", code_or_name.strip(), known)
 
 
 def _entry(module: ModuleType) -> Entry:
@@ -143,5 +133,5 @@ def _entry(module: ModuleType) -> Entry:
     demand(re.fullmatch(r"[A-Z]{3}\d{3}", rule.code), f"odd code {rule.code!r}")
     entry = Entry(rule, module.find, fix, module.__doc__ or "")
     for title in SECTIONS:
-        demand(entry.section(title), f"the docstring has no section {title!r}")
+        demand(section(entry.page, title), f"the docstring has no section {title!r}")
     return entry

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from torchtriage.lint import names
-from torchtriage.lint.facts import literal
+from torchtriage.lint.syntax import literal
 
 __all__ = ["ends", "is_rare", "is_switch", "leaves", "takes_remainder"]
 

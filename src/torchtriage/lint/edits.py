@@ -11,7 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from torchtriage.lint.facts import keyword, literal
+from torchtriage.lint.syntax import keyword, literal
 
 __all__ = ["Autofix", "Edit", "add_keyword", "apply", "decorate", "diff", "replace_node"]
 

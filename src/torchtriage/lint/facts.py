@@ -1,6 +1,6 @@
 """What rules look at: one module's calls, loops, functions and values, each with its context.
 
-The walker (``walk.py``) writes these once per file; a rule picks the few it is about from the
+The walker (``walk/``) writes these once per file; a rule picks the few it is about from the
 indexes and never walks a tree of a whole file itself.
 """
 
@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+from torchtriage.lint.syntax import path_of
 from torchtriage.lint.values import CPU, UNKNOWN, Value
 
 __all__ = [
@@ -26,8 +28,6 @@ __all__ = [
     "Module",
     "Test",
     "is_step",
-    "keyword",
-    "literal",
 ]
 
 
@@ -137,12 +137,25 @@ class Context:
     in_no_sync: bool = False
     modulo: bool = False
 
+    def but(self, **changes: Any) -> Context:
+        """Return the context with other fields."""
+        made = Context(self.function, self.loop, self.rare, self.aside, self.no_grad,
+                       self.in_no_sync, self.modulo)  # fmt: skip
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
     def loops(self) -> Iterator[Loop]:
         """Yield the loops around it in its function, innermost first."""
         loop = self.loop
         while loop is not None:
             yield loop
             loop = loop.outer
+
+    @property
+    def statement_loop(self) -> Loop | None:
+        """The innermost loop around it that is no comprehension."""
+        return next((loop for loop in self.loops() if not loop.comprehension), None)
 
     @property
     def step_loop(self) -> Loop | None:
@@ -302,13 +315,8 @@ class Module:
 
     def name_of(self, node: ast.expr) -> str:
         """Return the full dotted name of an expression, empty when it has none."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
-            return ""
-        return ".".join((self.aliases.get(node.id, node.id), *reversed(parts)))
+        root, dot, rest = path_of(node).partition(".")
+        return self.aliases.get(root, root) + dot + rest
 
 
 _BUILDS = re.compile(r"(?<!class )\b([A-Z]\w*(Model|Net|For[A-Z]\w+)|nn\.[A-Z]\w+)\(")
@@ -318,13 +326,3 @@ def _in_module(call: Call) -> bool:
     """Return whether a call stands in a module's own code: whoever uses it says where it lives."""
     function = call.context.function
     return function is not None and function.owner is not None and function.owner.is_module
-
-
-def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """Return the expression of a keyword argument, None when it is absent."""
-    return next((one.value for one in call.keywords if one.arg == name), None)
-
-
-def literal(node: ast.expr | None) -> object:
-    """Return what a constant expression says; ``...`` for anything that is none."""
-    return node.value if isinstance(node, ast.Constant) else ...

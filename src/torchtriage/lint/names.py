@@ -18,7 +18,6 @@ __all__ = [
     "LOADER",
     "LOADERS",
     "LOSSES",
-    "MASK",
     "MODULE",
     "MODULE_BASES",
     "NO_GRAD",
@@ -33,36 +32,16 @@ __all__ = [
     "ROUTE",
     "SIDE",
     "TENSOR_SPACES",
-    "TOGETHER",
-    "TRIGGERS",
-    "WHERE",
+    "WAITS",
     "WRAPPERS",
 ]
 
 FACTORIES = frozenset(
-    "torch." + name
-    for name in [
-        "arange",
-        "empty",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "tensor",
-        "zeros",
-        "as_tensor",
-        "from_numpy",
-        "normal",
-        "tril_indices",
-        "triu_indices",
-        "hann_window",
-    ]
-)
+    f"torch.{name}"
+    for name in ["arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand",
+                 "randint", "randn", "randperm", "tensor", "zeros", "as_tensor", "from_numpy",
+                 "normal", "tril_indices", "triu_indices", "hann_window"]
+)  # fmt: skip
 """Functions that build a tensor on the host unless ``device=`` says otherwise."""
 
 # functions of torch itself that give no tensor
@@ -76,95 +55,26 @@ HOST_CALLS = re.compile(
 TENSOR_SPACES = re.compile(r"torch\.(nn\.functional\.|linalg\.|fft\.|special\.)?[a-z]\w*$")
 
 HOST_ATTRIBUTES = frozenset(
-    [
-        "shape",
-        "device",
-        "dtype",
-        "ndim",
-        "is_cuda",
-        "layout",
-        "requires_grad",
-        "is_sparse",
-        "is_leaf",
-        "names",
-        "nbytes",
-        "itemsize",
-        "is_nested",
-        "is_meta",
-        "is_cpu",
-        "is_quantized",
-        "grad_fn",
-        "config",
-        "keys",
-    ]
-)
+    ["shape", "device", "dtype", "ndim", "is_cuda", "layout", "requires_grad", "is_sparse",
+     "is_leaf", "names", "nbytes", "itemsize", "is_nested", "is_meta", "is_cpu", "is_quantized",
+     "grad_fn", "config", "keys"]
+)  # fmt: skip
 HOST_METHODS = frozenset(
-    [
-        "size",
-        "dim",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-        "element_size",
-        "data_ptr",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "is_pinned",
-        "type",
-        "get_device",
-        "ndimension",
-        "has_names",
-        "register_hook",
-        "retain_grad",
-        "untyped_storage",
-        "storage",
-        "is_signed",
-        "is_shared",
-        "backward",
-        "keys",
-    ]
-)
+    ["size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr",
+     "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "type", "get_device",
+     "ndimension", "has_names", "register_hook", "retain_grad", "untyped_storage", "storage",
+     "is_signed", "is_shared", "backward", "keys"]
+)  # fmt: skip
 REDUCTIONS = frozenset(
-    [
-        "sum",
-        "mean",
-        "max",
-        "min",
-        "prod",
-        "norm",
-        "any",
-        "all",
-        "std",
-        "var",
-        "argmax",
-        "argmin",
-        "amax",
-        "amin",
-        "median",
-        "logsumexp",
-        "count_nonzero",
-        "nansum",
-        "nanmean",
-    ]
-)
+    ["sum", "mean", "max", "min", "prod", "norm", "any", "all", "std", "var", "argmax", "argmin",
+     "amax", "amin", "median", "logsumexp", "count_nonzero", "nansum", "nanmean"]
+)  # fmt: skip
 LOSSES = re.compile(r"(_loss|cross_entropy|cross_entropy_with_logits|_nll|kl_div)$")
 
 WRAPPERS = frozenset(
-    [
-        "enumerate",
-        "tqdm",
-        "trange",
-        "iter",
-        "islice",
-        "track",
-        "prange",
-        "progress_bar",
-        "auto_tqdm",
-        "wrap_loader",
-    ]
-)
+    ["enumerate", "tqdm", "trange", "iter", "islice", "track", "prange", "progress_bar",
+     "auto_tqdm", "wrap_loader"]
+)  # fmt: skip
 """Calls that hand the elements of their first argument on."""
 
 LOADERS = frozenset({"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"})
@@ -186,6 +96,7 @@ PROFILERS = frozenset(
         "torch.autograd.profiler.profile",
     }
 )
+WAITS = re.compile(r"synchronize$|(^|_)sync$|\.wait$|block_until_ready$|do_bench")
 CLOCKS = frozenset(
     f"time.{name}{suffix}"
     for name in ("time", "perf_counter", "monotonic", "process_time")
@@ -249,32 +160,3 @@ RARE = re.compile(
 )
 SIDE = re.compile(r"debug|anomaly|determinis|reproduc|seed|profil", re.IGNORECASE)
 """Functions whose very subject is a setting that others should not use by default."""
-
-TRIGGERS = (
-    ".item(", "int(", "float(", "bool(", "oader", ".step(", ".any(", ".all(", ".cpu(", ".numpy(",
-    ".tolist(", "backward(", "unique(", "unique_cons", "compile(", "DataParallel", "synchronize(",
-    "empty_cache(", "collect(", "nonzero(", "masked_select(", "bincount(", "repeat_interleave(",
-    "argwhere(", "zero_grad(", "clip_grad", "optim.", "ptimizer", "anomaly(", "environ",
-    "deterministic_algorithms(", "profile(", "time()", "perf_counter", "monotonic", "all_reduce(",
-    "barrier(", "_object(", "_object_list(", "params\"]", "params']", "isnan(", "isfinite(",
-    "allclose(", ".double(", "float64", "from_numpy(", "emit_nvtx", "equal(", "training_step",
-    ".max() ", ".min() ", ".sum()", "_parameters(", ".parameters(",
-)  # fmt: skip
-"""Text without any of these needs no analysis: no rule speaks about anything else."""
-
-TOGETHER = (
-    (("Conv",), ("BatchNorm",)),
-    (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(")),
-    (
-        (").to(", ".cuda(", ".type_as(", ".to("),
-        ("torch.zeros(", "torch.ones(", "torch.full(", "torch.arange(", "torch.tensor(",
-         "torch.eye(", "torch.rand", "torch.empty(", "torch.linspace("),
-    ),
-)  # fmt: skip
-"""The same for texts that hold one of the first and one of the second."""
-
-WHERE = re.compile(r"where\((?:[^,()]|\((?:[^()]|\([^()]*\))*\))*\)")
-"""``torch.where`` with one argument."""
-
-MASK = re.compile(r"\[[^\[\]\n]*[<>=~]")
-"""What may be a selection by condition."""

@@ -6,9 +6,29 @@ import ast
 import re
 
 from torchtriage.lint import names
-from torchtriage.lint.facts import keyword, literal
 
-__all__ = ["constructs", "destination", "flag", "goes_over", "moves", "path_of", "turns"]
+__all__ = [
+    "constructs",
+    "destination",
+    "flag",
+    "goes_over",
+    "is_self",
+    "keyword",
+    "literal",
+    "moves",
+    "path_of",
+    "turns",
+]
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Return the expression of a keyword argument, None when it is absent."""
+    return next((one.value for one in call.keywords if one.arg == name), None)
+
+
+def literal(node: ast.expr | None) -> object:
+    """Return what a constant expression says; ``...`` for anything that is none."""
+    return node.value if isinstance(node, ast.Constant) else ...
 
 
 def path_of(node: ast.expr) -> str:
@@ -20,6 +40,11 @@ def path_of(node: ast.expr) -> str:
     if not isinstance(node, ast.Name):
         return ""
     return ".".join((node.id, *reversed(parts))) if parts else node.id
+
+
+def is_self(node: ast.expr) -> bool:
+    """Return whether an expression is ``self``."""
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def goes_over(node: ast.expr) -> str:

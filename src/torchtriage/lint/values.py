@@ -12,16 +12,30 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = [
+    "AN_OPTIMIZER",
+    "A_LIST",
+    "A_LOADER",
+    "A_MODULE",
+    "A_PARAMETER",
+    "CLOCK_READ",
+    "COMPARED",
     "CPU",
     "DEVICE",
+    "GUESSED_TENSOR",
     "HOST",
+    "LOADED",
     "MAYBE",
+    "MAYBE_TENSOR",
     "NUMPY",
     "OUTPUT",
+    "PARAMETERS",
     "UNKNOWN",
     "Kind",
     "Value",
+    "common",
+    "element",
     "placed",
+    "together",
 ]
 
 Kind = Literal[
@@ -77,6 +91,17 @@ OUTPUT = "output"
 UNKNOWN = Value()
 HOST = Value("host", CPU)
 NUMPY = Value("numpy", CPU)
+MAYBE_TENSOR = Value("tensor", MAYBE)
+GUESSED_TENSOR = Value("tensor", MAYBE, guess=True)
+LOADED = Value("tensor", CPU, data=True)
+A_MODULE = Value("module", MAYBE)
+A_LOADER = Value("loader", CPU)
+A_LIST = Value("list", CPU)
+AN_OPTIMIZER = Value("optimizer", CPU)
+PARAMETERS = Value("params", MAYBE)
+A_PARAMETER = Value("tensor", MAYBE, of="parameter")
+CLOCK_READ = Value("clock", CPU)
+COMPARED = Value("unknown", mask=True)
 
 
 def placed(values: list[Value]) -> tuple[int, bool]:
@@ -93,3 +118,49 @@ def placed(values: list[Value]) -> tuple[int, bool]:
                 device = max(device, item.device)
                 grad = grad or item.grad
     return (device if seen else MAYBE), grad
+
+
+def common(items: tuple[Value, ...]) -> Value:
+    """Return what all items are, where they are of one kind: the first stands for them."""
+    return items[0] if len({one.kind for one in items}) == 1 else UNKNOWN
+
+
+def element(value: Value) -> Value:
+    """Return one element of what is iterated."""
+    if value.kind == "loader":
+        if value.of == "enumerate":
+            return value.items[1] if value.items else UNKNOWN
+        return LOADED.but(pinned=value.pinned)
+    if value.kind == "tensor":
+        return value
+    if value.kind == "params":
+        return A_PARAMETER
+    if value.kind == "list" and value.items and not value.of:
+        return common(value.items)
+    return UNKNOWN
+
+
+def together(left: Value, right: Value) -> Value:
+    """Return what an operator gives on two operands."""
+    if left.kind == "tensor" or right.kind == "tensor":
+        tensors = [one for one in (left, right) if one.kind == "tensor"]
+        device, grad = placed(tensors)
+        others = [one for one in (left, right) if one.kind not in ("tensor", "host", "numpy")]
+        return Value(
+            "tensor",
+            max(device, MAYBE if others else CPU) if device > CPU else device,
+            grad=grad,
+            scalar=all(one.scalar for one in tensors) and not others,
+            guess=all(one.guess for one in tensors),
+            data=all(one.data for one in tensors),
+            mask=left.mask and right.mask,
+        )
+    if left.kind == "clock" or right.kind == "clock":
+        return HOST
+    if left.kind == "numpy" or right.kind == "numpy":
+        return left if left.kind == "numpy" else right
+    if left.kind == "list" or right.kind == "list":
+        return A_LIST
+    if left.kind == "host" and right.kind == "host":
+        return HOST
+    return UNKNOWN

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from torchtriage.lint.facts import Call, Module, keyword, literal
+from torchtriage.lint.facts import Call, Module
 from torchtriage.lint.rules._reads import text_of
+from torchtriage.lint.syntax import keyword, literal
 
 __all__ = ["in_memory", "workers"]
 

@@ -38,6 +38,7 @@ FIX = Fix(
 )
 
 _FUSED = re.compile(r"scaled_dot_product_attention|flash_attn|xformers|flex_attention|_FUNCTIONS")
+_PRODUCT = re.compile(r"@|matmul|bmm|einsum")
 _PRODUCTS = frozenset(["matmul", "bmm", "baddbmm", "einsum"])
 _PASSED = re.compile(r"drop|mask|bias|where|clamp|scale", re.IGNORECASE)
 _SOFTMAX = re.compile(r"^(softmax|attend|attn_softmax)$|_softmax$", re.IGNORECASE)
@@ -53,9 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
         body = module.text_of(function)
         if "sparse" in function.qualname.lower():
             continue
-        if re.search("softmax|attend", body, re.IGNORECASE) and re.search(
-            r"@|matmul|bmm|einsum", body
-        ):
+        if _PRODUCT.search(body) and re.search("softmax|attend", body, re.IGNORECASE):
             hit = _Function(function.node).hit
             if hit is not None:
                 yield Hit(hit, "attention is written out: scores go through memory again and again")

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Module, keyword, literal
+from torchtriage.lint.facts import Module
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="CMP101",

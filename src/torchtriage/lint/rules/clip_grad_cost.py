@@ -13,10 +13,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from torchtriage import fixes
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Loop, Module, keyword, literal
+from torchtriage.lint.facts import Loop, Module
 from torchtriage.lint.rules._reads import logging_calls
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="OPT041",
@@ -27,13 +29,7 @@ RULE = Rule(
     over=("SYN001", "LCH016"),
 )
 
-FIX = Fix(
-    text="Clip with one call, and leave the norm on the device.",
-    code="""norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # no error_if_nonfinite
-if step % 50 == 0:
-    log(norm.item())""",
-    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
-)
+FIX = fixes.LEAVE_NORM_ON_DEVICE
 
 BY_VALUE = Fix(
     text="Clip all gradients with one call.",
@@ -51,7 +47,8 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "error_if_nonfinite=True reads the norm in every step",
                       "clip_grad_norm_")  # fmt: skip
         elif literal(keyword(call.node, "foreach")) is False:
-            yield Hit(call.node, "foreach=False clips one parameter at a time", "clip_grad_norm_")
+            yield Hit(call.node, "foreach=False clips one parameter at a time", "clip_grad_norm_",
+                      fix=fixes.CLIP_AT_ONCE)  # fmt: skip
     for call in [*module.sent("item"), *module.called("float")]:
         value = call.receiver if call.attr == "item" else (call.arguments or (call.receiver,))[0]
         if value.norm and call.context.hot:
@@ -70,7 +67,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue  # looked at, not clipped: its reads are found where they are
         if _uses(loop, ("norm", "vector_norm")):
             yield Hit(loop.node, "the norm of each gradient is taken one by one", "norm",
-                      span=loop.node)  # fmt: skip
+                      fix=fixes.CLIP_AT_ONCE, span=loop.node)  # fmt: skip
         elif _uses(loop, ("clamp_", "clip_")):
             yield Hit(loop.node, "gradients are clipped one by one", "clamp_", fix=BY_VALUE,
                       span=loop.node)  # fmt: skip

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Module, keyword
+from torchtriage.lint.facts import Module
+from torchtriage.lint.syntax import keyword
 
 RULE = Rule(
     code="KRN026",

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Call, Context, Module, keyword
+from torchtriage.lint.facts import Call, Context, Module
 from torchtriage.lint.rules._reads import text_of
+from torchtriage.lint.syntax import keyword
 
 RULE = Rule(
     code="CPY006",

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.edits import Autofix, add_keyword
-from torchtriage.lint.facts import Call, Loop, Module, keyword, literal
+from torchtriage.lint.facts import Call, Loop, Module
 from torchtriage.lint.names import LOADERS
 from torchtriage.lint.rules._loaders import workers
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="DAT019",

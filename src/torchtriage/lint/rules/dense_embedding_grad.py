@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Call, Module, keyword, literal
+from torchtriage.lint.facts import Call, Module
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="OPT047",

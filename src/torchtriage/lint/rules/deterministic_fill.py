@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Module, literal
+from torchtriage.lint.facts import Module
+from torchtriage.lint.syntax import literal
 
 RULE = Rule(
     code="CFG046",

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.edits import Autofix, add_keyword
-from torchtriage.lint.facts import Call, Module, keyword
+from torchtriage.lint.facts import Call, Module
 from torchtriage.lint.names import LOADERS
 from torchtriage.lint.rules._reads import text_of
+from torchtriage.lint.syntax import keyword
 
 RULE = Rule(
     code="CPY008",

@@ -14,10 +14,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.finding import Fix
+from torchtriage import fixes
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Module, keyword
+from torchtriage.lint.facts import Module
 from torchtriage.lint.rules._reads import compiled, text_of
+from torchtriage.lint.syntax import keyword
 
 RULE = Rule(
     code="SYN005",
@@ -28,13 +29,7 @@ RULE = Rule(
     device=True,
 )
 
-FIX = Fix(
-    text="Build the tensor on the device, or keep it there in a buffer.",
-    code="""self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]), persistent=False)
-mask = torch.zeros(n, device=x.device)  # not torch.zeros(n).to(x.device)""",
-    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-    "#create-tensors-directly-on-the-target-device",
-)
+FIX = fixes.BUILD_ON_DEVICE
 
 
 def find(module: Module) -> Iterator[Hit]:

@@ -41,10 +41,13 @@ if step % 50 == 0:
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield prints and log calls of hot code that show device values."""
+    shown = [
+        call for call in logging_calls(module) if call.context.hot and not compiled(call.context)
+    ]
+    if not shown:
+        return
     read = [node for node, context, _ in reads(module) if context.hot]
-    for call in logging_calls(module):
-        if not call.context.hot or compiled(call.context):
-            continue
+    for call in shown:
         if _shows_tensor(module, call) or any(_inside(one, call.node) for one in read):
             yield Hit(
                 call.node,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtriage.finding import Fix
+from torchtriage import fixes
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.facts import Module
 from torchtriage.lint.rules._reads import compiled, reads, text_of
@@ -29,15 +29,7 @@ RULE = Rule(
     device=True,
 )
 
-FIX = Fix(
-    text="Keep the value on the device and read it every N steps.",
-    code="""total += loss.detach()          # instead of: total += loss.item()
-if step % 50 == 0:
-    log(total.item() / 50)
-    total.zero_()""",
-    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-    "#avoid-unnecessary-cpu-gpu-synchronization",
-)
+FIX = fixes.READ_NOW_AND_THEN
 
 _HOW = {
     "if": "this condition", "while": "this condition", "assert": "this assertion",

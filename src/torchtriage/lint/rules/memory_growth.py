@@ -39,7 +39,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield sums and lists that outlive the step and hold a graph."""
     for one in module.assigns:
         value, context = one.value, one.context
-        if not context.hot or context.no_grad or not value.on_device or value.guess:
+        if not value.on_device or value.guess or context.no_grad or not context.hot:
             continue
         loop = context.step_loop
         own = one.target.startswith("self.") and loop is None

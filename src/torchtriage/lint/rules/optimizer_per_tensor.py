@@ -15,10 +15,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.finding import Fix
+from torchtriage import fixes
 from torchtriage.lint.base import Hit, Rule
 from torchtriage.lint.edits import Autofix, replace_node
-from torchtriage.lint.facts import Call, Loop, Module, keyword, literal
+from torchtriage.lint.facts import Call, Loop, Module
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="LCH016",
@@ -29,19 +30,7 @@ RULE = Rule(
     over=("OPT040",),
 )
 
-FIX = Fix(
-    text="Use the fused or foreach implementation.",
-    code="optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)",
-    link="https://docs.pytorch.org/docs/stable/optim.html",
-)
-
-AVERAGE = Fix(
-    text="Update all parameters with one foreach call.",
-    code="""from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
-# or: torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 1 - m)""",
-    link="https://docs.pytorch.org/docs/stable/optim.html",
-)
+FIX = fixes.FUSE_OPTIMIZER
 
 SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
 
@@ -60,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(
                 loop.node,  # type: ignore[arg-type]
                 "parameters are updated one by one in every step",
-                fix=AVERAGE,
+                fix=fixes.AVERAGE_AT_ONCE,
                 span=loop.node,
             )
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Loop, Module
+from torchtriage.lint.facts import Call, Loop, Module
 from torchtriage.lint.rules._reads import text_of
-from torchtriage.lint.values import OUTPUT
+from torchtriage.lint.values import DEVICE, OUTPUT
 
 RULE = Rule(
     code="LCH017",
@@ -136,7 +136,9 @@ def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
         return text_of(bound.func.value, 999) if bound.func.attr == "size" else None
     if isinstance(bound, ast.Call) and module.name_of(bound.func) == "len" and bound.args:
         known = module.value(bound.args[0])
-        sure = hot and known.kind == "tensor" and known.device > 0 and not (known.data or known.of)
+        # what comes out of a loader may be a list; once it was moved it is a tensor
+        moved = known.device == DEVICE or (known.device > 0 and not known.data)
+        sure = hot and known.kind == "tensor" and moved and not known.of
         return text_of(bound.args[0], 999) if sure else None
     return None
 
@@ -158,17 +160,35 @@ def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
     for one in module.assigns:
         if one.context.loop is loop and wanted in text_of(one.expression, 999):
             made.add(one.target)
+    stacked = {
+        text_of(one.node.args[0], 999)
+        for one in module.called("torch.stack", "torch.cat")
+        if one.node.args
+    }
     for call in module.calls:
-        if call.context.loop is not loop or call.value.kind != "tensor":
+        if call.context.loop is not loop:
+            continue
+        if call.value.kind != "tensor" and not _is_gathered(call, stacked):
             continue
         if call.attr in ("tensor", "zeros", "ones", "detach", "cpu", "numpy", "clone", "to"):
             continue
-        if call.value.device == 0:
+        if call.value.kind == "tensor" and call.value.device == 0:
             continue
         said = {text_of(one, 999) for one in ast.walk(call.node) if isinstance(one, ast.expr)}
         if wanted in said or said & made:
             return True
     return False
+
+
+def _is_gathered(call: Call, stacked: set[str]) -> bool:
+    """Return whether what a call gives is put into a list that is made one tensor."""
+    user = call.user
+    return (
+        user is not None
+        and user.attr == "append"
+        and user.owner is not None
+        and text_of(user.owner, 999) in stacked
+    )
 
 
 def _ragged(loop: Loop) -> bool:

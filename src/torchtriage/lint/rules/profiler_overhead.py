@@ -17,8 +17,9 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Call, Loop, Module, keyword
+from torchtriage.lint.facts import Call, Loop, Module
 from torchtriage.lint.names import PROFILERS
+from torchtriage.lint.syntax import keyword
 
 RULE = Rule(
     code="MSR045",

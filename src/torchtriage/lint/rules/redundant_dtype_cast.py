@@ -1,7 +1,8 @@
 """Numbers in float64 get into the work of each step.
 
 Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
-    ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps.
+    ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
+    ``model.double()`` in a file with a loop of steps.
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -18,8 +19,9 @@ from collections.abc import Iterator
 
 from torchtriage.finding import Fix
 from torchtriage.lint.base import Hit, Rule
-from torchtriage.lint.facts import Call, Function, Module, keyword, literal
+from torchtriage.lint.facts import Call, Function, Module
 from torchtriage.lint.rules._reads import text_of
+from torchtriage.lint.syntax import keyword, literal
 
 RULE = Rule(
     code="CPY012",
@@ -59,6 +61,13 @@ def find(module: Module) -> Iterator[Hit]:
                 and not _goes_to_host(call)
             ):
                 yield Hit(call.node, f"float64 from here on: {text_of(call.node)}", call.attr)
+            elif (
+                call.receiver.kind == "module"
+                and not (call.context.rare or call.context.aside)
+                and (call.attr == "double" or _names_double(module, call))
+                and any(loop.steps for loop in module.loops)
+            ):
+                yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
             if keyword(call.node, "dtype") is None and call.node.args:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 __all__ = [
     "COMPARISON_SCHEMA",
     "SCHEMA",
+    "SEVERITIES",
     "VERIFICATION_SCHEMA",
     "Agreement",
     "Answer",
@@ -22,6 +23,7 @@ __all__ = [
     "Change",
     "CollectiveSummary",
     "Comparison",
+    "CompileEvent",
     "Cost",
     "Crash",
     "DeviceSummary",
@@ -57,7 +59,9 @@ __all__ = [
     "TraceFacts",
     "Unlike",
     "Verification",
+    "WatchedCompile",
     "WatchedMemory",
+    "rank_order",
 ]
 
 SCHEMA = "torchtriage/1"
@@ -66,6 +70,7 @@ VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Quote = Callable[[str, str, int], str]
 """Gives the text of one line of a file's function, or nothing: reports never read files."""
 
@@ -255,6 +260,19 @@ class Finding:
     """In a job of several ranks: where it was found. None in the result of one trace."""
 
 
+def rank_order(finding: Finding) -> tuple[Any, ...]:
+    """Return the key that sorts findings: severity first, then what is surely saved."""
+    cost = finding.cost
+    return (
+        SEVERITIES.index(finding.severity),
+        not (cost is not None and cost.high_ms > 0),
+        -(cost.low_ms if cost else 0.0),
+        -(cost.high_ms if cost else 0.0),
+        finding.code,
+        finding.message,
+    )
+
+
 @dataclass(frozen=True)
 class NotChecked:
     """A pattern that could not be judged on this recording, and how to record so that it can."""
@@ -441,12 +459,57 @@ class WatchedMemory:
 
 
 @dataclass(frozen=True)
+class CompileEvent:
+    """A graph break of one cause at one line, or recompilations of one kind, as the log tells.
+
+    ``what`` : PyTorch's id and type of a break, the guard of a recompilation. ``function`` : what
+    it splits or compiles again. ``total_ms`` : of compiling again. ``host_ms`` and ``idle_ms`` of
+    the device are per ``per``, which takes ``of_ms``, in the light recording; None where it does
+    not happen there. ``at_most`` : they hold the graph's own time, too.
+    """
+
+    kind: Literal["graph break", "recompilation"]
+    what: str
+    function: str
+    frame: Frame | None
+    count: int
+    total_ms: float
+    limit: bool
+    per: str
+    of_ms: float | None
+    host_ms: float | None
+    idle_ms: float | None
+    at_most: bool
+    fix: Fix
+
+
+@dataclass(frozen=True)
+class WatchedCompile:
+    """What the log of ``torchtriage run --compile-log`` says of one process.
+
+    ``events`` : breaks, then recompilations, the costliest of each first. ``log`` : the folder that
+    ``torchtriage compile`` reads, of all processes; empty where nothing was compiled. ``trace`` :
+    the light recording, which it was joined to.
+    """
+
+    verdict: tuple[str, ...]
+    n_compiles: int
+    compile_ms: float
+    events: tuple[CompileEvent, ...]
+    payback: str
+    log: str
+    trace: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Recorded:
     """How ``torchtriage run`` came to a recording.
 
     ``loop`` says what a step is; ``file``, ``line``, ``function`` are the user's call that ends or
     begins it. ``step_ms`` : mean of ``n_timed`` steps without the profiler; ``light_ms`` and
     ``heavy_ms`` : the same under each recording. ``settled`` : the unprofiled times had no trend.
+    ``before_ms`` and ``after_ms`` : ``step_ms``, of the steps on either side of the recordings.
     """
 
     command: str
@@ -464,6 +527,10 @@ class Recorded:
     environment: dict[str, Any] = field(default_factory=dict)
     memory: WatchedMemory | None = None
     """None without ``--memory``, and where no loop was found."""
+    before_ms: float | None = None
+    after_ms: float | None = None
+    compiled: WatchedCompile | None = None
+    """None without ``--compile-log``."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ symbol or generated name into the part that tells it from its neighbours.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-__all__ = ["WIDTH", "elide", "short_name", "visible"]
+__all__ = ["WIDTH", "elide", "mask_secrets", "short_name", "visible"]
 
 WIDTH = 60
 """Columns a short name may take."""
+
+_SECRET = re.compile(r"token(?!s|iz)|passw|secret|api.?key|credential", re.IGNORECASE)
 
 # A signature longer than this is cut first: names are input, and reading one must stay cheap.
 _MAX_SIGNATURE = 4096
@@ -52,6 +55,24 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def mask_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command's words with ``***`` for what options such as ``--hf-token`` are given.
+
+    Also for the values of settings such as ``HF_TOKEN=…``.
+    """
+    out: list[str] = []
+    secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        names_one = _SECRET.search(name) is not None and (word.startswith("-") or bool(equals))
+        if names_one and equals:
+            out.append(f"{name}=***")
+        else:
+            out.append("***" if secret and not word.startswith("-") else word)
+        secret = names_one and not equals
+    return out
 
 
 def elide(text: str, width: int = WIDTH) -> str:

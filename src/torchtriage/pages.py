@@ -1,7 +1,8 @@
 """Every code that any part can report, with its page: patterns, lint rules, memory verdicts.
 
 A page is the docstring of the module that stands for the code. A code may have several: what a
-trace shows, what the source shows, and what memory shows of one thing.
+trace shows, what the source shows, and what memory shows of one thing. One code is of compile logs
+alone.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torchtriage.sections import section
 
 __all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
 
-Part = Literal["trace", "source", "memory"]
-PARTS: dict[Part, str] = {"trace": "", "source": ", in source", "memory": ", in memory"}
+Part = Literal["trace", "source", "memory", "logs"]
+PARTS: dict[Part, str] = {
+    "trace": "", "source": ", in source", "memory": ", in memory", "logs": ", in compile logs",
+}  # fmt: skip
 """What a code is seen in, and how its heading says so."""
 
 
@@ -55,6 +58,7 @@ class Page:
 def pages() -> tuple[Page, ...]:
     """Return all pages, in order of code; of one code what a trace shows comes first."""
     from torchtriage import lint, patterns
+    from torchtriage.compile import collective_order as order
     from torchtriage.lint import base as rules
     from torchtriage.memory import codes
     from torchtriage.patterns import base
@@ -79,6 +83,10 @@ def pages() -> tuple[Page, ...]:
             Page(is_.code, is_.name, is_.family, is_.title, "memory", verdict.page, base.SECTIONS,
                  verdict.fix, is_.needs)
         )  # fmt: skip
+    found.append(
+        Page(order.CODE, order.NAME, order.FAMILY, order.TITLE, "logs", order.__doc__ or "",
+             base.SECTIONS, order.FIX, order.NEEDS)
+    )  # fmt: skip
     return tuple(sorted(found, key=lambda page: (page.code, [*PARTS].index(page.part))))
 
 
@@ -90,14 +98,8 @@ def lookup(code_or_name: str) -> tuple[Page, ...]:
     UsageError
         There is none; the message suggests near ones.
     """
-    import difflib
-
     wanted = code_or_name.strip().lower()
     codes = {key: page.code for page in pages() for key in (page.code.lower(), page.name)}
     if wanted not in codes:
-        near = difflib.get_close_matches(wanted, codes, n=3, cutoff=0.4)
-        raise UsageError(
-            f"no pattern is called {code_or_name.strip()!r}",
-            hint=f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all",
-        )
+        raise UsageError.unknown("pattern", code_or_name.strip(), codes)
     return tuple(page for page in pages() if page.code == codes[wanted])

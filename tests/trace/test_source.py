@@ -220,7 +220,9 @@ def test_a_zip_with_one_trace_among_other_files() -> None:
     assert len(read_trace(io.BytesIO(packed))) == 1
 
 
-@pytest.mark.parametrize("data", [TRACE.encode(), gzip.compress(TRACE.encode())])
+@pytest.mark.parametrize(
+    "data", [TRACE.encode(), gzip.compress(TRACE.encode())], ids=["plain", "gz"]
+)
 def test_standard_input(data: bytes) -> None:
     code = (
         "from torchtriage.trace import read_trace; t = read_trace('-');"

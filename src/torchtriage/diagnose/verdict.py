@@ -32,6 +32,7 @@ from torchtriage.finding import (
     Result,
     Severity,
     TraceFacts,
+    rank_order,
 )
 from torchtriage.patterns import Claim, Entry, Pattern, catalogue, lookup
 from torchtriage.patterns.base import NEEDS, missing_needs
@@ -44,7 +45,6 @@ __all__ = ["DEFAULT_MIN_SHARE", "HIGH_SHARE", "MEDIUM_SHARE", "AsRecorded", "Pla
 DEFAULT_MIN_SHARE = 0.01
 """Findings that cannot give back this share of a step are not worth a reader's time."""
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
-_SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "note")
 MAX_INTERVALS = 200
 
 Ints = NDArray[np.int64]
@@ -287,7 +287,7 @@ def _judge(
         finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share, places)
         if finding is not None:
             found.append((finding, share.claim))
-    found.sort(key=lambda item: _rank(item[0]))
+    found.sort(key=lambda item: rank_order(item[0]))
     ranked = [claim for _, claim in found]
     findings = pricing.together([finding for finding, _ in found], ranked)
     return findings, pricing.joint(findings, ranked)
@@ -374,19 +374,6 @@ def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Seve
     if middle >= HIGH_SHARE and certainty != "hint":
         return "high"
     return "medium" if middle >= MEDIUM_SHARE else "low"
-
-
-def _rank(finding: Finding) -> tuple[Any, ...]:
-    cost = finding.cost
-    timed = cost is not None and cost.high_ms > 0
-    return (
-        _SEVERITIES.index(finding.severity),
-        not timed,
-        -(cost.low_ms if cost else 0.0),
-        -(cost.high_ms if cost else 0.0),
-        finding.code,
-        finding.message,
-    )
 
 
 def _place(trace: Trace, share: Share, places: Places) -> Place:

@@ -166,10 +166,6 @@ class Entry:
     fix: Fix
     page: str
 
-    def section(self, title: str) -> str:
-        """Return one section of the page as running text, empty when it has none."""
-        return section(self.page, title)
-
 
 SECTIONS = ("Looks like", "Slow because", "Cost", "Fix", "Leave it when", "Source")
 
@@ -207,19 +203,13 @@ def lookup(code_or_name: str) -> Entry:
     UsageError
         There is none; the message suggests near ones.
     """
-    import difflib
-
     wanted = code_or_name.strip()
     known: dict[str, Entry] = {}
     for entry in catalogue():
         known[entry.pattern.code.lower()] = known[entry.pattern.name] = entry
     found = known.get(wanted.lower())
     if found is None:
-        near = difflib.get_close_matches(wanted.lower(), known, n=3, cutoff=0.4)
-        raise UsageError(
-            f"no pattern is called {wanted!r}",
-            hint=f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all",
-        )
+        raise UsageError.unknown("pattern", wanted, known)
     return found
 
 
@@ -254,5 +244,5 @@ def _entry(module: ModuleType) -> Entry:
     page = module.__doc__ or ""
     entry = Entry(pattern, module.find, fix, page)
     for title in SECTIONS:
-        demand(entry.section(title), f"the docstring has no section {title!r}")
+        demand(section(entry.page, title), f"the docstring has no section {title!r}")
     return entry

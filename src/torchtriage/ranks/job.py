@@ -23,6 +23,7 @@ from torchtriage.finding import (
     Place,
     RankSpread,
     RankSummary,
+    rank_order,
 )
 from torchtriage.names import visible
 from torchtriage.ranks.activity import CELLS
@@ -32,7 +33,6 @@ from torchtriage.ranks.merge import (
     merge_checks,
     merge_findings,
     merge_notes,
-    rank_order,
     severity_of,
 )
 from torchtriage.ranks.recognise import Job

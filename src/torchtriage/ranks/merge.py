@@ -12,20 +12,28 @@ from dataclasses import replace
 from typing import Any
 
 from torchtriage.diagnose.verdict import HIGH_SHARE, MEDIUM_SHARE
-from torchtriage.finding import Cost, Crash, Finding, NotChecked, Note, RankSpread, Result, Severity
+from torchtriage.finding import (
+    SEVERITIES,
+    Cost,
+    Crash,
+    Finding,
+    NotChecked,
+    Note,
+    RankSpread,
+    Result,
+    Severity,
+)
 
 __all__ = [
     "STRAGGLER",
     "merge_checks",
     "merge_findings",
     "merge_notes",
-    "rank_order",
     "severity_of",
 ]
 
 MAX_NAMED = 64
 STRAGGLER = "COM036"
-_SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "note")
 
 
 def merge_findings(
@@ -99,7 +107,7 @@ def _merged(
         high_ms=round(max(middles), 6),
         ranks=tuple(numbers[at] for at in sorted(by_rank)[:MAX_NAMED]),
     )
-    severity = min((one.severity for _, one in found), key=_SEVERITIES.index)
+    severity = min((one.severity for _, one in found), key=SEVERITIES.index)
     message = chosen.message
     if cost is not None and chosen.cost is not None and chosen.cost.high_ms > 0:
         severity = severity_of(cost, chosen.certainty)
@@ -167,19 +175,6 @@ def severity_of(cost: Cost, certainty: str) -> Severity:
     if middle >= HIGH_SHARE and certainty != "hint":
         return "high"
     return "medium" if middle >= MEDIUM_SHARE else "low"
-
-
-def rank_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the key that sorts a job's findings: severity first, then what is surely saved."""
-    cost = finding.cost
-    return (
-        _SEVERITIES.index(finding.severity),
-        not (cost is not None and cost.high_ms > 0),
-        -(cost.low_ms if cost else 0.0),
-        -(cost.high_ms if cost else 0.0),
-        finding.code,
-        finding.message,
-    )
 
 
 # -- what is said beside findings ----------------------------------------------------------------

@@ -1,23 +1,18 @@
-r"""One page that holds everything, asks no server for anything and can be mailed around.
+"""One page that holds everything, asks no server for anything and can be mailed around.
 
 ``render`` packs the results as JSON into a data block; the scripts and styles in ``templates/``
-draw them. Nothing from a trace is ever parsed as HTML: the script writes text nodes only, the
-data block cannot be closed from inside (``<`` is written ``\u003c``), and the page's own policy
-lets exactly one script and one style sheet run, named by their hashes.
+draw them. Nothing from a trace is ever parsed as HTML: the script writes text nodes only, and
+``page.py`` keeps data and policy closed.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -36,6 +31,7 @@ from torchtriage.finding import (
 )
 from torchtriage.names import short_name, visible
 from torchtriage.report import words
+from torchtriage.report.page import as_data, filled, policy, template
 from torchtriage.report.words import (
     RANK_PARTS,
     answer,
@@ -139,11 +135,6 @@ def _expected_bytes(results: Sequence[Result], detail: _Detail) -> float:
 # -- the document ------------------------------------------------------------------------------
 
 
-@cache
-def _template(name: str) -> str:
-    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
-
-
 def _page(
     results: Sequence[Result],
     jobs: Sequence[JobResult],
@@ -158,28 +149,17 @@ def _page(
         "names": packer.names,
         "cut": list(packer.cut),
     }
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    script, style = _template("page.js"), _template("page.css")
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    script, style = template("page.js"), template("page.css")
     parts = {
-        "policy": policy,
+        "policy": policy(style, script),
         "title": html.escape(_title(results, jobs)),
         "version": html.escape(_text(results[0].version, 40)),
         "style": style,
         "summary": _plain_summary(results, jobs, detail),
-        "data": text.replace("<", "\\u003c"),
+        "data": as_data(data),
         "script": script,
     }
-    # one pass, so that a name holding "{{script}}" stays a name
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _template("page.html"))
-
-
-def _hash(source: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+    return filled("page.html", parts)
 
 
 def _title(results: Sequence[Result], jobs: Sequence[JobResult]) -> str:
@@ -289,6 +269,9 @@ class _Packer:
             "run": [
                 [label, self.text(text)]
                 for label, text in (words.run(result.recorded) if result.recorded else ())
+            ],
+            "compiled": [
+                [label, self.text(text)] for label, text in words.compiled(result.recorded)
             ],
             "trace": {
                 "file": _text(_file_name(facts.path), 200),

@@ -288,10 +288,21 @@ def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
     _replayed(page, result)
+    _compiled(page, result)
     page.blank()
     found = "" if result.findings or result.refused else "No finding. "
     page.line((found, "bold"), (f"{words.checked(result)}.", ""))
     _unanswered(page, result)
+
+
+def _compiled(page: Page, result: Result, whose: str = "") -> None:
+    """Say what the compiler's log names, where it was kept."""
+    rows = words.compiled(result.recorded)
+    if rows:
+        page.blank()
+        page.line(("torch.compile", "bold"), (whose, "dim"))
+    for label, text in rows:
+        page.labelled(label, (text, ""))
 
 
 def _answers(page: Page, answers: Sequence[Answer]) -> None:
@@ -361,10 +372,12 @@ def _job(page: Page, job: JobResult, results: Sequence[Result], top: int | None)
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
     _answers(page, job.what_ifs)
+    first = next((one for one in results if one.trace.path == job.ranks[0].path), None)
+    if first is not None:
+        _compiled(page, first, f"  on rank {job.ranks[0].rank}")
     page.blank()
     found = "" if job.findings or job.refused else "No finding. "
     page.line((found, "bold"), (f"{words.checked(job)} on every rank.", ""))
-    first = next((one for one in results if one.trace.path == job.ranks[0].path), None)
     calm = words.without_device(first) if first is not None else ""
     left = [one for one in job.not_checked if not (calm and words.needs_device(one))]
     if calm:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torchtriage.finding import (
     Answer,
+    CompileEvent,
     Cost,
     Finding,
     Frame,
@@ -39,6 +40,7 @@ __all__ = [
     "answer",
     "basis",
     "checked",
+    "compiled",
     "contents",
     "count",
     "critical",
@@ -475,6 +477,10 @@ def recording(result: Result) -> tuple[str, ...]:
     return (visible(trace.path), file, *([", ".join(where)] if where else []))
 
 
+APART = 0.2
+"""Step times on either side of the recordings that differ by more are both told."""
+
+
 def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
     """Return how ``torchtriage run`` came to a result, as rows of label and text."""
     ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
@@ -488,6 +494,9 @@ def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
         trend = "" if recorded.settled else ", still changing"
         text = f"{format_ms(recorded.step_ms)} without the profiler"
         text += f" (mean of {count(recorded.n_timed, 'step')}{trend})"
+        first, last = recorded.before_ms, recorded.after_ms
+        if first and last and abs(last / first - 1) > APART:
+            text += f": {format_ms(first)} before the recordings, {format_ms(last)} after them"
         for word, own_ms in (("lightly", recorded.light_ms), ("heavily", recorded.heavy_ms)):
             if own_ms is not None:
                 more = own_ms / recorded.step_ms - 1
@@ -497,6 +506,8 @@ def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
         rows.append(("on", facts))
     if recorded.memory is not None:
         rows += _memory(recorded.memory)
+    if recorded.compiled is not None and recorded.compiled.verdict:
+        rows.append(("compile", visible(" ".join(recorded.compiled.verdict[:2]))))
     return tuple(rows)
 
 
@@ -525,6 +536,50 @@ def _memory(seen: WatchedMemory) -> list[tuple[str, str]]:
     if seen.snapshot:
         rows.append(("snapshot", f"torchtriage memory {visible(seen.snapshot)}"))
     return rows
+
+
+N_COMPILE_EVENTS = 4
+"""Of each kind."""
+
+
+def compiled(recorded: Recorded | None) -> tuple[tuple[str, str], ...]:
+    """Return what the compiler's log names, the costliest first, as rows of label and text."""
+    seen = None if recorded is None else recorded.compiled
+    if seen is None:
+        return ()
+    rows = []
+    for kind, label in (("graph break", "break"), ("recompilation", "recompile")):
+        events = [one for one in seen.events if one.kind == kind]
+        rows += [(label, visible(_compile_event(one))) for one in events[:N_COMPILE_EVENTS]]
+        if (more := len(events) - N_COMPILE_EVENTS) > 0:
+            rows.append((label, f"{more:,} more in --json"))
+    if seen.payback:
+        rows.append(("pays back", visible(seen.payback)))
+    rows += [("note", visible(note)) for note in seen.notes]
+    if seen.log:
+        beside = f" --trace {seen.trace}" if seen.trace else ""
+        rows.append(("all of it", visible(f"torchtriage compile {seen.log}{beside}")))
+    return tuple(rows)
+
+
+def _compile_event(one: CompileEvent) -> str:
+    times = f", {one.count}x" if one.count > 1 else ""
+    at = f" at {_user_file(one.frame.file)}:{one.frame.line}" if one.frame else ""
+    of = f" in {one.function}" if one.function else ""
+    parts = [f"{one.what}{at}{of}{times}"]
+    if one.total_ms:
+        parts.append(f"{format_ms(one.total_ms)} of compiling")
+    if one.limit:
+        parts.append("the recompile limit is reached: later calls run uncompiled")
+    if one.host_ms is not None and one.of_ms is not None:
+        most = "at most " if one.at_most else ""
+        idle = "" if one.idle_ms is None else f", device idle {most}{format_ms(one.idle_ms)}"
+        parts.append(
+            f"host {most}{format_ms(one.host_ms)}{idle} {one.per} of {format_ms(one.of_ms)}"
+        )
+    elif one.kind == "graph break":
+        parts.append("not in the recorded steps")
+    return f"{'; '.join(parts)}. {one.fix.text}"
 
 
 def _user_file(path: str) -> str:

@@ -16,10 +16,18 @@ from typing import Any, BinaryIO, Protocol, Union, cast
 
 from isal import isal_zlib
 
-from torchtriage.errors import TraceFormatError
+from torchtriage.errors import TraceFormatError, TriageError
 from torchtriage.units import format_bytes
 
-__all__ = ["DEFAULT_MAX_BYTES", "EXPORT", "Input", "Source", "open_source", "reopenable"]
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "EXPORT",
+    "Input",
+    "Source",
+    "only_member",
+    "open_source",
+    "reopenable",
+]
 
 DEFAULT_MAX_BYTES = 64 << 30
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
@@ -390,30 +398,48 @@ def _shown(name: str) -> str:
 def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
     try:
         with zipfile.ZipFile(raw) as archive:
-            names = archive.namelist()
-            if any(item.endswith(("data.pkl", "/version")) for item in names):
-                raise TraceFormatError(
-                    "expected a profiler trace, found a torch.save checkpoint",
-                    where=name,
-                    hint=EXPORT,
-                )
-            traces = [item for item in names if item.endswith((".json", ".json.gz"))]
-            if len(traces) != 1:
-                found = ", ".join(_shown(item) for item in (traces or names)[:3])
-                raise TraceFormatError(
-                    f"expected one .json trace in the zip, found {len(traces)}"
-                    + (f" ({found}…)" if found else ""),
-                    where=name,
-                    hint="unpack it and pass the trace you mean",
-                )
-            with archive.open(traces[0]) as member:
-                yield _Inflater(member) if traces[0].endswith(".gz") else member
+            item = only_member(
+                archive, "trace", (".json", ".json.gz"), name, TraceFormatError, EXPORT
+            )
+            with archive.open(item) as member:
+                yield _Inflater(member) if item.endswith(".gz") else member
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise TraceFormatError(
             f"expected a zip archive with a trace, found one that cannot be read: {error}",
             where=name,
             hint="unpack it by hand and pass the .json inside",
         ) from error
+
+
+def only_member(
+    archive: zipfile.ZipFile,
+    what: str,
+    endings: tuple[str, ...],
+    name: str,
+    error: type[TriageError],
+    hint: str,
+) -> str:
+    """Return the name of the one file of these endings in an archive.
+
+    Raises
+    ------
+    TriageError
+        Of the type ``error``: there are none or several, or it is a checkpoint of torch.
+    """
+    names = archive.namelist()
+    if any(item.endswith(("data.pkl", "/version")) for item in names):
+        found = f"expected a zip with a {what}, found a torch.save checkpoint"
+        raise error(found, where=name, hint=hint)
+    wanted = [item for item in names if item.endswith(endings)]
+    if len(wanted) == 1:
+        return wanted[0]
+    found = ", ".join(_shown(item) for item in (wanted or names)[:3])
+    raise error(
+        f"expected one {endings[0]} in the zip, found {len(wanted)}"
+        + (f" ({found}…)" if found else ""),
+        where=name,
+        hint=f"unpack it and pass the {what} you mean",
+    )
 
 
 def _refuse_foreign(head: bytes, name: str) -> None:

@@ -101,3 +101,42 @@ def test_quiet_when_starting_workers_costs_little() -> None:
     builder = loop([150] * 6)
     builder.frame(NEW, 20_001, 8)
     assert not claims(builder)
+
+
+def epochs(stop: float, between: float = 3_000, n: int = 2) -> TraceBuilder:
+    """Steps of 10 ms without stacks; ``n`` of them end an epoch and begin the next."""
+    builder = loop([150] * 8, vendor="cpu")
+    for i in range(2, 2 + 2 * n, 2):
+        at = 10_000 * i + 1_000
+        builder.annotation(MULTI, at, stop)
+        builder.op("aten::randperm", at + stop + 100, 20)  # the sampler's new order
+        builder.annotation(MULTI, at + stop + between, 2_000)
+        builder.op("aten::mm", at + stop + between + 2_000, 20.5)
+    return builder
+
+
+def test_workers_started_again_are_seen_without_stacks() -> None:
+    (claim,) = claims(epochs(stop=1_500))
+    assert claim.evidence["kind"] == "workers started again"
+    assert claim.evidence["n_worker_starts"] == 2
+    lost_ms = (1_500 + 3_000 + 2_000) * 2 / 7 / 1000
+    assert claim.evidence["wait_ms_per_step"] == pytest.approx(lost_ms, abs=0.001)
+    # the script's own work may lie between two epochs
+    assert claim.gain_low == pytest.approx(0.5 * 3_500 / 6_500)
+    assert claim.gain_high == 1.0
+
+
+def test_one_new_epoch_in_a_recording_is_a_hint() -> None:
+    (once,), (twice,) = claims(epochs(stop=1_500, n=1)), claims(epochs(stop=1_500))
+    assert (once.certainty, twice.certainty) == ("hint", "likely")
+
+
+def test_workers_that_live_on_are_not_started_again() -> None:
+    assert not claims(epochs(stop=20))
+
+
+def test_work_between_two_fetches_is_no_new_epoch() -> None:
+    builder = epochs(stop=1_500)
+    for i in (2, 4):
+        builder.op("aten::add", 10_000 * i + 3_000, 20)
+    assert all(one.evidence["kind"] != "workers started again" for one in claims(builder))

@@ -9,7 +9,8 @@ Slow because: at every break guards are checked and wrappers run again, the seam
 Cost: bounded by host time from the end of one graph to the start of the next, less what operators
     do in between; with a device, by the idle time this causes. Low is divided by the profiler's
     inflation.
-Fix: find the breaks with ``fullgraph=True`` or ``TORCH_LOGS=graph_breaks``; move printing, logging
+Fix: find the breaks with ``fullgraph=True``, or record with ``TORCH_TRACE=logs`` and run
+    ``torchtriage compile logs``: each break with its line, cause and fix. Move printing, logging
     and ``.item()`` out; ``torch.where`` or ``torch.cond`` instead of ``if`` on a tensor.
 Leave it when: the break is intended (``torch.compiler.disable``, left out where stacks show it;
     FSDP's hooks; piecewise graphs of a serving engine).

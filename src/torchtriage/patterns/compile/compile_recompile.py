@@ -9,7 +9,8 @@ Cost: bounded by the compilations in the judged steps, with a device by its idle
     low is divided by the profiler's inflation. What uncompiled calls lose is not known from one
     recording.
 Fix: mark what varies as dynamic, pad or bucket shapes, drop the last partial batch, pass numbers as
-    tensors.
+    tensors. A run with ``TORCH_TRACE=logs`` and ``torchtriage compile logs`` name the guard that
+    failed, what it saw and what would end it.
 Leave it when: it happens once: the second shape makes a dimension dynamic, and that is the last
     time.
 Source: PyTorch documentation, "torch.compile programming model", recompilation; measured: 1-2 s per

@@ -4,12 +4,15 @@ Looks like: ``enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__`` an
     5 % of the step or more in 30 % of the steps, the late ones included, while, with GPU rows, the
     device is idle; a loader that keeps up answers in less than 0.2 ms. Respawn: ``_get_iterator``
     frames that start the workers of a new epoch inside the recording, with the wait that follows
-    and the stop of the old ones.
+    and the stop of the old ones. Without stacks: a fetch that takes 1 ms or more, as stopping
+    workers does, and then another one without an operator between that worked on a batch.
 Slow because: the main thread waits for the next batch, and the device with it.
 Cost: device idle time inside the waits (without a device: the waits). A wait that queued work
-    hides costs nothing. The low end is half: more workers help until the cores are used up.
+    hides costs nothing. The low end is half: more workers help until the cores are used up. Without
+    stacks, what lies between two epochs may be the script's own work: it is in the high end only.
 Fix: more workers or cheaper transforms; keep workers alive between epochs; prefetch more.
-Leave it when: only the first batches of the recording wait (the workers are still filling the
+Leave it when: epochs are long and the recording happens to hold the end of one (seen once, this is
+    a hint); only the first batches of the recording wait (the workers are still filling the
     queue), or the cores are all busy already: then make the transforms cheaper instead.
 Source: PyTorch documentation, torch.utils.data, "Multi-process data loading".
 """
@@ -17,12 +20,13 @@ Source: PyTorch documentation, torch.utils.data, "Multi-process data loading".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torchtriage import intervals
-from torchtriage.finding import Fix
+from torchtriage.finding import Certainty, Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.data._loader import MIN_SHARE, Fetches, find_fetches
 from torchtriage.trace import Kind, Trace
@@ -56,6 +60,14 @@ for epoch in range(n_epochs):
 
 MIN_STEPS = 0.3
 """Share of the steps that wait (catalogue 19)."""
+STOP_NS = 1_000_000
+"""To find that there are no more batches takes microseconds; to stop workers, milliseconds."""
+_DRAWING = (
+    *("aten::empty", "aten::random_", "aten::item", "aten::_local_scalar_dense"),
+    *("aten::randperm", "aten::randint", "aten::multinomial", "aten::scalar_tensor"),
+    *("aten::resize_", "aten::resolve_conj", "aten::resolve_neg"),
+)
+"""What a new iterator and its sampler call: a seed for the workers, an order of the samples."""
 _NEW_ITERATOR = r"utils/data/dataloader\.py\(\d+\): _get_iterator$"
 _STOP = r"utils/data/dataloader\.py\(\d+\): _shutdown_workers$"
 
@@ -99,34 +111,75 @@ def _waiting_steps(trace: Trace, fetches: Fetches) -> intervals.Spans:
 
 
 def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
+    starts = _by_frames(trace, fetches) if trace.has_stacks else _by_fetches(trace, fetches)
+    waits = _held_up(trace, intervals.spans(trace.start_ns[starts.rows], trace.end_ns[starts.rows]))
+    at_stake = _held_up(trace, np.concatenate([waits, starts.between]))
+    if intervals.length(at_stake) < MIN_SHARE * intervals.length(trace.steps.judged):
+        return None
+    n_steps = trace.steps.n_steady
+    return _claim(
+        trace,
+        starts.rows,
+        at_stake,
+        fetches,
+        f"DataLoader workers are started {'once' if starts.n == 1 else f'{starts.n:,} times'} in"
+        f" {format_count(n_steps, 'steady step')}",
+        {"n_worker_starts": starts.n, "n_steady_steps": n_steps},
+        "workers started again",
+        RESPAWN_FIX,
+        between=starts.between,
+        sure=intervals.length(waits) / intervals.length(at_stake),
+        # epochs may be a thousand times longer than what was recorded
+        certainty="likely" if starts.n > 1 else "hint",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Starts:
+    """How often workers were started, in what, and what may be part of it."""
+
+    n: int
+    rows: intervals.Spans
+    between: intervals.Spans
+
+
+def _by_frames(trace: Trace, fetches: Fetches) -> _Starts:
+    """Return where an iterator was made or ended its workers, and the first fetch of each."""
     new = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_NEW_ITERATOR))
     new = new[trace.steps.in_steady(trace.steps.of_host(new))]
     if not len(new):
-        return None
-    # the first fetch of each new iterator waits for its workers to start
+        return _Starts(0, new, intervals.EMPTY)
     order = np.argsort(trace.start_ns[fetches.rows], kind="stable")
     rows = fetches.rows[order]
     following = np.searchsorted(trace.start_ns[rows], trace.end_ns[new])
     first = rows[following[following < len(rows)]]
     stop = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_STOP))
     stop = stop[trace.steps.in_steady(trace.steps.of_host(stop))]
-    both = np.concatenate([new, first, stop])
-    at_stake = intervals.union(intervals.spans(trace.start_ns[both], trace.end_ns[both]))
-    if trace.devices:
-        at_stake = intervals.intersect(at_stake, trace.devices[0].host_late)
-    if intervals.length(at_stake) < MIN_SHARE * intervals.length(trace.steps.judged):
-        return None
-    return _claim(
-        trace,
-        both,
-        at_stake,
-        fetches,
-        f"DataLoader workers are started {'once' if len(new) == 1 else f'{len(new):,} times'} in"
-        f" {format_count(trace.steps.n_steady, 'steady step')}",
-        {"n_worker_starts": len(new), "n_steady_steps": trace.steps.n_steady},
-        "workers started again",
-        RESPAWN_FIX,
-    )
+    return _Starts(len(new), np.concatenate([new, first, stop]), intervals.EMPTY)
+
+
+def _by_fetches(trace: Trace, fetches: Fetches) -> _Starts:
+    """Return pairs of fetches with no operator between but those that draw a new order.
+
+    The first found no more batches, and took as long as only stopping workers takes.
+    """
+    order = np.lexsort((trace.start_ns[fetches.rows], trace.lane[fetches.rows]))
+    rows = fetches.rows[order]
+    ends, starts = trace.end_ns[rows[:-1]], trace.start_ns[rows[1:]]
+    together = trace.lane[rows[:-1]] == trace.lane[rows[1:]]
+    ops = np.flatnonzero((trace.kind == Kind.OP) & ~trace.named(*_DRAWING))
+    ops = ops[np.isin(trace.lane[ops], trace.lane[rows])]
+    at = np.sort(trace.start_ns[ops])
+    together &= np.searchsorted(at, ends) == np.searchsorted(at, starts)
+    together &= trace.dur_ns[rows[:-1]] >= STOP_NS
+    both = np.concatenate([rows[:-1][together], rows[1:][together]])
+    return _Starts(int(together.sum()), both, intervals.spans(ends[together], starts[together]))
+
+
+def _held_up(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
+    """Return the union of what holds the device up, or of all without a device."""
+    spans = intervals.union(spans)
+    return intervals.intersect(spans, trace.devices[0].host_late) if trace.devices else spans
 
 
 def _claim(
@@ -138,17 +191,24 @@ def _claim(
     evidence: dict[str, Any],
     kind: str,
     fix: Fix,
+    *,
+    between: intervals.Spans = intervals.EMPTY,
+    sure: float = 1.0,
+    certainty: Certainty = "likely",
 ) -> Claim:
     steps = trace.steps
+    edits = [Edit("shrink", rows, factor=0.5, best=0.0)]
+    if len(between):
+        edits.append(Edit("threads", factor=1.0, best=0.0, spans=between))
     lost_ns = intervals.length(at_stake) / steps.n_steady
     who = "the GPU stands idle" if trace.devices else "the step waits"
     return Claim(
         message=f"{what}, and {who} for {format_ns(lost_ns)} of {format_ns(steps.wall_ns)}"
         f" {steps.per}",
-        certainty="likely",
+        certainty=certainty,
         rows=rows,
         spans=at_stake,
-        gain_low=0.5 if trace.devices or trace.is_host_only else 0.0,
+        gain_low=0.5 * sure if trace.devices or trace.is_host_only else 0.0,
         gain_high=1.0,
         time_class=fetches.time_class,
         method="idle time of the device inside the waits"
@@ -164,5 +224,5 @@ def _claim(
         },
         anchor=int(rows[np.argmax(trace.dur_ns[rows])]),
         fix=fix,
-        edits=(Edit("shrink", rows, factor=0.5, best=0.0),),
+        edits=tuple(edits),
     )

@@ -31,8 +31,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage import intervals
-from torchtriage.finding import Fix
+from torchtriage import fixes, intervals
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns._runs import outer_ops, runs
 from torchtriage.patterns._work import work_of
@@ -49,19 +48,7 @@ PATTERN = Pattern(
     needs=frozenset({"ops", "work"}),
 )
 
-FIX = Fix(
-    text="Use the fused form of the optimizer (or foreach=True).",
-    code="optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)",
-    link="https://docs.pytorch.org/docs/stable/optim.html#algorithms",
-)
-
-_FIX_AVERAGE = Fix(
-    text="Update all tensors in one call.",
-    code="""from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
-ema.update_parameters(model)  # instead of a loop over the parameters""",
-    link="https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema",
-)
+FIX = fixes.FUSE_OPTIMIZER
 
 Ints = NDArray[np.int64]
 
@@ -304,7 +291,7 @@ def _updates(trace: Trace) -> Iterator[Claim]:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(first[0]),
-        fix=_FIX_AVERAGE,
+        fix=fixes.AVERAGE_AT_ONCE,
         edits=(
             Edit("threads", factor=1 - UPDATE_GAIN / trace.origin.inflation, best=0.0, spans=held),
         ),

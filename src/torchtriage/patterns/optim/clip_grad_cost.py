@@ -21,8 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage import intervals
-from torchtriage.finding import Fix
+from torchtriage import fixes, intervals
 from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns._runs import outer_ops, runs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -38,18 +37,7 @@ PATTERN = Pattern(
     needs=frozenset({"ops", "work"}),
 )
 
-FIX = Fix(
-    text="Clip all gradients in one call.",
-    code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)",
-    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
-)
-_FIX_WAIT = Fix(
-    text="Leave the norm on the device; read it when you log, not in every step.",
-    code="""norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # no error_if_nonfinite
-if step % 50 == 0:
-    log(norm.item())""",
-    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
-)
+FIX = fixes.CLIP_AT_ONCE
 
 Ints = NDArray[np.int64]
 
@@ -162,7 +150,7 @@ def _on_device(
             "profiler_inflation": inflation,
         },
         anchor=int(waits.row[reads[0]]) if len(reads) and not loops else int(first[0]),
-        fix=None if loops else _FIX_WAIT,
+        fix=None if loops else fixes.LEAVE_NORM_ON_DEVICE,
         edits=edits,
     )
 

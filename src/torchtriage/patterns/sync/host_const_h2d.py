@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.finding import Fix
+from torchtriage import fixes
 from torchtriage.patterns._reads import TRANSFER_OPS, claim_reads
 from torchtriage.patterns._recurrence import frame_around, recurs
 from torchtriage.patterns.base import Claim, Pattern
@@ -39,13 +39,7 @@ PATTERN = Pattern(
     needs=frozenset({"device", "runtime", "ops"}),
 )
 
-FIX = Fix(
-    text="Create the tensor once and keep it on the device, or let the device fill it.",
-    code="""self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]), persistent=False)
-mask = torch.zeros(n, device=x.device)      # not torch.zeros(n).to(x.device)""",
-    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-    "#create-tensors-directly-on-the-target-device",
-)
+FIX = fixes.BUILD_ON_DEVICE
 
 MAX_BYTES = 1 << 20
 """A larger copy is an input, or CPY007's (catalogue 5)."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtriage.finding import Fix
+from torchtriage import fixes
 from torchtriage.patterns._reads import claim_reads, scalar_reads
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Trace
@@ -36,15 +36,7 @@ PATTERN = Pattern(
     needs=frozenset({"device", "runtime", "ops"}),
 )
 
-FIX = Fix(
-    text="Keep the value on the device and read it every N steps.",
-    code="""total += loss.detach()          # instead of: total += loss.item()
-if step % 50 == 0:
-    log(total.item() / 50)
-    total.zero_()""",
-    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-    "#avoid-unnecessary-cpu-gpu-synchronization",
-)
+FIX = fixes.READ_NOW_AND_THEN
 
 
 def find(trace: Trace) -> Iterator[Claim]:

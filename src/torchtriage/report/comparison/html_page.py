@@ -7,13 +7,9 @@ lets no script run and asks no server.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib import resources
 
 from torchtriage.finding import Comparison
 from torchtriage.names import elide, visible
@@ -27,6 +23,7 @@ from torchtriage.report.comparison.rows import (
     rows,
     run,
 )
+from torchtriage.report.page import document
 from torchtriage.units import format_both_ns, format_change_ns, format_ns
 
 __all__ = ["render"]
@@ -37,35 +34,14 @@ BAR, GAP = 22, 10
 
 def render(result: Comparison) -> str:
     """Return one self-contained HTML page."""
-    style = _template("page.css") + _template("comparison.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    title = f"{file_name(result.before)} against {file_name(result.after)} · torchtriage"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="torchtriage {_text(result.version)}">
-<title>{_text(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-{chr(10).join(_sections(result))}
-</main>
-<footer><p>torchtriage {_text(result.version)}, {_text(result.schema)}</p></footer>
-</body>
-</html>
-"""
-
-
-@cache
-def _template(name: str) -> str:
-    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
+    return document(
+        "comparison.css",
+        title=f"{file_name(result.before)} against {file_name(result.after)} · torchtriage",
+        version=result.version,
+        schema=result.schema,
+        note="Both traces were read and the page was made locally; it asks no server for anything.",
+        body="\n".join(_sections(result)),
+    )
 
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%)(?:\W|$))")

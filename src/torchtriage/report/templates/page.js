@@ -877,6 +877,10 @@ function readSection(result) {
 
 // -- the page -----------------------------------------------------------------------------------
 
+function defined(rows) {
+  return h("dl", { class: "facts" }, rows.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))));
+}
+
 function headline(result) {
   const t = result.trace, s = result.summary, n = result.nFindings;
   const limited = result.notChecked.length + result.crashes.length;
@@ -902,7 +906,8 @@ function headline(result) {
         : "Every pattern could be checked on this recording, and none spoke up."),
       result.checked.length ? h("p", {}, `${many(result.checked.length, "pattern")} checked: `, h("span", { class: "mono" }, result.checked.join(", "))) : null,
       limited ? h("p", {}, "Not checked: ", h("span", { class: "mono" }, [...result.notChecked, ...result.crashes].map((item) => item.code).join(", ")), ". ", h("a", { href: "#unchecked" }, "How to record so that they can be")) : null) : null,
-    h("dl", { class: "facts" }, facts.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
+    defined(facts),
+    result.compiled.length ? h("details", {}, h("summary", {}, "What torch.compile did"), defined(result.compiled)) : null);
 }
 
 let model = null;

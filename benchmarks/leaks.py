@@ -84,6 +84,18 @@ def _slow_noise(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray,
     return more, 0
 
 
+def _slow_swing(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    period, phase = 2 ** rng.uniform(np.log2(1500), np.log2(12000)), rng.uniform(0, 2 * np.pi)
+    return rng.uniform(1, 30) * MIB * (1 + np.sin(2 * np.pi * step / period + phase)), 0
+
+
+def _emptied(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    """Return what climbs until it is emptied, with no memory of when it was emptied last."""
+    gaps = rng.exponential(rng.uniform(500, 1000), 1000)
+    at = np.concatenate([[0.0], np.cumsum(gaps)])
+    return rng.uniform(500, 8000) * (step - at[np.searchsorted(at, step, side="right") - 1]), 0
+
+
 LEAKS = {
     "steady": lambda step, rng: (_rate(rng) * step, 0),
     "late": _late,
@@ -114,7 +126,9 @@ HEALTHY = {
     ),
     "a few jumps": _jumps,
     "slow noise": _slow_noise,
-    # no program is known to do this; it is what the verdict is weakest on
+    # what the verdict is weakest on; no program is known to walk at random
+    "slow swing": _slow_swing,
+    "emptied at random": _emptied,
     "random walk": lambda step, rng: (
         np.cumsum(rng.normal(0, rng.uniform(1e3, 1e5), len(step))),
         0,

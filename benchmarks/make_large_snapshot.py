@@ -1,6 +1,6 @@
 """Write a memory snapshot of any size: a training loop as the allocator would have recorded it.
 
-``python benchmarks/make_large_snapshot.py OUT.pickle --entries 3500000`` writes about 1 GB. Sizes,
+``python benchmarks/make_large_snapshot.py OUT.pickle --entries 8600000`` writes about 1 GB. Sizes,
 stacks, fields and their order are those of real files (``context="all", stacks="all"``); the
 sequence of allocations is a model's forward, backward and optimizer, step after step, on segments
 from which freed blocks are used again.
@@ -157,7 +157,7 @@ def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--entries", type=int, default=3_500_000)
+    parser.add_argument("--entries", type=int, default=8_600_000)
     parser.add_argument("--depth", type=int, default=40, help="frames of a stack")
     parser.add_argument("--layers", type=int, default=60)
     parser.add_argument("--protocol", type=int, default=4)

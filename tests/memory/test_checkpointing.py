@@ -9,7 +9,7 @@ from torchtriage.memory.read import read_snapshot
 from torchtriage.memory.verdict import judge
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
-TRAIN = ("/work/train.py", 30, "main")
+TRAIN = ("/home/user/train.py", 30, "main")
 CALL = (f"{TORCH}/nn/modules/module.py", 1751, "_call_impl")
 
 
@@ -22,9 +22,9 @@ def in_block(line):
     return frames(
         (f"{TORCH}/nn/modules/linear.py", 125, "forward"),
         CALL,
-        ("/work/model.py", line, "forward"),
+        ("/home/user/model.py", line, "forward"),
         CALL,
-        ("/work/model.py", 90, "forward"),
+        ("/home/user/model.py", 90, "forward"),
         CALL,
         TRAIN,
     )
@@ -33,9 +33,9 @@ def in_block(line):
 BACKWARD = frames(
     (f"{TORCH}/autograd/graph.py", 823, "_engine_run_backward"),
     (f"{TORCH}/_tensor.py", 581, "backward"),
-    ("/work/train.py", 32, "main"),
+    ("/home/user/train.py", 32, "main"),
 )
-EMBEDDING = frames(("/work/model.py", 86, "forward"), CALL, TRAIN)
+EMBEDDING = frames(("/home/user/model.py", 86, "forward"), CALL, TRAIN)
 
 
 def a_step(n_blocks=4, sizes=(12, 24, 16), lines=(41, 43, 44), *, backward=True):
@@ -72,7 +72,7 @@ def test_quiet_where_one_call_holds_everything():
 
 def test_a_repeated_block_saves_all_but_one_call_and_its_inputs():
     (unit,) = units(a_step())
-    assert (unit.caller.file, unit.caller.line) == ("/work/model.py", 90)
+    assert (unit.caller.file, unit.caller.line) == ("/home/user/model.py", 90)
     assert (unit.forward.line, unit.n_calls) == (41, 4)
     assert unit.activation_bytes == 4 * 52 * MIB
     assert unit.high_bytes == 3 * 52 * MIB

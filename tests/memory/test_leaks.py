@@ -83,6 +83,34 @@ def test_a_leak_under_a_sawtooth_is_found() -> None:
     assert first_alarm(STEP, pages(values)).leak
 
 
+def emptied(*at: int, until: int = 12_000) -> tuple[Floats, Floats]:
+    """What climbs by 4,000 bytes per step and is emptied at these steps."""
+    step = np.arange(0, until, 4.0)
+    last = np.array([0, *at])[np.searchsorted(at, step, side="right")]
+    return step, pages(BASE + 4000.0 * (step - last))
+
+
+def test_what_came_back_twice_may_come_back_again() -> None:
+    step, values = emptied(1300, 2500, until=5200)
+    assert not first_alarm(step, values).leak
+    falling = pages(BASE + 10 * MIB * (1 + np.cos(2 * np.pi * step / 8000)))
+    assert not first_alarm(step, falling).leak
+
+
+def test_what_lasts_far_longer_than_what_came_back_is_a_leak() -> None:
+    verdict = first_alarm(*emptied(1300, 2500))
+    assert verdict.leak
+    # two came back in 2,500 steps: one in ten lasts 5,400
+    assert 7300 < verdict.at_step < 8500
+
+
+def test_what_start_up_gives_back_delays_no_leak() -> None:
+    start = np.where(STEP < 200, 50.0 * MIB, 0)
+    verdict = first_alarm(STEP, pages(noise(1) + start + 1000 * STEP))
+    assert verdict.leak
+    assert verdict.at_step <= 3000
+
+
 def test_an_intermittent_leak_is_found() -> None:
     rng = np.random.default_rng(0)
     values = noise(0) + np.cumsum(np.where(rng.random(len(STEP)) < 0.05, 80_000, 0))

@@ -23,11 +23,14 @@ from torchtriage.cli.main import cli
 from torchtriage.errors import SnapshotError, TraceFormatError
 from torchtriage.memory import watching
 from torchtriage.memory.categories import CATEGORIES, judge_categories, parse_categories
+from torchtriage.memory.peak import MAX_LINES
+from torchtriage.memory.peak import _parts as peak_parts
 from torchtriage.memory.read import read_memory, read_snapshot
-from torchtriage.memory.result import MemoryResult
+from torchtriage.memory.result import MemoryResult, Part
 from torchtriage.memory.verdict import judge
+from torchtriage.memory.watch_report import REPORT
 from torchtriage.memory.watched import judge_watch, parse_watch
-from torchtriage.report.memory import html_page, json_report, markdown, terminal
+from torchtriage.report.memory import html_page, json_report, markdown, terminal, words
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-memory-1.json"
 A = 0x10_0000_0000
@@ -99,6 +102,20 @@ def test_markdown_has_the_table_of_holders() -> None:
     text = markdown.render(results())
     assert "| 7.50 GiB | 100 % | me/model.py:41 forward, 2 allocations" in text
     assert "`MEM048`" in text
+
+
+def test_markdown_of_a_timeline_has_the_table_of_purposes() -> None:
+    text = markdown.render([judge_categories(parse_categories(raw(), "timeline.json"))])
+    assert "| held at the peak of the timeline's device | | by purpose |" in text
+    assert "| 1000 B | 67 % | parameters |\n| 500 B | 33 % | activations |\n| **1.46 KiB**" in text
+
+
+def test_one_left_out_is_one_other() -> None:
+    seven = [Part(f"cause {i}", 1, 1 / 7) for i in range(7)]
+    assert words.parts(seven).endswith(", 1 other 1 B")
+    assert words.parts([*seven, seven[0]]).endswith(", 2 others 2 B")
+    sizes = {f"purpose {i}": 1 for i in range(MAX_LINES + 1)}
+    assert peak_parts(sizes, len(sizes))[-1].name == "1 other"
 
 
 @cache
@@ -239,7 +256,7 @@ def test_what_a_watch_leaves_can_be_read(tmp_path: Path) -> None:
     with watching.watch(out_dir=tmp_path) as watch:
         for _ in range(6000):
             watch.step()
-    told = parse_watch((tmp_path / watching.REPORT).read_bytes(), "memory_watch.json")
+    told = parse_watch((tmp_path / REPORT).read_bytes(), "memory_watch.json")
     assert told.report.leaks == watch.report().leaks == ()
     (resident,) = told.report.series
     assert resident.steps[-1] == 6000
@@ -304,6 +321,11 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "text.pickle").write_text("hello")
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     (tmp_path / "other.pickle").write_bytes(pickle.dumps({"a": 1}, 4))
+    (tmp_path / "nothing.pickle").write_bytes(pickle.dumps([], 4))
+    nowhere = {"action": "alloc", "addr": float("nan"), "size": 512, "stream": 0, "frames": []}
+    (tmp_path / "nan.pickle").write_bytes(
+        pickle.dumps({"segments": [], "device_traces": [[nowhere]]}, 4)
+    )
     (tmp_path / "code.pickle").write_bytes(pickle.dumps({"segments": [Path()]}, 4))
     return tmp_path
 
@@ -321,6 +343,23 @@ def test_the_command_prints_saves_and_exits(files: Path) -> None:
     assert run(files / "fine.pickle", "--markdown").output.startswith("### Peak")
 
 
+@pytest.mark.parametrize(("form", "name"), [("--json", "out.json"), ("--markdown", "out.md")])
+def test_a_file_to_write_is_not_taken_for_a_snapshot(files: Path, form: str, name: str) -> None:
+    found = run(files / "fine.pickle", form, files / name)
+    assert found.exit_code == 2
+    assert f"try: {form} prints; to write a file: {form} -o {files / name}" in found.stderr
+    assert found.stdout == ""
+
+
+def test_a_result_is_not_taken_for_a_snapshot(files: Path) -> None:
+    assert run(files / "fine.pickle", "--json", "-o", files / "out.json").exit_code == 0
+    found = run(files / "fine.pickle", "--json", files / "out.json")
+    assert found.exit_code == 2
+    assert "expected a memory snapshot, found a result of torchtriage" in found.stderr
+    shown = f"torchtriage show {files / 'out.json'}; to write it again: --json -o"
+    assert shown in found.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -328,6 +367,8 @@ def test_the_command_prints_saves_and_exits(files: Path) -> None:
         ("text.pickle", "expected a memory snapshot"),
         ("trace.json", "expected"),
         ("other.pickle", "a dict without segments"),
+        ("nothing.pickle", "a pickle of an empty list"),
+        ("nan.pickle", "found nan where a whole number belongs"),
         ("code.pickle", "nothing was run"),
         ("missing.pickle", "No such file"),
         (".", "found a folder"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import os
 import pickle
@@ -29,6 +30,12 @@ STOP = b"."
 
 class KeepAll:
     n_items = 0
+
+    def __init__(self) -> None:
+        self.counted: list[str] = []
+
+    def count(self, what: str) -> None:
+        self.counted.append(what)
 
     def take_dict(self, value: dict[Any, Any]) -> Any:
         return value
@@ -195,6 +202,53 @@ def test_bombs_and_nonsense_are_refused_in_one_line(
     message = str(caught.value)
     assert message.startswith("file.pickle: ")
     assert message.count("\n") <= 1
+
+
+def test_a_text_of_megabytes_is_cut_and_counted() -> None:
+    long = "ü" * (3 << 20)
+    document = {"before": 1, long: b"x" * (2 << 20), "name": long, "fine": "y" * (1 << 20)}
+    sink = KeepAll()
+    data = io.BytesIO(b"\x80\x04" + pickle.dumps(document, 4)[2:])
+    tracemalloc.start()
+    try:
+        found = unpickle(data.read, sink)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 9 << 20
+    start = "ü" * (unpickling.CUT_BYTES // 2) + "…"
+    cut = b"x" * unpickling.CUT_BYTES
+    assert found == {"before": 1, start: cut, "name": start, "fine": "y" * (1 << 20)}
+    assert sink.counted == ["text longer than 1.00 MiB, cut"] * 2
+
+
+def test_long_texts_are_said_in_the_result(tmp_path: Path) -> None:
+    file = tmp_path / "long.pickle.gz"
+    entry = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "frames": []}
+    entry["user_metadata"] = "z" * (5 << 20)
+    file.write_bytes(
+        gzip.compress(pickle.dumps({"segments": [], "device_traces": [[entry]]}, 4), 1)
+    )
+    (note,) = (one for one in judge(read_snapshot(file)).notes if one.code == "unknown")
+    assert note.message == "Met and not understood: text longer than 1.00 MiB, cut (1)"
+
+
+@pytest.mark.parametrize("n_bytes", [100, 1 << 20])
+def test_text_without_end_is_refused(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickling, "MAX_TEXTS_BYTES", 4 << 20)
+    n_texts = 0
+
+    def read(size: int) -> bytes:
+        nonlocal n_texts
+        start = b"\x80\x04(" if not n_texts else b""
+        first, n_texts = n_texts, n_texts + (1 << 20) // n_bytes
+        head = b"\x8c%c" % n_bytes if n_bytes < 256 else b"X" + struct.pack("<I", n_bytes)
+        texts = (b"%*d" % (n_bytes, number) for number in range(first, n_texts))
+        return start + b"".join(head + text for text in texts)
+
+    with pytest.raises(SnapshotError, match=r"found more than 4.00 MiB of text"):
+        unpickle(read, KeepAll())
+    assert n_texts * n_bytes < 8 << 20
 
 
 def test_a_list_in_itself_ends() -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from torchtriage.memory import holders, watching
-from torchtriage.memory.watching import Leak, LeakWarning, Watch
+from torchtriage.memory import holders, watch_report, watching
+from torchtriage.memory.watch_report import Leak
+from torchtriage.memory.watching import LeakWarning, Watch
 
 BIG = 4096
 
@@ -26,7 +27,7 @@ BIG = 4096
 @pytest.fixture(autouse=True)
 def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests fork; children that watch themselves are tested on their own."""
-    monkeypatch.setattr(watching, "_watch_children", lambda: None)
+    monkeypatch.setattr(watching, "watch_children", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,17 @@ def time_for_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "WALK_S", 1.0)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Tests before may have compiled; in a process that did, tensors are not followed."""
+    compiled = sys.modules.get("torch._dynamo.utils")
+    if compiled is not None:
+        compiled.counters.clear()
+
+
 def quiet(**options: Any) -> Watch:
-    # steps that take no time earn no budget
-    return Watch(**{"on_alarm": lambda leak: None, "credit_s": 5.0, **options})
+    # steps that take no time earn no budget, and see time_for_all_names
+    return Watch(**{"on_alarm": lambda leak: None, "credit_s": 60.0, **options})
 
 
 def spend() -> None:
@@ -180,7 +189,7 @@ def test_the_report_is_written_at_the_alarm_and_at_the_end(tmp_path: Path) -> No
             w.step()
     assert seen == [True]
     told = json.loads(file.read_text())
-    assert told["schema"] == watching.SCHEMA
+    assert told["schema"] == watch_report.SCHEMA
     assert (told["answer"], told["n_steps"]) == ("leak", 300)
     assert told["leaks"][0]["holder"] == "kept"
     assert [one.name for one in file.parent.iterdir()] == ["memory_watch.json"]
@@ -192,7 +201,7 @@ def test_findings_have_the_exact_line() -> None:
         for _ in range(250):
             kept.append(bytes(BIG))
             watch.step()
-    (finding,) = watching.findings(watch.report())
+    (finding,) = watch_report.findings(watch.report())
     assert (finding.code, finding.certainty) == ("MEM029", "certain")
     assert finding.place.frame is not None
     assert finding.place.frame.exact
@@ -491,7 +500,7 @@ def planted(name: str, kind: str) -> Callable[[Watch, random.Random, int], objec
     return getattr(leaks if kind == "leak" else healthy, name)  # type: ignore[no-any-return]
 
 
-def run(name: str, kind: str, seed: int = 0) -> watching.WatchReport:
+def run(name: str, kind: str, seed: int = 0) -> watch_report.WatchReport:
     import torch
 
     torch.manual_seed(seed)
@@ -550,6 +559,19 @@ def test_planted_leaks_are_found_with_their_line(name: str) -> None:
 def test_healthy_look_alikes_stay_quiet(name: str) -> None:
     report = run(name, "healthy")
     assert report.answer == "no leak", report
+
+
+@pytest.mark.torch
+def test_where_something_is_compiled_tensors_are_not_followed_and_that_is_said() -> None:
+    import torch
+
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    report = run("graphs_in_list", "leak")
+    (leak,) = report.leaks
+    assert leak.holder == "losses"
+    assert leak.made_line is None
+    (note,) = report.notes
+    assert note.endswith("the lines that make them: torch.compile is in use")
 
 
 @pytest.mark.torch

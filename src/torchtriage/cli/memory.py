@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.output import check_outputs, complain, save
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+)
+from torchtriage.cli.output import check_outputs, complain, present
 from torchtriage.cli.progress import doing, reading
-from torchtriage.errors import TriageError
+from torchtriage.errors import TriageError, UsageError
 
 if TYPE_CHECKING:
     from torchtriage.memory.result import MemoryResult
     from torchtriage.trace import Trace
 
 __all__ = ["command"]
-
-LEVELS = ("note", "low", "medium", "high")
 
 
 @click.command("memory")
@@ -29,24 +36,12 @@ LEVELS = ("note", "low", "medium", "high")
     type=click.Path(),
     help="A trace of the same program, with_stack=True: what checkpointing would cost per step.",
 )
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write what would be printed to FILE.",
-)
-@click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
-@click.option(
-    "--fail-on",
-    type=click.Choice([*LEVELS, "never"]),
-    default="never",
-    show_default=True,
-    help="Exit with 1 on a finding this severe or worse.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@json_option
+@markdown_option
+@output_option
+@html_option
+@fail_on_option
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Judge memory snapshots of the CUDA caching allocator.
@@ -60,6 +55,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """
     check_outputs([given["output"], given["html"]], paths)
+    _check_inputs(paths, given["form"])
     trace = _trace(given["trace"], given["quiet"])
     results: list[MemoryResult] = []
     n_unusable = 0
@@ -72,12 +68,23 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
             n_unusable += 1
             complain(f"left out: {unusable}")
     if results:
-        _report(results, given)
-    severities = {one.severity for result in results for one in result.findings}
-    if given["fail_on"] != "never" and severities & {*LEVELS[LEVELS.index(given["fail_on"]) :]}:
+        present(results, "memory", given)
+    if fails((one for result in results for one in result.findings), given["fail_on"]):
         ctx.exit(1)
     if n_unusable:
         ctx.exit(2)
+
+
+def _check_inputs(paths: tuple[str, ...], form: str | None) -> None:
+    """Refuse a name that is meant for what is written: ``--json out.json``."""
+    ending = {"json": ".json", "markdown": ".md"}.get(form or "", "")
+    for path in paths:
+        if ending and path.endswith(ending) and not Path(path).exists():
+            raise UsageError(
+                "expected a snapshot, found no such file",
+                where=path,
+                hint=f"--{form} prints; to write a file: --{form} -o {path}",
+            )
 
 
 def _trace(path: str | None, quiet: bool) -> Trace | None:
@@ -109,33 +116,3 @@ def _judge(path: str, quiet: bool, trace: Trace | None) -> MemoryResult:
     from torchtriage.memory.watched import judge_watch
 
     return judge_watch(told)
-
-
-def _report(results: list[MemoryResult], given: dict[str, Any]) -> None:
-    if given["html"]:
-        from torchtriage.report.memory import html_page
-
-        save(given["html"], html_page.render(results).encode())
-    if given["form"] is None and given["output"] is None:
-        from rich.console import Console
-
-        from torchtriage.report.memory import terminal
-
-        terminal.write(results, Console())
-        return
-    data = _encode(results, given["form"])
-    if given["output"]:
-        save(given["output"], data)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-
-def _encode(results: list[MemoryResult], form: str | None) -> bytes:
-    from torchtriage.report.memory import json_report, markdown, terminal
-
-    if form == "json":
-        return json_report.encode(results)
-    if form == "markdown":
-        return markdown.render(results).encode()
-    return (terminal.render(results).plain + "\n").encode()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtriage.memory.watching import Leak, LeakWarning, Watch, WatchReport, start, watch
+    from torchtriage.memory.watch_report import Leak, WatchReport
+    from torchtriage.memory.watching import LeakWarning, Watch, start, watch
 
 __all__ = ["Leak", "LeakWarning", "Watch", "WatchReport", "start", "watch"]
 

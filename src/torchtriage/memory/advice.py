@@ -317,16 +317,11 @@ def finding(advice: Advice) -> Finding | None:
         lines = ["unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF"]
     if "garbage_collection" in best.conf:
         lines.append("# takes effect after torch.cuda.set_per_process_memory_fraction(...)")
-    return Finding(
-        code=CODE,
-        name=ALLOCATOR_SETTINGS.name,
-        family=ALLOCATOR_SETTINGS.family,
-        title=ALLOCATOR_SETTINGS.title,
+    return ALLOCATOR_SETTINGS.finding(
         severity=severity,
         certainty="likely",
         message=f"replayed with {conf}, {saves}",
         place=Place(lane=f"device {advice.device}"),
-        cost=None,
         evidence={
             "saving_bytes": best.saving_bytes,
             "saving_share": best.saving_share,

@@ -26,8 +26,20 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
-__all__ = ["Held", "LineWatch", "Place", "adding_line", "find", "is_users", "place_of", "walk"]
+__all__ = [
+    "WALK_S",
+    "Held",
+    "LineWatch",
+    "Place",
+    "adding_line",
+    "find",
+    "is_users",
+    "place_of",
+    "walk",
+]
 
+WALK_S = 0.02
+"""That one walk along the names may take."""
 MAX_NODES = 20_000
 MAX_EVENTS = 100_000
 """Lines that are traced; a step that has more is left alone from there on."""

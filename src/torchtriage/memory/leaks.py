@@ -7,7 +7,8 @@ all of them. A leak is what is left when each of these is taken away:
 * the **lower envelope** (the lowest value of each eighth of a window) does not see swings;
 * it must **keep rising**: in at least six of seven eighths, and still in the later half;
 * **no single jump** may make it: the largest is left out before the growth is measured;
-* for **patience_steps**: as long as a cache or a start-up is granted to come to rest.
+* for **patience_steps**: as long as a cache or a start-up is granted to come to rest;
+* and **longer than rises that came back** before it would make likely.
 
 Rows are judged causally: the verdict at a row uses that row and those before it.
 """
@@ -72,6 +73,16 @@ SLOWER = 0.65
 from its first hit on, and logarithmic growth over a window of ten to one keeps 0.4 of it."""
 SWING_SHARE = 0.5
 """Of the swing within an eighth of the window: the lowest points of a swing are as uneven."""
+RETURN_SHARE = 0.25
+"""Of the growth: rises of this size that were given back count against it."""
+GIVEN_BACK = 0.75
+"""Of a rise, at least: the next one begins where it began. A saw over a leak leaves more."""
+DIP_SHARE = 0.25
+"""Of the time a rise took: what is half way up again sooner was a dip, and gave nothing back."""
+RETURN_CHANCE = 0.1
+"""That a rise like those given back would last this long; a leak is told where it is smaller."""
+STARTUP_SHARE = 1 / 12
+"""Of the run, or the patience: what start-up gives back tells nothing of the loop."""
 MIN_SAMPLES = 24
 MIN_STAIRS = 3
 
@@ -262,8 +273,8 @@ def _starts(at: Floats, patience_steps: float) -> Iterator[int]:
     while length < total:
         yield int(np.searchsorted(at, at[-1] - length))
         length *= 1.25
-    # start-up always grows: the first twelfth of the run is never the reason
-    yield int(np.searchsorted(at, at[0] + min(total / 12, total - patience_steps)))
+    # start-up always grows: it is never the reason
+    yield int(np.searchsorted(at, at[0] + min(STARTUP_SHARE * total, total - patience_steps)))
 
 
 def _rising(at: Floats, level: Floats, floor_bytes: int) -> Slope | None:
@@ -375,7 +386,7 @@ def _stairs(
 
 def _leak(at: Floats, level: Floats, start: float, slope: Slope) -> LeakVerdict:
     # start-up steps up and would pass for the corner
-    warm = int(np.searchsorted(at, min(at[0] + (at[-1] - at[0]) / 12, start)))
+    warm = int(np.searchsorted(at, min(at[0] + STARTUP_SHARE * (at[-1] - at[0]), start)))
     middle, lowest = block_minima(at[warm:], level[warm:], 8 * N_BLOCKS)
     corner = hinge(middle, lowest)
     late = corner.at > middle[4]
@@ -424,9 +435,46 @@ def _grows(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -> 
     for start in _starts(at, (1 - CONFIRM_SHARE) * patience_steps):
         found = _rising(at[start:], level[start:], floor_bytes)
         verdict = None if found is None else _leak(at, level, at[start], found)
-        if verdict is not None and verdict.slope_low > KNOWN_SHARE * verdict.slope:
+        if (
+            verdict is not None
+            and verdict.slope_low > KNOWN_SHARE * verdict.slope
+            and not _may_come_back(at, level, at[start], patience_steps)
+        ):
             return verdict
     return None
+
+
+def _may_come_back(at: Floats, level: Floats, start: float, patience_steps: int) -> bool:
+    """Return whether growth since ``start`` is like rises before it that were given back.
+
+    Rises are taken to end at random, at a rate that is not known (prior 1/rate). After n that came
+    back in S steps altogether, the next one lasts T steps or more with probability
+    ``(S / (S + T)) ** n``, the rate's gamma posterior integrated. What comes back at even intervals
+    ends sooner than that: a leak over it is told later than it could be.
+    """
+    warm = int(np.searchsorted(at, at[0] + STARTUP_SHARE * patience_steps))
+    at, level = at[warm:], level[warm:]
+    n_blocks = int(4 * N_BLOCKS * (at[-1] - at[0]) / patience_steps)
+    middle, lowest = block_minima(at, level, max(n_blocks, 2))
+    begin = len(lowest) - 1 - int(np.argmin(lowest[middle >= start][::-1]))
+    least = RETURN_SHARE * (lowest[-1] - lowest[begin])
+    lasted = []
+    last, high, falls = 0, lowest[0], False
+    for here, value in enumerate(lowest[: begin + 1]):
+        low, high = lowest[last], max(high, value)
+        falls = falls and high - low < least
+        if not falls and high - value >= max(least, GIVEN_BACK * (high - low)):
+            again = np.flatnonzero(lowest[here:] >= (high + value) / 2)
+            stays = middle[here + again[0]] - middle[here] if len(again) else np.inf
+            if stays >= DIP_SHARE * (middle[here] - middle[last]):
+                lasted.append(middle[here] - middle[last])
+                falls = True
+            last, high = here, value
+        elif falls and value < low:  # still the same return
+            lasted[-1] += middle[here] - middle[last]
+            last, high = here, value
+    n_back, total, lasts = len(lasted), sum(lasted), middle[-1] - middle[begin]
+    return n_back > 0 and bool((total / (total + lasts)) ** n_back > RETURN_CHANCE)
 
 
 def _early(at: Floats, level: Floats, patience_steps: int) -> LeakVerdict:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torchtriage.memory.owners import NO_STACK, Owners, Phase
 from torchtriage.memory.result import Holder, Part, Peak
 from torchtriage.memory.timeline import Timeline
+from torchtriage.units import format_count
 
 __all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases", "time_us"]
 
@@ -238,5 +239,5 @@ def _parts(sizes: dict[str, int], total: int) -> tuple[Part, ...]:
     parts = [Part(name, size, size / total if total else 0.0) for name, size in ordered[:MAX_LINES]]
     rest = sum(size for _, size in ordered[MAX_LINES:])
     if rest:
-        parts.append(Part(f"{len(ordered) - MAX_LINES} others", rest, rest / total))
+        parts.append(Part(format_count(len(ordered) - MAX_LINES, "other"), rest, rest / total))
     return tuple(parts)

@@ -16,7 +16,7 @@ from torchtriage.memory.peak import NO_LINE, Category, categories, phases
 from torchtriage.memory.result import Area, BlockRow, Picture
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.timeline import Timeline
-from torchtriage.units import format_bytes
+from torchtriage.units import format_bytes, format_count
 
 __all__ = ["draw", "thinned"]
 
@@ -121,7 +121,7 @@ def _owners(
         names.append((texts[code], kind, lines))
     if (area[label] == len(kept)).any():
         n_others = len(np.unique(label)) - len(kept)
-        names.append((f"{n_others} others", "other", ()))
+        names.append((format_count(n_others, "other"), "other", ()))
     return area[label], names
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Union, cast
 from isal import igzip
 
 from torchtriage.errors import SnapshotError
+from torchtriage.memory.build import SnapshotBuilder
 from torchtriage.memory.categories import CategoryTimeline, parse_categories
-from torchtriage.memory.snapshot import Snapshot, SnapshotBuilder
+from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.unpickle import unpickle
 from torchtriage.trace import Trace
 from torchtriage.trace.read import read_trace
+from torchtriage.trace.source import only_member
 from torchtriage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ MAX_JSON_BYTES = 256 << 20
 """Of a timeline or a watch's report: read whole, each byte takes about ten."""
 _HEAD_BYTES = 64 << 10
 _WATCH = re.compile(rb'\s*\{\s*"schema"\s*:\s*"torchtriage-watch/')
+_RESULT = re.compile(rb'\s*\{\s*"schema"\s*:\s*"torchtriage')
 _TIMELINE = re.compile(rb"\s*\[\s*\[\s*-?\d")
 """Rows of numbers; the events of a trace are objects."""
 SNAPSHOT = (
@@ -88,6 +91,12 @@ def read_memory(
             from torchtriage.memory.watched import parse_watch
 
             return parse_watch(_whole(head, stream, name), name)
+        if _RESULT.match(head):
+            raise SnapshotError(
+                "expected a memory snapshot, found a result of torchtriage",
+                where=name,
+                hint=f"torchtriage show {name}; to write it again: --json -o {name}",
+            )
     return read_trace(path, max_bytes=max_bytes, progress=progress)
 
 
@@ -226,22 +235,10 @@ def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[Bina
 def _member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
     try:
         with zipfile.ZipFile(raw) as archive:
-            names = archive.namelist()
-            if any(one.endswith(("data.pkl", "/version")) for one in names):
-                raise SnapshotError(
-                    "expected a memory snapshot, found a torch.save checkpoint",
-                    where=name,
-                    hint=SNAPSHOT,
-                )
-            pickles = [one for one in names if one.endswith((".pickle", ".pkl", ".pickle.gz"))]
-            if len(pickles) != 1:
-                raise SnapshotError(
-                    f"expected one .pickle in the zip, found {len(pickles)}",
-                    where=name,
-                    hint="unpack it and pass the snapshot you mean",
-                )
-            with archive.open(pickles[0]) as member:
-                if pickles[0].endswith(".gz"):
+            endings = (".pickle", ".pkl", ".pickle.gz")
+            item = only_member(archive, "snapshot", endings, name, SnapshotError, SNAPSHOT)
+            with archive.open(item) as member:
+                if item.endswith(".gz"):
                     yield cast(BinaryIO, _gunzip(member))
                 else:
                     yield cast(BinaryIO, member)

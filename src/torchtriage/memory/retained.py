@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.finding import Finding, Fix, NotChecked, Place
+from torchtriage.memory.codes.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.growth import follow
-from torchtriage.memory.leaks import CODE
 from torchtriage.memory.owners import NO_STACK, Owners, Phase
 from torchtriage.memory.result import Area, Growth, Opinion
 from torchtriage.memory.snapshot import Action, Snapshot
@@ -89,7 +89,8 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
     if sentences:
         return Opinion(" ".join(sentences), tuple(findings), growth=tuple(growth))
     why = f"{MIN_STEPS + 2} alike steps in the history"
-    return Opinion("", not_checked=(NotChecked(CODE, "memory-growth", (why,), RECORD),))
+    missing = NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD)
+    return Opinion("", not_checked=(missing,))
 
 
 def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> Steps | None:
@@ -220,11 +221,7 @@ def _judge(
         f" {format_bytes(grown)} per step from {format_count(len(stacks), 'stack')} is {what},"
         f" most from {holders[0]['label']}"
     )
-    finding = Finding(
-        code=CODE,
-        name="memory-growth",
-        family="alloc",
-        title="Memory grows from step to step",
+    finding = MEMORY_GROWTH.finding(
         severity="high" if slope.slope >= 1 << 20 else "medium",
         certainty="certain" if "marks" in steps.basis else "likely",
         message=message,
@@ -232,7 +229,6 @@ def _judge(
             frame=owners.frame(frame) if frame >= 0 else None,
             stack=owners.stack(first) if first >= 0 else (),
         ),
-        cost=None,
         evidence={
             "device": told.device,
             "kind": kind,
@@ -267,7 +263,7 @@ def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
     n_others = len(stacks) - MAX_HOLDERS
     if n_others > 0:
         rest = tuple(by[MAX_HOLDERS:].sum(axis=0).tolist())
-        areas.append(Area(f"{n_others} others", "other", rest))
+        areas.append(Area(format_count(n_others, "other"), "other", rest))
     return tuple(areas)
 
 

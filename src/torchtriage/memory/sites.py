@@ -44,21 +44,22 @@ class Sites:
         self._op_s = 3e-5
         self._noted: list[tuple[int, list[tuple[Any, int, Place]]]] = []
 
-    def start(self, step: int) -> bool:
-        """Begin to note storages; False where that is not safe or there is no torch."""
-        torch = sys.modules.get("torch")
-        if torch is None or not _may_sample():
-            return False
+    def start(self, step: int) -> str:
+        """Begin to note storages; where that is not safe, return why not. Nothing without torch."""
+        if "torch" not in sys.modules:
+            return ""
+        if unsafe := _unsafe():
+            return unsafe
         noted: list[tuple[Any, int, Place]] = []
         self._mode = _mode_class()(noted, self.shapes)
         self._mode.__enter__()
         self._noted.append((step, noted))
-        return True
+        return ""
 
     def warm(self) -> None:
         """Import what sampling needs, and use it once: seconds that no step should have to wait."""
         torch = sys.modules.get("torch")
-        if torch is None or self._warm or not _may_sample():
+        if torch is None or self._warm or _unsafe():
             return
         self._warm = True
         one, noted = torch.zeros(16), _mode_class()([], {})
@@ -122,17 +123,20 @@ class Sites:
         }
 
 
-def _may_sample() -> bool:
-    """Return whether a dispatch mode changes nothing: none is active and nothing is compiled."""
+def _unsafe() -> str:
+    """Return why a dispatch mode would change what the program does, or nothing."""
     compiled = sys.modules.get("torch._dynamo.utils")
     if compiled is not None and getattr(compiled, "counters", {}).get("frames"):
-        return False
-    python = sys.modules.get("torch._C")
-    depth = getattr(python, "_len_torch_dispatch_stack", None)
-    if depth is None or depth():
-        return False
+        return "torch.compile is in use"
+    depth = getattr(sys.modules.get("torch._C"), "_len_torch_dispatch_stack", None)
+    if depth is None:
+        return "this version of torch does not tell whether that is safe"
+    if depth():
+        return "another dispatch mode is active"
     torch: Any = sys.modules["torch"]
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return ""
 
 
 def _tensors(values: Any, kind: type) -> list[Any]:

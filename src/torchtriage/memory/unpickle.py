@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import re
 import struct
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +28,13 @@ __all__ = ["Sink", "unpickle"]
 WINDOW_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 10
 """An opcode with its argument fits in it; longer strings are waited for."""
-MAX_TEXT_BYTES = 16 << 20
+MAX_TEXT_BYTES = 1 << 20
+"""Of a longer string the first ``CUT_BYTES`` are kept, and it is counted."""
+CUT_BYTES = 1000
+MAX_TEXTS_BYTES = 512 << 20
+"""Of all different strings together, as kept. A snapshot has names of files and functions."""
+SHARED_BYTES = 255
+"""Strings up to this length are kept once, however often the file repeats them."""
 MAX_DEPTH = 100
 """Snapshots nest eight deep."""
 FREE_VALUES = 1_000_000
@@ -83,6 +90,9 @@ class Sink(Protocol):
 
     def take_list(self, value: list[Any]) -> Any:
         """Return what to keep in place of a list of earlier values: ``value`` to keep it."""
+
+    def count(self, what: str) -> None:
+        """Note that something was met and not kept as it is in the file."""
 
     def taker(self, names: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
         """Return what does as ``take_dict`` with the values of a dict of these keys, if anything.
@@ -194,6 +204,7 @@ class _Reader:
         self.lists: dict[bytes, Any] = {}
         self.small: dict[bytes, Any] = {}
         self.texts: dict[bytes, str] = {}
+        self.texts_bytes = 0
         self.shape: _Shape | None = None
         self.shapes: dict[tuple[bytes, ...], _Shape] = {}
 
@@ -217,22 +228,45 @@ class _Reader:
         if self.progress is not None:
             self.progress(self.base + n_bytes)
 
-    def text(self, pos: int, n_bytes: int) -> bytes:
-        """Return a string's bytes and move behind it."""
-        if n_bytes > MAX_TEXT_BYTES:
-            raise SnapshotError(
-                f"expected names and numbers, found a string of {format_bytes(n_bytes)} at byte"
-                f" {self.base + pos:,}",
-                hint=_TRY,
-            )
+    def long_text(self, pos: int, n_bytes: int, is_text: bool) -> str | bytes:
+        """Return a string of any length, cut where it is too long, and move behind it."""
+        n_kept = n_bytes if n_bytes <= MAX_TEXT_BYTES else CUT_BYTES
         self.pos = pos
-        if pos + n_bytes > len(self.data):
-            self.fill(n_bytes + MARGIN_BYTES)
-            if n_bytes > len(self.data):
+        if pos + n_kept > len(self.data):
+            self.fill(n_kept + MARGIN_BYTES)
+            if n_kept > len(self.data):
                 raise IndexError
-        start = self.pos
+        raw = self.data[self.pos : self.pos + n_kept]
+        self.pos += n_kept
+        if n_kept < n_bytes:
+            self.skip(n_bytes - n_kept)
+            self.sink.count(f"text longer than {format_bytes(MAX_TEXT_BYTES)}, cut")
+            return raw.decode("utf-8", "ignore") + "…" if is_text else raw
+        self.kept += 1 + n_bytes // 64
+        if is_text:
+            return self.text(raw)
+        self.texts_bytes += sys.getsizeof(raw)
+        return raw
+
+    def skip(self, n_bytes: int) -> None:
+        """Move over so many bytes without keeping them."""
+        while n_bytes > len(self.data) - self.pos:
+            n_bytes -= len(self.data) - self.pos
+            self.pos = len(self.data)
+            self.fill(WINDOW_BYTES)
+            if not self.data:
+                raise IndexError
         self.pos += n_bytes
-        return self.data[start : self.pos]
+
+    def text(self, raw: bytes) -> str:
+        """Return the text of these bytes, the same object for the same bytes while they last."""
+        text = self.texts.get(raw)
+        if text is None:
+            text = raw.decode("utf-8", "surrogatepass")
+            self.texts_bytes += sys.getsizeof(text)
+            if len(raw) <= SHARED_BYTES:
+                self.texts[raw] = text
+        return text
 
     def put(self, index: int, value: Any) -> None:
         """Remember a value under an index that the file chose."""
@@ -295,10 +329,7 @@ class _Reader:
                         value = self.known_list(raw[head + 1 : -1]) if len(raw) > head else []
                         memo.append(value)
                     elif op == SHORT_BINUNICODE:
-                        text = raw[2 : 2 + raw[1]]
-                        value = self.texts.get(text)
-                        if value is None:
-                            value = self.texts[text] = text.decode("utf-8", "surrogatepass")
+                        value = self.text(raw[2 : 2 + raw[1]])
                         memo.append(value)
                     else:
                         value = small[raw] = self.decoded(raw)
@@ -316,8 +347,6 @@ class _Reader:
         if len(small) > CACHED or len(self.lists) > CACHED:
             small.clear()
             self.lists.clear()
-        if len(self.texts) > CACHED:
-            self.texts.clear()
         return pos
 
     def shape_of(self, keys: tuple[bytes, ...]) -> _Shape | None:
@@ -366,6 +395,14 @@ class _Reader:
 
     def check_kept(self, stack: list[Any], outer: list[list[Any]]) -> None:
         """Refuse a file that makes more of itself than its bytes."""
+        if len(self.texts) > CACHED:
+            self.texts.clear()
+        if self.texts_bytes > MAX_TEXTS_BYTES:
+            raise SnapshotError(
+                f"expected names and numbers, found more than {format_bytes(MAX_TEXTS_BYTES)} of"
+                f" text in the first {self.position:,} bytes",
+                hint=_TRY,
+            )
         values = self.kept + len(self.memo) + len(stack) + sum(map(len, outer))
         if values > FREE_VALUES + self.position // BYTES_PER_VALUE:
             raise SnapshotError(
@@ -503,17 +540,15 @@ class _Reader:
                     pos += 1 + n_bytes
                     if pos > len(data):
                         raise IndexError
-                    push(data[pos - n_bytes : pos].decode("utf-8", "surrogatepass"))
+                    push(self.text(data[pos - n_bytes : pos]))
                 elif op == BININT2:
                     push(data[pos] | data[pos + 1] << 8)
                     pos += 2
                 elif op in (BINUNICODE, BINUNICODE8, BINBYTES, BINBYTES8):
                     is_long = op in (BINUNICODE8, BINBYTES8)
                     n_bytes = (_LENGTH if is_long else _INDEX)(data, pos)[0]
-                    text = self.text(pos + (8 if is_long else 4), n_bytes)
                     is_text = op in (BINUNICODE, BINUNICODE8)
-                    push(text.decode("utf-8", "surrogatepass") if is_text else text)
-                    self.kept += 1 + n_bytes // 64
+                    push(self.long_text(pos + (8 if is_long else 4), n_bytes, is_text))
                     data, pos = self.data, self.pos
                     limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
                 elif op == NONE:
@@ -552,6 +587,7 @@ class _Reader:
                     n_bytes = data[pos]
                     pos += 1 + n_bytes
                     push(data[pos - n_bytes : pos])
+                    self.texts_bytes += n_bytes
                 elif op == STOP:
                     self.pos = pos
                     if outer or len(stack) != 1:

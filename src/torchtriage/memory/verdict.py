@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from torchtriage.errors import SnapshotError
-from torchtriage.finding import Crash, Finding, Fix, NotChecked, Note, Place, Severity
+from torchtriage.finding import (
+    SEVERITIES,
+    Crash,
+    Finding,
+    Fix,
+    NotChecked,
+    Note,
+    Place,
+    Severity,
+)
 from torchtriage.memory import advice, checkpointing, leaks
 from torchtriage.memory.codes.fragmentation import CODE as FRAGMENTATION
 from torchtriage.memory.codes.fragmentation import FIX as LET_SEGMENTS_GROW
@@ -86,8 +95,7 @@ def judge(
         findings += opinion.findings
         not_checked += opinion.not_checked
         notes += opinion.notes
-    order = ("high", "medium", "low", "note")
-    findings.sort(key=lambda one: (order.index(one.severity), -_bytes(one), one.code))
+    findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -_bytes(one), one.code))
     return MemoryResult(
         schema=MEMORY_SCHEMA,
         version=__version__,
@@ -242,16 +250,11 @@ def _findings(device: Device, settings: Opinion) -> list[Finding]:
 def _oom_finding(device: Device) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
-    return Finding(
-        code=OUT_OF_MEMORY.code,
-        name=OUT_OF_MEMORY.name,
-        family=OUT_OF_MEMORY.family,
-        title=OUT_OF_MEMORY.title,
+    return OUT_OF_MEMORY.finding(
         severity="high",
         certainty="certain",
         message=f"{number} on device {device.device}. " + " ".join(last.sentences),
         place=Place(lane=f"device {device.device}", frame=last.frame, stack=last.stack),
-        cost=None,
         evidence={
             "device": device.device,
             "entry": last.entry,
@@ -285,18 +288,13 @@ def _unused_finding(device: Device, told: Fragmentation, settings: Opinion) -> F
     share = told.free_bytes / told.reserved_bytes
     severity: Severity = "medium" if share >= 0.4 else "low"
     causes = ", ".join(f"{format_bytes(one.size_bytes)} {one.name}" for one in told.parts[:3])
-    return Finding(
-        code=FRAGMENTATION.code,
-        name=FRAGMENTATION.name,
-        family=FRAGMENTATION.family,
-        title=FRAGMENTATION.title,
+    return FRAGMENTATION.finding(
         severity=severity,
         certainty="certain",
         message=f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
         f" on device {device.device} were free when most was reserved"
         f" ({format_share(share)}): {causes}",
         place=Place(lane=f"device {device.device}"),
-        cost=None,
         evidence={
             "device": device.device,
             "entry": told.entry,

@@ -12,7 +12,7 @@ from torchtriage.finding import NotChecked, Note
 from torchtriage.memory.growth import follow
 from torchtriage.memory.leaks import CODE, PATIENCE_STEPS
 from torchtriage.memory.result import MEMORY_SCHEMA, Growth, MemoryResult
-from torchtriage.memory.watching import SCHEMA, SNAPSHOT, Leak, WatchReport, findings
+from torchtriage.memory.watch_report import SCHEMA, SNAPSHOT, Leak, WatchReport, findings
 from torchtriage.units import format_bytes, format_count, format_share
 from torchtriage.version import __version__
 

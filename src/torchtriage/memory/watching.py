@@ -7,7 +7,8 @@ and the device's allocator are asked for their size. What grew at every look for
 is a leak; then, once, single steps are traced line by line to find the one that adds to it.
 
 The loop is never hurt: no exception leaves, all that is kept is bounded, and time spent is held
-under ``credit_s`` plus ``SHARE`` of the loop's time. A forked child watches itself from a thread.
+under ``credit_s`` plus ``SHARE`` of the loop's time. Forked children watch themselves
+(``children.py``); what is told is in ``watch_report.py``.
 """
 
 from __future__ import annotations
@@ -20,38 +21,29 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter, sleep, thread_time
+from time import perf_counter, thread_time
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from torchtriage.finding import Finding, Fix, Frame
-from torchtriage.finding import Place as FindingPlace
 from torchtriage.memory import processes
-from torchtriage.memory.holders import LineWatch, Place, adding_line, walk
+from torchtriage.memory.children import watch_children
+from torchtriage.memory.holders import WALK_S, LineWatch, Place, walk
 from torchtriage.memory.leaks import judge, judge_device
 from torchtriage.memory.sites import Sites
 from torchtriage.memory.suspects import FLOOR, Growth, Kind, Suspect, Track, weigh
-from torchtriage.units import format_bytes, format_count
+from torchtriage.memory.watch_report import (
+    REPORT,
+    SCHEMA,
+    SNAPSHOT,
+    Leak,
+    Series,
+    WatchReport,
+)
 
-__all__ = [
-    "REPORT",
-    "SCHEMA",
-    "SNAPSHOT",
-    "Leak",
-    "LeakWarning",
-    "Series",
-    "Watch",
-    "WatchReport",
-    "findings",
-    "start",
-    "watch",
-]
+__all__ = ["LeakWarning", "Watch", "start", "watch"]
 
-SCHEMA = "torchtriage-watch/1"
-REPORT = "memory_watch.json"
-SNAPSHOT = "memory_watch.pickle"
 ALARM_STEPS = 5
 """After an alarm, of which a snapshot is left."""
 
@@ -64,7 +56,6 @@ CREDIT_S = 0.12
 LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
 RSS_STEPS = 10
 MIN_LOOKS = 5
-WALK_S = 0.02
 TRACE_STEPS = 4
 MAX_SAMPLES = 2048
 MAX_TOLD = 256
@@ -74,99 +65,6 @@ MAX_LEAKS = 8
 
 class LeakWarning(UserWarning):
     """Memory leaks; the text names the holder."""
-
-
-@dataclass(frozen=True)
-class Leak:
-    """One thing that grows without end.
-
-    ``holder`` : the name that holds it, ``root`` : where that name is. ``file line function`` : the
-    line that adds to it, None where it could not be caught; ``made_*`` : the line whose tensors
-    stay alive. ``per_step`` : by how many ``unit`` it grows, ``bytes_per_step`` : what that is.
-    """
-
-    kind: Kind
-    holder: str
-    root: str
-    file: str | None
-    line: int | None
-    function: str | None
-    unit: str
-    per_step: float
-    bytes_per_step: float
-    since_step: int
-    found_step: int
-    made_file: str | None = None
-    made_line: int | None = None
-    made_function: str | None = None
-    made_shape: str = ""
-    what: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Return what leaks, where, and how fast."""
-        name = f"{self.kind} `{self.holder}` in {self.root}" if self.holder else self.kind
-        size = f"{format_bytes(self.bytes_per_step)} per step"
-        if self.unit != "bytes":
-            one = {"processes": "process"}.get(self.unit, self.unit.removesuffix("s"))
-            number = f"{format_count(self.per_step, one, self.unit)} per step"
-            size = f"{number}, {size}" if self.bytes_per_step else number
-        adds = f"; line {self.line} of {Path(self.file).name} adds to it" if self.file else ""
-        made = (
-            f"; what it keeps is made in line {self.made_line} of {Path(self.made_file).name}"
-            if self.made_file and (self.made_file, self.made_line) != (self.file, self.line)
-            else ""
-        )
-        return f"{name} grows by {size} since step {self.since_step}{adds}{made}"
-
-
-@dataclass(frozen=True)
-class Series:
-    """Memory by step: ``size_bytes`` at each of ``steps``, at most ``MAX_TOLD`` of them."""
-
-    name: str
-    steps: tuple[int, ...]
-    size_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class WatchReport:
-    """What a watch has seen so far; the JSON report has the same fields.
-
-    ``answer`` : leak, no leak, or too early to tell. ``own_share`` : the watch's time over the
-    loop's. ``notes`` : what was not looked at, and why. ``rss_peak_bytes`` : of the process, from
-    its start; ``allocated_peak_bytes`` and ``reserved_peak_bytes`` : of the current CUDA device,
-    since the program last reset them, None without one in use.
-    """
-
-    schema: str
-    answer: Literal["leak", "no leak", "too early"]
-    n_steps: int
-    n_looks: int
-    leaks: tuple[Leak, ...]
-    rss_first_bytes: int
-    rss_last_bytes: int
-    rss_why: str
-    own_s: float
-    own_share: float
-    notes: tuple[str, ...]
-    rss_peak_bytes: int = 0
-    allocated_peak_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-    series: tuple[Series, ...] = ()
-
-    def __str__(self) -> str:
-        """Return the report as a few lines of text."""
-        head = {
-            "leak": "memory leaks",
-            "no leak": "no leak was seen",
-            "too early": "too early to tell whether memory leaks",
-        }[self.answer]
-        rss = f"{format_bytes(self.rss_first_bytes)} -> {format_bytes(self.rss_last_bytes)}"
-        lines = [f"{head}: {format_count(self.n_steps, 'step')}, resident memory {rss}"]
-        lines += [f"  {leak.sentence}" for leak in self.leaks]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
 
 
 class Watch:
@@ -361,7 +259,10 @@ class Watch:
             began = thread_time()
             self._sites.warm()
             self._credit_s += thread_time() - began
-            self._sites.start(self._step)
+            if unsafe := self._sites.start(self._step):
+                self._notes[f"tensors were not followed to the lines that make them: {unsafe}"] = (
+                    None
+                )
 
     def _suspect(self, suspects: list[Track], frame: FrameType) -> None:
         """Weigh what grows, and watch one step line by line for what is worth it."""
@@ -580,7 +481,7 @@ def watch(
         How long something must grow to be called a leak. Raise it where caches fill slowly.
     """
     made = Watch(out_dir=out_dir, on_alarm=on_alarm, patience_steps=patience_steps)
-    _watch_children()
+    watch_children()
     return made
 
 
@@ -609,55 +510,6 @@ def start(out_dir: str | Path) -> Watch:
     return made
 
 
-def findings(report: WatchReport) -> tuple[Finding, ...]:
-    """Return the leaks of a report as findings, fastest first."""
-    found = []
-    for leak in sorted(report.leaks, key=lambda one: -one.bytes_per_step):
-        frame = (
-            Frame(leak.file, leak.line, leak.function or "", exact=True)
-            if leak.file and leak.line
-            else None
-        )
-        found.append(
-            Finding(
-                code="MEM029",
-                name="memory-growth",
-                family="alloc",
-                title="Memory grows from step to step",
-                severity="high" if leak.bytes_per_step >= 1024 else "medium",
-                certainty="certain" if leak.holder and frame else "likely",
-                message=leak.sentence,
-                place=FindingPlace(frame=frame),
-                cost=None,
-                evidence={key: value for key, value in asdict(leak).items() if value is not None},
-                fix=_FIXES[leak.kind],
-            )
-        )
-    return tuple(found)
-
-
-_FIXES: dict[str, Fix] = {
-    "autograd graph": Fix(
-        "Keep the number, not the tensor with its graph.",
-        "total += loss.detach()   # or loss.item()",
-    ),
-    "growing list": Fix("Keep what is needed only, detached, or write it out and clear the list."),
-    "growing cache": Fix("Bound the cache: functools.lru_cache(maxsize=...), or drop old entries."),
-    "hooks": Fix("Register hooks once, or remove each again.", "handle.remove()  # after its step"),
-    "growing tensor": Fix("Allocate once and write into it; do not concatenate in each step."),
-    "compiled code": Fix(
-        "Compile once: mark changing sizes as dynamic, and do not make functions in the loop.",
-        "torch.compile(model, dynamic=True)",
-    ),
-    "worker processes": Fix(
-        "Bound what a worker caches; keep one DataLoader with persistent_workers=True."
-    ),
-    "tensors kept": Fix("Find who keeps them: detach what is stored for later."),
-    "device memory": Fix("Read the snapshot beside the report: torchtriage memory SNAPSHOT."),
-    "resident memory": Fix("No Python name grows: look at native code, or run memray."),
-}
-
-
 class _Trace:
     """Suspects, and the steps that are traced line by line for them."""
 
@@ -666,54 +518,3 @@ class _Trace:
 
     def over(self, step: int) -> bool:
         return step >= self.until or self.lines is None or all(self.lines.grew)
-
-
-_CHILD_LOOKS = 400
-_CHILD_EVERY_S = 0.1
-
-
-def _watch_children() -> None:
-    """Let children that are forked from now on look at their own names, from a thread."""
-    if processes.children_dir is not None or not hasattr(os, "register_at_fork"):
-        return
-    import atexit
-    import shutil
-    import tempfile
-
-    made, pid = Path(tempfile.mkdtemp(prefix="torchtriage-watch-")), os.getpid()
-    processes.children_dir = made
-    os.register_at_fork(after_in_child=_in_child)
-
-    @atexit.register
-    def _forget() -> None:
-        if os.getpid() == pid:
-            shutil.rmtree(made, ignore_errors=True)
-
-
-def _in_child() -> None:
-    with suppress(Exception):
-        threading.Thread(target=_child_loop, daemon=True, name="torchtriage-watch").start()
-
-
-def _child_loop() -> None:
-    """Look ten times a second, ever more seldom; tell the parent what grows at every look."""
-    if processes.children_dir is None:
-        return
-    main = threading.main_thread().ident
-    growth, look = Growth(pauses=True), 0
-    pause = _CHILD_EVERY_S
-    for _ in range(_CHILD_LOOKS):
-        sleep(pause)
-        pause = min(pause * 1.05, 5.0)
-        with suppress(Exception):
-            frame = sys._current_frames().get(main or 0)
-            if frame is None:
-                return
-            look += 1
-            growth.follow(walk(frame, WALK_S), look)
-            for track in growth.steady(look, 8):
-                place = adding_line(track.held, frame)
-                if place is not None:
-                    processes.tell_parent(track.held.name, place)
-                    return
-            del frame

@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 from torchtriage.errors import PatternError
-from torchtriage.finding import Fix
+from torchtriage.finding import Certainty, Finding, Fix, Place, Severity
 
 __all__ = ["Code", "Entry", "catalogue"]
 
@@ -27,6 +28,33 @@ class Code:
     title: str
     needs: str
     family: str = "alloc"
+
+    def finding(
+        self,
+        *,
+        severity: Severity,
+        certainty: Certainty,
+        message: str,
+        place: Place,
+        evidence: dict[str, Any],
+        fix: Fix,
+        n_events: int = 0,
+    ) -> Finding:
+        """Return a finding of this verdict; memory costs bytes, told in the evidence, no time."""
+        return Finding(
+            code=self.code,
+            name=self.name,
+            family=self.family,
+            title=self.title,
+            severity=severity,
+            certainty=certainty,
+            message=message,
+            place=place,
+            cost=None,
+            evidence=evidence,
+            fix=fix,
+            n_events=n_events,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,14 @@
-r"""Memory results as one page that asks no server: verdict, pictures, tables, findings.
+"""Memory results as one page that asks no server: verdict, pictures, tables, findings.
 
-All text is in the page without scripts; one script, named by its hash in the page's own policy,
-draws memory over time and the segments at the peak. Names from a snapshot are escaped text or,
-in the data block, JSON with ``<`` written ``\u003c``.
+All text is in the page without scripts; one script draws memory over time and the segments at the
+peak. Names from a snapshot are escaped text or data (``page.py``).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from torchtriage.finding import Finding
@@ -30,6 +24,7 @@ from torchtriage.memory.result import (
 )
 from torchtriage.names import elide, visible
 from torchtriage.report.memory import words
+from torchtriage.report.page import as_data, filled, policy, template
 from torchtriage.units import format_bytes, format_count, format_share
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
@@ -67,7 +62,7 @@ def render(results: Sequence[MemoryResult]) -> str:
     room = MAX_PAGE_BYTES - len(_page(results, [], growing, frozenset()).encode())
     kept = []
     for name, picture in packed:
-        room -= len(_json({"id": name, **picture}).encode()) + 1
+        room -= len(as_data({"id": name, **picture}).encode()) + 1
         if room < 0:
             break
         kept.append({"id": name, **picture})
@@ -80,13 +75,12 @@ def _page(
     growing: Sequence[dict[str, Any]],
     drawn: frozenset[str],
 ) -> str:
-    style = _template("page.css") + _template("memory.css")
-    script = _template("memory.js")
+    style = template("page.css") + template("memory.css")
+    script = template("memory.js")
     names = [words.file_name(result.path) for result in results]
     title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     parts = {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)};"
-        " img-src data:; base-uri 'none'; form-action 'none'",
+        "policy": policy(style, script),
         "title": _text(f"{title} · torchtriage"),
         "version": _text(results[0].version),
         "schema": _text(results[0].schema),
@@ -94,21 +88,10 @@ def _page(
         "body": "\n".join(
             line for i, result in enumerate(results) for line in _result(result, i, drawn)
         ),
-        "data": _json({"growing": list(growing), "pictures": list(pictures)}),
+        "data": as_data({"growing": list(growing), "pictures": list(pictures)}),
         "script": script,
     }
-    # one pass, so that a name holding "{{script}}" stays a name
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _template("memory.html"))
-
-
-@cache
-def _template(name: str) -> str:
-    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
-
-
-def _hash(source: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+    return filled("memory.html", parts)
 
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B)(?:\W|$))")
@@ -119,11 +102,6 @@ def _text(value: str, limit: int = 2000) -> str:
     cut = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     # a number and its unit stay on one line
     return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(cut))
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace").decode().replace("<", "\\u003c")
 
 
 def _picture(picture: Picture) -> dict[str, Any]:
@@ -335,7 +313,7 @@ def _table(parts: Sequence[Part]) -> str:
     first, rest = list(parts[:N_PARTS]), list(parts[N_PARTS:])
     if len(rest) > 1:
         size, share = sum(one.size_bytes for one in rest), sum(one.share for one in rest)
-        rest = [Part(f"{len(rest)} others", size, share)]
+        rest = [Part(format_count(len(rest), "other"), size, share)]
     rows = [
         f"<tr><td>{_text(part.name, MAX_TEXT)}</td><td>{_text(format_bytes(part.size_bytes))}</td>"
         f"<td>{_text(format_share(part.share))}</td></tr>"

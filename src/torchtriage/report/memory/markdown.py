@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torchtriage.memory.result import Device, MemoryResult
+from torchtriage.memory.result import Device, Holder, MemoryResult, Part
 from torchtriage.report.markdown import code, prose
 from torchtriage.report.memory import words
 from torchtriage.units import format_bytes, format_share
@@ -51,14 +51,17 @@ def _device(device: Device) -> Iterable[str]:
     peak = device.peak
     if peak is None:
         return
+    by = "by"
+    held: list[tuple[Holder | Part, str]] = [(one, words.holder(one)) for one in peak.lines]
+    if not held:  # the profiler's timeline has no stacks
+        by, held = "by purpose", [(part, part.name) for part in peak.categories]
     rows = [
-        f"| held at the peak of {prose(device.name)} | | by |",
+        f"| held at the peak of {prose(device.name)} | | {by} |",
         "|--:|--:|:--|",
     ]
     rows += [
-        f"| {format_bytes(one.size_bytes)} | {format_share(one.share)} |"
-        f" {prose(words.holder(one))} |"
-        for one in peak.lines[:N_LINES]
+        f"| {format_bytes(one.size_bytes)} | {format_share(one.share)} | {prose(name)} |"
+        for one, name in held[:N_LINES]
     ]
     rows.append(f"| **{format_bytes(peak.allocated_bytes)}** | | **all allocated** |")
     yield "\n".join(rows)

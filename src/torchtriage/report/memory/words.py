@@ -141,7 +141,7 @@ def parts(values: Iterable[Part], limit: int = 6) -> str:
     ]
     rest = sum(one.size_bytes for one in shown[limit:])
     if rest:
-        said.append(f"{len(shown) - limit} others {format_bytes(rest)}")
+        said.append(f"{format_count(len(shown) - limit, 'other')} {format_bytes(rest)}")
     return ", ".join(said)
 
 

@@ -1,0 +1,127 @@
+"""What a snapshot tells of one device: the rows of its history, and what is there at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.errors import TriageError
+from torchtriage.memory.snapshot import Action, Snapshot, State
+
+__all__ = ["HOW", "Now", "ReplayError", "Rows", "now_of", "rows_of"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+HOW = (
+    "call torch.cuda.memory._record_memory_history(max_entries=1000000) before the model is built,"
+    " and _dump_snapshot() before it is switched off"
+)
+
+
+class ReplayError(TriageError):
+    """The history does not hold what a replay needs; the message says what is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one device."""
+
+    action: NDArray[np.int8]
+    address: Ints
+    size: Ints
+    stream: Ints
+    time_us: Ints
+    stack: NDArray[np.int32]
+    pool: Ints
+    free: Ints
+
+    @cached_property
+    def taken_bytes(self) -> Ints:
+        """Return int64[rows]: what each row took from the device, negative where it gave back."""
+        takes = np.isin(self.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
+        gives = np.isin(self.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+        return np.where(takes, self.size, np.where(gives, -self.size, 0)).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Now:
+    """Segments and blocks in use of one device at the snapshot, each by address.
+
+    ``seg_pool`` : 0 for the default pool. ``live_segment`` : int64[n], the segment of each block.
+    """
+
+    seg_address: Ints
+    seg_size: Ints
+    seg_stream: Ints
+    seg_small: Bools
+    seg_expandable: Bools
+    seg_pool: Ints
+    live_address: Ints
+    live_size: Ints
+    live_requested: Ints
+    live_awaiting: Bools
+    live_segment: Ints
+
+    def segment_of(self, addr: Ints) -> Ints:
+        """Return int64[n]: the segment at the snapshot that holds each address, -1 for none."""
+        if not len(self.seg_address):
+            return np.full(len(addr), -1, np.int64)
+        at = np.searchsorted(self.seg_address, addr, side="right") - 1
+        inside = (at >= 0) & (addr < self.seg_address[at] + self.seg_size[at])
+        return np.where(inside, at, -1)
+
+
+def rows_of(snapshot: Snapshot, device: int) -> Rows:
+    """Return the rows of one device's history that say something of its memory."""
+    history = snapshot.history
+    keep = np.flatnonzero(
+        (history.device == device)
+        & np.isin(history.action, np.arange(Action.ALLOC, Action.OOM + 1, dtype=np.int8))
+    )
+    return Rows(
+        action=history.action[keep],
+        address=history.address[keep],
+        size=history.size_bytes[keep],
+        stream=history.stream[keep],
+        time_us=history.time_us[keep],
+        stack=history.stack[keep],
+        pool=_pools(snapshot, history.pool[keep], untold=-1),
+        free=history.device_free_bytes[keep],
+    )
+
+
+def now_of(snapshot: Snapshot, device: int) -> Now:
+    """Return what there is of one device at the snapshot."""
+    segments, blocks = snapshot.segments, snapshot.blocks
+    mine = np.flatnonzero(segments.device == device)
+    mine = mine[np.argsort(segments.address[mine], kind="stable")]
+    active = np.isin(blocks.segment, mine) & (blocks.state != State.INACTIVE)
+    live = np.flatnonzero(active)
+    live = live[np.argsort(blocks.address[live], kind="stable")]
+    by_id = np.argsort(mine)
+    return Now(
+        seg_address=segments.address[mine],
+        seg_size=segments.size_bytes[mine],
+        seg_stream=segments.stream[mine],
+        seg_small=segments.is_small[mine],
+        seg_expandable=segments.is_expandable[mine],
+        seg_pool=_pools(snapshot, segments.pool[mine], untold=0),
+        live_address=blocks.address[live],
+        live_size=blocks.size_bytes[live],
+        live_requested=blocks.requested_bytes[live],
+        live_awaiting=blocks.state[live] == State.ACTIVE_AWAITING_FREE,
+        live_segment=by_id[np.searchsorted(mine[by_id], blocks.segment[live])],
+    )
+
+
+def _pools(snapshot: Snapshot, pool: NDArray[np.int32], *, untold: int) -> Ints:
+    """Return int64[n]: 0 for the default pool, other numbers for others."""
+    codes = pool.astype(np.int64) + 1
+    if (0, 0) in snapshot.pools:
+        codes[codes == snapshot.pools.index((0, 0)) + 1] = 0
+    codes[pool < 0] = untold
+    return codes

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import torch
 from torch import nn
 
-REQUESTS = 800
+REQUESTS = 1200
 MAX_BATCH = 8
 MAX_LENGTH = 128
 VOCABULARY = 1000
@@ -102,7 +102,7 @@ def main() -> None:
         text = [rng.randrange(1, VOCABULARY) for _ in range(rng.randrange(4, MAX_LENGTH))]
         answers.append(Future())
         requests.put((text, answers[-1]))
-        time.sleep(rng.expovariate(200))
+        time.sleep(rng.expovariate(4000))
     requests.put(None)
     print(f"mean answer: {statistics.mean(future.result() for future in answers):.4f}")
     server.join()

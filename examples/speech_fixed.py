@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-EPOCHS = 30
+EPOCHS = 34
 UTTERANCES = 16
 BATCH_SIZE = 8
 RATE = 16_000
@@ -22,12 +22,12 @@ LENGTH = 10
 
 
 def spectrogram(letters: torch.Tensor) -> torch.Tensor:
-    """Return two seconds of noisy beeps, one pitch per letter, as float32[201, 201]."""
+    """Return two seconds of noisy beeps, one pitch per letter, as float32[201, 101]."""
     pitch = (200 + 300 * letters).repeat_interleave(2 * RATE // LENGTH)
     wave = torch.sin(2 * torch.pi * torch.arange(2 * RATE) * pitch / RATE)
     wave += 0.3 * torch.randn(2 * RATE)
     spectrum = torch.stft(
-        wave, n_fft=400, hop_length=160, window=torch.hann_window(400), return_complex=True
+        wave, n_fft=400, hop_length=320, window=torch.hann_window(400), return_complex=True
     )
     return spectrum.abs().add(1e-3).log()
 
@@ -44,17 +44,17 @@ class Beeps(Dataset):
         return UTTERANCES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a spectrogram, float32[201, 201], and its letters, int64[10]."""
+        """Return a spectrogram, float32[201, 101], and its letters, int64[10]."""
         spectrum = self.spectra[index].clone()
-        begin = int(torch.randint(180, ()))
-        spectrum[:, begin : begin + 20] = 0
+        begin = int(torch.randint(90, ()))
+        spectrum[:, begin : begin + 10] = 0
         return spectrum, self.letters[index]
 
 
 class Listener(nn.Module):
     """Convolutions over time and a recurrent layer."""
 
-    def __init__(self, width: int = 96) -> None:
+    def __init__(self, width: int = 320) -> None:
         super().__init__()
         self.front = nn.Sequential(
             nn.Conv1d(201, width, 5, stride=2, padding=2),

@@ -11,6 +11,9 @@ import pytest
 
 from torchtriage import api
 from torchtriage.errors import TraceFormatError
+from torchtriage.ranks.engines import Settings
+from torchtriage.ranks.files import Judged, judge_files
+from torchtriage.record import judge
 from torchtriage.record.collect import all_recorded, find_recordings, recorded, why_nothing
 
 LOOP = {"boundary": "optimizer", "name": "SGD", "file": "/a/train.py", "line": 7}
@@ -71,6 +74,16 @@ def test_one_recording_alone_is_judged(tmp_path: Path) -> None:
     assert "3.00 ms without the profiler (mean of 3 steps); 3.30 ms recorded" in text
 
 
+def test_times_that_changed_over_the_recordings_are_both_told(tmp_path: Path) -> None:
+    process(tmp_path, 1, loop=LOOP, files=("light.json.gz",))
+    path = tmp_path / "process1" / "recording.json"
+    measured = json.loads(path.read_text())
+    measured["after"]["step_ns"] = [4_500_000]
+    path.write_text(json.dumps(measured))
+    text = " ".join(str(api.analyze_run(tmp_path)).split())
+    assert "steps): 3.00 ms before the recordings, 4.50 ms after them; 3.30 ms" in text
+
+
 def test_a_job_needs_collectives_and_two_processes_alone_are_two_results(tmp_path: Path) -> None:
     for pid in (1, 2):
         process(tmp_path, pid, loop=LOOP, files=("light.json.gz", "heavy.json.gz"))
@@ -84,13 +97,13 @@ def test_a_job_is_scaled_to_the_step_that_is_shown(
 ) -> None:
     for pid in (1, 2):
         process(tmp_path, pid, loop=LOOP, files=("light.json.gz",))
-    judge, asked = api.analyze_ranks, []
+    asked = []
 
-    def analyze_ranks(paths: list[Path], **given: Any) -> Any:
-        asked.append(given["step_ms"])
-        return judge(paths, **given)
+    def watched(paths: list[str], settings: Settings) -> Judged:
+        asked.append(settings.step_ms)
+        return judge_files(paths, settings)
 
-    monkeypatch.setattr(api, "analyze_ranks", analyze_ranks)
+    monkeypatch.setattr(judge, "judge_files", watched)
     shown = [one.recorded.step_ms for one in api.analyze_run(tmp_path).results]
     assert asked == [pytest.approx(sum(shown) / 2)]
 

@@ -135,3 +135,15 @@ def test_every_cost_is_out_of_the_unprofiled_step(result: Result) -> None:
     assert "in proportion to the unprofiled step" in found.cost.method
     assert scaled(one, None) is one
     assert scaled(one, 10.0).findings == one.findings
+
+
+def test_what_only_some_light_steps_show_may_be_missing_from_a_short_heavy_one(
+    result: Result,
+) -> None:
+    assert result.summary is not None
+    seen = finding("DAT019", cost(1, 2))
+    n_steps = result.summary.n_steady_steps
+    for steps, kept in ((1, True), (n_steps, False)):
+        light = replace(seen, place=replace(seen.place, steps=tuple(range(steps))))
+        out = both(result, [light], [], heavy_checked=("DAT019",))
+        assert [one.code for one in out.findings] == ["DAT019"] * kept

@@ -17,8 +17,8 @@ from record.test_watch import MODEL, recorded, run
 
 from torchtriage import api
 from torchtriage.finding import JobResult, NotChecked, Result, WatchedMemory
-from torchtriage.memory.watching import REPORT, SCHEMA, SNAPSHOT, findings
-from torchtriage.record import leak_watch
+from torchtriage.memory.watch_report import REPORT, SCHEMA, SNAPSHOT, findings
+from torchtriage.record import judge, leak_watch
 from torchtriage.record.collect import find_recordings, watched
 from torchtriage.record.join import with_leaks
 from torchtriage.record.leak_watch import LeakWatch
@@ -154,7 +154,7 @@ def test_a_leak_of_one_rank_is_the_jobs(
     missing = NotChecked("MEM029", "memory-growth", ("memory",), "record it")
     nothing: dict[str, Any] = {one.name: () for one in fields(JobResult)}
     job = JobResult(**{**nothing, "not_checked": (missing,), "healthy": True})
-    monkeypatch.setattr(api, "_joined_jobs", lambda *_: (job,))
+    monkeypatch.setattr(judge, "_jobs", lambda *_: (job,))
     (told,) = api.analyze_run(tmp_path).jobs
     assert tuple(one.ranks.ranks for one in told.findings if one.ranks) == found
     assert ("MEM029" in told.checked) is checked

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from torchtriage import host
 from torchtriage.record import capture, environment, recorder, timing
 from torchtriage.record.recorder import Plan, Recorder
 
@@ -512,7 +513,7 @@ def test_compiled_steps_are_not_compiled_again(tmp_path: Path) -> None:
         return y.cos()
 
     x = torch.ones(4)
-    for _ in range(40):
+    for _ in range(60):
         work(x)
     assert one.done
     assert counter.frame_count == 2
@@ -539,7 +540,7 @@ def test_environment_is_facts_and_no_secrets(monkeypatch: pytest.MonkeyPatch) ->
     mine = [one for one in facts["loaders"] if one["batch_size"] == 3]
     assert mine[0]["num_workers"] == loader.num_workers == 2
     assert facts["distributed"] == {}
-    assert not any(re.search("TOKEN$|KEY|SECRET|PASS", one) for one in environment.VARIABLES)
+    assert not any(re.search("TOKEN$|KEY|SECRET|PASS", one) for one in host.VARIABLES)
 
 
 @pytest.mark.torch
@@ -598,3 +599,19 @@ def test_no_file_of_a_recording_has_the_name_of_another() -> None:
     names = {recorder.LIGHT_FILE, recorder.HEAVY_FILE, recorder.RECORDING_FILE}
     assert len(names) == 3
     assert os.sep not in "".join(names)
+
+
+@pytest.mark.torch
+def test_a_recording_does_not_load_the_compiler(tmp_path: Path) -> None:
+    code = (
+        SCRIPT
+        + """
+for _ in range(20): work()
+assert one.done
+assert "torch._inductor" not in sys.modules and "sympy" not in sys.modules
+torch._inductor  # the script's own look at it loads it, as without us
+assert "torch._inductor" in sys.modules
+"""
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    assert read(tmp_path)["light"]["steps"] == 4

@@ -290,3 +290,33 @@ def test_ranks_are_judged_together(tmp_path: Path) -> None:
         0,
         1,
     ]
+
+
+LOADED = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import torchtriage.record.watch as watch
+watch.PATIENCE_S = 0.5
+data = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=2)
+def scan(epochs):
+    total = 0.0
+    for _ in range(epochs):
+        for (batch,) in data:
+            total += float((batch * 2).sum())
+            time.sleep(0.004)
+    return total
+print(scan(10))
+"""
+
+
+def test_a_loop_without_module_and_optimizer_is_found_by_its_loader(tmp_path: Path) -> None:
+    facts = recorded(judged(tmp_path, LOADED))
+    assert "one fetch from a DataLoader" in facts["loop"]
+    assert facts["function"] == "scan"
+    assert facts["n_steps"] >= 20
+
+
+def test_a_training_takes_the_place_of_a_pass_over_the_data(tmp_path: Path) -> None:
+    facts = recorded(judged(tmp_path, LOADED + TRAINING))
+    assert facts["loop"] == "one step of SGD"

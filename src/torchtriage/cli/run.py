@@ -11,7 +11,14 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.output import check_outputs, complain, print_report, save
+from torchtriage.cli.options import (
+    html_option,
+    json_option,
+    markdown_option,
+    sarif_option,
+    top_option,
+)
+from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
 from torchtriage.errors import TriageError, UsageError
 
 __all__ = ["command"]
@@ -48,15 +55,22 @@ class _Run(click.Command):
     " than the recordings, so with --exit-after there is none.",
 )
 @click.option(
+    "--compile-log",
+    is_flag=True,
+    help="Also keep what torch.compile logs: graph breaks and recompilations are named, with their"
+    " lines and fixes.",
+)
+@click.option(
     "--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [a new folder]"
 )
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
+@json_option
+@markdown_option
+@sarif_option
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead."
 )
-@click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
+@html_option
+@top_option
 @click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
 @click.option("-q", "--quiet", is_flag=True, help="No word on stderr but about failures.")
 @click.pass_context
@@ -74,6 +88,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     torchtriage run torchrun --nproc-per-node 2 train.py
     torchtriage run --exit-after -o report.txt train.py
     torchtriage run --memory train.py
+    torchtriage run --compile-log train.py
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.record.launch import end_like, find_command, launch
 
@@ -85,13 +100,13 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     told = _Telling(out, given["quiet"])
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
     plan = {names[name]: given[name] for name in names if given[name] is not None}
-    wants = {name: given[name] for name in ("exit_after", "memory")}
+    wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
     code = launch(what, out, plan=plan, **wants, while_running=told.look)
     try:
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
         complain(str(error))  # the exit code stays the script's
-        _complain_of_leaks(out)
+        _complain_of_watches(out)
         if given["out"] is None:
             _remove_if_empty(out)
     except Exception as error:
@@ -121,18 +136,20 @@ def _folder(name: str | None) -> Path:
     return out.absolute()
 
 
-def _complain_of_leaks(out: Path) -> None:
-    """Say what the leak watch saw where there is no report to say it in."""
+def _complain_of_watches(out: Path) -> None:
+    """Say what was seen beside the recordings, where there is no report to say it in."""
     from torchtriage.record.collect import find_recordings
 
     for one in find_recordings(out):
         if one.memory is not None:
             complain(str(one.memory))
+        if one.compile_log is not None:
+            complain(f"what torch.compile did is told by: torchtriage compile {one.compile_log}")
 
 
 def _remove_if_empty(out: Path) -> None:
     """Remove a folder of ours that holds no recording and no failure to report."""
-    kept = ("*/*.json.gz", "*/*.pickle", "errors-*.txt")
+    kept = ("*/*.json.gz", "*/*.pickle", "compile/*.log", "errors-*.txt")
     if not any(one for pattern in kept for one in out.glob(pattern)):
         shutil.rmtree(out, ignore_errors=True)
 
@@ -162,7 +179,7 @@ def _report(
 ) -> None:
     from torchtriage import api
     from torchtriage.record.collect import source_roots
-    from torchtriage.report import html_page, json_report, markdown, terminal
+    from torchtriage.report import html_page
     from torchtriage.source import Sources
 
     sources = None if options["no_source"] else ()
@@ -172,19 +189,8 @@ def _report(
     if "html" in files:
         page = html_page.render(results, jobs, quote=quote)
         save(str(files["html"]), page.encode())
-    form = options["form"]
-    if form is None and "output" not in files:
+    if options["form"] is None and "output" not in files:
         print_report(results, jobs=jobs, top=options["top"], quote=quote)
         return
-    if form == "json":
-        data = json_report.encode(results, jobs)
-    elif form == "markdown":
-        data = markdown.render(results, jobs=jobs, top=options["top"]).encode()
-    else:
-        text = terminal.render(results, jobs=jobs, top=options["top"], quote=quote)
-        data = (text.plain + "\n").encode()
-    if "output" in files:
-        save(str(files["output"]), data)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+    data = encode(results, jobs, options["form"], top=options["top"], quote=quote)
+    emit(data, str(files["output"]) if "output" in files else None)

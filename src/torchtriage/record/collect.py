@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from torchtriage.finding import Recorded, WatchedMemory
-from torchtriage.memory.watching import REPORT as MEMORY_FILE
-from torchtriage.memory.watching import SNAPSHOT as SNAPSHOT_FILE
-from torchtriage.memory.watching import WatchReport
+from torchtriage.memory.watch_report import REPORT as MEMORY_FILE
+from torchtriage.memory.watch_report import SNAPSHOT as SNAPSHOT_FILE
+from torchtriage.memory.watch_report import WatchReport
 from torchtriage.record.capture import BUSY
 from torchtriage.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
+from torchtriage.record.structured_log import log_of
 from torchtriage.record.timing import step_wall_ns
 
 __all__ = [
@@ -34,7 +35,8 @@ class Recording:
 
     ``facts`` : ``process-*.json``. ``measured`` : ``recording.json``, empty where no loop was
     found. ``light``, ``heavy`` : the traces, None where it did not come to them. ``memory`` : what
-    the leak watch saw, None without one; ``snapshot`` : of CUDA's allocator.
+    the leak watch saw, None without one; ``snapshot`` : of CUDA's allocator. ``compile_log`` :
+    where something was compiled and its log was asked for.
     """
 
     facts: dict[str, Any]
@@ -43,6 +45,7 @@ class Recording:
     heavy: Path | None
     memory: WatchReport | None = None
     snapshot: Path | None = None
+    compile_log: Path | None = None
 
     @property
     def complete(self) -> bool:
@@ -60,9 +63,9 @@ def find_recordings(out: Path) -> list[Recording]:
         files.append(folder / SNAPSHOT_FILE)
         light, heavy, snapshot = (file if file.exists() else None for file in files)
         memory = _report(folder / MEMORY_FILE)
-        found.append(
-            Recording(facts, _read(folder / RECORDING_FILE), light, heavy, memory, snapshot)
-        )
+        measured = _read(folder / RECORDING_FILE)
+        log = log_of(out, int(facts.get("pid") or 0))
+        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log))
     return sorted(
         found,
         key=lambda one: (
@@ -105,7 +108,8 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
     loop = one.facts.get("loop") or {}
     measured = one.measured
     queued = bool(measured.get("queued"))
-    own = {kind: _mean_ms(measured.get(kind), queued) for kind in ("light", "heavy")}
+    kinds = ("before", "light", "heavy", "after")
+    own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [
         time
         for when in ("before", "after")
@@ -127,6 +131,8 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
         heavy_ms=own["heavy"],
         environment=measured.get("environment") or {},
         memory=watched(one),
+        before_ms=own["before"],
+        after_ms=own["after"],
     )
 
 
@@ -192,7 +198,8 @@ def why_nothing(
                 "let it run longer: timing and recording take about 40 steps",
             )
         return (
-            "no loop was found: no optimizer stepped, and no module was seen to be called again",
+            "no loop was found: no optimizer stepped, no module was seen to be called again, and no"
+            " DataLoader was iterated for long",
             "mark the steps yourself: with torchtriage.profile(…) as p, p.step() in the loop",
         )
     ended = looped[0].measured.get("ended")

@@ -9,53 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-__all__ = ["VARIABLES", "gather"]
+from torchtriage.host import allowed_cpus, cpu_name, driver_version, variables
 
-VARIABLES = (
-    "AMD_SERIALIZE_KERNEL",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_VISIBLE_DEVICES",
-    "GOMP_CPU_AFFINITY",
-    "HIP_LAUNCH_BLOCKING",
-    "HIP_VISIBLE_DEVICES",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NCCL_BUFFSIZE",
-    "NCCL_IB_DISABLE",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SHM_DISABLE",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "OMP_PLACES",
-    "OMP_PROC_BIND",
-    "OMP_WAIT_POLICY",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_TUNABLEOP_ENABLED",
-    "ROCR_VISIBLE_DEVICES",
-    "TOKENIZERS_PARALLELISM",
-    "TORCHDYNAMO_DISABLE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_COMPILE_DISABLE",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "TORCH_NCCL_BLOCKING_WAIT",
-)
+__all__ = ["gather", "process_rank", "world_size"]
+
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 
@@ -67,18 +28,18 @@ def gather() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "driver": _driver(),
+        "driver": driver_version(),
         "devices": _asked(_device_names, []),
         "python": platform.python_version(),
         "os": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "cpus_allowed": _allowed_cpus(),
-        "cpu": _cpu_name(),
+        "cpus_allowed": allowed_cpus(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "host_allocator": _host_allocator(),
         "flags": _asked(_flags, {}),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": variables(),
         "loaders": _asked(_loaders, []),
         "compile": _asked(_compile, {}),
         "distributed": _asked(_distributed, {}),
@@ -94,17 +55,6 @@ def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
         return otherwise
 
 
-def _driver() -> str | None:
-    for name in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
-            text = Path(name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
-        return found.group() if found else None
-    return None
-
-
 def _device_names() -> list[str]:
     import torch
 
@@ -115,19 +65,6 @@ def _device_names() -> list[str]:
         module = getattr(torch, kind)
         names += [str(module.get_device_name(one)) for one in range(module.device_count())]
     return names
-
-
-def _allowed_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1) if found else platform.machine()
 
 
 def _host_allocator() -> str | None:
@@ -222,6 +159,24 @@ def _distributed() -> dict[str, Any]:
         "world_size": torch.distributed.get_world_size(),
         "rank": torch.distributed.get_rank(),
     }
+
+
+def process_rank() -> int | None:
+    """Return this process' rank: of the process group, else of the launcher; None without."""
+    return _of_group("get_rank", "RANK")
+
+
+def world_size() -> int | None:
+    """Return how many processes the job has, told as :func:`process_rank` is."""
+    return _of_group("get_world_size", "WORLD_SIZE")
+
+
+def _of_group(function: str, variable: str) -> int | None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(getattr(dist, function)())
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
 
 
 def _plain(value: Any) -> Any:

@@ -11,9 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from torchtriage.finding import Cost, Finding, JobResult, NotChecked, Note, Place, Result
+from torchtriage.finding import (
+    Cost,
+    Finding,
+    JobResult,
+    NotChecked,
+    Note,
+    Place,
+    Result,
+    rank_order,
+)
 from torchtriage.memory.leaks import CODE as LEAK
-from torchtriage.memory.watching import WatchReport
+from torchtriage.memory.watch_report import WatchReport
 
 __all__ = ["join", "join_findings", "scaled", "with_leaks"]
 
@@ -89,7 +98,7 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
     known = {*result.checked, *(one.code for one in result.not_checked)}
     if seen is None or seen.answer == "too early" or LEAK not in known:
         return result
-    ranked = sorted([*(one for one in result.findings if one.code != LEAK), *found], key=_rank)
+    ranked = sorted([*(one for one in result.findings if one.code != LEAK), *found], key=rank_order)
     return replace(
         result,
         findings=tuple(ranked),
@@ -105,8 +114,9 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
     A finding of both is the heavy one, at the light one's cost; where several places of the heavy
     one are a single one in the light, they share its cost as they share their own. Of one alone:
 
-    - the light one's stays if the heavy recording could not judge its code. Where it could, with
-      shapes and stacks, the same time turned out to be something else.
+    - the light one's stays if the heavy recording could not judge its code, or if it is not of
+      every step: two or three heavy ones may have none. Else, seen with shapes and stacks, the same
+      time turned out to be something else.
     - the heavy one's stays if the light recording could not judge its code, or it is certain. Where
       it could, undisturbed, the time was the profiler's own.
     """
@@ -115,11 +125,13 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
         ours = [one for one in light.findings if one.code == code]
         theirs = [one for one in heavy.findings if one.code == code]
         if not theirs:
-            out += ours if code not in heavy.checked else []
+            out += [one for one in ours if code not in heavy.checked or _seldom(one, light)]
         elif not ours:
             sure = code not in light.checked
             kept = [one for one in theirs if sure or one.certainty == "certain"]
             out += [_on_light_clock(_heavy_only(one), []) for one in kept]
+        elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
+            out += [_on_light_clock(_heavy_only(one), []) for one in theirs]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
                 told = (
@@ -128,7 +140,18 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
                     else [_heavy_only(one) for one in some_theirs]
                 )
                 out += [_on_light_clock(one, some_ours) for one in told]
-    return tuple(sorted(out, key=_rank))
+    return tuple(sorted(out, key=rank_order))
+
+
+def _seldom(finding: Finding, result: Result | JobResult) -> bool:
+    """Return whether a finding is of some of the steady steps only."""
+    told = result if isinstance(result, JobResult) else result.summary
+    return told is not None and 0 < len(finding.place.steps) < told.n_steady_steps
+
+
+def _kinds(findings: Sequence[Finding]) -> set[object]:
+    """Return which of the faults they are that a pattern tells apart, if it does."""
+    return {one.evidence.get("kind") for one in findings}
 
 
 def _groups(
@@ -197,22 +220,6 @@ def _on_light_clock(finding: Finding, light: list[Finding]) -> Finding:
         lane=times.lane or finding.place.lane,
     )
     return replace(finding, place=place)
-
-
-_SEVERITIES = ("high", "medium", "low", "note")
-
-
-def _rank(finding: Finding) -> tuple[object, ...]:
-    cost = finding.cost
-    timed = cost is not None and cost.high_ms > 0
-    return (
-        _SEVERITIES.index(finding.severity),
-        not timed,
-        -(cost.low_ms if cost else 0.0),
-        -(cost.high_ms if cost else 0.0),
-        finding.code,
-        finding.message,
-    )
 
 
 def _notes(light: Sequence[Note], heavy: Sequence[Note]) -> tuple[Note, ...]:

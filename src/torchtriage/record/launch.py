@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from torchtriage.errors import UsageError
+from torchtriage.names import mask_secrets
 
 __all__ = ["BOOTSTRAP", "Command", "end_like", "find_command", "launch"]
 
@@ -24,7 +24,6 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 SETTINGS = "TORCHTRIAGE_RUN"
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.", "lightning.fabric.")
 """Modules of ``-m`` that start the user's script as processes of their own."""
-_SECRET = re.compile(r"token(?!s|iz)|passw|secret|api.?key|credential", re.IGNORECASE)
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
@@ -44,22 +43,7 @@ class Command:
         """Return the command as the user would type it, without secrets: reports are passed on."""
         import shlex
 
-        return shlex.join(_masked(self.arguments))
-
-
-def _masked(words: Sequence[str]) -> list[str]:
-    """Return the words with ``***`` for what options such as ``--hf-token`` are given."""
-    out: list[str] = []
-    secret = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        names_one = word.startswith("-") and _SECRET.search(name) is not None
-        if names_one and equals:
-            out.append(f"{name}=***")
-        else:
-            out.append("***" if secret and not word.startswith("-") else word)
-        secret = names_one and not equals
-    return out
+        return shlex.join(mask_secrets(self.arguments))
 
 
 def find_command(words: Sequence[str]) -> Command:
@@ -109,6 +93,7 @@ def launch(
     plan: dict[str, Any],
     exit_after: bool = False,
     memory: bool = False,
+    compile_log: bool = False,
     answers: bool = False,
     log: Path | None = None,
     while_running: Callable[[], None] | None = None,
@@ -116,9 +101,9 @@ def launch(
     """Run the command to its end and return its exit code (negative: the signal that ended it).
 
     Standard streams, folder, terminal and signals are the script's own. ``while_running`` is called
-    about twice a second. ``memory`` : watch for leaks to the script's end. ``answers`` : have its
-    first losses or outputs noted. ``log`` : a file that takes its output; its standard input is
-    empty then.
+    about twice a second. ``memory`` : watch for leaks to the script's end. ``compile_log`` : keep
+    what torch.compile logs. ``answers`` : have its first losses or outputs noted. ``log`` : a file
+    that takes its output; its standard input is empty then.
 
     Raises
     ------
@@ -130,6 +115,7 @@ def launch(
         "plan": plan,
         "exit_after": exit_after,
         "memory": memory,
+        "compile_log": compile_log,
         "hide": command.is_script,
         "answers": answers,
     }

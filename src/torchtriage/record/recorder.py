@@ -42,6 +42,8 @@ JOB_STEPS, FOREVER_S = 20, 1e9
 """Unprofiled steps that each rank of a job times, however long they take."""
 FEWEST_STEPS = 3
 """Slow steps are timed no more often than this where ``max_timing_s`` is over."""
+AGAIN_AT_MOST = 3
+"""So many times ``timing_steps`` are timed in the end: it is a check of the times before."""
 TAKE_OVER = 5
 """So many steps of another thread, without one of the first, and the loop has moved there."""
 
@@ -54,7 +56,7 @@ class Plan:
     ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
     ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
     recorded, each after one that warms the profiler up (0: no such recording), and
-    ``timing_steps`` timed again.
+    unprofiled ones timed again, by the same rule but for at most three times ``timing_steps``.
     """
 
     warmup: int = 5
@@ -212,7 +214,18 @@ class Recorder:
             self._next()
 
     def _timing(self, now: int) -> None:
-        times = self._before.step_ns
+        self._time(self._before, now, self.plan.max_timing_steps)
+
+    def _timing_again(self, now: int) -> None:
+        self._phase_steps += 1
+        if self._phase_steps > 1:  # in the first one the profiler's traces fade
+            most = AGAIN_AT_MOST * self.plan.timing_steps
+            self._time(self._after, now, min(most, self.plan.max_timing_steps))
+        else:
+            self._last_ns = now
+
+    def _time(self, timed: _Timed, now: int, at_most: int) -> None:
+        times = timed.step_ns
         times.append(now - self._last_ns)
         self._last_ns = now
         if len(times) < self._look_at and now < self._look_ns:
@@ -223,10 +236,10 @@ class Recorder:
             return
         self._look_at = n + plan.timing_steps  # a look costs more than a step may
         recent = times[-max(plan.timing_steps, n // 2) :]
-        self._before.settled = settled(recent)
+        timed.settled = settled(recent)
         long_enough = sum(times) >= plan.min_timing_s * 1e9
-        if (self._before.settled and long_enough) or late or n >= plan.max_timing_steps:
-            self._before.step_ns = recent
+        if (timed.settled and long_enough) or late or n >= at_most:
+            timed.step_ns = recent
             self._next()
 
     def _captured(self, now: int) -> None:
@@ -241,21 +254,6 @@ class Recorder:
             return
         self._keep(capture, inside_step=False)
         self._next()
-
-    def _timing_again(self, now: int) -> None:
-        self._phase_steps += 1
-        times = self._after.step_ns
-        if self._phase_steps > 1:  # in the first one the profiler's traces fade
-            times.append(now - self._last_ns)
-        self._last_ns = now
-        plan = self.plan
-        n = len(times)
-        timed = now - self._entered_ns
-        enough = n >= plan.timing_steps and timed >= plan.min_timing_s * 1e9
-        late = n >= FEWEST_STEPS and timed >= plan.max_timing_s * 1e9
-        if enough or late or n >= plan.max_timing_steps:
-            self._after.settled = settled(times)
-            self._next()
 
     # -- parts ---------------------------------------------------------------------------------
 

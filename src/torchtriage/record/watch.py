@@ -4,8 +4,9 @@ Three kinds of loop are known, tried in this order. A training loop is a repeate
 seen through torch's own post-step hook. Without one, an inference loop is the repeated forward of
 the outermost module: a thread looks at the stacks a few times a second until it has seen one, and
 only that module gets a hook, so no other call costs anything and no compiled graph is guarded
-against it. When the recordings are taken every hook is gone again, unless memory is watched to the
-script's end.
+against it. Where there is neither, a loop is the repeated fetch from a DataLoader, until one of
+the others shows. When the recordings are taken every hook is gone again, unless memory is watched
+to the script's end.
 
 Nothing here may reach the script: every entry is guarded, and the first failure ends the watching.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -28,6 +30,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchtriage.record.answers import Answers
+from torchtriage.record.environment import process_rank, world_size
 from torchtriage.record.recorder import Plan, Recorder
 
 if TYPE_CHECKING:  # here only the script imports torch
@@ -35,6 +38,7 @@ if TYPE_CHECKING:  # here only the script imports torch
     from torch.optim.optimizer import Optimizer
 
     from torchtriage.record.leak_watch import LeakWatch
+    from torchtriage.record.structured_log import StructuredLog
 
 __all__ = ["Loop", "Watch", "start_watching", "user_call"]
 
@@ -53,18 +57,22 @@ SEEN_TWICE = 2
 SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
 """Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
 PATIENCE_S = 15.0
-"""So long an optimizer that exists may not step before forwards alone are taken for the loop."""
+"""So long an optimizer that exists may not step before forwards alone are taken for the loop, and
+neither may show before fetches from a DataLoader are."""
+
+
+Boundary = Literal["optimizer", "forward", "loader"]
 
 
 @dataclass(frozen=True)
 class Loop:
     """What a step is, and how that was found.
 
-    ``boundary`` : what ends (optimizer) or begins (forward) each step. ``name`` : its class.
+    ``boundary`` : what ends (optimizer) or begins (others) each step. ``name`` : its class.
     ``file``, ``line``, ``function`` : the user's call of it. ``how`` : a sentence for the report.
     """
 
-    boundary: Literal["optimizer", "forward"]
+    boundary: Boundary
     name: str
     file: str
     line: int
@@ -85,6 +93,8 @@ class Watch:
         self.recorder: Recorder | None = None
         self.memory: LeakWatch | None = None
         self.memory_problem = ""
+        self.compile_log: StructuredLog | None = None
+        self.compile_problem = ""
         self.folder = ""
         self.n_optimizer_steps: dict[int, int] = {}
         self.optimizers: dict[int, str] = {}
@@ -93,6 +103,8 @@ class Watch:
         self.undo: list[Callable[[], object]] = []
         self.over = False
         self.forward_found = False
+        self.fetches: dict[int, int] = {}
+        self.drop_loader: Callable[[], object] = lambda: None
         self.choosing = threading.Lock()
 
     # -- life ----------------------------------------------------------------------------------
@@ -101,6 +113,8 @@ class Watch:
         """Put the hooks in; the process file says that torch was imported here."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        if self.settings.get("compile_log"):
+            self._listen_to_compiler()
         self._note()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         # compiled steps are guarded against another number of hooks: it stays and does nothing
@@ -115,6 +129,15 @@ class Watch:
         self.over = True
         self._drop_hooks()
         self._ended()
+
+    def _listen_to_compiler(self) -> None:
+        from torchtriage.record.structured_log import COMPILE_FOLDER, StructuredLog
+
+        try:
+            self.compile_log = StructuredLog(self.out / COMPILE_FOLDER)
+            self.compile_log.start()
+        except Exception as error:  # a torch that logs in another way
+            self.compile_problem = f"{type(error).__name__}: {error}"
 
     def _forked(self) -> None:
         """Forget everything in a forked child: its loop is not the script's."""
@@ -155,13 +178,16 @@ class Watch:
                 "python": sys.version.split()[0],
                 "executable": sys.executable,
                 "torch": getattr(sys.modules.get("torch"), "__version__", None),
-                "rank": _rank(),
-                "world_size": _world_size(),
+                "rank": process_rank(),
+                "world_size": world_size(),
                 "loop": asdict(self.loop) if self.loop else None,
                 "folder": self.folder,
                 "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
                 "done": self.recorder.done if self.recorder else False,
                 "memory_problem": self.memory_problem,
+                "compile_log": bool(self.settings.get("compile_log")),
+                "compile_problem": self.compile_problem
+                or (self.compile_log.problem if self.compile_log else ""),
             },
             indent=1,
         )
@@ -182,7 +208,7 @@ class Watch:
         if key == self.chosen:
             self._boundary()
             return
-        if self._recorded:
+        if self._recorded and not self._by_loader:
             return  # the loop that is watched further is known
         with self._alone() as alone:
             if alone:
@@ -216,7 +242,7 @@ class Watch:
             # as they were before this step: two that take turns would never be the rarest else
             if key != min(counts, key=lambda one: counts[one] - (one == key)):
                 return  # the rarest one's own next step is the boundary
-        elif self.loop is None or self.loop.boundary != "forward":
+        elif self.loop is None or self.loop.boundary == "optimizer":
             seen = self.recorder.steps_seen
             rarer = self.rival == key and seen - self.rival_seen > 1
             self.rival, self.rival_seen = key, seen
@@ -240,6 +266,7 @@ class Watch:
             begun = time.monotonic()
             seen: dict[int, int] = {}
             listening: Callable[[], None] | None = None
+            fetches_count = False
             while not self.over and not self.n_optimizer_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
@@ -247,7 +274,9 @@ class Watch:
                     return
                 if passed < PATIENCE_S and _optimizer_made():
                     continue
-                if listening is None and passed > LISTEN_S and not _may_compile():
+                if passed > PATIENCE_S and not fetches_count:
+                    fetches_count = self._hook_loader()
+                if listening is None and passed > LISTEN_S:
                     listening = self._listen_to_calls(codes)
                 elif listening is not None and _may_compile():
                     listening()
@@ -261,16 +290,23 @@ class Watch:
         except Exception:
             self._failed()
 
-    def _listen_to_calls(self, codes: frozenset[CodeType]) -> Callable[[], None]:
+    def _listen_to_calls(self, codes: frozenset[CodeType]) -> Callable[[], None] | None:
         """Hear every module call until the outermost one repeats; return how to stop that.
 
-        For forwards too short beside the rest of their loop to be looked at.
+        For forwards too short beside the rest of their loop to be looked at. Not where something
+        is compiled, nor after the first ``torch.compile``, which stops it.
         """
+        import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
+
+        if _may_compile():
+            return None
 
         heard: dict[int, int] = {}
 
         def called(module: torch.nn.Module, _args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return  # the little that a graph may hold, where it was traced all the same
             try:
                 frame = sys._getframe(1)
                 if self.forward_found or self.over or _inside_another(module, frame, codes):
@@ -282,14 +318,26 @@ class Watch:
             except Exception:
                 self._failed()
 
-        remove = register_module_forward_pre_hook(called).remove
-        self.undo.append(remove)
+        compile_ = torch.compile
+
+        @functools.wraps(compile_)
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            stop()
+            return compile_(*args, **kwargs)
 
         def stop() -> None:
+            if torch.compile is compiling:
+                torch.compile = compile_
             remove()
-            if remove in self.undo:
-                self.undo.remove(remove)
+            if stop in self.undo:
+                self.undo.remove(stop)
 
+        torch.compile = compiling
+        remove = register_module_forward_pre_hook(called).remove
+        self.undo.append(stop)
+        # since it was asked, or in a call that began before: importing the compiler takes seconds
+        if _may_compile() or _runs(compile_.__code__):
+            stop()
         return stop
 
     def _hook_forward(self, module: torch.nn.Module, call: tuple[str, int, str]) -> None:
@@ -307,11 +355,11 @@ class Watch:
                 # it trains after all: what was recorded of the forwards is no longer wanted
                 self._drop_hooks_of_forward(undo)
                 return
-            if self.recorder is not None:
+            if self.recorder is not None and not self._by_loader:
                 self._boundary()
                 return
             with self._alone() as alone:
-                if alone and self.recorder is None:
+                if alone and (self.recorder is None or self._by_loader):
                     self._begin("forward", name, how, call)
 
         compiled = getattr(module, "_compiled_call_impl", None)
@@ -335,11 +383,54 @@ class Watch:
         if undo in self.undo:
             self.undo.remove(undo)
 
+    # -- neither -------------------------------------------------------------------------------
+
+    def _hook_loader(self) -> bool:
+        """Step at each fetch from a DataLoader, until an optimizer or a module shows.
+
+        Returns whether there is such a thing in the process.
+        """
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
+        if iterators is None:
+            return False
+        fetch = iterators.__next__
+
+        @functools.wraps(fetch)
+        def fetching(iterator: Any) -> Any:
+            self._fetches(iterator)
+            return fetch(iterator)
+
+        def undo() -> None:
+            if iterators.__next__ is fetching:
+                iterators.__next__ = fetch
+
+        iterators.__next__ = fetching
+        self.undo.append(undo)
+        self.drop_loader = undo
+        return True
+
+    def _fetches(self, iterator: Any) -> None:
+        """Count what is fetched from the same data, and step at it."""
+        key = id(getattr(iterator, "_dataset", None))
+        if self.over or (self.loop is not None and not self._by_loader):
+            return
+        if self.recorder is not None:
+            if key == self.chosen and (self.memory is not None or not self.recorder.done):
+                self._boundary()
+            return
+        with self._alone() as alone:
+            self.fetches[key] = self.fetches.get(key, 0) + 1
+            if alone and self.fetches[key] >= FIRST_LOOKS:
+                self.chosen = key
+                how = "one fetch from a DataLoader; no optimizer steps and no modules were seen"
+                self._begin("loader", "DataLoader", how)
+
     # -- recording -----------------------------------------------------------------------------
 
     def _begin(
         self,
-        boundary: Literal["optimizer", "forward"],
+        boundary: Boundary,
         name: str,
         how: str,
         call: tuple[str, int, str] | None = None,
@@ -349,8 +440,10 @@ class Watch:
             self.recorder.close("another loop was found")
         if self.memory is not None:
             self.memory.close()
+        if boundary != "loader":
+            self.drop_loader()
         self.loop = Loop(boundary, name, file, line, function, how)
-        rank = _rank()
+        rank = process_rank()
         self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
         if (self.out / self.folder).exists():
             self.folder += f"-{self.pid}-{time.monotonic_ns()}"
@@ -374,6 +467,11 @@ class Watch:
         """Whether all recordings are complete; from there on memory alone is watched."""
         return self.recorder is not None and self.recorder.done
 
+    @property
+    def _by_loader(self) -> bool:
+        """Whether a step is the fetch of a batch, which gives way to any other loop."""
+        return self.loop is not None and self.loop.boundary == "loader"
+
     def _boundary(self) -> None:
         """Tell the recorder that a step ended; the loop may be asked to end here."""
         recorder, memory = self.recorder, self.memory
@@ -386,7 +484,7 @@ class Watch:
             if memory is not None:
                 memory.step(recorded=recorder.done)
             if done:
-                if memory is None:
+                if memory is None and not self._by_loader:
                     self.over = True
                     self._drop_hooks()
                 self._note()
@@ -504,6 +602,17 @@ def _inside_another(
     return False
 
 
+def _runs(code: CodeType) -> bool:
+    """Return whether a thread is inside of a call of this code."""
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
+
+
 def _may_compile() -> bool:
     """Return whether torch.compile was called: graphs would be guarded against a global hook."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -530,22 +639,6 @@ def _compiled() -> bool:
     """Return whether ``torch.compile`` has compiled anything in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters.get("frames"))
-
-
-def _rank() -> int | None:
-    return _distributed("get_rank", "RANK")
-
-
-def _world_size() -> int | None:
-    return _distributed("get_world_size", "WORLD_SIZE")
-
-
-def _distributed(function: str, variable: str) -> int | None:
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return int(getattr(dist, function)())
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None
 
 
 def start_watching(settings: dict[str, Any]) -> None:

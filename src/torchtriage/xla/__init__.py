@@ -1,0 +1,1 @@
+"""How many HLO graphs a model becomes on PyTorch/XLA, by dynamo and by LazyTensor, and why."""

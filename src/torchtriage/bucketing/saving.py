@@ -1,0 +1,78 @@
+"""One file with the plan and what torch compiled, for the next process."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torchtriage.bucketing.planning import Plan
+from torchtriage.errors import UsageError
+
+__all__ = ["load", "save"]
+
+FORMAT = "torchtriage-buckets/1"
+_PLAN, _CACHES = "plan.json", "caches.bin"
+
+
+def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, ...]]) -> None:
+    """Write plan, sizes and caches; a file there is replaced at once or not at all."""
+    caches = b""
+    if hasattr(torch.compiler, "save_cache_artifacts"):
+        made = torch.compiler.save_cache_artifacts()
+        caches = made[0] if made is not None else b""
+    document = {
+        "format": FORMAT,
+        "torch": str(torch.__version__),
+        "buckets": {axis: list(sizes) for axis, sizes in plan.buckets.items()},
+        "sizes": [list(one) for one in history],
+    }
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(_PLAN, json.dumps(document))
+            file.writestr(_CACHES, caches)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(
+    path: str | os.PathLike[str], axes: Sequence[str]
+) -> tuple[Plan, list[tuple[int, ...]], str]:
+    """Return plan and sizes, and a warning where the caches are not used; loads the caches."""
+    where = str(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            document = json.loads(file.read(_PLAN))
+            caches = file.read(_CACHES)
+        if document["format"] != FORMAT:
+            raise UsageError(f"expected {FORMAT}, found {document['format']!r:.60}", where=where)
+        buckets = {str(axis): tuple(map(int, sizes)) for axis, sizes in document["buckets"].items()}
+        history = [tuple(map(int, one)) for one in document["sizes"]]
+        version = str(document["torch"])
+    except FileNotFoundError:
+        raise UsageError("there is no such file", where=where) from None
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise UsageError(
+            f"expected what BucketedModule.save() wrote, found something else ({error})",
+            where=where,
+        ) from None
+    odd = [one for one in history if len(one) != len(axes) or min(one) < 1]
+    if tuple(buckets) != tuple(axes) or odd or not all(buckets.values()):
+        raise UsageError(
+            f"expected buckets of {', '.join(axes)}, found {', '.join(buckets)}", where=where
+        )
+    plan = Plan({axis: tuple(sorted(set(sizes))) for axis, sizes in buckets.items()})
+    if version != str(torch.__version__):
+        return plan, history, f"caches are of torch {version}: compiling anew"
+    if not caches or not hasattr(torch.compiler, "load_cache_artifacts"):
+        return plan, history, "no caches were saved: compiling anew"
+    if torch.compiler.load_cache_artifacts(caches) is None:
+        return plan, history, "torch did not take the caches: compiling anew"
+    return plan, history, ""

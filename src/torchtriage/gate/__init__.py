@@ -1,0 +1,1 @@
+"""The regression gate: samples recorded and stored, candidates checked against a baseline."""

@@ -1,0 +1,93 @@
+"""What changed, where traces were kept with the samples of a benchmark that regressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from torchtriage.comparison import Evidence, compare, gather
+from torchtriage.errors import TriageError
+from torchtriage.finding import Comparison, Note
+from torchtriage.gate.result import Culprit
+from torchtriage.trace.read import read_trace
+
+__all__ = ["Read", "name_culprit"]
+
+N_CAUSES = 5
+
+Read = Callable[[str], Evidence]
+
+
+def name_culprit(
+    benchmark: str,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    read: Read | None = None,
+) -> Culprit | Note:
+    """Return what changed between the first readable traces of two sides, or why it is not known.
+
+    Parameters
+    ----------
+    benchmark : str
+        Whose traces they are.
+    before, after : sequence of str
+        Paths of recordings of the two programs.
+    read : callable, optional
+        Gives the evidence of one path.
+    """
+    sides = []
+    for paths in (before, after):
+        found, why = _first(paths, read or _read)
+        if found is None:
+            return Note(
+                "culprit",
+                "warn",
+                f"{benchmark}: what changed is not known, because no trace could be read: {why}",
+                "keep the traces of both sides: torchtriage gate record --trace FILE",
+            )
+        sides.append(found)
+    (path_before, one), (path_after, other) = sides
+    told = compare(one, other)
+    if not told.comparable:
+        return Note(
+            "culprit", "warn", f"{benchmark}: the kept traces are unlike: {told.verdict[0]}"
+        )
+    return Culprit(
+        benchmark=benchmark,
+        before=_name(path_before),
+        after=_name(path_after),
+        sentence=told.verdict[1],
+        causes=tuple(one.sentence for one in told.causes if one.change.told)[:N_CAUSES],
+        came=tuple(
+            f"{one.code} {one.title}" + (f" at {one.place}" if one.place else "")
+            for one in told.findings
+            if one.status == "came"
+        ),
+        place=_place(told),
+    )
+
+
+def _first(paths: Sequence[str], read: Read) -> tuple[tuple[str, Evidence] | None, str]:
+    why = "none was kept"
+    for path in paths:
+        try:
+            return (path, read(path)), ""
+        except (TriageError, OSError) as error:  # noqa: PERF203 - the next one may be whole
+            why = str(error).split("\n", 1)[0]
+    return None, why
+
+
+def _read(path: str) -> Evidence:
+    return gather(read_trace(path))
+
+
+def _name(path: str) -> str:
+    return PurePath(path.replace("\\", "/")).name or path
+
+
+def _place(told: Comparison) -> str:
+    for one in told.findings:
+        if one.status == "came" and ":" in one.place:
+            return one.place
+    return ""

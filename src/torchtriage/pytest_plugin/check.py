@@ -1,0 +1,45 @@
+"""What is said about one budget of one test, and how a failed test reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Check", "failure"]
+
+Verdict = Literal["within", "over", "inconclusive", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One judged budget or comparison.
+
+    ``metric`` : ``step time``. ``sentence`` : what was found, against what. ``lines`` : where it
+    comes from and how to fix it, each beginning with its indent; only shown where it fails.
+    """
+
+    metric: str
+    verdict: Verdict
+    sentence: str
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the whole answer on one line."""
+        # what passed and what failed say so by their numbers
+        said = f"{self.verdict}: " if self.verdict in ("inconclusive", "not checked") else ""
+        return f"{self.metric}: {said}{self.sentence}"
+
+
+def failure(checks: Sequence[Check], name: str) -> str:
+    """Return the message of a test that failed: each finding whole, then what else was looked at.
+
+    ``name`` : of what was measured, empty for the only step of a test.
+    """
+    of = f"{name}: " if name else ""
+    lines = []
+    for one in (one for one in checks if one.verdict == "over"):
+        lines += [f"{of}{one}", *(f"  {line}" for line in one.lines)]
+    for one in (one for one in checks if one.verdict != "over"):
+        lines.append(f"fine: {of}{one}" if one.verdict == "within" else f"{of}{one}")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""Charts of exponentially weighted means whose limits are learned, one per direction.
+
+The mean of the last values is compared with how far such means strayed while all was well. A limit
+that is learned this way needs no assumption of independence: a stream that wanders slowly has wide
+limits for long spans by itself (Roberts 1959 for the chart; the learned limit stands in for his
+sqrt(span / (2 - span)), which is kept as the least it can be).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+__all__ = ["Charts", "Reading"]
+
+MEMORY = 2_000
+"""Values over which limits are learned."""
+LEARN_EVERY = 4
+"""Means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the
+time."""
+FULL_AVERAGING = 8.0
+"""Spans a chart must have seen before its learned limit is believed to be smaller than half the
+next shorter one's variance."""
+PRIOR = 10
+"""Lessons that the assumed variance of 1 counts for."""
+TINY = 1e-9
+
+
+class Reading(NamedTuple):
+    """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``."""
+
+    evidence: float
+    mean: float
+    weight: float
+
+
+class Charts:
+    """Charts of several spans over one stream of bounded values.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        Weight of the newest value in each chart, falling: 1/20 looks back at about 40 values.
+    limit : float
+        Standard deviations a mean may stray.
+    least : tuple of float
+        For each chart, what its mean must reach in any case, in the values' own unit.
+    young : float
+        How much wider limits are while little was seen: by ``young / sqrt(spans seen)``.
+    """
+
+    def __init__(
+        self,
+        weights: tuple[float, ...],
+        limit: float,
+        *,
+        least: tuple[float, ...] | None = None,
+        young: float = 1.0,
+    ) -> None:
+        self._weights = weights
+        self._limit = limit
+        self._least = least or (0.0,) * len(weights)
+        self._young = young
+        self._means = [0.0] * len(weights)
+        self._above = [0.0] * len(weights)  # mean squares of the means above zero, doubled
+        self._below = [0.0] * len(weights)
+        self._limits = [(math.inf, math.inf)] * len(weights)
+        self._variance = 1.0
+        self._centre = 0.0
+        self._n = 0
+        self._turn = 0
+
+    def update(self, value: float, *, learn: bool) -> Reading:
+        """Take one value; ``learn`` from it unless it may be part of what is to be found."""
+        value -= self._centre
+        best, mean_then, weight_then = 0.0, 0.0, 0.0
+        means, limits = self._means, self._limits
+        for at, weight in enumerate(self._weights):
+            mean = means[at]
+            means[at] = mean = mean + weight * (value - mean)
+            evidence = mean / limits[at][mean < 0]
+            if abs(evidence) > abs(best):
+                best, mean_then, weight_then = evidence, mean, weight
+        if learn:
+            self._n += 1
+            self._turn += 1
+            if self._turn == LEARN_EVERY:
+                self._turn = 0
+                self._learn(value)
+        return Reading(best, mean_then, weight_then)
+
+    def forget_means(self) -> None:
+        """Start the means anew: what they were compared with has changed."""
+        self._means = [0.0] * len(self._weights)
+
+    def _learn(self, value: float) -> None:
+        n = self._n / LEARN_EVERY
+        rate = max(1 / (n + PRIOR), LEARN_EVERY / MEMORY)
+        self._centre += rate * value
+        self._variance += rate * (value * value - self._variance)
+        shorter = (0.0, 0.0)
+        for at, weight in enumerate(self._weights):
+            independent = 0.7 * weight / (2 - weight) * self._variance
+            spans = max(self._n * weight / 2, 1)
+            slowly = max(1 / n, min(LEARN_EVERY / MEMORY, weight / 10 * LEARN_EVERY))
+            mean = self._means[at]
+            variances = []
+            for below in (False, True):
+                learned = (self._below if below else self._above)[at]
+                variance = max(independent, learned)
+                if spans < FULL_AVERAGING and at:
+                    variance = max(variance, shorter[below] / 2)
+                square = 2 * min(mean * mean, 9 * variance) if (mean < 0) == below else 0.0
+                learned += slowly * (square - learned)
+                if below:
+                    self._below[at] = learned
+                else:
+                    self._above[at] = learned
+                variances.append(variance)
+            wide = self._limit * (1 + self._young / math.sqrt(spans))
+            above, below_ = (
+                max(wide * math.sqrt(one + TINY), self._least[at]) for one in variances
+            )
+            self._limits[at] = (above, below_)
+            shorter = (variances[0], variances[1])

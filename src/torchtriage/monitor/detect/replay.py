@@ -1,0 +1,113 @@
+"""Detectors over recorded streams: what would have alarmed, and how right that is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtriage.monitor.detect.metric import MetricDetector
+from torchtriage.monitor.detect.recorded import (
+    Labels,
+    Stream,
+    labelled_rows,
+    read_labels,
+    read_log,
+)
+from torchtriage.monitor.detect.requests import Alarm, RequestDetector
+from torchtriage.monitor.detect.score import Score, Scoring, score
+
+__all__ = ["SCHEMA", "Replayed", "alarms", "document", "replay"]
+
+SCHEMA = "torchtriage-monitor-replay/1"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One stream, its alarms, and their score where labels are known."""
+
+    log: str
+    stream: Stream
+    alarms: tuple[Alarm, ...]
+    score: Score | None
+
+
+def alarms(stream: Stream) -> tuple[Alarm, ...]:
+    """Return the alarms of the default detector, which saw each value before the next."""
+    detector = RequestDetector() if stream.is_requests else MetricDetector()
+    raised = (detector.update(sample) for sample in stream.samples)
+    return tuple(alarm for alarm in raised if alarm is not None)
+
+
+def replay(path: str | Path, labels: str | Path | None = None) -> list[Replayed]:
+    """Return what the streams of a log would have alarmed.
+
+    ``labels`` : a file, or a folder with ``<log's stem>.json`` or ``windows.json``. Without it, a
+    log's own column ``label`` is taken where there is one.
+
+    Raises
+    ------
+    SampleError
+        The log or the labels cannot be read.
+    """
+    out = []
+    for stream in read_log(path):
+        known = _labels(stream, path, labels)
+        raised = alarms(stream)
+        judged = None
+        if known is not None:
+            n = len(stream.samples)
+            rules = Scoring.of(n, is_requests=stream.is_requests)
+            judged = score([alarm.row for alarm in raised], known, n, rules)
+        out.append(Replayed(str(path), stream, raised, judged))
+    return out
+
+
+def _labels(stream: Stream, log: str | Path, labels: str | Path | None) -> Labels | None:
+    if labels is None:
+        return labelled_rows(stream) if stream.labels else None
+    place = Path(labels)
+    if place.is_dir():
+        for name in (f"{Path(log).stem}.json", "windows.json"):
+            if (place / name).is_file():
+                return read_labels(place / name, stream, log)
+        return labelled_rows(stream) if stream.labels else None
+    return read_labels(place, stream, log)
+
+
+def document(streams: list[Replayed]) -> dict[str, Any]:
+    """Return everything as JSON's types."""
+    return {
+        "schema": SCHEMA,
+        "streams": [
+            {
+                "log": one.log,
+                "stream": one.stream.name,
+                "kind": "requests" if one.stream.is_requests else "metric",
+                "n_values": len(one.stream.samples),
+                "n_skipped": one.stream.n_skipped,
+                "alarms": [alarm._asdict() for alarm in one.alarms],
+                "score": None if one.score is None else _score(one.score),
+            }
+            for one in streams
+        ],
+        "total": _score(Score.of(one.score for one in streams if one.score is not None))
+        if any(one.score is not None for one in streams)
+        else None,
+    }
+
+
+def _score(one: Score) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if value == value else None  # NaN is not JSON
+
+    return {
+        "recall": number(one.recall),
+        "false_alarms_per_10k": number(one.per_10k),
+        "chance_recall": number(one.chance()),
+        "nab_score": number(one.nab_score),
+        "n_clean": one.n_clean,
+        "false_alarms": list(one.false_alarms),
+        "benign_alarms": list(one.benign_alarms),
+        "faults": [asdict(found) for found in one.found],
+    }

@@ -1,0 +1,126 @@
+"""Requests as lines of JSON, through structlog: sampled, rotating, off the request path."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from importlib import import_module
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.errors import MissingExtraError
+from torchtriage.monitor import runtime
+from torchtriage.monitor.outlet import MAX_PENDING, Outlet, Record
+
+if TYPE_CHECKING:
+    from torchtriage.monitor.observe import Row
+
+__all__ = ["JsonLog"]
+
+MAX_FIELD = 2_000
+"""Characters a text may have in a line: an exception's name can be anything."""
+
+
+class JsonLog(Outlet):
+    """Writes a share of the requests, and all that failed, to a file that rotates.
+
+    Each line carries how often torch.compile had recompiled and broken graphs by then. ``sample`` :
+    share of the requests without error or NaN that is written. A file of ``max_bytes`` is renamed,
+    and ``n_files`` old ones are kept.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sample: float = 1.0,
+        max_bytes: int = 50_000_000,
+        n_files: int = 3,
+        max_pending: int = MAX_PENDING,
+    ) -> None:
+        try:
+            structlog: Any = import_module("structlog")
+        except ImportError as error:
+            raise MissingExtraError(
+                "a log of requests needs structlog, which is not installed",
+                hint="pip install 'torchtriage[monitor]'",
+            ) from error
+        self._path = Path(path)
+        self._sample = sample
+        self._max_bytes = max_bytes
+        self._n_files = n_files
+        self._draw = random.Random().random  # one of its own: the service's seed stays untouched
+        self._file: FileIO | None = None
+        self._lines: list[str] = []
+        self._log: Any = structlog.wrap_logger(
+            _Lines(self._lines),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.JSONRenderer(serializer=json.dumps),
+            ],
+        )
+        super().__init__(max_pending=max_pending)
+
+    def keeps(self, row: Row) -> bool:
+        """Return True for failures and for a share of the others."""
+        return row[3] is not None or self._sample >= 1 or self._draw() < self._sample
+
+    def send(self, records: list[Record]) -> None:
+        """Write the lines and flush them."""
+        status = {
+            name.removeprefix("compile_").removesuffix("_total"): int(value)
+            for name, _, value in runtime.read()
+            if name.startswith("compile_")
+        }
+        self._lines.clear()
+        for record in records:
+            fields = {name: _short(value) for name, value in record.fields().items()} | status
+            write = self._log.warning if record.error or record.nan else self._log.info
+            write("request", **fields)
+        self._write(("\n".join(self._lines) + "\n").encode())
+
+    def _write(self, data: bytes) -> None:
+        """Append all or nothing: half a batch would come twice when it is tried again."""
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+        size = self._file.seek(0, os.SEEK_END)
+        if size and size + len(data) > self._max_bytes > 0:
+            self._rotate()
+            self._file, size = self._path.open("ab", buffering=0), 0
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError:
+            if written:
+                self._file.truncate(size)
+            raise
+
+    def _rotate(self) -> None:
+        """Rename the file to ``.1``, that to ``.2``; the oldest goes."""
+        self.release()
+        names = [self._path, *(Path(f"{self._path}.{n}") for n in range(1, self._n_files + 1))]
+        for older, newer in reversed([*zip(names[1:], names, strict=False)]):
+            if newer.exists():
+                newer.replace(older)
+        if not self._n_files:
+            self._path.unlink()
+
+    def release(self) -> None:
+        """Close the file; the next line opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class _Lines:
+    """Takes structlog's lines instead of a logger."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.info = self.warning = lines.append
+
+
+def _short(value: Any) -> Any:
+    return value[:MAX_FIELD] if isinstance(value, str) else value

@@ -1,0 +1,256 @@
+"""What runs on the request path: two clock reads and a hand-off, nothing else.
+
+Each thread appends finished requests to a queue of its own; the monitor's one thread takes them
+from there (:mod:`torchtriage.monitor.monitor`). An append to a ``deque`` is one step that cannot be
+interrupted, and each of a ring's counters is written by its own thread alone, so no lock is needed
+and the accounts are exact whenever they are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator
+from contextvars import ContextVar
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from torchtriage.monitor.aggregate import Aggregate
+
+__all__ = ["MAX_PENDING", "Model", "Note", "Request", "Ring", "Row"]
+
+MAX_PENDING = 65_536
+"""Finished requests a thread may hold before new ones are dropped, and counted: 20 s of 3 000
+requests per second, 15 MB."""
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+_open: ContextVar[Request | None] = ContextVar("torchtriage_open_request", default=None)
+"""The last request begun by ``with model`` in this thread or task: they nest like their blocks."""
+
+
+class Note(NamedTuple):
+    """What few requests have to say beside their duration."""
+
+    error: str = ""
+    queued_ns: int = 0
+    nan: bool = False
+
+
+Row = tuple[int, int, "int | None", "Note | None"]
+"""``(start_ns, end_ns, size, note)`` on the clock of ``time.perf_counter_ns``."""
+
+
+class Ring:
+    """One thread's finished requests of one model, until the monitor takes them."""
+
+    __slots__ = ("begun", "dropped", "rows", "thread")
+
+    def __init__(self) -> None:
+        self.rows: deque[Row] = deque()
+        self.begun = 0
+        self.dropped = 0
+        self.thread = threading.current_thread()
+
+    def end(self, row: Row) -> None:
+        """Hand a finished request over, or count it as dropped."""
+        if len(self.rows) < MAX_PENDING:
+            self.rows.append(row)
+        else:
+            self.dropped += 1
+
+
+class _Local(threading.local):
+    """A thread's ring, made when the thread first asks for it."""
+
+    def __init__(self, add: Callable[[Ring], None]) -> None:
+        self.ring = Ring()
+        add(self.ring)
+
+
+def _error_name(error: BaseException) -> str:
+    return type(error).__name__
+
+
+class Request:
+    """One request, from ``with`` to its end. Everything may be set while it runs."""
+
+    # no __slots__: what few requests set stays on the class for the others
+    nan = False
+    """Whether its output holds NaN."""
+    error = ""
+    """The kind of a failure that is no exception: a short fixed word."""
+    outer: Request | None = None
+    _start_ns = 0
+
+    def __init__(self, local: _Local, size: int | None = None, queued_ns: int = 0) -> None:
+        self._local = local
+        self.size = size
+        """How much was asked for (batch, tokens): latency is judged by size."""
+        self.queued_ns = queued_ns
+        """How long it waited before it began."""
+
+    def __enter__(self) -> Request:
+        """Begin."""
+        self._local.ring.begun += 1
+        self._start_ns = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trail: object
+    ) -> None:
+        """End, and hand over."""
+        end_ns = perf_counter_ns()
+        note = None
+        if kind is not None or self.nan or self.queued_ns or self.error:
+            name = kind.__name__ if kind is not None else self.error
+            note = Note(name, self.queued_ns, self.nan)
+        self._local.ring.end((self._start_ns, end_ns, self.size, note))
+
+
+class Model:
+    """What is observed: a model in a version. A decorator, and a context manager.
+
+    Functions, coroutine functions, generators and asynchronous generators are told apart by
+    themselves; a generator's request lasts from its first item to its end. ``size`` : a function
+    of the call's arguments that gives the request's size.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        add: Callable[[Model, Ring], None],
+        aggregate: Aggregate,
+        size: Callable[..., int] | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.aggregate = aggregate
+        self.local = _Local(functools.partial(add, self))
+        self._size = size
+
+    def sized(self, size: Callable[..., int] | None) -> Model:
+        """Return the same model for calls whose size ``size(*args, **kwargs)`` tells."""
+        if size is None:
+            return self
+        other = object.__new__(Model)
+        other.__dict__ = self.__dict__ | {"_size": size}
+        return other
+
+    def request(self, size: int | None = None, queued_ns: int = 0) -> Request:
+        """Return one request, for ``with``; the cheapest way beside the decorator."""
+        return Request(self.local, size, queued_ns)
+
+    def __enter__(self) -> Request:
+        """Begin a request of this thread or task."""
+        request = Request(self.local)
+        request.outer = _open.get()
+        _open.set(request)
+        return request.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trail: TracebackType | None,
+    ) -> None:
+        """End the request that was begun last."""
+        request = _open.get()
+        if request is not None:  # None: left in another context than it was entered in
+            _open.set(request.outer)
+            request.__exit__(kind, error, trail)
+
+    def __call__(self, function: Call) -> Call:
+        """Return ``function``, observed."""
+        if inspect.isasyncgenfunction(function):
+            observed: Any = self._async_generator(function)
+        elif inspect.iscoroutinefunction(function):
+            observed = self._coroutine(function)
+        elif inspect.isgeneratorfunction(function):
+            observed = self._generator(function)
+        else:
+            observed = self._function(function)
+        return cast(Call, functools.wraps(function)(observed))
+
+    def _measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return the call's size; one that cannot be told is none, and never an error."""
+        if self._size is None:
+            return None
+        try:
+            return int(self._size(*args, **kwargs))
+        except Exception:
+            return None
+
+    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        local, measure, sized, clock = self.local, self._measure, self._size, perf_counter_ns
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            ring = local.ring
+            ring.begun += 1
+            start_ns = clock()
+            try:
+                answer = function(*args, **kwargs)
+            except BaseException as error:
+                ring.end((start_ns, clock(), measure(args, kwargs), Note(_error_name(error))))
+                raise
+            end_ns = clock()
+            # Ring.end, written out: a call of a method is a fifth of the whole cost
+            row = (start_ns, end_ns, measure(args, kwargs) if sized else None, None)
+            if len(ring.rows) < MAX_PENDING:
+                ring.rows.append(row)
+            else:
+                ring.dropped += 1
+            return answer
+
+        return observed
+
+    def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def observed(*args: Any, **kwargs: Any) -> Any:
+            with Request(self.local, self._measure(args, kwargs)):
+                return await function(*args, **kwargs)
+
+        return observed
+
+    def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with _Streamed(self.local, self._measure(args, kwargs)):
+                return (yield from function(*args, **kwargs))
+
+        return observed
+
+    def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def observed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            with _Streamed(self.local, self._measure(args, kwargs)):
+                items = function(*args, **kwargs)
+                try:
+                    sent = await items.__anext__()
+                    while True:
+                        try:
+                            answer = yield sent
+                        except GeneratorExit:  # noqa: PERF203 - the caller throws in
+                            raise
+                        except BaseException as error:
+                            sent = await items.athrow(error)
+                        else:
+                            sent = await items.asend(answer)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await items.aclose()
+
+        return observed
+
+
+class _Streamed(Request):
+    """A request whose caller may stop listening: that is no error."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trail: object
+    ) -> None:
+        if kind is GeneratorExit:
+            kind = None
+        super().__exit__(kind, error, trail)

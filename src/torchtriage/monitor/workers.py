@@ -1,0 +1,151 @@
+"""Several processes' numbers in one folder: each writes a file of its own, any may read all.
+
+A worker replaces its file once per flush, in one step; what it counted since the last flush is all
+that a ``kill -9`` can cost. It holds a lock on ``<name>.lock`` as long as it lives. A reader adds
+the files of the dead to ``ended.json`` and removes them, so that the folder does not grow; a
+counter only ever grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchtriage.errors import UsageError
+from torchtriage.monitor.aggregate import Aggregate
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Folder", "State", "Worker"]
+
+State = list[dict[str, Any]]
+
+
+class Worker:
+    """The file of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        if fcntl is None:
+            raise UsageError("several processes' numbers in one folder need POSIX file locks")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{os.getpid()}-{time.time_ns()}.json"
+        self._lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, models: State) -> None:
+        """Replace the file. Errors of the disk are the caller's."""
+        _replace(self.path, {"models": models})
+
+    def leave(self) -> None:
+        """Give the lock up: what was written is the dead's."""
+        os.close(self._lock)
+
+
+class Folder:
+    """The files of all processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ended = folder / "ended.json"
+
+    def read(self) -> State:
+        """Return the numbers of all processes, dead and alive, added up."""
+        with self._alone():
+            ended = _load(self._ended) or {"models": [], "included": []}
+            merged = Merged(ended["models"])
+            included = set(ended["included"])
+            alive, dead = [], []
+            for path in sorted(self.folder.glob("*-*.json")):
+                if path.stem in included:
+                    dead.append(path)  # removed too late by a reader that was killed
+                    continue
+                died = _is_dead(path)
+                content = _load(path)
+                if content is None:
+                    continue
+                if died:
+                    merged.add(content["models"], alive=False)
+                    included.add(path.stem)
+                    dead.append(path)
+                else:
+                    alive.append(content["models"])
+            if dead:
+                _replace(
+                    self._ended,
+                    {"models": merged.state(), "included": [path.stem for path in dead]},
+                )
+                for path in dead:
+                    for suffix in (".json", ".lock", ".draft"):
+                        path.with_suffix(suffix).unlink(missing_ok=True)
+            for models in alive:
+                merged.add(models)
+        return merged.state()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = os.open(self.folder / "folder.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+class Merged:
+    """States of several processes, added up by model and version."""
+
+    def __init__(self, models: State) -> None:
+        self._models: dict[tuple[str, str], tuple[Aggregate, int]] = {}
+        self.add(models, alive=False)
+
+    def add(self, models: State, *, alive: bool = True) -> None:
+        """Add one process' state; the dead have nothing in flight."""
+        for state in models:
+            key = (state["model"], state["version"])
+            aggregate, in_flight = self._models.get(key, (Aggregate(), 0))
+            aggregate.include(state)
+            self._models[key] = (aggregate, in_flight + (state["in_flight"] if alive else 0))
+
+    def state(self) -> State:
+        """Return the sums."""
+        return [
+            {"model": key[0], "version": key[1], "in_flight": in_flight} | aggregate.state()
+            for key, (aggregate, in_flight) in self._models.items()
+        ]
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write a file in one step: a reader sees the old one or the new one."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content))
+    draft.replace(path)

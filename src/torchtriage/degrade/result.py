@@ -1,0 +1,60 @@
+"""What a ladder says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Entry", "LadderStatus", "ModeStatus"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the audit log.
+
+    ``at_s`` : the wall clock's seconds since the epoch, only to read. ``kind`` : ``switch``,
+    ``would switch`` (dry run), ``refused`` (by dwell, budget or check), ``hold`` and ``release``
+    (by a person), ``probe``, ``give up``, ``check`` (of a mode), ``lost`` and ``found`` (the
+    store), ``failed`` (an alarm).
+    """
+
+    at_s: float
+    ladder: str
+    kind: str
+    before: str
+    after: str
+    why: str
+    actor: str
+
+
+@dataclass(frozen=True)
+class ModeStatus:
+    """One mode; ``check`` is ``none`` for one that needs no check."""
+
+    name: str
+    check: Literal["none", "not checked", "passed", "failed"]
+    why: str
+    n_calls: int
+    n_late: int
+    n_failed: int
+
+
+@dataclass(frozen=True)
+class LadderStatus:
+    """Where a ladder stands, in this worker.
+
+    ``connected`` : whether the store answered last time. ``dry_run`` : the level is what it would
+    be; calls go to the first mode. ``n_given_up`` : calls that timed out and still run.
+    """
+
+    name: str
+    level: int
+    mode: str
+    why: str
+    held: bool
+    dry_run: bool
+    connected: bool
+    probing: bool
+    n_given_up: int
+    n_fallback: int
+    modes: tuple[ModeStatus, ...]

@@ -6,14 +6,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 120
+# as many processes as cores
+PYTEST_ARGS ?= -n auto
 # the tests that run torch have an environment of their own: nothing else may come to need it
 TORCH ?= torch==2.13.0
 TORCH_VENV := .venv-torch
+# torch_xla works with the torch of its own number alone
+XLA ?= torch==2.9.0 torch_xla==2.9.0
+XLA_VENV := .venv-xla
+# they use several cores themselves
+TORCH_PYTEST_ARGS ?= -n 2
 # rustup does not always tell the shell
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch native lint format docs fuzz clean
+.PHONY: help demo test test-torch test-xla xla-env native lint format docs fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -30,7 +37,13 @@ test: lint native ## Run the checks, then every test
 
 test-torch: $(TORCH_VENV)/.dev ## Run the tests that need torch, in .venv-torch
 	@echo "==> pytest -m torch"
-	@$(TORCH_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
+	@$(TORCH_VENV)/bin/python -m pytest -m torch $(TORCH_PYTEST_ARGS)
+
+test-xla: xla-env $(VENV)/.dev ## Run the tests that need torch_xla, which is in .venv-xla
+	@echo "==> pytest -m xla"
+	@$(BIN)/python -m pytest -m xla $(TORCH_PYTEST_ARGS)
+
+xla-env: $(XLA_VENV)/.made ## Install torch_xla into .venv-xla: 7 GB, three minutes
 
 native: | $(BIN)/python ## Build the native scanner where cargo is; everything works without
 	@$(BIN)/python native/build.py
@@ -62,7 +75,7 @@ fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 		-artifact_prefix=fuzz/crashes/ fuzz/corpus
 
 clean: ## Remove the environment, caches and build outputs
-	rm -rf $(VENV) $(TORCH_VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(XLA_VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -90,6 +103,13 @@ $(TORCH_VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(TORCH)'
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[dev,dev-torch]'
+	@touch $@
+
+# torchtriage itself is not installed there: its processes are started from here
+$(XLA_VENV)/.made: | $(BIN)/python
+	@echo "==> installing $(XLA) into $(XLA_VENV)"
+	@$(PYTHON) -m venv $(XLA_VENV)
+	@$(XLA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(XLA) 'transformers>=4.57,<5'
 	@touch $@
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python

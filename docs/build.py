@@ -60,24 +60,35 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _cli() -> str:
     context = click.Context(cli, info_name="torchtriage")
-    commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
     parts = [
         "# The command line",
         inspect.cleandoc(cli.help or ""),
         cli.epilog or "",
         _options(cli),
     ]
-    for command in filter(None, commands):
+    for name, command in _commands(cli, context):
         arguments = " ".join(
             one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)
         )
         parts += [
-            f"## torchtriage {command.name}",
-            f"```console\n$ torchtriage {command.name} [OPTIONS] {arguments}".rstrip() + "\n```",
+            f"## torchtriage {name}",
+            f"```console\n$ torchtriage {name} [OPTIONS] {arguments}".rstrip() + "\n```",
             _help(command.help or ""),
             _options(command),
         ]
     return "\n\n".join(filter(None, parts))
+
+
+def _commands(
+    group: click.Group, context: click.Context, before: str = ""
+) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command with its name, those of a group below it."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{before}{name}", command
+        if isinstance(command, click.Group):
+            yield from _commands(command, context, f"{before}{name} ")
 
 
 def _help(text: str) -> str:
@@ -154,7 +165,8 @@ def _index(found: dict[str, list[Page]]) -> str:
         "# Patterns",
         f"{len(found)} codes, by family. `torchtriage explain CODE` prints the same pages. A code"
         " is seen in a trace ([`analyze`](../cli.md#torchtriage-analyze)), in source"
-        " ([`lint`](../lint.md)), or in memory ([snapshots](../memory.md), [leaks](../leaks.md)).",
+        " ([`lint`](../lint.md)), in memory ([snapshots](../memory.md), [leaks](../leaks.md)), or"
+        " in compile logs ([`compile`](../compile.md)).",
     ]
     ordered = sorted(found.values(), key=lambda group: (group[0].family, group[0].code))
     for family, groups in groupby(ordered, key=lambda group: group[0].family):
@@ -182,7 +194,12 @@ def _pattern(group: list[Page]) -> str:
     return "\n\n".join(parts)
 
 
-HEADINGS = {"trace": "In a trace", "source": "In source", "memory": "In memory"}
+HEADINGS = {
+    "trace": "In a trace",
+    "source": "In source",
+    "memory": "In memory",
+    "logs": "In compile logs",
+}
 
 
 def _page(page: Page) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -20,13 +22,45 @@ hypothesis.settings.register_profile("torchtriage", deadline=None)
 hypothesis.settings.load_profile("torchtriage")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def postgres_programs() -> Path | None:
+    """Return the folder of initdb and postgres, which Debian keeps off the path."""
+    found = shutil.which("initdb")
+    if found:
+        return Path(found).resolve().parent
+    folders = Path("/usr/lib/postgresql").glob("*/bin")
+    return max((one for one in folders if (one / "initdb").exists()), default=None)
+
+
+@cache
+def xla_python() -> str:
+    """Return a Python that has torch_xla, empty where there is none."""
+    beside = Path(__file__).parents[1] / ".venv-xla" / "bin" / "python"
+    if find_spec("torch_xla") is not None:
+        return sys.executable
+    return (
+        str(beside) if list(beside.parents[1].glob("lib/python*/site-packages/torch_xla")) else ""
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, visibly, what needs recordings or a library that are not there."""
     missing = {}
     if not (DATA / "traces").is_dir():
         missing["data"] = "the shared recordings are not here; set TORCHTRIAGE_DATA"
+    if not xla_python():
+        missing["xla"] = "no Python with torch_xla here; make test-xla makes one"
+    elif "xla" not in config.option.markexpr:
+        missing["xla"] = "takes minutes: make test-xla, or pytest -m xla"
     if find_spec("torch") is None:
         missing["torch"] = "torch is not installed here; make test-torch runs it"
+    if not postgres_programs():
+        missing["postgres"] = "no PostgreSQL server here: apt-get install postgresql"
+    elif find_spec("psycopg") is None:
+        missing["postgres"] = "psycopg is not installed here: pip install 'torchtriage[postgres]'"
+    if not shutil.which("redis-server"):
+        missing["redis"] = "no Redis server here: apt-get install redis-server"
+    if not shutil.which("promtool"):
+        missing["prometheus"] = "no Prometheus here: apt-get install prometheus"
     for item in items:
         for marker, reason in missing.items():
             # a marker, not a keyword: folders named data are keywords too

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.version import __version__
 
 if TYPE_CHECKING:
-    from torchtriage import memory
+    from torchtriage import bucketing, memory
     from torchtriage.api import (
         ComparisonReport,
         RanksReport,
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         load,
         overlay,
     )
+    from torchtriage.benchmarking import BenchReport, benchmark
+    from torchtriage.bucketing.module import BucketedModule
+    from torchtriage.compiling import CompileReport, compile_logs, compile_report
     from torchtriage.errors import TraceFormatError, TriageError, UsageError
     from torchtriage.finding import Comparison, Finding, JobResult, Result
     from torchtriage.profiling import Profile, profile
@@ -31,8 +34,11 @@ if TYPE_CHECKING:
     from torchtriage.trace import Trace
 
 __all__ = [
+    "BenchReport",
+    "BucketedModule",
     "Comparison",
     "ComparisonReport",
+    "CompileReport",
     "Finding",
     "JobResult",
     "Profile",
@@ -47,7 +53,11 @@ __all__ = [
     "__version__",
     "analyze",
     "analyze_ranks",
+    "benchmark",
+    "bucketing",
     "compare",
+    "compile_logs",
+    "compile_report",
     "explain",
     "load",
     "memory",
@@ -57,8 +67,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BenchReport": "benchmarking",
+    "BucketedModule": "bucketing.module",
     "Comparison": "finding",
     "ComparisonReport": "api",
+    "CompileReport": "compiling",
     "Finding": "finding",
     "JobResult": "finding",
     "Profile": "profiling",
@@ -72,7 +85,11 @@ _HOMES = {
     "UsageError": "errors",
     "analyze": "api",
     "analyze_ranks": "api",
+    "benchmark": "benchmarking",
+    "bucketing": "bucketing",
     "compare": "api",
+    "compile_logs": "compiling",
+    "compile_report": "compiling",
     "explain": "api",
     "load": "api",
     "memory": "memory",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,13 +15,12 @@ from torchtriage.finding import Comparison, JobResult, Result, Verification
 from torchtriage.locate import Locator
 from torchtriage.patterns import Entry, catalogue, lookup
 from torchtriage.replay import parse_what_if
+from torchtriage.report.shown import Shown
 from torchtriage.trace import Trace, read_trace
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
-from torchtriage.units import format_ms
 
 if TYPE_CHECKING:
-    from torchtriage.record.collect import Recording
     from torchtriage.record.launch import Command
 
 __all__ = [
@@ -45,82 +44,16 @@ SUFFIXES = (".json", ".json.gz", ".zip")
 
 
 @dataclass(frozen=True)
-class Report(Result):
+class Report(Shown, Result, scripts=True):
     """A :class:`~torchtriage.finding.Result` that shows itself, in notebooks too."""
 
-    def __str__(self) -> str:
-        """Return the terminal report as plain text."""
-        from torchtriage.report import terminal
-
-        return terminal.render([self]).plain
-
-    def _repr_html_(self) -> str:
-        """Return the page for a notebook cell, in a frame of its own."""
-        import html
-
-        # a frame keeps the page's styles and scripts away from the notebook's
-        page = html.escape(self.to_html(), quote=True)
-        return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="torchtriage report"'
-            ' style="width:100%;height:720px;border:0"></iframe>'
-        )
-
-    def to_html(self) -> str:
-        """Return one self-contained HTML page."""
-        from torchtriage.report import html_page
-
-        return html_page.render([self])
-
-    def to_json(self) -> bytes:
-        """Return the versioned JSON document (``docs/json.md``)."""
-        from torchtriage.report import json_report
-
-        return json_report.encode([self])
-
-    def to_markdown(self) -> str:
-        """Return Markdown for a pull-request comment."""
-        from torchtriage.report import markdown
-
-        return markdown.render([self])
+    def _made_from(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return ([self],), {}
 
 
 @dataclass(frozen=True)
-class ComparisonReport(Comparison):
+class ComparisonReport(Shown, Comparison, room="comparison"):
     """A :class:`~torchtriage.finding.Comparison` that shows itself, in notebooks too."""
-
-    def __str__(self) -> str:
-        """Return the terminal report as plain text."""
-        from torchtriage.report.comparison import terminal
-
-        return terminal.render(self).plain
-
-    def _repr_html_(self) -> str:
-        """Return the page for a notebook cell, in a frame of its own."""
-        import html
-
-        page = html.escape(self.to_html(), quote=True)
-        return (
-            f'<iframe srcdoc="{page}" sandbox="" title="torchtriage comparison"'
-            ' style="width:100%;height:720px;border:0"></iframe>'
-        )
-
-    def to_html(self) -> str:
-        """Return one self-contained HTML page."""
-        from torchtriage.report.comparison import html_page
-
-        return html_page.render(self)
-
-    def to_json(self) -> bytes:
-        """Return the versioned JSON document (``docs/compare.md``)."""
-        from torchtriage.report.comparison import json_report
-
-        return json_report.encode(self)
-
-    def to_markdown(self) -> str:
-        """Return Markdown for a pull-request comment."""
-        from torchtriage.report.comparison import markdown
-
-        return markdown.render(self)
 
 
 def load(
@@ -206,7 +139,7 @@ def analyze(
         step_ms=step_ms,
         places=None if sources is None else Locator((*sources, Path.cwd())),
     )
-    return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return _shown(result)
 
 
 def _check(
@@ -263,7 +196,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class RanksReport:
+class RanksReport(Shown, scripts=True):
     """Several traces: the jobs that some of them are ranks of, and each one's own result.
 
     ``unreadable`` holds what could not be read, as it would be raised.
@@ -273,29 +206,8 @@ class RanksReport:
     results: tuple[Result, ...]
     unreadable: tuple[TraceFormatError, ...] = ()
 
-    def __str__(self) -> str:
-        """Return the terminal report as plain text."""
-        from torchtriage.report import terminal
-
-        return terminal.render(self.results, jobs=self.jobs).plain
-
-    def to_html(self) -> str:
-        """Return one self-contained HTML page."""
-        from torchtriage.report import html_page
-
-        return html_page.render(self.results, self.jobs)
-
-    def to_json(self) -> bytes:
-        """Return the versioned JSON document (``docs/json.md``)."""
-        from torchtriage.report import json_report
-
-        return json_report.encode(self.results, self.jobs)
-
-    def to_markdown(self) -> str:
-        """Return Markdown for a pull-request comment."""
-        from torchtriage.report import markdown
-
-        return markdown.render(self.results, jobs=self.jobs)
+    def _made_from(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.results,), {"jobs": self.jobs}
 
 
 def analyze_ranks(
@@ -341,9 +253,8 @@ def analyze_ranks(
     UsageError
         A code or an engine does not exist, or a question cannot be read.
     """
-    from torchtriage.ranks import RankRecord, judge, recognise
-    from torchtriage.ranks.engines import Settings, examine_all
-    from torchtriage.ranks.merge import STRAGGLER
+    from torchtriage.ranks.engines import Settings
+    from torchtriage.ranks.files import judge_files
 
     questions = _check(only, skip, what_if)
     some = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -362,29 +273,8 @@ def analyze_ranks(
         if sources is None
         else (*(str(Path(one)) for one in sources), str(Path.cwd())),
     )
-    outcomes = list(
-        examine_all(files, settings, engine=engine, processes=processes, starting=starting)
-    )
-    records = [one for one in outcomes if isinstance(one, RankRecord)]
-    errors = tuple(one for one in outcomes if isinstance(one, TraceFormatError))
-    if not records:
-        if len(errors) == 1:
-            raise errors[0]
-        reasons = "".join(f"\nleft out: {error}" for error in errors)
-        raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
-    late = (not only or _names(only, STRAGGLER)) and not _names(skip, STRAGGLER)
-    jobs = [
-        judge(
-            records,
-            job,
-            min_share=min_share,
-            late=late,
-            what_if=questions,
-            unprofiled_ms=step_ms,
-        )
-        for job in recognise(records)
-    ]
-    return RanksReport(tuple(jobs), tuple(one.result for one in records), errors)
+    judged = judge_files(files, settings, engine=engine, processes=processes, starting=starting)
+    return RanksReport(judged.jobs, judged.results, judged.unreadable)
 
 
 def analyze_run(
@@ -422,105 +312,22 @@ def analyze_run(
     UsageError
         A code does not exist, or a question cannot be read.
     """
-    from torchtriage.record.collect import find_recordings, why_nothing
+    from torchtriage.record.judge import Asked, judge_run
 
-    questions = _check(only, skip, what_if)
-    recordings = [one for one in find_recordings(Path(out)) if pid in (None, one.facts.get("pid"))]
-    usable = [one for one in recordings if one.light or one.heavy]
-    if not usable:
-        reason, hint = why_nothing(Path(out), recordings, exit_code)
-        raise TraceFormatError(reason, where=command or str(out), hint=hint)
-    settings = {"only": only, "skip": skip, "min_share": min_share, "what_if": questions}
-    results = [_joined(one, command, exit_code, settings, sources) for one in usable]
-    if len(usable) == 1:
-        return RanksReport((), tuple(results))
-    jobs = _joined_jobs(usable, results, min_share, {**settings, "sources": sources})
-    return RanksReport(tuple(_with_leaks(job, usable, results) for job in jobs), tuple(results))
-
-
-def _joined(
-    one: Recording,
-    command: str,
-    exit_code: int | None,
-    settings: dict[str, Any],
-    sources: Collection[TracePath] | None,
-) -> Result:
-    """Return one process' result out of its two recordings."""
-    from torchtriage.diagnose.sentences import sentences
-    from torchtriage.memory.watching import findings
-    from torchtriage.record.collect import recorded
-    from torchtriage.record.join import join, scaled, with_leaks
-
-    facts = recorded(one, command, exit_code)
-    roots = one.facts.get("roots", ())
-    places = None if sources is None else Locator([*sources, *roots, Path.cwd()])
-    paths = [path for path in (one.light, one.heavy) if path is not None]
-    traces = [load(path) for path in paths]
-    results = [
-        scaled(diagnose(trace, step_ms=facts.step_ms, places=places, **settings), facts.step_ms)
-        for trace in traces
-    ]
-    result = join(*results) if len(results) == 2 else results[0]
-    result = with_leaks(result, one.memory, findings(one.memory) if one.memory else ())
-    kept = next(trace for trace in traces if trace.report.path == result.trace.path)
-    first, costliest, trust = sentences(kept, result, settings["min_share"])
-    if facts.step_ms and not result.refused:
-        first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} without the profiler."
-    result = replace(result, verdict=(first, costliest, trust))
-    return Report(
-        **{
-            **{field.name: getattr(result, field.name) for field in fields(result)},
-            "recorded": facts,
-        }
+    asked = Asked(
+        tuple(only),
+        tuple(skip),
+        min_share,
+        what_if=_check(only, skip, what_if),
+        sources=None if sources is None else tuple(map(Path, sources)),
     )
+    jobs, results = judge_run(Path(out), asked, command=command, exit_code=exit_code, pid=pid)
+    return RanksReport(jobs, tuple(_shown(one) for one in results))
 
 
-def _joined_jobs(
-    usable: Sequence[Recording],
-    results: Sequence[Result],
-    min_share: float,
-    settings: dict[str, Any],
-) -> tuple[JobResult, ...]:
-    """Return the jobs that the processes are ranks of, out of all their recordings."""
-    from torchtriage.ranks.job import checked_clause, costliest_sentence
-    from torchtriage.record.join import join, scaled
-
-    times = [one.recorded.step_ms for one in results if one.recorded and one.recorded.step_ms]
-    step_ms = sum(times) / len(times) if times else None
-    told: list[tuple[JobResult, ...]] = []
-    for kind in ("light", "heavy"):
-        paths = [path for one in usable if (path := getattr(one, kind)) is not None]
-        if len(paths) == len(usable):
-            jobs = analyze_ranks(paths, step_ms=step_ms, **settings).jobs
-            told.append(tuple(scaled(job, step_ms) for job in jobs))
-    if len(told) < 2 or [len(jobs) for jobs in told] != [1, 1]:
-        return told[0] if told else ()
-    job = join(told[0][0], told[1][0])
-    first, _, last = job.verdict
-    last = last.replace(checked_clause(told[0][0]), checked_clause(job))
-    return (replace(job, verdict=(first, costliest_sentence(job, min_share), last)),)
-
-
-def _with_leaks(
-    job: JobResult, usable: Sequence[Recording], results: Sequence[Result]
-) -> JobResult:
-    """Return the job with what leaks in its ranks."""
-    from torchtriage.memory.leaks import CODE
-    from torchtriage.ranks.merge import merge_findings
-    from torchtriage.record.join import with_leaks
-
-    watched = [one.memory for one in usable if one.memory is not None]
-    # one leak is the job's; that there is none must be known of every rank
-    answers = ("leak", "too early", "no leak")
-    seen = min(watched, key=lambda one: answers.index(one.answer), default=None)
-    leaks = [
-        replace(one, findings=tuple(found for found in one.findings if found.code == CODE))
-        for one in results
-    ]
-    ranks = [one.facts.get("rank") for one in usable]
-    numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
-    found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
-    return with_leaks(job, seen, found)
+def _shown(result: Result) -> Report:
+    """Return a result that shows itself."""
+    return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def verify(
@@ -605,10 +412,6 @@ def _recorded(command: Command, folder: Path) -> tuple[Result, ...]:
 
 def _script(words: Sequence[str]) -> str:
     return next((Path(one).name for one in words if one.endswith(".py")), "")
-
-
-def _names(codes: Collection[str], code: str) -> bool:
-    return any(lookup(one).pattern.code == code for one in codes)
 
 
 def overlay(

@@ -95,3 +95,24 @@ def test_what_is_judged_is_said_after_a_second_of_reading(
     assert screen.getvalue().endswith("judging snapshot.pickle: replaying the history\r\x1b[K")
     with progress.doing("snapshot.pickle", quiet=True, since_s=0.0) as told:
         assert told is None
+
+
+def test_work_that_takes_long_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.working(quiet=False) as told:
+        told("eager: session 1 of 4\x1b[31m", 0.25)
+        told("", 0.5)
+    assert screen.getvalue().startswith("\r\x1b[K 25%  eager: session 1 of 4")
+    assert screen.getvalue().count("\x1b") == 2
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_work_is_not_told_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.working(quiet=True) as told:
+        told("eager", 0.5)
+    assert screen.getvalue() == ""

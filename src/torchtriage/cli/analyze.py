@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,23 @@ from typing import Any
 import click
 
 from torchtriage.cli.config import with_config
-from torchtriage.cli.output import check_outputs, complain, print_report, save
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+    sarif_option,
+    top_option,
+)
+from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
 from torchtriage.cli.progress import reading, reading_many
 from torchtriage.errors import UsageError
 from torchtriage.finding import JobResult, Quote, Result
 
 __all__ = ["command"]
-
-LEVELS = ("note", "low", "medium", "high")
-FILE = click.Path()
 
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
@@ -31,20 +38,18 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
-@click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
-@click.option(
-    "-o", "--output", metavar="FILE", type=FILE, help="Write what would be printed to FILE."
-)
-@click.option("--html", metavar="FILE", type=FILE, help="Also write a self-contained page.")
+@json_option
+@markdown_option
+@sarif_option
+@output_option
+@html_option
 @click.option(
     "--perfetto",
     metavar="FILE",
-    type=FILE,
+    type=click.Path(),
     help="Also write the trace with a findings track (.json[.gz]).",
 )
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
+@top_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Leave this pattern out (repeatable).")
 @click.option(
@@ -76,13 +81,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     help="Look for the recorded program's source here too, for exact lines (repeatable).",
 )
 @click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
-@click.option(
-    "--fail-on",
-    type=click.Choice([*LEVELS, "never"]),
-    default="never",
-    show_default=True,
-    help="Exit with 1 on a finding this severe or worse.",
-)
+@fail_on_option
 @click.option("--cache", is_flag=True, help="Keep the columns beside the trace for next time.")
 @click.option(
     "--max-bytes",
@@ -99,7 +98,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     show_default=True,
     help="Read many ranks on this machine, or on a Ray cluster.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Judge PyTorch profiler traces.
@@ -127,8 +126,8 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
     results, jobs, n_unusable = _judge(files, options)
     _report(results, jobs, files, options)
-    severities = {one.severity for result in _speaking(results, jobs) for one in result.findings}
-    if options["fail_on"] != "never" and severities & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
+    speaking = _speaking(results, jobs)
+    if fails((one for told in speaking for one in told.findings), options["fail_on"]):
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)
@@ -187,12 +186,8 @@ def _report(
     if options["form"] is None and options["output"] is None:
         print_report(results, jobs=jobs, top=options["top"], quote=_quote(options))
         return
-    data = _encode(results, jobs, options)
-    if options["output"]:
-        save(options["output"], data)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+    data = encode(results, jobs, options["form"], top=options["top"], quote=_quote(options))
+    emit(data, options["output"])
 
 
 def _quote(options: dict[str, Any]) -> Quote | None:
@@ -202,17 +197,3 @@ def _quote(options: dict[str, Any]) -> Quote | None:
     from torchtriage.source import Sources
 
     return Sources((*options["sources"], Path.cwd())).quote
-
-
-def _encode(results: list[Result], jobs: list[JobResult], options: dict[str, Any]) -> bytes:
-    form, top = options["form"], options["top"]
-    from torchtriage.report import json_report, markdown, sarif, terminal
-
-    if form == "json":
-        return json_report.encode(results, jobs)
-    if form == "sarif":
-        return sarif.encode(results, jobs)
-    if form == "markdown":
-        return markdown.render(results, jobs=jobs, top=top).encode()
-    text = terminal.render(results, jobs=jobs, top=top, quote=_quote(options)).plain
-    return (text + "\n").encode()

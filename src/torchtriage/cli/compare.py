@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchtriage.cli.output import check_outputs, save
+from torchtriage.cli.options import (
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+)
+from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import reading
 from torchtriage.errors import UsageError
-from torchtriage.finding import Comparison
 
 __all__ = ["command"]
 
@@ -19,16 +24,10 @@ __all__ = ["command"]
 @click.command("compare")
 @click.argument("before", metavar="BEFORE", type=click.Path())
 @click.argument("after", metavar="AFTER", type=click.Path())
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write what would be printed to FILE.",
-)
-@click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
+@json_option
+@markdown_option
+@output_option
+@html_option
 @click.option(
     "--promise",
     metavar="REPORT.json",
@@ -41,7 +40,7 @@ __all__ = ["command"]
     metavar="PCT",
     help="Exit with 1 when the step is slower by more than PCT percent and than the noise.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
     """Say what changed the step time between two runs, and whether it is more than noise.
@@ -60,7 +59,7 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
     promised = _promised(given["promise"], before) if given["promise"] else None
     with reading(f"{before} and {after}", quiet=given["quiet"]) as progress:
         result = api.compare(before, after, promise=promised, progress=progress)
-    _report(result, given)
+    present(result, "comparison", given)
     if not result.comparable:
         ctx.exit(2)
     limit = given["fail_on_slower"]
@@ -89,33 +88,3 @@ def _promised(path: str, before: str) -> Any:
             hint=f"write one with: torchtriage analyze {before} --json -o report.json",
         )
     return named[0]
-
-
-def _report(result: Comparison, given: dict[str, Any]) -> None:
-    if given["html"]:
-        from torchtriage.report.comparison import html_page
-
-        save(given["html"], html_page.render(result).encode())
-    if given["form"] is None and given["output"] is None:
-        from rich.console import Console
-
-        from torchtriage.report.comparison import terminal
-
-        terminal.write(result, Console())
-        return
-    data = _encode(result, given["form"])
-    if given["output"]:
-        save(given["output"], data)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-
-def _encode(result: Comparison, form: str | None) -> bytes:
-    from torchtriage.report.comparison import json_report, markdown, terminal
-
-    if form == "json":
-        return json_report.encode(result)
-    if form == "markdown":
-        return markdown.render(result).encode()
-    return (terminal.render(result).plain + "\n").encode()

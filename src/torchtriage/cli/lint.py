@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from torchtriage.cli.config import with_config
-from torchtriage.cli.output import check_outputs, complain, save
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+    sarif_option,
+)
+from torchtriage.cli.output import check_outputs, complain, emit, screen
 from torchtriage.cli.progress import counting
 from torchtriage.errors import UsageError
 from torchtriage.finding import Result
@@ -17,23 +26,16 @@ from torchtriage.lint.result import LintResult
 
 __all__ = ["command"]
 
-LEVELS = ("note", "low", "medium", "high")
 CONFIG = ("exclude", "fail-on", "only", "skip")
 
 
 @click.command("lint")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
 @click.option("--concise", "form", flag_value="concise", help="One line each: path:line:col: CODE.")
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
-@click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write what would be printed to FILE.",
-)
+@json_option
+@markdown_option
+@sarif_option
+@output_option
 @click.option("--fix", is_flag=True, help="Apply the safe edits, shown as a diff otherwise.")
 @click.option(
     "--trace",
@@ -50,13 +52,7 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
     help="Leave paths like this out below a folder (repeatable).",
 )
 @click.option("--notes", is_flag=True, help="Show remarks too: what might help, unlike a fault.")
-@click.option(
-    "--fail-on",
-    type=click.Choice([*LEVELS, "never"]),
-    default="never",
-    show_default=True,
-    help="Exit with 1 on a finding this severe or worse.",
-)
+@fail_on_option
 @click.option(
     "--stdin-filename",
     metavar="NAME",
@@ -64,7 +60,7 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
     show_default=True,
     help="What to call the source that - reads from standard input.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Find what slows PyTorch code down in its source, with exact lines. Needs no torch.
@@ -86,8 +82,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         for trace in _traces(options["trace"]):
             result = join(result, trace)
     _report(result, options)
-    severe = {one.severity for one in result.findings}
-    if options["fail_on"] != "never" and severe & {*LEVELS[LEVELS.index(options["fail_on"]) :]}:
+    if fails(result.findings, options["fail_on"]):
         ctx.exit(1)
     looked = result.n_files - result.n_without_torch - len({one.file for one in result.odd})
     if result.odd and looked <= 0:
@@ -119,18 +114,16 @@ def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:
 def _report(result: LintResult, options: dict[str, Any]) -> None:
     form = options["form"]
     if form is None and options["output"] is None:
-        _print(result, fixing=options["fix"])
+        from torchtriage.report.lint import terminal
+
+        terminal.write(result, screen(), quote=_quote, fixing=options["fix"])
         return
     data = _encode(result, form, fixing=options["fix"])
-    if options["output"]:
-        save(options["output"], data)
-        return
-    if form == "concise":
+    if form == "concise" and not options["output"]:
         for patch in result.patches:
             said = "mended" if patch.applied else "--fix mends"
             complain(f"{patch.file}: {said} {', '.join(patch.codes)}")
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    emit(data, options["output"])
 
 
 def _encode(result: LintResult, form: str | None, *, fixing: bool) -> bytes:
@@ -145,18 +138,6 @@ def _encode(result: LintResult, form: str | None, *, fixing: bool) -> bytes:
     if form == "concise":
         return terminal.concise(result).encode("utf-8", "backslashreplace")
     return (terminal.render(result, quote=_quote, fixing=fixing).plain + "\n").encode()
-
-
-def _print(result: LintResult, *, fixing: bool) -> None:
-    from rich.console import Console
-
-    from torchtriage.report.lint import terminal
-
-    class Screen(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    terminal.write(result, Screen(), quote=_quote, fixing=fixing)
 
 
 def _quote(file: str, line: int) -> str:

@@ -16,6 +16,8 @@ from torchtriage.version import __version__
 __all__ = ["COMMANDS", "cli", "main"]
 
 EXIT_UNUSABLE = 2
+EXIT_INFRASTRUCTURE = 3
+"""Of the gate, whose 1 and 2 are verdicts."""
 EXIT_INTERRUPTED = 130
 
 # name -> help in the overview; a command's module loads only when it runs
@@ -24,7 +26,13 @@ COMMANDS: dict[str, str] = {
     "analyze": "Judge traces: ranked findings with what fixing each gives back.",
     "verify": "Prove a fix: two versions of a script, run in turns.",
     "compare": "What changed the step time between two runs, cause by cause.",
+    "bench": "How to run a model: eager or torch.compile, in which mode.",
+    "gate": "Was it made slower? Record samples, check a candidate, with exit codes for CI.",
+    "rollout": "Where staged rollouts stand, what happened, and a person's hand on them.",
+    "monitor": "Replay a service's recordings through the anomaly detectors.",
     "memory": "Judge memory snapshots: the peak by line, leaks, fragmentation, settings.",
+    "compile": "Judge torch.compile's logs: graph breaks, recompilations, compile time.",
+    "xla": "How many graphs a model is on PyTorch/XLA, by dynamo and LazyTensor, and why.",
     "doctor": "Can this trace be trusted, and how to record a better one?",
     "lint": "What slows PyTorch code down in its source, with exact lines.",
     "explain": "A pattern's page, or the list of all patterns.",
@@ -86,7 +94,7 @@ class _Program(click.Group):
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
     complain(message)
-    ctx.exit(EXIT_UNUSABLE)
+    ctx.exit(EXIT_INFRASTRUCTURE if ctx.invoked_subcommand == "gate" else EXIT_UNUSABLE)
 
 
 def _means_analyze(args: list[str]) -> bool:

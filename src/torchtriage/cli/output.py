@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchtriage.errors import UsageError
-from torchtriage.finding import JobResult, Quote, Result
 
-__all__ = ["check_outputs", "complain", "print_report", "save"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torchtriage.finding import JobResult, Quote, Result
+
+__all__ = [
+    "check_outputs",
+    "complain",
+    "emit",
+    "encode",
+    "present",
+    "print_report",
+    "report_part",
+    "save",
+    "screen",
+]
 
 
 def complain(message: str) -> None:
@@ -72,6 +89,50 @@ def save(name: str, data: bytes) -> None:
     click.echo(f"wrote {name}", err=True)
 
 
+def emit(data: bytes, name: str | None) -> None:
+    """Write a document to the file of this name, or to standard output without one.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
+    if name:
+        save(name, data)
+        return
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def present(result: Any, room: str, given: Mapping[str, Any]) -> None:
+    """Write a result as its command's options say: a page, a document, or on the terminal.
+
+    ``room`` is the folder of ``report`` that knows such results; each has the same four modules.
+    ``given`` : the command's options ``form``, ``output`` and ``html``.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be written.
+    """
+    if given["html"]:
+        save(given["html"], report_part(room, "html_page").render(result).encode())
+    form, output = given["form"], given["output"]
+    if form == "json":
+        emit(report_part(room, "json_report").encode(result), output)
+    elif form == "markdown":
+        emit(report_part(room, "markdown").render(result).encode(), output)
+    elif output is None:
+        report_part(room, "terminal").write(result, screen())
+    else:
+        emit((report_part(room, "terminal").render(result).plain + "\n").encode(), output)
+
+
+def report_part(room: str, name: str) -> Any:
+    """Return a module of a folder of ``report``, imported when it is needed."""
+    return import_module(f"torchtriage.report.{room}.{name}")
+
+
 def _same(target: Path, other: str | Path) -> bool:
     return other != "-" and Path(other).exists() and target.samefile(other)
 
@@ -85,12 +146,40 @@ def print_report(
     quote: Quote | None = None,
 ) -> None:
     """Print results in the terminal's width and colours."""
-    from rich.console import Console
-
     from torchtriage.report import terminal
+
+    terminal.write(results, screen(), jobs=jobs, top=top, view=view, quote=quote)
+
+
+def screen() -> Console:
+    """Return the terminal, on which a closed pipe is no fault."""
+    from rich.console import Console
 
     class Screen(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which means findings here
 
-    terminal.write(results, Screen(), jobs=jobs, top=top, view=view, quote=quote)
+    return Screen()
+
+
+def encode(
+    results: Sequence[Result],
+    jobs: Sequence[JobResult],
+    form: str | None,
+    *,
+    top: int | None,
+    quote: Quote | None,
+) -> bytes:
+    """Return results in a form (``json``, ``sarif``, ``markdown``), as plain text without one.
+
+    Source lines are quoted in plain text alone: the other forms are passed on.
+    """
+    from torchtriage.report import json_report, markdown, sarif, terminal
+
+    if form == "json":
+        return json_report.encode(results, jobs)
+    if form == "sarif":
+        return sarif.encode(results, jobs)
+    if form == "markdown":
+        return markdown.render(results, jobs=jobs, top=top).encode()
+    return (terminal.render(results, jobs=jobs, top=top, quote=quote).plain + "\n").encode()

@@ -1,4 +1,4 @@
-"""A progress bar for anything that takes longer than a second; only on a terminal."""
+"""A line of progress for anything that takes longer than a second; only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,41 +9,70 @@ from contextlib import ExitStack, contextmanager
 
 from torchtriage.units import format_bytes
 
-__all__ = ["counting", "doing", "reading", "reading_many"]
+__all__ = ["counting", "doing", "reading", "reading_many", "working"]
 
 DELAY_S = 1.0
+EVERY_S = 0.1
+
+
+class _Line:
+    """One line of stderr that is written over, and gone in the end."""
+
+    def __init__(self, since_s: float | None) -> None:
+        self.begun_s = time.monotonic() if since_s is None else since_s
+        self.shown_s: float | None = None
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    def due(self) -> bool:
+        """Return whether what happens very often should be shown again."""
+        recently = self.shown_s is not None and self.passed_s - self.shown_s < EVERY_S
+        return self.passed_s >= DELAY_S and not recently
+
+    def show(self, text: str) -> None:
+        if self.passed_s >= DELAY_S:
+            self.shown_s = self.passed_s
+            self._write(text)
+
+    def clear(self) -> None:
+        if self.shown_s is not None:
+            self._write("")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _line(*, quiet: bool, since_s: float | None = None) -> Iterator[_Line | None]:
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    line = _Line(since_s)
+    try:
+        yield line
+    finally:
+        line.clear()
 
 
 @contextmanager
 def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a callback for bytes read that shows a line on stderr after a second."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from torchtriage.names import elide, visible
-
-    begun = time.monotonic()
-    shown = 0.0
-    label = elide(visible(name), 40)
-
-    def progress(read_bytes: int, _size_bytes: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - begun < DELAY_S or now - shown < 0.1:
+    with _line(quiet=quiet) as line:
+        if line is None:
+            yield None
             return
-        shown = now
-        rate = read_bytes / (now - begun)
-        sys.stderr.write(
-            f"\r\x1b[Kreading {label}: {format_bytes(read_bytes)}, {format_bytes(rate)}/s"
-        )
-        sys.stderr.flush()
+        label = _label(name)
 
-    try:
+        def progress(read_bytes: int, _size_bytes: int) -> None:
+            if line.due():
+                rate = format_bytes(read_bytes / line.passed_s)
+                line.show(f"reading {label}: {format_bytes(read_bytes)}, {rate}/s")
+
         yield progress
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 @contextmanager
@@ -51,23 +80,17 @@ def reading_many(
     number: int, *, quiet: bool
 ) -> Iterator[Callable[[str, int], Callable[[int, int], None] | None] | None]:
     """Yield a callback for each file in turn that says which of how many, as :func:`reading`."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    begun = time.monotonic()
-    with ExitStack() as shown:
+    with _line(quiet=quiet) as line, ExitStack() as shown:
+        if line is None:
+            yield None
+            return
 
         def starting(path: str, done: int) -> Callable[[int, int], None] | None:
             shown.close()
-            if time.monotonic() - begun >= DELAY_S:
-                sys.stderr.write(f"\r\x1b[K{done} of {number} traces")
-                sys.stderr.flush()
-            name = f"{done + 1} of {number}: {path}"
-            return shown.enter_context(reading(name, quiet=quiet))
+            line.show(f"{done} of {number} traces")
+            return shown.enter_context(reading(f"{done + 1} of {number}: {path}", quiet=quiet))
 
         yield starting
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()
 
 
 @contextmanager
@@ -77,49 +100,42 @@ def doing(name: str, *, quiet: bool, since_s: float) -> Iterator[Callable[[str],
     Nothing is shown in the first second after ``since_s``, of ``time.monotonic()``: what was quick
     to read is quick to judge.
     """
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from torchtriage.names import elide, visible
-
-    shown = False
-    label = elide(visible(name), 40)
-
-    def progress(what: str) -> None:
-        nonlocal shown
-        if time.monotonic() - since_s >= DELAY_S:
-            shown = True
-            sys.stderr.write(f"\r\x1b[Kjudging {label}: {what}")
-            sys.stderr.flush()
-
-    try:
-        yield progress
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+    with _line(quiet=quiet, since_s=since_s) as line:
+        if line is None:
+            yield None
+            return
+        label = _label(name)
+        yield lambda what: line.show(f"judging {label}: {what}")
 
 
 @contextmanager
 def counting(noun: str, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
     """Yield a callback for a number of things done that shows a line on stderr after a second."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    begun = time.monotonic()
-    shown = 0.0
+    with _line(quiet=quiet) as line:
+        if line is None:
+            yield None
+            return
 
-    def progress(number: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - begun >= DELAY_S and now - shown >= 0.1:
-            shown = now
-            sys.stderr.write(f"\r\x1b[K{number:,} {noun}")
-            sys.stderr.flush()
+        def progress(number: int) -> None:
+            if line.due():
+                line.show(f"{number:,} {noun}")
 
-    try:
         yield progress
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+
+
+@contextmanager
+def working(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """Yield a callback for what begins now and the share that is done; each takes long."""
+    with _line(quiet=quiet, since_s=time.monotonic() - DELAY_S) as line:
+
+        def told(what: str, share: float) -> None:
+            if line is not None and what:
+                line.show(f"{share:4.0%}  {_label(what, 70)}")
+
+        yield told
+
+
+def _label(name: str, length: int = 40) -> str:
+    from torchtriage.names import elide, visible
+
+    return elide(visible(name), length)

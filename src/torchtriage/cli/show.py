@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from torchtriage.cli.output import check_outputs, print_report, save
+from torchtriage.cli.output import check_outputs, print_report, report_part, save
 from torchtriage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ __all__ = ["command"]
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown.
 
-    Of analyze, compare, memory, lint or verify; --top is for those of analyze.
+    Of analyze, bench, compare, compile, gate, lint, memory, verify or xla; --top is for those of
+    analyze.
     """
     from torchtriage.report import json_report
 
@@ -64,37 +65,36 @@ class _Shown(NamedTuple):
     html: Callable[[], str] | None = None
 
 
+ROOMS = {
+    "torchtriage-bench": "bench",
+    "torchtriage-comparison": "comparison",
+    "torchtriage-compile": "compile",
+    "torchtriage-gate": "gate",
+    "torchtriage-gate-history": "gate",
+    "torchtriage-experiment": "rollout",
+    "torchtriage-memory": "memory",
+    "torchtriage-rollout": "rollout",
+    "torchtriage-xla": "xla",
+}
+"""The folder of ``report`` for each kind of document that has one like the others."""
+
+
 def _other(data: bytes) -> _Shown | None:
     """Return how a document of another command than analyze is shown; None for one of analyze."""
-    readers = {
-        "torchtriage-comparison": _comparison,
-        "torchtriage-lint": _lint,
-        "torchtriage-memory": _memory,
-        "torchtriage-verification": _verification,
-    }
-    reader = readers.get(_schema(data).partition("/")[0])
+    kind = _schema(data).partition("/")[0]
+    if kind in ROOMS:
+        return _of_room(ROOMS[kind], data)
+    reader = {"torchtriage-lint": _lint, "torchtriage-verification": _verification}.get(kind)
     return None if reader is None else reader(data)
 
 
-def _memory(data: bytes) -> _Shown:
-    from torchtriage.report.memory import html_page, json_report, markdown, terminal
-
-    results = json_report.decode(data)
+def _of_room(room: str, data: bytes) -> _Shown:
+    reader = report_part(room, "json_report")
+    result = (reader.decode_any if room == "gate" else reader.decode)(data)
     return _Shown(
-        lambda console: terminal.write(results, console),
-        lambda: markdown.render(results),
-        lambda: html_page.render(results),
-    )
-
-
-def _comparison(data: bytes) -> _Shown:
-    from torchtriage.report.comparison import html_page, json_report, markdown, terminal
-
-    result = json_report.decode(data)
-    return _Shown(
-        lambda console: terminal.write(result, console),
-        lambda: markdown.render(result),
-        lambda: html_page.render(result),
+        lambda console: report_part(room, "terminal").write(result, console),
+        lambda: report_part(room, "markdown").render(result),
+        lambda: report_part(room, "html_page").render(result),
     )
 
 

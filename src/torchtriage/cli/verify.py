@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchtriage.cli.output import check_outputs, save
+from torchtriage.cli.options import (
+    json_option,
+    output_option,
+)
+from torchtriage.cli.output import check_outputs, emit, screen
 from torchtriage.errors import UsageError
 from torchtriage.finding import Verification
 
@@ -40,10 +43,8 @@ __all__ = ["command"]
 )
 @click.option("--no-record", is_flag=True, help="Do not record what had been promised.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep what was measured here.")
-@click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead."
-)
+@json_option
+@output_option
 @click.option("-q", "--quiet", is_flag=True, help="No word on progress.")
 @click.pass_context
 def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> None:
@@ -103,17 +104,11 @@ def _report(result: Verification, given: dict[str, Any]) -> None:
     from torchtriage.report import verification
 
     if given["form"] is None and given["output"] is None:
-        from rich.console import Console
-
-        verification.write(result, Console())
+        verification.write(result, screen())
         return
     data = (
         verification.encode(result)
         if given["form"] == "json"
         else (verification.render(result).plain + "\n").encode()
     )
-    if given["output"]:
-        save(given["output"], data)
-    else:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+    emit(data, given["output"])

@@ -33,7 +33,9 @@ test: lint native ## Run the checks, then every test
 	@if [ -n "$(CARGO)" ]; then \
 		echo "==> cargo test" && cd native && PATH="$(dir $(CARGO)):$$PATH" cargo test --quiet --offline; fi
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not timing" $(PYTEST_ARGS)
+	@echo "==> pytest -m timing: nothing else runs beside these"
+	@$(BIN)/python -m pytest -m timing
 
 test-torch: $(TORCH_VENV)/.dev ## Run the tests that need torch, in .venv-torch
 	@echo "==> pytest -m torch"

@@ -110,6 +110,7 @@ def test_a_kernel_that_tells_nothing(tmp_path: Path, text: str) -> None:
     assert read_host(tmp_path / "none") is None
 
 
+@pytest.mark.timing
 def test_this_host_with_another_process_on_every_core_is_noisy() -> None:
     """The real kernel: what we burn elsewhere is seen."""
     if read_host() is None:

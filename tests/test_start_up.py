@@ -25,10 +25,12 @@ def best(*args: str) -> float:
     return min(seconds(*args) for _ in range(7))
 
 
+@pytest.mark.timing
 def test_import_takes_less_than_its_budget() -> None:
     assert best("-c", "import torchtriage") < MACHINE * IMPORT_S
 
 
+@pytest.mark.timing
 def test_help_takes_less_than_its_budget() -> None:
     assert best("-m", "torchtriage", "--help") < MACHINE * HELP_S
 

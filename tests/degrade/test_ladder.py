@@ -287,7 +287,7 @@ def test_a_look_that_fails_ends_no_watch(model: Model) -> None:
     ladder = Ladder("m", model.modes(), store=Odd(), dry_run=False)
     ladder.raise_alarm("slow")
     ladder.start(0.001)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while ladder.status().level == 0 and time.monotonic() < end:
         time.sleep(0.001)
     ladder.close()
@@ -431,6 +431,7 @@ def test_at_most_one_switch_per_dwell_whatever_the_load_and_the_clock(loads) -> 
     assert all(b - a >= POLICY.dwell_s - 1e-6 for a, b in pairwise(times))
 
 
+@pytest.mark.timing
 def test_the_first_degraded_answer_comes_within_100_ms_of_the_alarm(model: Model) -> None:
     took = []
     for _ in range(5):

@@ -174,7 +174,7 @@ def test_two_that_make_the_tables_at_once_wait_for_each_other(
     with first.transaction(write=True):
         second.start()
         waiting = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + 60
         while not watch.rows(waiting, [])[0][0]:
             assert time.monotonic() < end_s, "the second does not wait"
             time.sleep(0.02)
@@ -493,6 +493,7 @@ def test_a_trace_that_is_not_there_is_told_and_nothing_stored(place: str, tmp_pa
         assert store.find() == ()
 
 
+@pytest.mark.timing
 def test_a_check_reads_its_runs_out_of_a_million_samples(tmp_path: Path) -> None:
     values = tuple(0.001 * (i + 1) for i in range(250))
     with open_store(str(tmp_path / "gate.db")) as store:

@@ -39,7 +39,7 @@ def started(*channels, **settings):
 
 
 def wait_for(condition):
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.005)
@@ -68,6 +68,7 @@ def test_silenced_alarms_are_counted(told):
     assert detection.n_silenced > 0
 
 
+@pytest.mark.timing
 def test_channels_that_raise_or_block_hold_nobody_up(told):
     gate = threading.Event()
 
@@ -137,7 +138,6 @@ def test_a_slow_model_is_told_of_while_it_runs(told):
         call = monitor.observe("detector")(lambda s: time.sleep(s))
         for _ in range(700):
             call(0.0001)
-        for _ in range(30):
-            call(0.003)
-        wait_for(lambda: told)
+        # however long a busy machine held some of those up, these are slower, and go on
+        wait_for(lambda: told or call(0.05))
     assert told[0].model == "detector"

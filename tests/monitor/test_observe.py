@@ -283,6 +283,7 @@ def test_the_process_has_a_monitor_of_its_own():
     assert any(one.model == "own" and one.finished == 1 for one in monitor.snapshot())
 
 
+@pytest.mark.timing
 def test_a_sink_that_raises_or_hangs_costs_nothing():
     import time
 

@@ -48,7 +48,7 @@ def balanced(accounts):
     return accounts
 
 
-def wait_for(condition, limit_s=5.0):
+def wait_for(condition, limit_s=60.0):
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s
@@ -94,6 +94,7 @@ def test_a_batch_on_its_way_counts_as_pending():
     assert balanced(outlet.accounts()).sent == 50
 
 
+@pytest.mark.timing
 def test_a_hanging_outlet_does_not_hold_the_end_up():
     outlet = Kept()
     outlet.gate.clear()
@@ -106,6 +107,7 @@ def test_a_hanging_outlet_does_not_hold_the_end_up():
     outlet.gate.set()
 
 
+@pytest.mark.timing
 def test_the_interpreter_ends_at_once_while_an_outlet_hangs():
     code = """
 import time
@@ -261,7 +263,7 @@ def test_records_wait_while_redis_is_away_and_none_is_lost(server):
         wait_for(lambda: "Connection" in outlet.last_error)
         assert balanced(outlet.accounts()).pending == 10
         server.start()
-        wait_for(lambda: outlet.accounts().sent == 20, 10)
+        wait_for(lambda: outlet.accounts().sent == 20)
     assert len(server.records()) == 10  # the first ten died with the first server
 
 
@@ -273,16 +275,17 @@ def test_a_redis_that_hangs_holds_no_request_up(server):
         wait_for(lambda: outlet.accounts().sent == 1)
         server.signal(signal.SIGSTOP)
         call = monitor.observe("detector", version="1")(abs)
-        longest = 0.0
+        took_s = []
         for _ in range(200):
             before = time.perf_counter()
             call(1)
-            longest = max(longest, time.perf_counter() - before)
+            took_s.append(time.perf_counter() - before)
             time.sleep(0.005)
-        assert longest < 0.02
+        # all would wait for Redis; a machine that stops for a moment does so once or twice
+        assert sorted(took_s)[-5] < 0.02
         balanced(outlet.accounts())
         server.signal(signal.SIGCONT)
-        wait_for(lambda: outlet.accounts().sent == 201, 15)
+        wait_for(lambda: outlet.accounts().sent == 201)
     assert len(server.records()) >= 201  # a batch whose answer was lost may come twice
 
 

@@ -273,6 +273,7 @@ def test_the_same_ids_stay_at_every_step(store, clock: Clock) -> None:
         rollout.tick()
 
 
+@pytest.mark.timing
 def test_a_rollback_is_known_everywhere_within_a_second(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.db"
     evidence = [None]
@@ -281,13 +282,13 @@ def test_a_rollback_is_known_everywhere_within_a_second(tmp_path: Path) -> None:
         router = Router(lambda: open_rollouts(path), "int8")
         owner.run(every_s=0.2)
         ids = [f"user-{n}" for n in range(300)]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not any(router.treats(id)[0] for id in ids) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert router.share == 0.2
         evidence[0] = Evidence(1, 1, 0.0, 1, 1, worse=("p99 doubled",))
         verdict_s = time.monotonic()
-        while any(router.treats(id)[0] for id in ids) and time.monotonic() < verdict_s + 5:
+        while any(router.treats(id)[0] for id in ids) and time.monotonic() < verdict_s + 60:
             time.sleep(0.01)
         took_s = time.monotonic() - verdict_s
         assert took_s <= 1

@@ -7,20 +7,17 @@ once per ``RENDER_S`` however many scrapers ask, and models without new requests
 from __future__ import annotations
 
 import contextlib
-import hmac
-import ipaddress
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.errors import MissingExtraError, UsageError
 from torchtriage.monitor import runtime
+from torchtriage.monitor.listener import Handler, Listener, check_host
 from torchtriage.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value
 from torchtriage.monitor.workers import Folder, State, Worker
 
@@ -34,7 +31,6 @@ RENDER_S = 1.0
 FLUSH_S = 1.0
 """Between two writes of a worker's file: what a kill -9 can cost."""
 MAX_SCRAPERS = 16
-SCRAPE_TIMEOUT_S = 10.0
 
 
 class Prometheus:
@@ -60,11 +56,7 @@ class Prometheus:
         token: str = "",
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not token and not _is_loopback(host):
-            raise UsageError(
-                f"expected a token for a listener that other machines reach, found none for {host}",
-                hint='Prometheus(host=..., token=os.environ["..."]), or leave host out',
-            )
+        check_host(host, token, "Prometheus")
         self.port = port
         self.n_failures = 0
         """Writes to ``folder`` that failed (a full disk): tried again at the next flush."""
@@ -78,7 +70,7 @@ class Prometheus:
         self._render_lock = threading.Lock()
         self._text = b""
         self._rendered_s = -RENDER_S
-        self._server: _Server | None = None
+        self._server: Listener | None = None
         self._worker: Worker | None = None
         self._stop = threading.Event()
 
@@ -87,7 +79,7 @@ class Prometheus:
         inherited, worker = self._server, self._worker
         self._begin()
         if inherited is not None:
-            inherited.socket.close()
+            inherited.forget()
         if worker is not None:
             worker.leave()
         self._monitor = monitor
@@ -159,80 +151,20 @@ class Prometheus:
             self.n_failures += 1
 
     def _listen(self) -> None:
-        try:
-            server = _Server((self._host, self.port), self, self._token)
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen at {self._host}:{self.port}: {error.strerror}",
-                hint="Prometheus(port=0) takes a free port, .port says which",
-            ) from error
-        self.port = server.server_address[1]
-        self._server = server
-        threading.Thread(target=server.run, name="torchtriage-metrics", daemon=True).start()
+        self._server = Listener(
+            (self._host, self.port),
+            self._answer,
+            token=self._token,
+            most=MAX_SCRAPERS,
+            what="Prometheus",
+        )
+        self.port = self._server.port
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], source: Prometheus, token: str) -> None:
-        self.source = source
-        self.token = token
-        self.room = threading.BoundedSemaphore(MAX_SCRAPERS)
-        super().__init__(address, _Handler)
-
-    def run(self) -> None:
-        """Serve until the socket is closed, without the half second that shutdown() may take."""
-        with contextlib.suppress(OSError):
-            while True:
-                self.process_request(*self.socket.accept())
-
-    def end(self) -> None:
-        """Wake the thread that waits for scrapers, and let it end."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a scraper that went away is no concern of the service."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = SCRAPE_TIMEOUT_S
-    protocol_version = "HTTP/1.0"
-
-    def do_GET(self) -> None:
-        wanted = f"Bearer {self.server.token}".encode()
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if self.server.token and not hmac.compare_digest(wanted, given):
-            self._answer(401, b"a token is needed\n", "text/plain")
-        elif self.path.split("?")[0] not in ("/metrics", "/"):
-            self._answer(404, b"metrics are at /metrics\n", "text/plain")
+    def _answer(self, client: Handler) -> None:
+        if client.path.split("?")[0] not in ("/metrics", "/"):
+            client.answer(404, b"metrics are at /metrics\n", "text/plain")
         else:
-            self._answer(200, self.server.source.text(), CONTENT_TYPE)
-
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing to the service's stderr."""
+            client.answer(200, self.text(), CONTENT_TYPE)
 
 
 class Collector:
@@ -261,12 +193,3 @@ class Collector:
         """Yield the names alone: registering asks for them before there is a request."""
         for metric in METRICS.values():
             yield self._core.Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

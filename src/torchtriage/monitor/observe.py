@@ -78,20 +78,19 @@ def _error_name(error: BaseException) -> str:
 class Request:
     """One request, from ``with`` to its end. Everything may be set while it runs."""
 
-    # no __slots__: what few requests set stays on the class for the others
-    nan = False
-    """Whether its output holds NaN."""
-    error = ""
-    """The kind of a failure that is no exception: a short fixed word."""
-    outer: Request | None = None
-    _start_ns = 0
+    __slots__ = ("_local", "_start_ns", "error", "nan", "outer", "queued_ns", "size")
+    _local: _Local
+    _start_ns: int
+    outer: Request | None
 
-    def __init__(self, local: _Local, size: int | None = None, queued_ns: int = 0) -> None:
-        self._local = local
-        self.size = size
-        """How much was asked for (batch, tokens): latency is judged by size."""
-        self.queued_ns = queued_ns
-        """How long it waited before it began."""
+    size: int | None
+    """How much was asked for (batch, tokens): latency is judged by size."""
+    queued_ns: int
+    """How long it waited before it began."""
+    nan: bool
+    """Whether its output holds NaN."""
+    error: str
+    """The kind of a failure that is no exception: a short fixed word."""
 
     def __enter__(self) -> Request:
         """Begin."""
@@ -106,9 +105,15 @@ class Request:
         end_ns = perf_counter_ns()
         note = None
         if kind is not None or self.nan or self.queued_ns or self.error:
-            name = kind.__name__ if kind is not None else self.error
-            note = Note(name, self.queued_ns, self.nan)
+            note = self._note(kind)
         self._local.ring.end((self._start_ns, end_ns, self.size, note))
+
+    def _note(self, kind: type[BaseException] | None) -> Note | None:
+        # a generator that is closed: its caller stopped listening, which is no error
+        name = self.error if kind is None or kind is GeneratorExit else kind.__name__
+        if not (name or self.nan or self.queued_ns):
+            return None
+        return Note(name, self.queued_ns, self.nan)
 
 
 class Model:
@@ -143,11 +148,18 @@ class Model:
 
     def request(self, size: int | None = None, queued_ns: int = 0) -> Request:
         """Return one request, for ``with``; the cheapest way beside the decorator."""
-        return Request(self.local, size, queued_ns)
+        # no __init__: its call would be a tenth of the whole cost
+        request = Request()
+        request._local = self.local
+        request.size = size
+        request.queued_ns = queued_ns
+        request.nan = False
+        request.error = ""
+        return request
 
     def __enter__(self) -> Request:
         """Begin a request of this thread or task."""
-        request = Request(self.local)
+        request = self.request()
         request.outer = _open.get()
         _open.set(request)
         return request.__enter__()
@@ -186,45 +198,50 @@ class Model:
             return None
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        local, measure, sized, clock = self.local, self._measure, self._size, perf_counter_ns
+        local, measure, clock = self.local, self._measure if self._size else None, perf_counter_ns
 
         def observed(*args: Any, **kwargs: Any) -> Any:
+            size = measure(args, kwargs) if measure else None
             ring = local.ring
             ring.begun += 1
             start_ns = clock()
             try:
                 answer = function(*args, **kwargs)
             except BaseException as error:
-                ring.end((start_ns, clock(), measure(args, kwargs), Note(_error_name(error))))
+                ring.end((start_ns, clock(), size, Note(_error_name(error))))
                 raise
-            end_ns = clock()
-            # Ring.end, written out: a call of a method is a fifth of the whole cost
-            row = (start_ns, end_ns, measure(args, kwargs) if sized else None, None)
-            if len(ring.rows) < MAX_PENDING:
-                ring.rows.append(row)
-            else:
-                ring.dropped += 1
+            ring.end((start_ns, clock(), size, None))
             return answer
 
         return observed
 
     def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        local, measure, clock = self.local, self._measure if self._size else None, perf_counter_ns
+
         async def observed(*args: Any, **kwargs: Any) -> Any:
-            with Request(self.local, self._measure(args, kwargs)):
-                return await function(*args, **kwargs)
+            size = measure(args, kwargs) if measure else None
+            local.ring.begun += 1
+            start_ns = clock()
+            try:
+                answer = await function(*args, **kwargs)
+            except BaseException as error:
+                local.ring.end((start_ns, clock(), size, Note(_error_name(error))))
+                raise
+            local.ring.end((start_ns, clock(), size, None))
+            return answer
 
         return observed
 
     def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with _Streamed(self.local, self._measure(args, kwargs)):
+            with self.request(self._measure(args, kwargs)):
                 return (yield from function(*args, **kwargs))
 
         return observed
 
     def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def observed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            with _Streamed(self.local, self._measure(args, kwargs)):
+            with self.request(self._measure(args, kwargs)):
                 items = function(*args, **kwargs)
                 try:
                     sent = await items.__anext__()
@@ -243,14 +260,3 @@ class Model:
                     await items.aclose()
 
         return observed
-
-
-class _Streamed(Request):
-    """A request whose caller may stop listening: that is no error."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trail: object
-    ) -> None:
-        if kind is GeneratorExit:
-            kind = None
-        super().__exit__(kind, error, trail)

@@ -108,7 +108,8 @@ class Detection:
 
     def silence(self, seconds: float, *, model: str = "", kind: str = "") -> None:
         """Tell nothing of a model, a kind, or anything, for a while."""
-        now_s = time.time()
+        # the clock of the alerts' at_s, which no jump of the wall clock moves
+        now_s = time.perf_counter() + self._offset_s
         self.silences = [one for one in self.silences if one.until_s > now_s]
         self.silences.append(Silence(now_s + seconds, model, kind))
 

@@ -83,6 +83,8 @@ class JsonLog(Outlet):
 
     def _write(self, data: bytes) -> None:
         """Append all or nothing: half a batch would come twice when it is tried again."""
+        if self._file is not None and self._was_moved(self._file):
+            self.release()
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
@@ -97,6 +99,13 @@ class JsonLog(Outlet):
             if written:
                 self._file.truncate(size)
             raise
+
+    def _was_moved(self, file: FileIO) -> bool:
+        """Return whether somebody else renamed or removed the file, as logrotate does."""
+        try:
+            return not os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return True
 
     def _rotate(self) -> None:
         """Rename the file to ``.1``, that to ``.2``; the oldest goes."""

@@ -165,8 +165,9 @@ def _index(found: dict[str, list[Page]]) -> str:
         "# Patterns",
         f"{len(found)} codes, by family. `torchtriage explain CODE` prints the same pages. A code"
         " is seen in a trace ([`analyze`](../cli.md#torchtriage-analyze)), in source"
-        " ([`lint`](../lint.md)), in memory ([snapshots](../memory.md), [leaks](../leaks.md)), or"
-        " in compile logs ([`compile`](../compile.md)).",
+        " ([`lint`](../lint.md)), in memory ([snapshots](../memory.md), [leaks](../leaks.md)), in"
+        " compile logs ([`compile`](../compile.md)), or in a running service"
+        " ([alerts](../detection.md)).",
     ]
     ordered = sorted(found.values(), key=lambda group: (group[0].family, group[0].code))
     for family, groups in groupby(ordered, key=lambda group: group[0].family):
@@ -199,6 +200,7 @@ HEADINGS = {
     "source": "In source",
     "memory": "In memory",
     "logs": "In compile logs",
+    "alerts": "In alerts",
 }
 
 
@@ -212,6 +214,9 @@ def _page(page: Page) -> Iterator[str]:
         yield f"More: <{page.fix.link}>"
     if page.part == "source":
         yield f"Family: {page.family}. Found by `torchtriage lint`, in source alone."
+        return
+    if page.part == "alerts":
+        yield f"Family: {page.family}. Told by `torchtriage.monitor.Detection` of a running service."
         return
     yield f"Family: {page.family}. " + (
         f"Needs {page.needs}; without them it is reported as not checked."

@@ -1,8 +1,8 @@
-"""Every code that any part can report, with its page: patterns, lint rules, memory verdicts.
+"""Every code that any part can report, with its page: patterns, rules, memory, alerts.
 
 A page is the docstring of the module that stands for the code. A code may have several: what a
 trace shows, what the source shows, and what memory shows of one thing. One code is of compile logs
-alone.
+alone; those of alerts are a table of causes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torchtriage.sections import section
 
 __all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
 
-Part = Literal["trace", "source", "memory", "logs"]
+Part = Literal["trace", "source", "memory", "logs", "alerts"]
 PARTS: dict[Part, str] = {
     "trace": "", "source": ", in source", "memory": ", in memory", "logs": ", in compile logs",
+    "alerts": ", in alerts",
 }  # fmt: skip
 """What a code is seen in, and how its heading says so."""
 
@@ -61,6 +62,7 @@ def pages() -> tuple[Page, ...]:
     from torchtriage.compile import collective_order as order
     from torchtriage.lint import base as rules
     from torchtriage.memory import codes
+    from torchtriage.monitor import found as alerts
     from torchtriage.patterns import base
 
     found = []
@@ -87,6 +89,11 @@ def pages() -> tuple[Page, ...]:
         Page(order.CODE, order.NAME, order.FAMILY, order.TITLE, "logs", order.__doc__ or "",
              base.SECTIONS, order.FIX, order.NEEDS)
     )  # fmt: skip
+    found += [
+        Page(one.code, one.name, alerts.FAMILY, one.title, "alerts", one.page, base.SECTIONS,
+             one.fix)
+        for one in alerts.CODES.values()
+    ]  # fmt: skip
     return tuple(sorted(found, key=lambda page: (page.code, [*PARTS].index(page.part))))
 
 

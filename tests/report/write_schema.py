@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from torchtriage.gate.importers import schema as samples_schema
-from torchtriage.report import json_report, verification
+from torchtriage.report import alert, json_report, verification
 from torchtriage.report.bench import json_report as bench_json
 from torchtriage.report.comparison import json_report as comparison_json
 from torchtriage.report.compile import json_report as compile_json
@@ -19,6 +19,7 @@ from torchtriage.report.xla import json_report as xla_json
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
 PUBLISHED = {
     "torchtriage-1.json": json_report.schema,
+    "torchtriage-alert-1.json": alert.schema,
     "torchtriage-bench-1.json": bench_json.schema,
     "torchtriage-comparison-1.json": comparison_json.schema,
     "torchtriage-experiment-1.json": rollout_json.experiment_schema,

@@ -1,8 +1,8 @@
 """Alarms of observed models, and where they are sent: callbacks, a log, webhooks, Alertmanager.
 
-The detectors run in the monitor's thread, a few microseconds per request; whatever is told of an
-alarm runs in a thread of its own, and may block, raise or be slow: alarms wait for it, up to a
-bound, and what is beyond is counted.
+The detectors run in the monitor's thread, tens of microseconds per request, and so does the search
+for an alarm's cause; whatever is told of an alarm runs in a thread of its own, and may block, raise
+or be slow: alarms wait for it, up to a bound, and what is beyond is counted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.errors import UsageError
-from torchtriage.monitor.detect.requests import RequestDetector, Sample
+from torchtriage.monitor.cause import CAUSES, Judged
+from torchtriage.monitor.detect.metric import MetricDetector
+from torchtriage.monitor.detect.requests import Alarm, Sample
+from torchtriage.monitor.evidence import Evidence
+from torchtriage.monitor.watched import KINDS, Watched
 
 if TYPE_CHECKING:
+    from torchtriage.finding import Finding
+    from torchtriage.monitor.metrics import Value
     from torchtriage.monitor.monitor import Monitor
     from torchtriage.monitor.observe import Model, Row
 
@@ -31,6 +38,9 @@ MAX_PENDING = 1_000
 TIMEOUT_S = 5.0
 REPEAT_S = 60.0
 """The same kind of alarm of the same model is not told again before."""
+FORGET_S = 3600.0
+"""A request that lasted longer than this may be judged though there was maintenance in it."""
+MAX_METRICS = 1_000
 DRAIN_S = 0.003
 """How often the monitor's thread looks while there is somebody to alarm."""
 
@@ -49,21 +59,38 @@ class Alert:
     """Wall-clock time."""
     n_before: int = 0
     """Equal alarms since the last one that was told."""
+    shares: dict[str, float] = field(default_factory=dict, hash=False)
+    """How much of the excess time each cause explains, 0 to 1; empty where that says nothing."""
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What was seen: requests, collections, compilations, use of the machine."""
 
     def title(self) -> str:
         """Return one line for people."""
         name = f"{self.model} {self.version}".strip()
-        cause = f" ({self.cause})" if self.cause else ""
+        cause = f" ({self.cause})" if self.cause not in ("", "unknown") else ""
         return f"{name}: {self.message}{cause}"
+
+    def finding(self) -> Finding:
+        """Return the alert as every other judgement is told, with what to do."""
+        from torchtriage.monitor.found import finding_of
+
+        return finding_of(self)
+
+    def document(self) -> dict[str, Any]:
+        """Return the alert with its finding as JSON's types: ``torchtriage-alert/1``."""
+        from torchtriage.monitor.found import document_of
+
+        return document_of(self)
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Alarms not to tell, until a time: of a model, a kind, or both; empty means any."""
+    """Alarms not to tell, until a time: of a model, kind and cause; empty means any."""
 
     until_s: float
     model: str = ""
     kind: str = ""
+    cause: str = ""
 
     def covers(self, alert: Alert) -> bool:
         """Return whether an alert falls under it."""
@@ -71,7 +98,22 @@ class Silence:
             alert.at_s < self.until_s
             and self.model in ("", alert.model)
             and self.kind in ("", alert.kind)
+            and self.cause in ("", alert.cause)
         )
+
+
+@dataclass
+class _Disturbance:
+    """A stretch of time that is not judged; ``end_ns`` : None while it lasts."""
+
+    model: str
+    start_ns: int
+    end_ns: int | None = None
+
+    def covers(self, model: str, row: Row) -> bool:
+        """Return whether a request overlaps it."""
+        ended = self.end_ns is not None and row[0] >= self.end_ns
+        return self.model in ("", model) and row[1] > self.start_ns and not ended
 
 
 Channel = Callable[[Alert], object]
@@ -95,70 +137,142 @@ class Detection:
         self._channels = channels
         self._repeat_s = repeat_s
         self.silences: list[Silence] = []
-        self.n_told = self.n_silenced = self.n_dropped = self.n_failures = 0
+        self._evidence = Evidence()
         self._begin()
 
     def _begin(self) -> None:
-        self._detectors: dict[tuple[str, str], RequestDetector] = {}
+        self.n_told = self.n_silenced = self.n_dropped = self.n_failures = 0
+        self.n_excused = 0
+        """Requests of declared maintenance, which were not judged."""
+        self._evidence.stop()  # a fork copied it
+        self._evidence = Evidence()
+        self._lock = threading.Lock()
+        self._disturbances: list[_Disturbance] = []
+        self._watched: dict[tuple[str, str], Watched] = {}
+        self._versions: dict[str, str] = {}
+        self._metrics: dict[str, MetricDetector] = {}
+        self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
         self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._alerts: deque[Alert] = deque()
         self._ready = threading.Event()
         self._stop = False
         self._offset_s = time.time() - time.perf_counter()
 
-    def silence(self, seconds: float, *, model: str = "", kind: str = "") -> None:
-        """Tell nothing of a model, a kind, or anything, for a while."""
+    def silence(self, seconds: float, *, model: str = "", kind: str = "", cause: str = "") -> None:
+        """Tell nothing of a model, a kind, a cause, or anything, for a while."""
+        if cause and cause not in CAUSES:
+            raise UsageError(f"expected a cause of {', '.join(CAUSES)}, found {cause!r}")
         # the clock of the alerts' at_s, which no jump of the wall clock moves
         now_s = time.perf_counter() + self._offset_s
         self.silences = [one for one in self.silences if one.until_s > now_s]
-        self.silences.append(Silence(now_s + seconds, model, kind))
+        self.silences.append(Silence(now_s + seconds, model, kind, cause))
+
+    @contextmanager
+    def maintenance(self, *, model: str = "") -> Iterator[None]:
+        """Declare a disturbance: requests that overlap the block are not judged, nor learned from.
+
+        >>> with detection.maintenance(model="detector"):  # doctest: +SKIP
+        ...     reload_weights()
+        """
+        one = _Disturbance(model, time.perf_counter_ns())
+        long_ago_ns = one.start_ns - int(FORGET_S * 1e9)
+        self._disturbances = [
+            old for old in self._disturbances if old.end_ns is None or old.end_ns > long_ago_ns
+        ] + [one]
+        try:
+            yield
+        finally:
+            one.end_ns = time.perf_counter_ns()
+
+    def metric(self, name: str, value: float) -> None:
+        """Judge a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.
+
+        The alarms' model is the metric's name. Takes 50 µs: not for the request path.
+        """
+        detector = self._metrics.get(name)
+        if detector is None:
+            if len(self._metrics) >= MAX_METRICS:
+                self.n_dropped += 1
+                return
+            detector = self._metrics[name] = MetricDetector()
+        at_s = time.perf_counter() + self._offset_s
+        alarm = detector.update(Sample(float(value), at_s))
+        if alarm is not None:
+            stale = alarm.kind in ("missing", "stuck")
+            judged = Judged("stale metric" if stale else "unknown", {}, {"value": float(value)})
+            self._raise(_alert(name, "", alarm, judged, at_s))
 
     # -- a sink of the monitor -------------------------------------------------------------
 
     def start(self, monitor: Monitor) -> None:
         """Begin; in a forked child, anew."""
         self._begin()
+        self._evidence.start()
         self._thread = threading.Thread(target=self._tell, name="torchtriage-alerts", daemon=True)
         self._thread.start()
 
     def offer(self, model: Model, rows: list[Row]) -> None:
         """Judge finished requests."""
+        evidence = self._evidence
+        evidence.requests_s += sum(row[1] - row[0] for row in rows) * 1e-9
+        evidence.look(time.perf_counter_ns())
         key = (model.name, model.version)
-        detector = self._detectors.get(key)
-        if detector is None:
-            detector = self._detectors[key] = RequestDetector()
-        for start_ns, end_ns, size, note in rows:
-            value = (end_ns - start_ns) * 1e-9
-            ok = note is None or not (note.error or note.nan)
-            alarm = detector.update(Sample(value, end_ns * 1e-9, size, ok))
+        watched = self._watched.get(key) or self._watch(*key)
+        for row in rows:
+            if self._disturbances and any(
+                one.covers(model.name, row) for one in self._disturbances
+            ):
+                self.n_excused += 1
+                continue
+            alarm = watched.update(row)
             if alarm is not None:
-                at_s = end_ns * 1e-9 + self._offset_s
+                self._n_alarms[key][alarm.kind] += 1
+                evidence.sample(time.perf_counter_ns())
                 self._raise(
-                    Alert(*key, alarm.kind, alarm.message, alarm.cause, alarm.evidence, at_s)
+                    _alert(*key, alarm, watched.cause(alarm), row[1] * 1e-9 + self._offset_s)
                 )
+
+    def _watch(self, model: str, version: str) -> Watched:
+        """Begin with a version; one that follows another is held against it."""
+        before = self._watched.get((model, self._versions.get(model, "")))
+        watched = self._watched[model, version] = Watched(self._evidence, before)
+        self._versions[model] = version
+        self._n_alarms[model, version] = dict.fromkeys(KINDS, 0)
+        return watched
 
     def close(self, deadline_s: float) -> None:
         """Tell what is pending until then."""
+        self._evidence.stop()
         self._stop = True
         self._ready.set()
         self._thread.join(max(deadline_s - time.monotonic(), 0))
+
+    def metrics(self) -> list[Value]:
+        """Return what was raised, and what could not be told, as metrics."""
+        raised: list[Value] = [
+            ("alarms_total", {"model": model, "version": version, "kind": kind}, n)
+            for (model, version), kinds in list(self._n_alarms.items())
+            for kind, n in kinds.items()
+        ]
+        return [*raised, ("monitor_failures_total", {}, self.n_failures + self.n_dropped)]
 
     # -- telling ---------------------------------------------------------------------------
 
     def _raise(self, alert: Alert) -> None:
         key = (alert.model, alert.version, alert.kind)
-        last_s, n_before = self._told.get(key, (-float("inf"), 0))
-        if alert.at_s - last_s < self._repeat_s:
-            self._told[key] = (last_s, n_before + 1)
-            return
-        if any(one.covers(alert) for one in self.silences):
-            self.n_silenced += 1
-            return
-        self._told[key] = (alert.at_s, 0)
-        if len(self._alerts) >= MAX_PENDING:
-            self.n_dropped += 1
-            return
-        self._alerts.append(Alert(**{**vars(alert), "n_before": n_before}))
+        with self._lock:
+            last_s, n_before = self._told.get(key, (-float("inf"), 0))
+            if alert.at_s - last_s < self._repeat_s:
+                self._told[key] = (last_s, n_before + 1)
+                return
+            if any(one.covers(alert) for one in self.silences):
+                self.n_silenced += 1
+                return
+            self._told[key] = (alert.at_s, 0)
+            if len(self._alerts) >= MAX_PENDING:
+                self.n_dropped += 1
+                return
+            self._alerts.append(replace(alert, n_before=n_before))
         self._ready.set()
 
     def _tell(self) -> None:
@@ -175,6 +289,20 @@ class Detection:
                 self.n_told += 1
             if self._stop:
                 return
+
+
+def _alert(model: str, version: str, alarm: Alarm, judged: Judged, at_s: float) -> Alert:
+    return Alert(
+        model,
+        version,
+        alarm.kind,
+        alarm.message,
+        judged.cause,
+        alarm.evidence,
+        at_s,
+        shares=judged.shares,
+        facts=judged.facts,
+    )
 
 
 # -- channels ------------------------------------------------------------------------------
@@ -198,7 +326,7 @@ class Webhook:
 
     def body(self, alert: Alert) -> Any:
         """Return what is posted."""
-        return vars(alert) | {"title": alert.title()}
+        return alert.document()
 
     def __call__(self, alert: Alert) -> None:
         """Post it; raises what urllib raises."""
@@ -239,7 +367,11 @@ class Alertmanager(Webhook):
                     "kind": alert.kind,
                     **self._labels,
                 },
-                "annotations": {"summary": alert.title()},
+                "annotations": {
+                    "summary": alert.title(),
+                    "cause": alert.cause,
+                    "fix": alert.finding().fix.text,
+                },
                 "startsAt": at,
             }
         ]

@@ -16,7 +16,10 @@ from torchtriage.monitor.detect.baseline import Level, Sizes
 from torchtriage.monitor.detect.charts import Charts
 from torchtriage.monitor.detect.tails import Cluster, Tail
 
-__all__ = ["Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
+__all__ = ["KINDS", "Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
+
+KINDS = ("input-mix", "missing", "shift", "spread", "stuck", "surge", "tail")
+"""Of alarms."""
 
 
 class Sample(NamedTuple):
@@ -114,19 +117,33 @@ class RequestDetector:
         self._stuck = Stuck()
         self._outside = 0.0
 
+    @property
+    def settled(self) -> bool:
+        """Whether it has seen enough to alarm."""
+        return self._n > WARM_UP
+
+    def expected_s(self, size: float | None) -> float | None:
+        """Return what a request of this size should take; None while little was seen."""
+        if self._n < RELEARN:
+            return None
+        share = 0.0 if size is None else self._sizes.share(size)[0]
+        return math.exp(min(self._level.at + share, 50.0))
+
     def update(self, sample: Sample) -> Alarm | None:
         """Take one request; return the alarm it raises, if any."""
         self._row += 1
         value = sample.value
         if not sample.ok or not math.isfinite(value):
             if self._missing.failed(self._row):
-                return self._alarm("missing", sample, 2.0, "requests fail or answer NaN")
+                text = "requests fail or answer NaN"
+                return self._alarm("missing", sample, 2.0, text, "errors")
             return None
         self._missing.answered()
         self._n += 1
         length = self._stuck.update(value)
         if length:
-            return self._alarm("stuck", sample, 2.0, f"the same value {length} times in a row")
+            text = f"the same value {length} times in a row"
+            return self._alarm("stuck", sample, 2.0, text, "stale metric")
         if self._stuck.doubted:
             return None
         return self._judge(sample, math.log(max(value, 1e-12)))

@@ -216,7 +216,7 @@ def _page(page: Page) -> Iterator[str]:
         yield f"Family: {page.family}. Found by `torchtriage lint`, in source alone."
         return
     if page.part == "alerts":
-        yield f"Family: {page.family}. Told by `torchtriage.monitor.Detection` of a running service."
+        yield f"Family: {page.family}. Told by `monitor.Detection` of a running service."
         return
     yield f"Family: {page.family}. " + (
         f"Needs {page.needs}; without them it is reported as not checked."

@@ -359,6 +359,27 @@ def test_declared_maintenance_is_neither_judged_nor_learned_from(detection, monk
     assert raised(detection)
 
 
+def test_a_ladder_can_ask_what_alarms_until_it_is_long_over(detection, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    detection.offer(Model, rows(2, 900))
+    assert detection.alarm("detector") == ""
+    detection.offer(Model, rows(6, 40, 10_000))
+    assert detection.alarm("detector").startswith("shift: requests are")
+    assert detection.alarm("other") == ""
+    for at in range(20):
+        clock[0] += 10
+        detection.offer(Model, rows(2, 50, 20_000 + 500 * at))
+    assert detection.alarm("detector") == ""
+
+
+def test_requests_that_get_quicker_are_news_and_no_trouble(detection):
+    detection.offer(Model, rows(2, 900))
+    detection.offer(Model, rows(1.5, 60, 10_000))
+    assert raised(detection)[0][0] == "shift"
+    assert detection.alarm("detector") == ""
+
+
 def test_a_cause_can_be_silenced(detection):
     detection.silence(1e9, cause="errors")
     detection._raise(Alert("detector", "", "missing", "", "errors", 2.0, 1e9))

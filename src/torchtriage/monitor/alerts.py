@@ -38,6 +38,8 @@ MAX_PENDING = 1_000
 TIMEOUT_S = 5.0
 REPEAT_S = 60.0
 """The same kind of alarm of the same model is not told again before."""
+ALARM_S = 30.0
+"""How long a ladder is kept down after what alarmed has ended."""
 FORGET_S = 3600.0
 """A request that lasted longer than this may be judged though there was maintenance in it."""
 MAX_METRICS = 1_000
@@ -151,6 +153,7 @@ class Detection:
         self._watched: dict[tuple[str, str], Watched] = {}
         self._versions: dict[str, str] = {}
         self._metrics: dict[str, MetricDetector] = {}
+        self._on: dict[str, tuple[float, str]] = {}
         self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
         self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._alerts: deque[Alert] = deque()
@@ -183,6 +186,14 @@ class Detection:
             yield
         finally:
             one.end_ns = time.perf_counter_ns()
+
+    def alarm(self, model: str) -> str:
+        """Return what alarms of a model, until half a minute after its end; for a ladder.
+
+        >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
+        """
+        at_s, text = self._on.get(model, (-float("inf"), ""))
+        return text if time.monotonic() - at_s < ALARM_S else ""
 
     def metric(self, name: str, value: float) -> None:
         """Judge a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.
@@ -227,10 +238,15 @@ class Detection:
             alarm = watched.update(row)
             if alarm is not None:
                 self._n_alarms[key][alarm.kind] += 1
+                if not alarm.better:
+                    watched.says = f"{alarm.kind}: {alarm.message}"
                 evidence.sample(time.perf_counter_ns())
                 self._raise(
                     _alert(*key, alarm, watched.cause(alarm), row[1] * 1e-9 + self._offset_s)
                 )
+
+        if watched.alarmed:
+            self._on[model.name] = (time.monotonic(), watched.says)
 
     def _watch(self, model: str, version: str) -> Watched:
         """Begin with a version; one that follows another is held against it."""

@@ -54,6 +54,15 @@ class Watched:
         self._recent: deque[Seen] = deque(maxlen=N_RECENT)
         self._outcomes: deque[str] = deque(maxlen=N_OUTCOMES)
         self._collector = Collector()
+        self.says = ""
+        """The last alarm that was no improvement."""
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether an alarm is on that is no improvement."""
+        if not self._detector.alarmed:
+            self.says = ""
+        return bool(self.says)
 
     def update(self, row: Row) -> Alarm | None:
         """Take a finished request; return the alarm it raises, if any."""

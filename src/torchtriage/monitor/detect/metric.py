@@ -106,6 +106,11 @@ class MetricDetector:
         self._missing = Missing()
         self._stuck = Stuck()
 
+    @property
+    def alarmed(self) -> bool:
+        """Whether what it alarmed of goes on, or has ended a few readings ago."""
+        return self._n >= WARM_UP and self._row <= self._quiet_until
+
     def update(self, sample: Sample) -> Alarm | None:
         """Take one reading; return the alarm it raises, if any."""
         self._row += 1

@@ -30,13 +30,27 @@ class Replayed:
     stream: Stream
     alarms: tuple[Alarm, ...]
     score: Score | None
+    on: tuple[tuple[int, int], ...] = ()
+    """Rows ``[start, end)`` during which something alarmed."""
 
 
 def alarms(stream: Stream) -> tuple[Alarm, ...]:
     """Return the alarms of the default detector, which saw each value before the next."""
+    return _run(stream)[0]
+
+
+def _run(stream: Stream) -> tuple[tuple[Alarm, ...], tuple[tuple[int, int], ...]]:
     detector = RequestDetector() if stream.is_requests else MetricDetector()
-    raised = (detector.update(sample) for sample in stream.samples)
-    return tuple(alarm for alarm in raised if alarm is not None)
+    raised: list[Alarm] = []
+    on: list[tuple[int, int]] = []
+    for row, sample in enumerate(stream.samples):
+        alarm = detector.update(sample)
+        if alarm is not None:
+            raised.append(alarm)
+        if alarm is not None or (on and on[-1][1] == row and detector.alarmed):
+            start = on.pop()[0] if on and on[-1][1] == row else row
+            on.append((start, row + 1))
+    return tuple(raised), tuple(on)
 
 
 def replay(path: str | Path, labels: str | Path | None = None) -> list[Replayed]:
@@ -53,13 +67,13 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[Replayed]
     out = []
     for stream in read_log(path):
         known = _labels(stream, path, labels)
-        raised = alarms(stream)
+        raised, on = _run(stream)
         judged = None
         if known is not None:
             n = len(stream.samples)
             rules = Scoring.of(n, is_requests=stream.is_requests)
             judged = score([alarm.row for alarm in raised], known, n, rules)
-        out.append(Replayed(str(path), stream, raised, judged))
+        out.append(Replayed(str(path), stream, raised, judged, on))
     return out
 
 

@@ -40,6 +40,7 @@ class Alarm(NamedTuple):
     """Something changed. ``kind`` says what, ``message`` how much, ``evidence`` how sure it is.
 
     ``evidence`` is in units of the alarm's limit; ``row`` counts the stream's values from 0.
+    ``better`` : requests got quicker, which is news and no trouble.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Alarm(NamedTuple):
     evidence: float
     message: str
     cause: str = ""
+    better: bool = False
 
 
 WARM_UP = 500
@@ -121,6 +123,11 @@ class RequestDetector:
     def settled(self) -> bool:
         """Whether it has seen enough to alarm."""
         return self._n > WARM_UP
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether what it alarmed of goes on, or has ended a few requests ago."""
+        return self.settled and any(self._row <= until for until in self._quiet.values())
 
     def expected_s(self, size: float | None) -> float | None:
         """Return what a request of this size should take; None while little was seen."""
@@ -225,7 +232,8 @@ class RequestDetector:
         word = "slower" if shift > 0 else "faster"
         cause = "input mix" if self._outside > 0.15 else ""
         text = f"requests are {percent:.0f} % {word}, or more"
-        return self._alarm("shift", sample, evidence, text, cause)
+        alarm = self._alarm("shift", sample, evidence, text, cause)
+        return alarm._replace(better=True) if alarm is not None and shift < 0 else alarm
 
     def _clustered(self, sample: Sample, cluster: Cluster, scale: float) -> Alarm | None:
         times = math.exp(min(cluster.rung * scale, 50.0))

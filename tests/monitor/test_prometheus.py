@@ -189,11 +189,11 @@ def test_a_state_survives_being_written_and_added_up(tmp_path):
     alive, dead = Worker(tmp_path), Worker(tmp_path)
     alive.write(state(3))
     dead.write(state(4))
-    (sums,) = Folder(tmp_path).read()
+    (sums,) = Folder(tmp_path).read().models()
     assert (sums["finished"], sums["n_nan"], sums["sizes"]) == (7, 7, [0, 1, 2, 3])
     dead.leave()
     for _ in range(3):
-        assert Folder(tmp_path).read()[0]["durations"]["count"] == 7
+        assert Folder(tmp_path).read().models()[0]["durations"]["count"] == 7
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(
         ["ended.json", "folder.lock", alive.path.name, alive.path.with_suffix(".lock").name]
@@ -212,9 +212,9 @@ def test_a_reader_that_was_killed_between_two_steps_counts_nobody_twice(tmp_path
     Folder(tmp_path).read()
     for path, content in kept.items():  # as if it had not come to removing them
         path.write_bytes(content)
-    assert Folder(tmp_path).read()[0]["finished"] == 1
+    assert Folder(tmp_path).read().models()[0]["finished"] == 1
     (tmp_path / "1-1.json").write_text("{broken")
-    assert Folder(tmp_path).read()[0]["finished"] == 1
+    assert Folder(tmp_path).read().models()[0]["finished"] == 1
 
 
 @pytest.mark.timing
@@ -272,7 +272,7 @@ def test_eight_forked_workers_killed_at_random_lose_a_flush_at_most(tmp_path):
         # a second more than a flush for a machine that lets threads wait
         least += max([done for said_s, done, _ in rows if said_s < at_s - FLUSH_S - 1], default=0)
         most += max([announced for *_, announced in rows], default=0)
-    (sums,) = Folder(shared).read()
+    (sums,) = Folder(shared).read().models()
     assert 0 < least <= sums["finished"] <= most
     assert seen[-1] <= sums["finished"]
     assert sorted(path.name for path in shared.iterdir()) == ["ended.json", "folder.lock"]

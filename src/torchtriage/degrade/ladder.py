@@ -15,6 +15,8 @@ from torchtriage.degrade.policy import Policy, View, decide, trouble
 from torchtriage.degrade.result import Entry, LadderStatus, ModeStatus
 from torchtriage.degrade.store import LocalStore, Shared, Store
 from torchtriage.errors import StoreError, UsageError
+from torchtriage.monitor import runtime
+from torchtriage.monitor.metrics import Value
 
 __all__ = ["Ladder", "Mode"]
 
@@ -150,6 +152,7 @@ class Ladder:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        runtime.register(self)
 
     # -- on the way of a request ---------------------------------------------------------------
 
@@ -361,6 +364,10 @@ class Ladder:
                 for at, mode in enumerate(self.modes)
             ),
         )  # fmt: skip
+
+    def metrics(self) -> list[Value]:
+        """Return what a monitor's listener tells of it."""
+        return [("ladder_level", {"ladder": self.name}, self._level)]
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -95,7 +95,8 @@ class Aggregate:
         self.durations = Histogram()
         self.queued = Histogram()
         self.errors: dict[str, int] = {}
-        self.n_nan = 0
+        self.n_nan: int | None = None
+        """None until a caller tells whether an output held NaN."""
         self.sizes: set[int] = set()
         self.finished = 0
         """Requests that were added; with the dropped and the pending ones, all that ended."""
@@ -111,9 +112,10 @@ class Aggregate:
             if size is not None and len(sizes) < MAX_SIZES:
                 sizes.add(size)
             if note is not None:
-                if note.queued_ns:
+                if note.queued_ns is not None:
                     self.queued.add(note.queued_ns)
-                self.n_nan += note.nan
+                if note.nan is not None:
+                    self.n_nan = (self.n_nan or 0) + note.nan
                 if note.error:
                     self.fail(note.error)
                     continue  # how long a failure took says nothing about the model's speed
@@ -143,7 +145,8 @@ class Aggregate:
         self.queued.include(state["queued"])
         for kind, n in state["errors"].items():
             self.fail(kind, n)
-        self.n_nan += state["n_nan"]
+        if state["n_nan"] is not None:
+            self.n_nan = (self.n_nan or 0) + state["n_nan"]
         self.sizes = set(sorted(self.sizes | set(state["sizes"]))[:MAX_SIZES])
         self.finished += state["finished"]
         self.dropped += state["dropped"]

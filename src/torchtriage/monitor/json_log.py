@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLog"]
 
+STATUS = {
+    "compile_recompiles_total": "recompiles",
+    "compile_graph_breaks_total": "graph_breaks",
+}
+"""What each line tells of torch.compile, by the metric's name."""
 MAX_FIELD = 2_000
 """Characters a text may have in a line: an exception's name can be anything."""
 
@@ -65,15 +70,13 @@ class JsonLog(Outlet):
 
     def keeps(self, row: Row) -> bool:
         """Return True for failures and for a share of the others."""
-        return row[3] is not None or self._sample >= 1 or self._draw() < self._sample
+        note = row[3]
+        failed = note is not None and note.failed
+        return failed or self._sample >= 1 or self._draw() < self._sample
 
     def send(self, records: list[Record]) -> None:
         """Write the lines and flush them."""
-        status = {
-            name.removeprefix("compile_").removesuffix("_total"): int(value)
-            for name, _, value in runtime.read()
-            if name.startswith("compile_")
-        }
+        status = {STATUS[name]: int(value) for name, _, value in runtime.read() if name in STATUS}
         self._lines.clear()
         for record in records:
             fields = {name: _short(value) for name, value in record.fields().items()} | status

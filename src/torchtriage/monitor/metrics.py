@@ -5,25 +5,30 @@ Dashboards, rules and documentation are made from :data:`METRICS`, so that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchtriage.monitor.aggregate import BOUNDS_S
 
-__all__ = ["CONTENT_TYPE", "METRICS", "Exposition", "Metric", "Value"]
+__all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: ``labels`` are all it can have."""
+    """One metric: ``labels`` are all it can have.
+
+    ``combine`` : what two sources, or two processes, that tell of the same labels tell together.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    combine: Callable[[float, float], float] = operator.add
 
 
 PREFIX = "torchtriage_"
@@ -52,7 +57,7 @@ METRICS = {
         Metric(
             "torchtriage_inference_nan_outputs_total",
             "counter",
-            "Requests whose output held NaN, where the caller told it.",
+            "Requests whose output held NaN, where the caller tells whether it does.",
             MODEL,
         ),
         Metric(
@@ -64,7 +69,7 @@ METRICS = {
         Metric(
             "torchtriage_inference_input_sizes",
             "gauge",
-            "Distinct request sizes seen, up to 256.",
+            "Distinct request sizes seen, up to 256, where the caller tells sizes.",
             MODEL,
         ),
         Metric(
@@ -80,10 +85,18 @@ METRICS = {
             ("device",),
         ),
         Metric(
+            "torchtriage_device_capacity_bytes",
+            "gauge",
+            "Memory that the device has.",
+            ("device",),
+            max,
+        ),
+        Metric(
             "torchtriage_device_utilization_ratio",
             "gauge",
             "Share of the last sample period in which the GPU ran a kernel, as NVML tells it.",
             ("device",),
+            max,
         ),
         Metric(
             "torchtriage_compile_recompiles_total",
@@ -98,7 +111,35 @@ METRICS = {
         Metric(
             "torchtriage_compile_cache_hits_total",
             "counter",
-            "Compiled graphs that torch.compile found in its caches.",
+            "Compiled code that torch.compile found in its caches: whole graphs (autograd), and"
+            " their forward and backward parts (inductor).",
+            ("cache",),
+        ),
+        Metric(
+            "torchtriage_compile_cache_misses_total",
+            "counter",
+            "Compiled code that torch.compile looked for in its caches in vain.",
+            ("cache",),
+        ),
+        Metric(
+            "torchtriage_alarms_total",
+            "counter",
+            "Alarms that the detectors raised, told or not, by kind.",
+            (*MODEL, "kind"),
+        ),
+        Metric(
+            "torchtriage_ladder_level",
+            "gauge",
+            "Mode of the ladder that answers: 0 is the full one.",
+            ("ladder",),
+            max,
+        ),
+        Metric(
+            "torchtriage_rollout_candidate_ratio",
+            "gauge",
+            "Share of requests that go to the rollout's candidate; 0 once it is rolled back.",
+            ("rollout",),
+            max,
         ),
         Metric(
             "torchtriage_monitor_requests_total",
@@ -112,6 +153,30 @@ METRICS = {
             "Finished requests whose record waits for the monitor's thread.",
         ),
         Metric(
+            "torchtriage_monitor_outlet_records_total",
+            "counter",
+            "Records of a log or stream by what became of them: sent or dropped.",
+            ("outlet", "outcome"),
+        ),
+        Metric(
+            "torchtriage_monitor_outlet_pending",
+            "gauge",
+            "Records that wait for a log or stream.",
+            ("outlet",),
+        ),
+        Metric(
+            "torchtriage_monitor_failures_total",
+            "counter",
+            "Errors inside sinks and channels, and writes to the workers' folder that failed.",
+        ),
+        Metric(
+            "torchtriage_monitor_start_time_seconds",
+            "gauge",
+            "When the monitor began to count, of several processes the last; Unix time.",
+            (),
+            max,
+        ),
+        Metric(
             "torchtriage_monitor_refused_models_total",
             "counter",
             "Times a further model was counted as other, for want of room for more names.",
@@ -121,6 +186,21 @@ METRICS = {
 
 Value = tuple[str, dict[str, str], float]
 """A metric's name without prefix, its labels, its value."""
+
+
+def combined(values: Iterable[Value]) -> list[Value]:
+    """Return one value per metric and labels; of what no metric is called, none."""
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in values:
+        metric = METRICS.get(name)
+        if metric is None:  # a worker of another version wrote it
+            continue
+        key = name, tuple(labels[label] for label in metric.labels)
+        found[key] = metric.combine(found[key], value) if key in found else value
+    return [
+        (name, dict(zip(METRICS[name].labels, texts, strict=True)), value)
+        for (name, texts), value in found.items()
+    ]
 
 
 class Exposition:
@@ -166,10 +246,15 @@ def _model_text(state: dict[str, Any]) -> dict[str, str]:
         "inference_duration_seconds": _histogram(
             inference + "duration_seconds", labels, state["durations"]
         ),
-        "inference_nan_outputs_total": f"{inference}nan_outputs_total{text} {state['n_nan']}\n",
         "inference_in_flight": f"{inference}in_flight{text} {state['in_flight']}\n",
-        "inference_input_sizes": f"{inference}input_sizes{text} {len(state['sizes'])}\n",
     }
+    # what the caller does not tell is absent: 0 would say that it was looked at
+    if state["n_nan"] is not None:
+        out["inference_nan_outputs_total"] = (
+            f"{inference}nan_outputs_total{text} {state['n_nan']}\n"
+        )
+    if state["sizes"]:
+        out["inference_input_sizes"] = f"{inference}input_sizes{text} {len(state['sizes'])}\n"
     if state["queued"]["count"]:
         out["inference_queue_seconds"] = _histogram(
             inference + "queue_seconds", labels, state["queued"]
@@ -210,4 +295,5 @@ def _clean(value: str) -> str:
 
 
 def _number(value: float) -> str:
-    return repr(value) if isinstance(value, int) else f"{value:.9g}"
+    # 15 digits: a rate is the difference of two sums, which may be those of weeks
+    return repr(value) if isinstance(value, int) else f"{value:.15g}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchtriage.monitor.aggregate import Aggregate
-from torchtriage.monitor.observe import Model, Ring, Row
+from torchtriage.monitor.observe import Model, Ring, Row, plain
 
 __all__ = ["MAX_MODELS", "Accounts", "Monitor", "Sink", "Snapshot"]
 
@@ -63,7 +63,8 @@ class Snapshot:
     finished: int
     in_flight: int
     errors: dict[str, int]
-    nan_outputs: int
+    nan_outputs: int | None
+    """None where no caller tells whether an output held NaN."""
     mean_s: float
     p50_s: float
     p90_s: float
@@ -88,16 +89,18 @@ class Monitor:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._rings: list[tuple[Model, Ring]] = []
-        self.n_sink_failures = 0
-        """Errors that sinks raised when offered requests."""
-        self.n_refused = 0
-        """Requests for a further model that were answered with ``other``."""
         self._renew()
         _monitors.add(self)
         self.add(*sinks)
 
     def _renew(self) -> None:
-        """Make what a fork may have left half-done: locks, rings, thread."""
+        """Make what a fork may have left half-done: locks, rings, thread; count from zero."""
+        self.n_sink_failures = 0
+        """Errors that sinks raised when started or offered requests."""
+        self.n_refused = 0
+        """Requests for a further model that were answered with ``other``."""
+        self.started_s = time.time()
+        """When it began to count: seconds since the epoch."""
         # rings, models and aggregates; the collector may run a finalizer that observes while the
         # lock is held, hence reentrant, and hence a queue for new rings
         self._lock = threading.RLock()
@@ -122,6 +125,8 @@ class Monitor:
 
         ``size`` : for decorated functions, gives a call's size from its arguments.
         """
+        # version=2.1 is easily written, and is a text wherever it is told
+        name, version = str(name), str(version)
         model = self._models.get((name, version))
         if model is None:
             model = self._new_model(name, version)
@@ -175,7 +180,10 @@ class Monitor:
         ended = not ring.thread.is_alive()
         rows, pending = [], ring.rows
         for _ in range(len(pending)):
-            rows.append(pending.popleft())  # noqa: PERF401 - the length is taken before
+            row = pending.popleft()
+            size, note = row[2], row[3]
+            usual = note is None and (size is None or size.__class__ is int)
+            rows.append(row if usual else plain(row))
         if rows:
             model.aggregate.add(rows)
             for sink in self._sinks:
@@ -189,6 +197,11 @@ class Monitor:
         return ended
 
     # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Where finished requests go."""
+        return self._sinks
 
     def accounts(self) -> Accounts:
         """Return where all finished requests are."""
@@ -264,7 +277,10 @@ class Monitor:
         for model in self._models.values():
             model.aggregate.clear()
         for sink in self._sinks:
-            sink.start(self)
+            try:
+                sink.start(self)
+            except Exception:  # noqa: PERF203 - one sink's defect is not the others'
+                self.n_sink_failures += 1
         if self._models:
             self._start()
 

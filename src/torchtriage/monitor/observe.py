@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 if TYPE_CHECKING:
     from torchtriage.monitor.aggregate import Aggregate
 
-__all__ = ["MAX_PENDING", "Model", "Note", "Request", "Ring", "Row"]
+__all__ = ["MAX_PENDING", "Model", "Note", "Request", "Ring", "Row", "plain"]
 
 MAX_PENDING = 65_536
 """Finished requests a thread may hold before new ones are dropped, and counted: 20 s of 3 000
@@ -33,15 +33,40 @@ _open: ContextVar[Request | None] = ContextVar("torchtriage_open_request", defau
 
 
 class Note(NamedTuple):
-    """What few requests have to say beside their duration."""
+    """What few requests have to say beside their duration; None is what nobody told."""
 
     error: str = ""
-    queued_ns: int = 0
-    nan: bool = False
+    queued_ns: int | None = None
+    nan: bool | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there was no answer, or none of use."""
+        return bool(self.error or self.nan)
 
 
 Row = tuple[int, int, "int | None", "Note | None"]
 """``(start_ns, end_ns, size, note)`` on the clock of ``time.perf_counter_ns``."""
+
+
+def plain(row: Row) -> Row:
+    """Return the row with numbers and text alone, whatever the caller set (tensors, exceptions)."""
+    start_ns, end_ns, size, note = row
+    if note is not None:
+        error: Any = note.error
+        error = error if isinstance(error, str) else _error_name(error)
+        note = Note(error, _told(int, note.queued_ns), _told(bool, note.nan))
+    return start_ns, end_ns, _told(int, size), note
+
+
+def _told(kind: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``value`` as a number; one that cannot be told is none, and never an error."""
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except Exception:
+        return None
 
 
 class Ring:
@@ -71,8 +96,9 @@ class _Local(threading.local):
         add(self.ring)
 
 
-def _error_name(error: BaseException) -> str:
-    return type(error).__name__
+def _error_name(error: object) -> str:
+    """Return the name of an exception, or of a class of them."""
+    return (error if isinstance(error, type) else type(error)).__name__
 
 
 class Request:
@@ -85,10 +111,10 @@ class Request:
 
     size: int | None
     """How much was asked for (batch, tokens): latency is judged by size."""
-    queued_ns: int
-    """How long it waited before it began."""
-    nan: bool
-    """Whether its output holds NaN."""
+    queued_ns: int | None
+    """How long it waited before it began; None of what is not known."""
+    nan: bool | None
+    """Whether its output holds NaN; None where nobody looked."""
     error: str
     """The kind of a failure that is no exception: a short fixed word."""
 
@@ -104,14 +130,14 @@ class Request:
         """End, and hand over."""
         end_ns = perf_counter_ns()
         note = None
-        if kind is not None or self.nan or self.queued_ns or self.error:
+        if kind is not None or self.nan is not None or self.queued_ns is not None or self.error:
             note = self._note(kind)
         self._local.ring.end((self._start_ns, end_ns, self.size, note))
 
     def _note(self, kind: type[BaseException] | None) -> Note | None:
         # a generator that is closed: its caller stopped listening, which is no error
         name = self.error if kind is None or kind is GeneratorExit else kind.__name__
-        if not (name or self.nan or self.queued_ns):
+        if not name and self.nan is None and self.queued_ns is None:
             return None
         return Note(name, self.queued_ns, self.nan)
 
@@ -146,14 +172,14 @@ class Model:
         other.__dict__ = self.__dict__ | {"_size": size}
         return other
 
-    def request(self, size: int | None = None, queued_ns: int = 0) -> Request:
+    def request(self, size: int | None = None, queued_ns: int | None = None) -> Request:
         """Return one request, for ``with``; the cheapest way beside the decorator."""
         # no __init__: its call would be a tenth of the whole cost
         request = Request()
         request._local = self.local
         request.size = size
         request.queued_ns = queued_ns
-        request.nan = False
+        request.nan = None
         request.error = ""
         return request
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchtriage.monitor.metrics import Value
     from torchtriage.monitor.monitor import Accounts, Monitor
     from torchtriage.monitor.observe import Model, Row
 
@@ -28,7 +29,7 @@ class Record:
     duration_ns: int
     size: int | None = None
     error: str = ""
-    queued_ns: int = 0
+    queued_ns: int | None = None
     nan: bool = False
 
     def fields(self) -> dict[str, Any]:
@@ -43,7 +44,7 @@ class Record:
             told["size"] = self.size
         if self.error:
             told["error"] = self.error
-        if self.queued_ns:
+        if self.queued_ns is not None:
             told["queued_ns"] = self.queued_ns
         if self.nan:
             told["nan"] = True
@@ -65,8 +66,6 @@ class Outlet:
 
     def __init__(self, *, max_pending: int = MAX_PENDING) -> None:
         self._max_pending = max_pending
-        self.last_error = ""
-        """Why the last batch that failed did; empty once one went through again."""
         self._begin()
 
     def _begin(self) -> None:
@@ -74,6 +73,8 @@ class Outlet:
         self._rows: deque[tuple[Model, Row]] = deque()
         self._in_hand = 0
         self._produced = self._sent = self._dropped = 0
+        self.last_error = ""
+        """Why the last batch that failed did; empty once one went through again."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # perf_counter to wall clock, once: a wall clock that jumps later moves no record
@@ -128,6 +129,15 @@ class Outlet:
             pending = len(self._rows) + self._in_hand
             return Accounts(self._produced, self._sent, self._dropped, pending)
 
+    def metrics(self) -> list[Value]:
+        """Return its accounts as metrics."""
+        accounts, outlet = self.accounts(), {"outlet": type(self).__name__}
+        return [
+            ("monitor_outlet_records_total", {**outlet, "outcome": "sent"}, accounts.sent),
+            ("monitor_outlet_records_total", {**outlet, "outcome": "dropped"}, accounts.dropped),
+            ("monitor_outlet_pending", outlet, accounts.pending),
+        ]
+
     # -- its thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -179,7 +189,7 @@ class Outlet:
             size,
             note.error,
             note.queued_ns,
-            note.nan,
+            bool(note.nan),
         )
 
 

@@ -7,6 +7,7 @@ once per ``RENDER_S`` however many scrapers ask, and models without new requests
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.errors import MissingExtraError, UsageError
 from torchtriage.monitor import runtime
 from torchtriage.monitor.listener import Handler, Listener, check_host
-from torchtriage.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value
+from torchtriage.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value, combined
 from torchtriage.monitor.workers import Folder, State, Worker
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Prometheus:
         self._host = host
         self._token = token
         self._folder = Path(folder) if folder is not None else None
+        self._pid = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -81,13 +83,16 @@ class Prometheus:
         if inherited is not None:
             inherited.forget()
         if worker is not None:
-            worker.leave()
+            worker.forget()
         self._monitor = monitor
+        forked = self._pid not in (0, os.getpid())
+        self._pid = os.getpid()
         if self._folder is None:
-            if inherited is None:  # a child has numbers of its own but the port is its parent's
+            if not forked:  # a child has numbers of its own but the port is its parent's
                 self._listen()
             return
         self._worker = Worker(self._folder)
+        self._serve()
         threading.Thread(target=self._share, name="torchtriage-workers", daemon=True).start()
 
     def offer(self, model: Model, rows: list[Row]) -> None:
@@ -109,35 +114,44 @@ class Prometheus:
         with self._render_lock:
             now_s = time.monotonic()
             if now_s - self._rendered_s >= RENDER_S:
-                self._text = self._exposition.render(self.models(), self.values())
+                self._text = self._exposition.render(*self._numbers())
                 self._rendered_s = time.monotonic()
             return self._text
 
-    def models(self) -> State:
+    def _numbers(self) -> tuple[State, list[Value]]:
         """Return the numbers of this process, or of all in the folder."""
         if self._folder is None:
-            return self._monitor.state()
+            return self._monitor.state(), self._values()
         self._flush()
-        return Folder(self._folder).read()
+        merged = Folder(self._folder).read()
+        return merged.models(), merged.values()
 
-    def values(self) -> list[Value]:
-        """Return what belongs to no model."""
-        accounts = self._monitor.accounts()
-        return [
+    def _values(self) -> list[Value]:
+        """Return what belongs to no model, of this process."""
+        monitor = self._monitor
+        accounts = monitor.accounts()
+        values: list[Value] = [
             *runtime.read(),
             ("monitor_requests_total", {"outcome": "sent"}, accounts.sent),
             ("monitor_requests_total", {"outcome": "dropped"}, accounts.dropped),
             ("monitor_pending", {}, accounts.pending),
-            ("monitor_refused_models_total", {}, self._monitor.n_refused),
+            ("monitor_refused_models_total", {}, monitor.n_refused),
+            ("monitor_failures_total", {}, monitor.n_sink_failures + self.n_failures),
+            ("monitor_start_time_seconds", {}, monitor.started_s),
         ]
+        for sink in monitor.sinks:
+            metrics = getattr(sink, "metrics", None)
+            if metrics is not None:
+                values += metrics()
+        return combined(values)
 
     def _share(self) -> None:
         stop = self._stop
         while True:
             self._flush()
             if self._server is None and not stop.is_set():
-                with contextlib.suppress(UsageError):  # another worker serves
-                    self._listen()
+                with contextlib.suppress(UsageError):
+                    self._serve()
             if stop.wait(FLUSH_S):
                 return
 
@@ -146,9 +160,17 @@ class Prometheus:
         if worker is None:
             return
         try:
-            worker.write(self._monitor.state())
+            worker.write(self._monitor.state(), self._values())
         except OSError:
             self.n_failures += 1
+
+    def _serve(self) -> None:
+        """Listen, unless another worker does."""
+        try:
+            self._listen()
+        except UsageError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
 
     def _listen(self) -> None:
         self._server = Listener(

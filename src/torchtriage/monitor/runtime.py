@@ -1,23 +1,41 @@
-"""What the process' own PyTorch can tell: device memory, recompilations, graph breaks.
+"""What the process itself can tell: device memory, recompilations, graph breaks, ladders, rollouts.
 
-Nothing is imported that the service has not imported itself.
+Nothing is imported that the service has not imported itself, and what is not known is left out.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 from torchtriage.monitor.metrics import Value
 
-__all__ = ["read"]
+__all__ = ["Source", "read", "register"]
+
+
+class Source(Protocol):
+    """What has numbers of its own to tell, such as a ladder or a rollout."""
+
+    def metrics(self) -> Iterable[Value]:
+        """Return them as they are now."""
+
+
+_sources: list[weakref.ref[Source]] = []
+
+
+def register(source: Source) -> None:
+    """Tell of ``source`` too, as long as something else holds it."""
+    _sources.append(weakref.ref(source, _sources.remove))
 
 
 def read() -> list[Value]:
     """Return what can be told now; a part that fails is left out."""
+    alive = [source for one in list(_sources) if (source := one()) is not None]
     values: list[Value] = []
-    for part in (_memory, _compilation, _utilization):
+    for part in (_devices, _compilation, *(one.metrics for one in alive)):
         try:
             values += part()
         except Exception:  # noqa: PERF203 - a lost GPU must not cost the other numbers
@@ -25,15 +43,45 @@ def read() -> list[Value]:
     return values
 
 
-def _memory() -> Iterator[Value]:
+# -- devices -------------------------------------------------------------------------------
+
+READINGS: dict[str, Callable[[Any, int], float]] = {
+    "device_allocated_bytes": lambda cuda, at: int(cuda.memory_allocated(at)),
+    "device_reserved_bytes": lambda cuda, at: int(cuda.memory_reserved(at)),
+    "device_capacity_bytes": lambda cuda, at: int(cuda.get_device_properties(at).total_memory),
+    # through nvidia-ml-py where it is installed; torch knows which of NVML's devices is its own
+    "device_utilization_ratio": lambda cuda, at: int(cuda.utilization(at)) / 100,
+}
+
+
+def _devices() -> Iterator[Value]:
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return
-    for device in range(cuda.device_count()):
-        labels = {"device": str(device)}
-        yield "device_allocated_bytes", labels, cuda.memory_allocated(device)
-        yield "device_reserved_bytes", labels, cuda.memory_reserved(device)
+    for at, device in enumerate(_device_names(cuda.device_count())):
+        for name, reading in READINGS.items():
+            try:
+                yield name, {"device": device}, reading(cuda, at)
+            except Exception:  # noqa: PERF203 - a MIG slice has memory and no utilization
+                continue
+
+
+def _device_names(n: int) -> list[str]:
+    """Return the devices' names on the machine: workers call different ones their first."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        names = [one.strip() for one in os.environ.get(variable, "").split(",")]
+        if len(set(names)) == n and all(names):
+            return names
+    return [str(at) for at in range(n)]
+
+
+# -- torch.compile -------------------------------------------------------------------------
+
+CACHES = {
+    "autograd": ("aot_autograd", "autograd_cache"),
+    "inductor": ("inductor", "fxgraph_cache"),
+}
 
 
 def _compilation() -> Iterator[Value]:
@@ -44,19 +92,9 @@ def _compilation() -> Iterator[Value]:
         yield "compile_recompiles_total", {}, sum(max(n - 1, 0) for n in times)
     if utils is None or not hasattr(utils, "counters"):
         return
-    counters: Any = utils.counters
-    yield "compile_graph_breaks_total", {}, sum(list(counters["graph_break"].values()))
-    hits = counters["inductor"]["fxgraph_cache_hit"]
-    hits += counters["aot_autograd"]["autograd_cache_hit"]
-    yield "compile_cache_hits_total", {}, hits
-
-
-def _utilization() -> Iterator[Value]:
-    torch: Any = sys.modules.get("torch")
-    nvml: Any = sys.modules.get("pynvml")
-    if nvml is None or torch is None or not torch.cuda.is_initialized():
-        return
-    nvml.nvmlInit()
-    for device in range(nvml.nvmlDeviceGetCount()):
-        rates = nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(device))
-        yield "device_utilization_ratio", {"device": str(device)}, rates.gpu / 100
+    counters: Any = utils.counters  # get: indexing would add to what dynamo may be walking over
+    yield "compile_graph_breaks_total", {}, sum(list(counters.get("graph_break", {}).values()))
+    for cache, (group, name) in CACHES.items():
+        counts = counters.get(group, {})
+        yield "compile_cache_hits_total", {"cache": cache}, counts.get(f"{name}_hit", 0)
+        yield "compile_cache_misses_total", {"cache": cache}, counts.get(f"{name}_miss", 0)

@@ -3,7 +3,7 @@
 A worker replaces its file once per flush, in one step; what it counted since the last flush is all
 that a ``kill -9`` can cost. It holds a lock on ``<name>.lock`` as long as it lives. A reader adds
 the files of the dead to ``ended.json`` and removes them, so that the folder does not grow; a
-counter only ever grows.
+counter only ever grows. Of the dead, gauges are nobody's.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchtriage.errors import UsageError
 from torchtriage.monitor.aggregate import Aggregate
+from torchtriage.monitor.metrics import METRICS, Value, combined
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Folder", "State", "Worker"]
+__all__ = ["Folder", "Merged", "State", "Worker"]
 
 State = list[dict[str, Any]]
 
 
 class Worker:
-    """The file of this process."""
+    """The file of this process; any of its threads may write it."""
 
     def __init__(self, folder: Path) -> None:
         if fcntl is None:
@@ -39,13 +41,24 @@ class Worker:
         self.path = folder / f"{os.getpid()}-{time.time_ns()}.json"
         self._lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._writing = threading.Lock()
+        self._left = False
 
-    def write(self, models: State) -> None:
-        """Replace the file. Errors of the disk are the caller's."""
-        _replace(self.path, {"models": models})
+    def write(self, models: State, values: Sequence[Value] = ()) -> None:
+        """Replace the file, unless it was left. Errors of the disk are the caller's."""
+        with self._writing:
+            if not self._left:
+                _replace(self.path, {"models": models, "values": values})
 
     def leave(self) -> None:
         """Give the lock up: what was written is the dead's."""
+        with self._writing:
+            if not self._left:
+                self._left = True
+                os.close(self._lock)
+
+    def forget(self) -> None:
+        """Let go, in a forked child, of what stays its parent's."""
         os.close(self._lock)
 
 
@@ -56,11 +69,12 @@ class Folder:
         self.folder = folder
         self._ended = folder / "ended.json"
 
-    def read(self) -> State:
+    def read(self) -> Merged:
         """Return the numbers of all processes, dead and alive, added up."""
         with self._alone():
             ended = _load(self._ended) or {"models": [], "included": []}
-            merged = Merged(ended["models"])
+            merged = Merged()
+            merged.add(ended, alive=False)
             included = set(ended["included"])
             alive, dead = [], []
             for path in sorted(self.folder.glob("*-*.json")):
@@ -72,22 +86,26 @@ class Folder:
                 if content is None:
                     continue
                 if died:
-                    merged.add(content["models"], alive=False)
+                    merged.add(content, alive=False)
                     included.add(path.stem)
                     dead.append(path)
                 else:
-                    alive.append(content["models"])
+                    alive.append(content)
             if dead:
                 _replace(
                     self._ended,
-                    {"models": merged.state(), "included": [path.stem for path in dead]},
+                    {
+                        "models": merged.models(),
+                        "values": merged.values(),
+                        "included": [path.stem for path in dead],
+                    },
                 )
                 for path in dead:
                     for suffix in (".json", ".lock", ".draft"):
                         path.with_suffix(suffix).unlink(missing_ok=True)
-            for models in alive:
-                merged.add(models)
-        return merged.state()
+            for content in alive:
+                merged.add(content)
+        return merged
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -100,22 +118,29 @@ class Folder:
 
 
 class Merged:
-    """States of several processes, added up by model and version."""
+    """What several processes told, added up by model and version, and by metric and labels."""
 
-    def __init__(self, models: State) -> None:
+    def __init__(self) -> None:
         self._models: dict[tuple[str, str], tuple[Aggregate, int]] = {}
-        self.add(models, alive=False)
+        self._values: list[Value] = []
 
-    def add(self, models: State, *, alive: bool = True) -> None:
-        """Add one process' state; the dead have nothing in flight."""
-        for state in models:
+    def add(self, content: dict[str, Any], *, alive: bool = True) -> None:
+        """Add one process' file; the dead have counted, and have nothing in flight."""
+        for name, labels, value in content.get("values", ()):
+            if alive or (name in METRICS and METRICS[name].kind == "counter"):
+                self._values.append((name, labels, value))
+        for state in content["models"]:
             key = (state["model"], state["version"])
             aggregate, in_flight = self._models.get(key, (Aggregate(), 0))
             aggregate.include(state)
             self._models[key] = (aggregate, in_flight + (state["in_flight"] if alive else 0))
 
-    def state(self) -> State:
-        """Return the sums."""
+    def values(self) -> list[Value]:
+        """Return what belongs to no model."""
+        return combined(self._values)
+
+    def models(self) -> State:
+        """Return the models' sums."""
         return [
             {"model": key[0], "version": key[1], "in_flight": in_flight} | aggregate.state()
             for key, (aggregate, in_flight) in self._models.items()

@@ -16,6 +16,8 @@ from torchtriage.experiment.experiment import Experiment
 from torchtriage.experiment.metrics import finite
 from torchtriage.experiment.result import ExperimentResult, Row
 from torchtriage.experiment.split import Split
+from torchtriage.monitor import runtime
+from torchtriage.monitor.metrics import Value
 from torchtriage.rollout.boot import boot_id, boot_seconds
 from torchtriage.rollout.plan import Plan
 from torchtriage.rollout.state import Evidence, State, advance, roll_back
@@ -94,16 +96,26 @@ class Rollout:
         self._pid = os.getpid()
         self._state: State
         self._take(self.store.start(plan, actor=self.owner, at_s=wall()))
+        runtime.register(self)
 
     # -- on the way of a request: no store, no lock -------------------------------------------
 
     def assign(self, id: str | int | bytes) -> Ticket:
         """Return which version answers a request; the share is the stage's."""
         stage = self._stage
-        if stage.ends and self._clock() - self._read_s > STALE_S:
+        if self._is_stale(stage):
             return Ticket(self.plan.control, 0)
         treated = stage.split.treats(id)
         return Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch)
+
+    def _is_stale(self, stage: _Collected) -> bool:
+        return stage.ends and self._clock() - self._read_s > STALE_S
+
+    def metrics(self) -> list[Value]:
+        """Return what a monitor's listener tells of it."""
+        stage = self._stage
+        share = 0.0 if self._is_stale(stage) else stage.split.share
+        return [("rollout_candidate_ratio", {"rollout": self.plan.name}, share)]
 
     # -- where answers are collected -----------------------------------------------------------
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from torchtriage.errors import TriageError
 from torchtriage.experiment.split import Split
+from torchtriage.monitor import runtime
+from torchtriage.monitor.metrics import Value
 from torchtriage.rollout.state import State
 from torchtriage.rollout.store import RolloutStore
 
@@ -53,6 +55,7 @@ class Router:
         self._pid = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        runtime.register(self)
 
     def treats(self, id: str | int | bytes) -> tuple[bool, int]:
         """Return whether a request goes to the candidate, and the epoch to record it under."""
@@ -72,6 +75,12 @@ class Router:
         if self._now is None or self._is_stale(self._now[1]):
             return 0.0
         return self._now[1].share
+
+    def metrics(self) -> list[Value]:
+        """Return what a monitor's listener tells of it; nothing before it has read the store."""
+        if self._now is None:
+            return []
+        return [("rollout_candidate_ratio", {"rollout": self.name}, self.share)]
 
     def _is_stale(self, state: State) -> bool:
         return state.status != "done" and self._clock() - self._read_s > self.stale_s

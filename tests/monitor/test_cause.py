@@ -376,7 +376,7 @@ def test_a_ladder_can_ask_what_alarms_until_it_is_long_over(detection, monkeypat
 def test_requests_that_get_quicker_are_news_and_no_trouble(detection):
     detection.offer(Model, rows(2, 900))
     detection.offer(Model, rows(1.5, 60, 10_000))
-    assert raised(detection)[0][0] == "shift"
+    assert ("shift", "unknown") in raised(detection)
     assert detection.alarm("detector") == ""
 
 

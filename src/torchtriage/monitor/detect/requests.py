@@ -193,6 +193,8 @@ class RequestDetector:
                     alarm = self._shifted(sample, mean.mean * scale, spread.evidence)
                 else:
                     alarm = self._alarm("spread", sample, spread.evidence, "durations scatter more")
+                    if alarm is not None:
+                        alarm = alarm._replace(better=mean.mean * scale < -self._smallest)
             if alarm is None and cluster.evidence >= 1:
                 alarm = self._clustered(sample, cluster, scale)
             if alarm is None and surge:

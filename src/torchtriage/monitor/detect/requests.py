@@ -194,7 +194,7 @@ class RequestDetector:
                 else:
                     alarm = self._alarm("spread", sample, spread.evidence, "durations scatter more")
                     if alarm is not None:
-                        alarm = alarm._replace(better=mean.mean * scale < -self._smallest)
+                        alarm = alarm._replace(better=mean.mean < -1)  # scales
             if alarm is None and cluster.evidence >= 1:
                 alarm = self._clustered(sample, cluster, scale)
             if alarm is None and surge:

@@ -20,14 +20,20 @@ TORCH_PYTEST_ARGS ?= -n 2
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-xla xla-env native lint format docs fuzz clean
+.PHONY: help demo monitor-demo test test-torch test-xla xla-env native lint format docs fuzz clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(VENV)/.core native ## Analyse the bundled sample trace
 	@echo "==> torchtriage demo"
 	@$(BIN)/torchtriage demo
+
+# with torch where make test-torch has put it, else with a model of numpy; one thread each, for a calm picture
+monitor-demo: $(VENV)/.monitor ## A model server with faults to inject, watched live in a browser
+	@echo "==> examples/monitor_demo.py"
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+		$(if $(wildcard $(TORCH_VENV)/.dev),$(TORCH_VENV)/bin/python,$(BIN)/python) examples/monitor_demo.py
 
 test: lint native ## Run the checks, then every test
 	@if [ -n "$(CARGO)" ]; then \
@@ -93,6 +99,11 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage into $(VENV)"
 	@$(PIP) install --editable .
 	@touch $@
+
+$(VENV)/.monitor: pyproject.toml | $(BIN)/python
+	@echo "==> installing torchtriage and what its monitor can send to into $(VENV)"
+	@$(PIP) install --editable '.[monitor]'
+	@touch $@ $(VENV)/.core
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and its development tools into $(VENV)"

@@ -28,9 +28,13 @@ def template(name: str) -> str:
     return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
 
 
-def policy(style: str, script: str = "") -> str:
-    """Return the content policy of a page with this style sheet and, if any, this script."""
+def policy(style: str, script: str = "", connect: str = "") -> str:
+    """Return the content policy of a page with this style sheet and, if any, this script.
+
+    ``connect`` : what the script may ask; nothing by default.
+    """
     scripts = f" script-src {_digest(script)};" if script else ""
+    scripts += f" connect-src {connect};" if connect else ""
     return (
         f"default-src 'none';{scripts} img-src data:; style-src {_digest(style)}; base-uri 'none';"
         " form-action 'none'"

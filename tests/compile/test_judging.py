@@ -219,6 +219,37 @@ def test_functions_say_what_became_of_them() -> None:
     assert skipped.functions[0].outcome == "skipped"
 
 
+def test_a_log_that_ends_in_a_compilation_is_not_healthy() -> None:
+    log = LogBuilder().compiled("0/0", "whole", 1).start("1/0", "cut", "me/train.py", 5)
+    log.record("dynamo_output_graph", {"sizes": {}}, "def forward(self): ...", "1/0")
+    result = judged(log)
+    assert not result.healthy
+    told = {one.frame.function: one.outcome for one in result.functions}
+    assert told == {"whole": "captured", "cut": "unfinished"}
+    assert "compiling 1 function does not end in the log" in result.verdict[0]
+
+
+def test_frames_of_the_compiler_are_not_taken_for_the_function() -> None:
+    log = LogBuilder().start("0/0", "_convert_frame", "torch/_dynamo/convert_frame.py", 918)
+    assert not [one for one in judged(log).functions if one.frame.function == "_convert_frame"]
+    (row,) = judged(log.metrics("0/0", "f", "me/train.py", 5)).functions
+    assert row.frame.function == "f"
+
+
+def test_two_things_compiled_through_torchs_wrapper_are_no_new_objects() -> None:
+    inside = ("inner", "/v/torch/_dynamo/external_utils.py", 66)
+    for name, file, line in (inside, ("mine", "me/train.py", 5)):
+        log = LogBuilder()
+        for number in range(2):
+            if number:
+                log.artifact("recompile_reasons", '["0/0: ___check_obj_id(fn, 140)"]', "0/1")
+            log.start(f"0/{number}", name, file, line)
+            log.metrics(f"0/{number}", name, file, line)
+        (row,) = judged(log).recompiles
+        assert row.cause == "object"
+        assert ("One graph for each of them is ordinary" in row.fix.text) is (name == "inner")
+
+
 def test_inductor_caches_guards_and_phases_are_told() -> None:
     result = judged(sick())
     (stage,) = result.inductor.stages

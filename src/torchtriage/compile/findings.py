@@ -139,7 +139,8 @@ def _guard_findings(guards: Guards) -> Iterable[Finding]:
         severity="low",
         certainty="certain",
         message=(
-            f"one check of {guards.slowest} takes {guards.latency_us:.0f} µs, at every call;"
+            f"a check of {guards.slowest} took {guards.latency_us:.0f} µs when it was compiled, and"
+            " there is one at every call;"
             f" {format_count(guards.n_guards, 'guard')} in {format_count(guards.n_graphs, 'graph')}"
         ),
         place=Place(),

@@ -284,6 +284,17 @@ def cure_of(
     return Cure("no", "no", dynamic, text.format(name=name), code.format(name=name))
 
 
+def cure_of_wrapped() -> Cure:
+    """Return what there is to say where torch's own wrapper sees another function behind it."""
+    return Cure(
+        "no", "no", "no",
+        "fn is what was given to torch.compile: torch runs functions of libraries, partials and"
+        " modules through one wrapper of its own, whose graphs and recompile limit they share. One"
+        " graph for each of them is ordinary; if it is the same one again, call torch.compile once,"
+        " outside of the loop.",
+    )  # fmt: skip
+
+
 _LOOKED_UP = re.compile(r"^G\['(\w+)'\]|\.__code__$")
 _ZERO_ONE = re.compile(r"\bexpected [01],|\bactual [01]\b")
 _SIZE = re.compile(r"([\w.\[\]']+?)\.size\(\)\[(\d{1,3})\]")

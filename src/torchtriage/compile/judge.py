@@ -68,6 +68,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
         ),
         healthy=not (findings or differences or any(_unlogged(logs).values()))
         and not any(log.end for log in logs)
+        and not any(one.outcome == "unfinished" for one in functions)
         and any(log.compilations for log in logs),
         torch=tuple(sorted({log.torch for log in logs if log.torch})),
         compile_ms=compile_ms,
@@ -145,6 +146,9 @@ def _first(
     if n_cut:
         which = f"{n_cut} of {format_count(len(logs), 'log')}" if len(logs) > 1 else "the log"
         said.append(f"{which} cannot be read to the end")
+    unfinished = sum(one.outcome == "unfinished" for one in functions)
+    if unfinished and not n_cut:
+        said.append(f"compiling {format_count(unfinished, 'function')} does not end in the log")
     first = "; ".join(said)
     return f"{first[0].upper()}{first[1:]}."
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torchtriage.finding import Frame
 
-__all__ = ["is_library", "parse_traceback", "part_name", "resumed", "user_frame"]
+__all__ = ["is_library", "is_wrapper", "parse_traceback", "part_name", "resumed", "user_frame"]
 
 _LIBRARY = re.compile(
     r"(?:^|[\\/])(?:site-packages|dist-packages)[\\/]|^<frozen |^<string>|^<eval"
@@ -22,6 +22,12 @@ _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
 def is_library(file: str) -> bool:
     """Return whether a file is of Python, of torch or of another installed package."""
     return _LIBRARY.search(file) is not None
+
+
+def is_wrapper(function: tuple[str, str, int]) -> bool:
+    """Return whether this is torch's wrapper around what is no plain function of the user's."""
+    name, file, _ = function
+    return name == "inner" and file.replace("\\", "/").endswith("_dynamo/external_utils.py")
 
 
 def parse_traceback(text: str) -> tuple[Frame, ...]:

@@ -7,11 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torchtriage.compile.breaks import Break
-from torchtriage.compile.fixes import break_id, cure_inside, cure_of, fix_of, known
+from torchtriage.compile.fixes import (
+    break_id,
+    cure_inside,
+    cure_of,
+    cure_of_wrapped,
+    fix_of,
+    known,
+)
 from torchtriage.compile.guards import PYTHON_GUARDS
 from torchtriage.compile.log import BreakSeen, Compilation, ProcessLog, RecompileSeen
 from torchtriage.compile.phases import OTHER, PHASES, Total, phase_of
-from torchtriage.compile.places import is_library, part_name, resumed, user_frame
+from torchtriage.compile.places import is_library, is_wrapper, part_name, resumed, user_frame
 from torchtriage.compile.result import (
     Books,
     Cache,
@@ -207,6 +214,8 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
         cure = cure_of(
             first.cause, first.source, first.dim, most, automatic=automatic, guard=first.guard
         )
+        if first.cause == "object" and first.source == "fn" and is_wrapper(seen.function):
+            cure = cure_of_wrapped()
         others: Counter[str] = Counter()
         for _, other in group:
             others.update(other.others)
@@ -296,7 +305,9 @@ def _outcome(one: Compilation, log: ProcessLog) -> tuple[str, str]:
         return "limit", one.limit
     if one.metrics.get("fail_type"):
         return "failed", f"{one.metrics['fail_type']}: {why}"[:500]
-    if one.metrics.get("graph_op_count") or one.has_graph:
+    if one.metrics.get("graph_op_count") or (
+        one.has_graph and (one.has_metrics or log.form == "text")
+    ):
         return "captured", ""
     if one.error:
         return "failed", one.error

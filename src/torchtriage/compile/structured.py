@@ -224,6 +224,10 @@ class _Reader:
         frames = [Frame(self._file(call.filename), call.line, call.name, True) for call in calls]
         frames.reverse()
         if frames and not one.name:
+            # torch 2.4 logs the compiler's own frames instead of the function: metrics name it
+            if frames[0].file.endswith("_dynamo/convert_frame.py"):
+                one.stack = tuple(frames)
+                return
             one.name, one.file, one.line = frames[0].function, frames[0].file, frames[0].line
             one.stack = tuple(frames[1:])
 

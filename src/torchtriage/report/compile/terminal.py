@@ -98,7 +98,8 @@ def _break(page: Page, one: GraphBreak, rank: int) -> None:
     )
     page.labelled("where", (words.graph_break(one), ""), indent=3)
     if one.functions:
-        names = ", ".join(visible(frame.function) for frame in one.functions[:4])
+        # of one name in several files, or at several lines: once
+        names = ", ".join(dict.fromkeys(visible(frame.function) for frame in one.functions[:8]))
         page.labelled("splits", (names, ""), indent=3)
     if one.explanation:
         page.labelled("why", (words.cut(one.explanation.split("\n\n")[0], 240), ""), indent=3)
@@ -208,12 +209,13 @@ def _inductor(page: Page, one: Inductor) -> None:
         page.labelled("kernels", (f"{made}, in {format_count(one.n_modules, 'module')}", ""))
         if one.n_fused_kernels:
             mean = one.n_fused_ops / one.n_fused_kernels
-            fused = f"{one.n_fused_ops} operators in {format_count(one.n_fused_kernels, 'kernel')}"
-            page.labelled("fusion", (f"{fused}, {mean:.1f} each", ""))
+            ops = format_count(one.n_fused_ops, "operator")
+            fused = f"{ops} in {format_count(one.n_fused_kernels, 'kernel')}, {mean:.1f} each"
+            page.labelled("fusion", (fused, ""))
         if one.library:
             page.labelled("library", (words.counts(one.library), ""))
         if one.fallback:
-            page.labelled("left as is", (words.counts(one.fallback), ""))
+            page.labelled("fallback", (words.counts(one.fallback), ""))
     for stage in one.stages:
         change = f"{stage.n_before:,} operators become {stage.n_after:,}"
         gone = f"; gone: {words.counts(stage.gone, 4)}" if stage.gone else ""
@@ -253,7 +255,7 @@ def _guards(page: Page, result: CompileResult) -> None:
     if told.latency_us is not None:
         page.labelled(
             "check",
-            (f"{told.latency_us:.0f} µs at each call, of the slowest: {visible(told.slowest)}", ""),
+            (f"{told.latency_us:.0f} µs when compiled, the slowest: {visible(told.slowest)}", ""),
         )
     if told.kinds:
         python = f"; {told.n_python} run Python" if told.n_python else ""

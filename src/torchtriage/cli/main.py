@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Can this trace be trusted, and how to record a better one?",
     "lint": "What slows PyTorch code down in its source, with exact lines.",
     "explain": "A pattern's page, or the list of all patterns.",
+    "dataset": "The open benchmark: programs with known faults, recorded and scored.",
     "demo": "A first result in a minute, from a bundled recording.",
     "show": "Render a saved JSON result again.",
     "completion": "Print the completion script of your shell.",

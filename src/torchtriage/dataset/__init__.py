@@ -1,0 +1,1 @@
+"""The open benchmark: programs with known faults, recorded, labelled and scored."""

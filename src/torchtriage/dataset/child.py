@@ -1,0 +1,133 @@
+"""Runs one script in a process of its own, with marks around its statements, and records it.
+
+    python -m torchtriage.dataset.child ITEM.json
+
+Every statement of the hot loop runs inside a mark that says its line, in clean scripts as in faulty
+ones, and so does every module of the classes asked for; ``label.py`` reads the marks and removes
+them. First some steps are timed without the profiler, then some are recorded.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torchtriage.dataset.script import LOOP
+
+MARK = "tt:"
+SETTLE, TIMED, ARM, RECORDED = 3, 10, 2, 5
+STEPS = SETTLE + TIMED + ARM + RECORDED + 1
+"""Steps of a script: to settle, timed without the profiler, to arm it, recorded, and to end it."""
+
+
+def marked(text: str, filename: str) -> Any:
+    """Return a script's code: its loop's statements in marks, and a step at the loop's end."""
+    tree = ast.parse(text, filename)
+    lines = text.splitlines()
+    (loop,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and lines[node.lineno - 1].strip() == LOOP
+    )
+    body: list[ast.stmt] = []
+    for statement in loop.body:
+        call = ast.Call(
+            ast.Name("__mark__", ast.Load()), [ast.Constant(f"{MARK}line {statement.lineno}")], []
+        )
+        body.append(ast.copy_location(ast.With([ast.withitem(call)], [statement], None), statement))
+    step = ast.Expr(ast.Call(ast.Name("__step__", ast.Load()), [], []))
+    loop.body = [*body, ast.copy_location(step, loop.body[-1])]
+    return compile(ast.fix_missing_locations(tree), filename, "exec")
+
+
+class Recording:
+    """Counts steps; times the first ones, records the last ones."""
+
+    def __init__(self, *, stacks: bool, memory: bool, cuda: bool) -> None:
+        import torch
+
+        self.torch = torch
+        self.step_ns: list[int] = []
+        self.n_steps = 0
+        self.begun_ns = time.perf_counter_ns()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, with_stack=stacks, profile_memory=memory,
+            schedule=torch.profiler.schedule(wait=0, warmup=ARM, active=RECORDED, repeat=1),
+        )  # fmt: skip
+
+    def step(self) -> None:
+        """End a step."""
+        if self.torch.cuda.is_initialized() and self.n_steps < SETTLE + TIMED:
+            self.torch.cuda.synchronize()
+        now_ns = time.perf_counter_ns()
+        if SETTLE <= self.n_steps < SETTLE + TIMED:
+            self.step_ns.append(now_ns - self.begun_ns)
+        self.n_steps += 1
+        if self.n_steps == SETTLE + TIMED:
+            self.profiler.start()
+        elif self.n_steps > SETTLE + TIMED and self.profiler is not None:
+            self.profiler.step()
+        self.begun_ns = time.perf_counter_ns()
+
+
+class Modules:
+    """Marks around the calls of modules whose class ends so; there in clean recordings too."""
+
+    def __init__(self, classes: list[str]) -> None:
+        import torch
+
+        self.endings = tuple(classes)
+        self.torch = torch
+        self.open: list[Any] = []
+        module = torch.nn.modules.module
+        module.register_module_forward_pre_hook(self.before)
+        module.register_module_forward_hook(self.after)
+
+    def before(self, module: Any, _args: Any) -> None:
+        """Open a mark."""
+        if type(module).__name__.endswith(self.endings):
+            mark = self.torch.profiler.record_function(f"{MARK}module")
+            mark.__enter__()
+            self.open.append(mark)
+
+    def after(self, module: Any, _args: Any, _out: Any) -> None:
+        """Close it."""
+        if type(module).__name__.endswith(self.endings):
+            self.open.pop().__exit__(None, None, None)
+
+
+def main() -> int:
+    """Run and record what ITEM.json says."""
+    item = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(item["folder"])
+    import torch
+
+    torch.set_num_threads(item["threads"])
+    recording = Recording(
+        stacks=item["stacks"], memory=item["memory"], cuda=item["device"] == "cuda"
+    )
+    Modules(item["modules"])
+    code = marked((folder / "train.py").read_text(), "train.py")
+    space: dict[str, Any] = {
+        "__name__": "__main__", "__file__": "train.py",
+        "__mark__": torch.profiler.record_function, "__step__": recording.step,
+    }  # fmt: skip
+    os.chdir(folder)
+    exec(code, space)
+    recording.profiler.stop()
+    recording.profiler.export_chrome_trace("marked.json")
+    facts = {"step_ns": recording.step_ns, "torch": torch.__version__}
+    Path("facts.json").write_text(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What is kept of the benchmark in a folder, read back: traces, labels, windows."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.dataset import store
+from torchtriage.dataset.windows import faulty, windows
+from torchtriage.errors import TraceFormatError, UsageError
+from torchtriage.trace import Trace, read_trace
+
+__all__ = ["TRACE", "Kept", "kept"]
+
+TRACE = ".ttcol"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One item of the benchmark. ``about`` : what its JSON says."""
+
+    about: dict[str, Any]
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """Its number, as text."""
+        return str(self.about["id"])
+
+    @property
+    def code(self) -> str:
+        """The fault's code, empty for a clean program."""
+        return str(self.about["code"])
+
+    @property
+    def step_ms(self) -> float:
+        """Median time of a step without the profiler."""
+        return float(np.median(self.about["step_ns"])) * 1e-6
+
+    def document(self) -> dict[str, Any]:
+        """Return the trace as the profiler wrote it, less the marks.
+
+        Raises
+        ------
+        TraceFormatError
+            The file is missing, damaged, or not the one that was recorded.
+        """
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise TraceFormatError(f"cannot read {self.path}: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != self.about["sha256"]:
+            raise TraceFormatError(
+                f"expected the recording of {self.id}.json, found another in {self.path}",
+                hint="remove both files and record again",
+            )
+        return store.read(self.path)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace as columns."""
+        return read_trace(io.BytesIO(json.dumps(self.document()).encode()))
+
+    @cached_property
+    def windows_ns(self) -> NDArray[np.int64]:
+        """Its windows, int64[n, 2], on the trace's clock."""
+        return windows(self.trace)
+
+    @cached_property
+    def faulty(self) -> NDArray[np.bool_]:
+        """Which windows the fault is in."""
+        intervals_ns = np.array(self.about["intervals_ns"], np.int64).reshape(-1, 2)
+        return faulty(self.windows_ns, intervals_ns)
+
+
+def kept(folder: Path) -> Iterator[Kept]:
+    """Yield the items in a folder, by their numbers.
+
+    Raises
+    ------
+    UsageError
+        There are none.
+    """
+    found = sorted(folder.glob("[0-9]*.json"))
+    if not found:
+        raise UsageError(
+            f"expected recordings of the benchmark in {folder}, found none",
+            hint="torchtriage dataset record makes them",
+        )
+    for path in found:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        yield Kept(about, path.with_suffix(TRACE))

@@ -1,0 +1,184 @@
+"""A trace in few bytes: columns of numbers and coded texts, packed; read back event by event.
+
+Events with the same keys are a group; each key of a group is a column. Times are kept as whole
+nanoseconds, growing numbers as differences, everything else as codes into one list of JSON texts.
+What is read back is equal to what was written, in the same order: key by key, number by number.
+
+The file: eight bytes that name the format, then one xz stream of a JSON header, a zero byte, and
+the columns one after the other, each of the integer type the header names.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.errors import TraceFormatError
+
+__all__ = ["read", "write"]
+
+MAGIC = b"ttcol\x00\x00\x01"
+_TYPES = (np.int8, np.int16, np.int32, np.int64)
+Ints = NDArray[np.int64]
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write a trace document (``traceEvents`` and what stands beside it)."""
+    path.write_bytes(pack(document))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a document that was written.
+
+    Raises
+    ------
+    TraceFormatError
+        Not such a file, or damaged.
+    """
+    try:
+        return unpack(path.read_bytes())
+    except (ValueError, KeyError, IndexError, TypeError, lzma.LZMAError, EOFError) as error:
+        raise TraceFormatError(
+            f"expected a trace of the benchmark, found something else in {path}: {error}",
+            hint="torchtriage dataset record writes it anew",
+        ) from error
+
+
+def pack(document: dict[str, Any]) -> bytes:
+    """Return a document's bytes."""
+    texts: dict[str, int] = {}
+    columns: list[Ints] = []
+    groups: dict[tuple[Any, ...], int] = {}
+    rows: list[list[dict[str, Any]]] = []
+    order = []
+    for event in document["traceEvents"]:
+        args = event.get("args")
+        shape = (tuple(event), tuple(args) if isinstance(args, dict) else None)
+        number = groups.setdefault(shape, len(groups))
+        if number == len(rows):
+            rows.append([])
+        rows[number].append(event)
+        order.append(number)
+    columns.append(np.array(order, np.int64))
+    described = []
+    for (keys, arg_keys), events in zip(groups, rows, strict=True):
+        coders = []
+        for key, values in _values(keys, arg_keys, events):
+            coder, column = _encode(values, texts)
+            coders.append([*key, coder])
+            columns.append(column)
+        described.append({"n": len(events), "args": arg_keys is not None, "columns": coders})
+    narrow = [column.astype(_type_of(column)) for column in columns]
+    header = {
+        "beside": {key: value for key, value in document.items() if key != "traceEvents"},
+        "keys": list(document),
+        "groups": described,
+        "texts": list(texts),
+        "types": [column.dtype.str for column in narrow],
+        "sizes": [len(column) for column in narrow],
+    }
+    # lower bytes together, then the next: what grows slowly packs twice as well
+    planes = [column.view(np.uint8).reshape(-1, column.itemsize).T.tobytes() for column in narrow]
+    body = json.dumps(header, separators=(",", ":")).encode() + b"\x00" + b"".join(planes)
+    return MAGIC + lzma.compress(body, preset=6)
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """Return the document of these bytes."""
+    if not data.startswith(MAGIC):
+        raise ValueError("the first eight bytes name no format")
+    text, _, body = lzma.decompress(data[len(MAGIC) :]).partition(b"\x00")
+    header = json.loads(text)
+    columns = _columns(header, body)
+    texts = header["texts"]
+    order = next(columns)
+    groups = []
+    for group in header["groups"]:
+        decoded = [
+            (top, key, _decode(coder, next(columns), texts)) for top, key, coder in group["columns"]
+        ]
+        groups.append(_events(group["n"], group["args"], decoded))
+    events = [next(groups[number]) for number in order.tolist()]
+    beside = header["beside"]
+    return {key: events if key == "traceEvents" else beside[key] for key in header["keys"]}
+
+
+def _columns(header: dict[str, Any], body: bytes) -> Iterator[Ints]:
+    at = 0
+    for name, size in zip(header["types"], header["sizes"], strict=True):
+        dtype = np.dtype(name)
+        end = at + size * dtype.itemsize
+        if end > len(body):
+            raise ValueError("the columns end too early")
+        planes = np.frombuffer(body[at:end], np.uint8).reshape(dtype.itemsize, -1)
+        yield np.ascontiguousarray(planes.T).view(dtype).reshape(-1).astype(np.int64)
+        at = end
+
+
+def _values(
+    keys: tuple[str, ...], arg_keys: tuple[str, ...] | None, events: list[dict[str, Any]]
+) -> Iterator[tuple[tuple[bool, str], list[Any]]]:
+    """Yield each column of a group: whether its key is the event's own, the key, the values."""
+    for key in keys:
+        if key == "args" and arg_keys is not None:
+            for arg in arg_keys:
+                yield (False, arg), [event["args"][arg] for event in events]
+            if not arg_keys:  # an empty object stands where it stood
+                yield (True, key), [{} for _ in events]
+        else:
+            yield (True, key), [event[key] for event in events]
+
+
+def _events(
+    n: int, has_args: bool, columns: list[tuple[bool, str, list[Any]]]
+) -> Iterator[dict[str, Any]]:
+    for at in range(n):
+        event: dict[str, Any] = {}
+        for top, key, values in columns:
+            if top:
+                event[key] = values[at]
+            elif has_args:
+                event.setdefault("args", {})[key] = values[at]
+        yield event
+
+
+# -- one column --------------------------------------------------------------------------------
+
+
+def _encode(values: list[Any], texts: dict[str, int]) -> tuple[str, Ints]:
+    """Return how a column is kept, and its numbers."""
+    if all(type(one) is int and -(2**62) < one < 2**62 for one in values):
+        return "differences", _differences(np.array(values, np.int64))
+    if all(type(one) is float for one in values):
+        micros = np.array(values)
+        if np.isfinite(micros).all() and np.abs(micros).max() < 2**52 / 1000:
+            nanos = np.rint(micros * 1000).astype(np.int64)
+            if (nanos / 1000 == micros).all() and not np.signbit(micros[micros == 0]).any():
+                return "thousandths", _differences(nanos)
+    codes = [texts.setdefault(json.dumps(one, separators=(",", ":")), len(texts)) for one in values]
+    return "texts", np.array(codes, np.int64)
+
+
+def _decode(coder: str, column: Ints, texts: list[str]) -> list[Any]:
+    if coder == "differences":
+        return list(np.cumsum(column).tolist())
+    if coder == "thousandths":
+        return list((np.cumsum(column) / 1000).tolist())
+    if coder == "texts":
+        return [json.loads(texts[code]) for code in column.tolist()]
+    raise ValueError(f"no way to keep a column is called {coder!r}")
+
+
+def _differences(column: Ints) -> Ints:
+    return np.diff(column, prepend=np.int64(0))
+
+
+def _type_of(column: Ints) -> type[np.signedinteger[Any]]:
+    least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    return next(one for one in _TYPES if np.iinfo(one).min <= least and most <= np.iinfo(one).max)

@@ -1,0 +1,46 @@
+"""The windows of a recording: equal pieces of its steps, each faulty or not."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage import intervals
+from torchtriage.trace.columns import Trace
+
+__all__ = ["PER_STEP", "faulty", "windows"]
+
+PER_STEP = 16
+HALF = 0.5
+
+Ints = NDArray[np.int64]
+
+
+def windows(trace: Trace) -> Ints:
+    """Return int64[n, 2]: beginning and end in ns, ``PER_STEP`` for each step of the host.
+
+    A recording without steps is one step.
+    """
+    steps = trace.steps
+    begin_ns, end_ns = steps.host_start_ns, steps.host_end_ns
+    if not len(steps):
+        begin_ns, end_ns = (np.array([one], np.int64) for one in steps.window[:2])
+    at = np.linspace(0, 1, PER_STEP + 1)
+    edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
+    return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)
+
+
+def faulty(windows_ns: Ints, intervals_ns: Ints) -> NDArray[np.bool_]:
+    """Return which windows the fault is in: it fills half of them, or half of it is in them.
+
+    Parameters
+    ----------
+    windows_ns : int64[n, 2]
+    intervals_ns : int64[k, 2], apart and in order.
+    """
+    found = np.zeros(len(windows_ns), np.bool_)
+    for begin_ns, end_ns in intervals_ns:
+        shared = np.minimum(windows_ns[:, 1], end_ns) - np.maximum(windows_ns[:, 0], begin_ns)
+        found |= shared >= HALF * max(end_ns - begin_ns, 1)
+    filled = intervals.covered(windows_ns, intervals_ns)
+    return found | (filled >= HALF * (windows_ns[:, 1] - windows_ns[:, 0]))

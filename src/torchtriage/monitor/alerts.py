@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.errors import UsageError
+from torchtriage.monitor.armed import Armed, Recorder
 from torchtriage.monitor.cause import CAUSES, Judged
 from torchtriage.monitor.detect.metric import MetricDetector
 from torchtriage.monitor.detect.requests import Alarm, Sample
@@ -65,11 +66,18 @@ class Alert:
     """How much of the excess time each cause explains, 0 to 1; empty where that says nothing."""
     facts: dict[str, Any] = field(default_factory=dict, hash=False)
     """What was seen: requests, collections, compilations, use of the machine."""
+    capture: str = ""
+    """The recording of a request after the alarm, in the follow-up of an alert told before."""
+    captured: tuple[str, ...] = ()
+    """What the recording shows: the first findings, a sentence each."""
 
     def title(self) -> str:
         """Return one line for people."""
         name = f"{self.model} {self.version}".strip()
         cause = f" ({self.cause})" if self.cause not in ("", "unknown") else ""
+        if self.capture:
+            shows = "; ".join(self.captured) or "nothing costly"
+            return f"{name}, recorded after {self.message}{cause}: {shows}"
         return f"{name}: {self.message}{cause}"
 
     def finding(self) -> Finding:
@@ -127,17 +135,29 @@ class Detection:
     >>> Detection(log, Slack("https://hooks.slack.com/..."), print)  # doctest: +SKIP
 
     A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind) within
-    ``repeat_s`` are told once; the next tells how many there were.
+    ``repeat_s`` are told once; the next tells how many there were. ``capture`` : a sampler,
+    ``torchtriage.sample(folder, every_s=None)``, which records a request after an alarm; a second
+    alert says what the recording shows.
     """
 
     drain_s = DRAIN_S
 
-    def __init__(self, *channels: Channel, repeat_s: float = REPEAT_S) -> None:
+    def __init__(
+        self, *channels: Channel, repeat_s: float = REPEAT_S, capture: Recorder | None = None
+    ) -> None:
         for channel in channels:
             if not callable(channel):
                 raise UsageError(f"expected functions to tell alerts to, found {channel!r}")
         self._channels = channels
         self._repeat_s = repeat_s
+        if capture is not None and not hasattr(capture, "on_capture"):
+            raise UsageError(
+                f"expected a sampler to capture with, found {capture!r}",
+                hint="capture=torchtriage.sample(folder, every_s=None)",
+            )
+        self._recorder = capture
+        self.capture: Armed | None = None
+        """What records requests after alarms, with its counts; None without a sampler."""
         self.silences: list[Silence] = []
         self._evidence = Evidence()
         self._begin()
@@ -218,6 +238,9 @@ class Detection:
     def start(self, monitor: Monitor) -> None:
         """Begin; in a forked child, anew."""
         self._begin()
+        self._monitor = monitor
+        if self._recorder is not None:
+            self.capture = Armed(self._recorder, self._follow_up, self.maintenance)
         self._evidence.start()
         self._thread = threading.Thread(target=self._tell, name="torchtriage-alerts", daemon=True)
         self._thread.start()
@@ -227,6 +250,8 @@ class Detection:
         evidence = self._evidence
         evidence.requests_s += sum(row[1] - row[0] for row in rows) * 1e-9
         evidence.look(time.perf_counter_ns())
+        if self.capture is not None:
+            self.capture.look(time.monotonic())
         key = (model.name, model.version)
         watched = self._watched.get(key) or self._watch(*key)
         for row in rows:
@@ -241,9 +266,10 @@ class Detection:
                 if not alarm.better:
                     watched.says = f"{alarm.kind}: {alarm.message}"
                 evidence.sample(time.perf_counter_ns())
-                self._raise(
-                    _alert(*key, alarm, watched.cause(alarm), row[1] * 1e-9 + self._offset_s)
-                )
+                at_s = row[1] * 1e-9 + self._offset_s
+                told = self._raise(_alert(*key, alarm, watched.cause(alarm), at_s))
+                if told is not None and self.capture is not None and not alarm.better:
+                    self.capture.arm(told, self._monitor.rings(model), time.monotonic())
 
         if watched.alarmed:
             self._on[model.name] = (time.monotonic(), watched.says)
@@ -259,6 +285,8 @@ class Detection:
     def close(self, deadline_s: float) -> None:
         """Tell what is pending until then."""
         self._evidence.stop()
+        if self.capture is not None:
+            self.capture.close()
         self._stop = True
         self._ready.set()
         self._thread.join(max(deadline_s - time.monotonic(), 0))
@@ -274,21 +302,29 @@ class Detection:
 
     # -- telling ---------------------------------------------------------------------------
 
-    def _raise(self, alert: Alert) -> None:
+    def _raise(self, alert: Alert) -> Alert | None:
+        """Have an alert told; return it as it will be, None where it is not."""
         key = (alert.model, alert.version, alert.kind)
         with self._lock:
             last_s, n_before = self._told.get(key, (-float("inf"), 0))
             if alert.at_s - last_s < self._repeat_s:
                 self._told[key] = (last_s, n_before + 1)
-                return
+                return None
             if any(one.covers(alert) for one in self.silences):
                 self.n_silenced += 1
-                return
+                return None
             self._told[key] = (alert.at_s, 0)
             if len(self._alerts) >= MAX_PENDING:
                 self.n_dropped += 1
-                return
-            self._alerts.append(replace(alert, n_before=n_before))
+                return None
+            told = replace(alert, n_before=n_before)
+            self._alerts.append(told)
+        self._ready.set()
+        return told
+
+    def _follow_up(self, alert: Alert, path: str, captured: tuple[str, ...]) -> None:
+        """Tell what the recording shows that was made after an alert."""
+        self._alerts.append(replace(alert, n_before=0, capture=path, captured=captured))
         self._ready.set()
 
     def _tell(self) -> None:

@@ -186,6 +186,8 @@ class AlertDocument:
     n_before: int
     shares: dict[str, float]
     facts: dict[str, Any]
+    capture: str
+    captured: tuple[str, ...]
     finding: Finding
 
 

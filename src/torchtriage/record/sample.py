@@ -151,6 +151,8 @@ class Sampler:
         self._clock = clock
         self._random = random.Random(seed)  # the script's own numbers stay
         self._closed = False
+        self.on_capture: Callable[[Path], object] | None = None
+        """Called with each exported file, in the exporting thread."""
         _wake_profiler()
         self._begin()
         _live.add(self)
@@ -213,6 +215,11 @@ class Sampler:
                 overhead=self._own_s / wall_s if wall_s > 0 else 0.0,
                 failures=dict(self._failures),
             )
+
+    @property
+    def capturing(self) -> bool:
+        """Whether this thread is being captured."""
+        return self._owner == get_ident()
 
     @property
     def files(self) -> list[Path]:
@@ -319,6 +326,8 @@ class Sampler:
             with self._counts:
                 self._captures += 1
             self._make_room()
+            if self.on_capture is not None:
+                self.on_capture(path)
         except Exception as error:
             capture.abandon()
             self._failed(error)

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torchtriage
 from torchtriage.monitor.observe import Ring
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class Armed:
         """Return the recording's first findings, a sentence each."""
         command = [sys.executable, "-m", "torchtriage", "analyze", str(path.absolute())]
         command += ["--sarif", "--quiet", "--top", str(N_FINDINGS)]
-        places = [str(Path(torchtriage.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,97 +1,160 @@
-"""Time what observing adds to a request, beside other ways to do so (docs/monitor.md).
+"""Measure what monitoring costs a service and what its sinks' troubles do: docs/monitor.md.
 
-    python benchmarks/monitoring.py [--redis redis://127.0.0.1:6379]
+    python benchmarks/monitoring.py cost         # a request's added time, beside other ways
+    python benchmarks/monitoring.py share        # of an inference of 1 ms, by A/B
+    python benchmarks/monitoring.py memory       # of ten million requests
+    python benchmarks/monitoring.py scrapers     # four of them on 1,000 series
+    python benchmarks/monitoring.py sinks        # down, hung, slow, out of memory, full
+    python benchmarks/monitoring.py shutdown     # while sinks hang
+    python benchmarks/monitoring.py callbacks    # from a sample to the callback, 16 busy threads
 
-Every figure is the time of the call with observing less that of the bare call in the same round.
+Each prints rows of a table in Markdown. Whatever is compared takes turns in short rounds, so that a
+busy machine troubles all of it alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import hashlib
 import importlib
+import json
+import os
+import shutil
+import signal
+import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
-from torchtriage.monitor import Monitor
+from torchtriage.monitor import Alert, Detection, JsonLog, Monitor, Prometheus, RedisStream
+from torchtriage.monitor.outlet import Outlet
 
-N = 20_000
-ROUNDS = 10
+Call = Callable[[], object]
+Times = list[int]
 
 
 def bare() -> None:
     """Do nothing."""
 
 
-def times_ns(call: Callable[[], object], n: int = N) -> list[int]:
-    """Return the duration of each of ``n`` calls."""
-    clock, out = perf_counter_ns, [0] * n
-    for at in range(n):
+def share_of(times: Times, share: float) -> int:
+    """Return a quantile."""
+    return sorted(times)[min(int(share * len(times)), len(times) - 1)]
+
+
+def row(*cells: object) -> None:
+    """Print one row of a table."""
+    print("|", *("|".join(f" {cell} " for cell in cells)), "|", sep="", flush=True)
+
+
+def head(*cells: str) -> None:
+    """Print a table's head: the first column is text, the others numbers."""
+    row(*cells)
+    print("|:--|" + "--:|" * (len(cells) - 1), flush=True)
+
+
+# -- cost: what a request takes longer -----------------------------------------------------
+
+N = 500
+ROUNDS = 60
+N_THREADS = 8
+
+
+def times_of(call: Call) -> Times:
+    """Return the duration of each of N calls."""
+    clock, out = perf_counter_ns, [0] * N
+    for at in range(N):
         start = clock()
         call()
         out[at] = clock() - start
     return out
 
 
-def added(call: Callable[[], object]) -> tuple[float, float]:
-    """Return what p50 and p99 of a call exceed the bare call's p50 by, ns, over several rounds."""
-    every: list[int] = []
-    base: list[int] = []
-    for _ in range(ROUNDS):
-        base += times_ns(bare)
-        every += times_ns(call)
-        time.sleep(0.05)  # the monitor's thread catches up: no service calls without a pause
-    every.sort()
-    least = statistics.median(base)
-    return every[len(every) // 2] - least, every[int(0.99 * len(every))] - least
+def times_in_threads(call: Call) -> Times:
+    """Return the durations of N calls in each of several threads at once."""
+    out: Times = []
+    threads = [
+        threading.Thread(target=lambda: out.extend(times_of(call))) for _ in range(N_THREADS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return out
 
 
-def in_threads(call: Callable[[], object], n_threads: int) -> float:
-    """Return ns per call and thread of all threads together, less the bare call's."""
+def times_in_tasks(call: Callable[[], Any]) -> Times:
+    """Return the duration of each of N awaited calls."""
 
-    def run(one: Callable[[], object]) -> float:
-        def work() -> None:
-            for _ in range(N):
-                one()
+    async def run() -> Times:
+        clock, out = perf_counter_ns, [0] * N
+        for at in range(N):
+            start = clock()
+            await call()
+            out[at] = clock() - start
+        return out
 
-        threads = [threading.Thread(target=work) for _ in range(n_threads)]
-        before = perf_counter_ns()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (perf_counter_ns() - before) / (N * n_threads)
-
-    return statistics.median(run(call) - run(bare) for _ in range(5))
+    return asyncio.run(run())
 
 
-def in_tasks(monitor: Monitor) -> float:
-    """Return ns per awaited call, less the bare coroutine's."""
-
-    async def nothing() -> None:
-        pass
-
-    observed = monitor.observe("tasks")(nothing)
-
-    async def run(one: Callable[[], object]) -> float:
-        before = perf_counter_ns()
-        for _ in range(N):
-            await one()  # type: ignore[misc]
-        return (perf_counter_ns() - before) / N
-
-    async def main() -> float:
-        return statistics.median([await run(observed) - await run(nothing) for _ in range(9)])
-
-    return asyncio.run(main())
+async def nothing() -> None:
+    """Do nothing, asynchronously."""
 
 
-def others(redis_url: str | None) -> dict[str, Callable[[], object]]:
-    """Return the other ways that are installed."""
-    ways: dict[str, Callable[[], object]] = {}
-    try:
+def cost() -> None:
+    """Print what p50 and p99 of a call exceed the bare one's p50 by: median of the rounds."""
+    with contextlib.ExitStack() as stack:
+        monitor = stack.enter_context(Monitor())
+        model = monitor.observe("detector", version="2.1")
+
+        def block() -> None:
+            with model.request(8):
+                pass
+
+        def bare_block() -> None:
+            with model:
+                pass
+
+        ways: dict[str, tuple[Callable[[Any], Times], Any, Any]] = {
+            "`@observe`": (times_of, model(bare), bare),
+            f"`@observe`, {N_THREADS} threads": (times_in_threads, model(bare), bare),
+            "`@observe`, asyncio": (times_in_tasks, model(nothing), nothing),
+            "`with model.request(8)`": (times_of, block, bare),
+            "`with model`": (times_of, bare_block, bare),
+        }
+        for name, other in others(stack).items():
+            ways[name] = times_of, other, bare
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, (timed, way, without) in ways.items():
+                least = share_of(timed(without), 0.5)
+                times = timed(way)
+                found[name].append((share_of(times, 0.5) - least, share_of(times, 0.99) - least))
+                monitor.drain()
+    head("added to a request, µs", "p50", "p99", "least p50")
+    for name, rounds in found.items():
+        p50s, p99s = zip(*rounds, strict=True)
+        row(name, *(f"{ns / 1e3:.2f}" for ns in (med(p50s), med(p99s), min(p50s))))
+
+
+def med(values: Any) -> float:
+    """Return the median."""
+    return float(statistics.median(values))
+
+
+def others(stack: contextlib.ExitStack) -> dict[str, Call]:
+    """Return other ways to measure a request, those that are installed."""
+    ways: dict[str, Call] = {}
+    with contextlib.suppress(ImportError):
         client = importlib.import_module("prometheus_client")
         registry = client.CollectorRegistry()
         histogram = client.Histogram("d", "d", ("model", "version"), registry=registry)
@@ -100,10 +163,8 @@ def others(redis_url: str | None) -> dict[str, Callable[[], object]]:
             start = perf_counter_ns()
             histogram.labels("detector", "2.1").observe((perf_counter_ns() - start) * 1e-9)
 
-        ways["prometheus_client, labels() per call"] = prometheus
-    except ImportError:
-        pass
-    try:
+        ways["prometheus_client, `labels()` per call"] = prometheus
+    with contextlib.suppress(ImportError):
         metrics = importlib.import_module("opentelemetry.sdk.metrics")
         export = importlib.import_module("opentelemetry.sdk.metrics.export")
         provider = metrics.MeterProvider([export.InMemoryMetricReader()])
@@ -115,65 +176,523 @@ def others(redis_url: str | None) -> dict[str, Callable[[], object]]:
             instrument.record((perf_counter_ns() - start) * 1e-9, labels)
 
         ways["OpenTelemetry histogram, two attributes"] = telemetry
-    except ImportError:
-        pass
-    if redis_url:
-        redis = importlib.import_module("redis").Redis.from_url(redis_url)
-        ways["Redis XADD in the request"] = lambda: redis.xadd("bench", {"d": 1}, maxlen=1000)
+    if shutil.which("redis-server"):
+        redis = stack.enter_context(Redis())
+
+        def stream() -> None:
+            start = perf_counter_ns()
+            redis.client.xadd("bench", {"d": perf_counter_ns() - start}, maxlen=1000)
+
+        ways["Redis XADD in the request"] = stream
     return ways
 
 
-def share_of_a_millisecond(monitor: Monitor) -> tuple[float, float]:
-    """Return how much longer 1 ms of work takes observed, in percent, and its standard error.
+# -- share: of one millisecond -------------------------------------------------------------
 
-    Blocks of both kinds follow each other in turns; the ratio of each pair is one sample.
+
+def share() -> None:
+    """Print what observing adds to 1 ms of work: by turns, in wall-clock time and in CPU time.
+
+    CPU time is the whole process', the monitor's thread included.
     """
+    data = bytes(1 << 16)
 
-    def work() -> None:
-        end = perf_counter_ns() + 1_000_000
-        while perf_counter_ns() < end:
+    def hashing(n: int) -> None:
+        for _ in range(n):
+            hashlib.sha256(data)  # releases the interpreter's lock, as inference does
+
+    def python(n: int) -> None:
+        for _ in range(n):
             pass
 
-    # the work ends by the clock, so that only what is outside of it can make it longer
-    observed = monitor.observe("work", version="1")(work)
+    head("1 ms of work, observed", "wall clock, %", "± ", "CPU time of all threads, %", "± ")
+    with Monitor() as monitor:
+        for name, work, unit in (("outside Python", hashing, 10), ("in Python", python, 10_000)):
+            n = unit
+            while (took := least_ns(lambda n=n, work=work: work(n))) < 1_000_000:
+                n = int(n * min(max(1.05e6 / took, 1.1), 10))
 
-    def block(one: Callable[[], object]) -> int:
-        before = perf_counter_ns()
-        for _ in range(50):
-            one()
-        return perf_counter_ns() - before
+            def one(n: int = n, work: Callable[[int], None] = work) -> None:
+                work(n)
 
-    ratios = []
-    for turn in range(60):
-        pair = (block(observed), block(work)) if turn % 2 else (block(work), block(observed))[::-1]
-        ratios.append(pair[0] / pair[1] - 1)
-    ratios.sort()
-    kept = ratios[6:-6]
-    return 100 * statistics.mean(kept), 100 * statistics.stdev(kept) / len(kept) ** 0.5
+            observed = monitor.observe(name)(one)
+            wall, cpu = [], []
+            for turn in range(600):
+                order = (observed, one) if turn % 2 else (one, observed)
+                took_ns = {call: block_ns(call, 10) for call in order}
+                with_, without = took_ns[observed], took_ns[one]
+                wall.append(100 * (with_[0] / without[0] - 1))
+                cpu.append(100 * (with_[1] / without[1] - 1))
+            row(name, *(f"{one:+.3f}" for kind in (wall, cpu) for one in middle(kind)))
+
+
+def least_ns(call: Call) -> int:
+    """Return the least of the times a call takes."""
+    return min(block_ns(call, 1)[0] for _ in range(7))
+
+
+def block_ns(call: Call, n: int) -> tuple[int, int]:
+    """Return wall-clock time and the process' CPU time of n calls."""
+    before = perf_counter_ns(), time.process_time_ns()
+    for _ in range(n):
+        call()
+    return perf_counter_ns() - before[0], time.process_time_ns() - before[1]
+
+
+def middle(values: list[float]) -> tuple[float, float]:
+    """Return the mean of the middle half, and twice its standard error."""
+    values = sorted(values)
+    cut = len(values) // 4
+    kept = values[cut:-cut]
+    # of a mean of the middle half; from the spread of batches of it, without a formula
+    chunks = [statistics.fmean(kept[at::10]) for at in range(10)]
+    spread = statistics.stdev(chunks) / 10**0.5
+    return statistics.fmean(kept), 2 * max(spread, 1.2533 * half_width(values) / len(values) ** 0.5)
+
+
+def half_width(values: list[float]) -> float:
+    """Return the standard deviation that half the distance of the quartiles tells."""
+    return 0.7413 * (values[3 * len(values) // 4] - values[len(values) // 4])
+
+
+# -- memory --------------------------------------------------------------------------------
+
+
+def memory(n_millions: int = 10) -> None:
+    """Print how much the process grows per request, from the second million on."""
+    head("requests", "sinks", "RSS at 1 million, MB", "at the end, MB", "growth, bytes a request")
+    closed = f"redis://127.0.0.1:{free_port()}"
+    for name, sinks in (
+        ("none", lambda: []),
+        ("a log to /dev/null, Redis down", lambda: [JsonLog("/dev/null"), RedisStream(closed)]),
+    ):
+        with Monitor(*sinks()) as monitor:
+            call = monitor.observe("detector", version="2.1", size=lambda n: n & 1023)(abs)
+            seen: list[tuple[int, int]] = []
+            for done in range(0, n_millions * 1_000_000, 10_000):
+                for at in range(10_000):
+                    call(at)
+                monitor.drain()
+                if done >= 1_000_000:
+                    seen.append((done, rss_bytes()))
+            assert monitor.accounts().sent == n_millions * 1_000_000
+        slope = statistics.linear_regression(*zip(*seen, strict=True)).slope
+        millions = f"{n_millions} million"
+        row(millions, name, f"{seen[0][1] / 1e6:.1f}", f"{seen[-1][1] / 1e6:.1f}", f"{slope:+.3f}")
+
+
+def rss_bytes() -> int:
+    """Return the memory of this process that is resident."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# -- scrapers ------------------------------------------------------------------------------
+
+N_SERIES = 1_000
+N_SCRAPERS = 4
+SCRAPE = """
+import socket, sys, threading, time
+port, pause_s = int(sys.argv[1]), float(sys.argv[2])
+def scrape():
+    room = bytearray(1 << 20)
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as one:
+            one.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+            while one.recv_into(room):
+                pass
+        time.sleep(pause_s)
+for _ in range(int(sys.argv[3])):
+    threading.Thread(target=scrape).start()
+"""
+
+
+def scrapers() -> None:
+    """Print what scrapers cost the request rate: a phase without is followed by one with."""
+    client = importlib.import_module("prometheus_client")
+    head(f"{N_SCRAPERS} scrapers, {N_SERIES:,} series", "1 a second each, %", "without a pause, %")
+    listener = Prometheus(port=0)
+    with Monitor(listener) as monitor:
+        calls = [monitor.observe("detector", version=str(n))(inference) for n in range(N_SERIES)]
+        row("torchtriage", *(f"{rate(calls, listener.port, pause_s):+.1f}" for pause_s in (1, 0)))
+    registry = client.CollectorRegistry()
+    histogram = client.Histogram("d", "d", ("model", "version"), registry=registry)
+    server, _ = client.start_http_server(0, "127.0.0.1", registry)
+
+    def stock(version: str) -> Call:
+        bound = histogram.labels("detector", version)
+
+        def call() -> None:
+            start = perf_counter_ns()
+            inference()
+            bound.observe((perf_counter_ns() - start) * 1e-9)
+
+        return call
+
+    calls = [stock(str(n)) for n in range(N_SERIES)]
+    port = server.server_port
+    row("prometheus_client", *(f"{rate(calls, port, pause_s):+.1f}" for pause_s in (1, 0)))
+    server.shutdown()
+
+
+def inference() -> None:
+    """Work for 1 ms or so, most of it outside Python."""
+    for _ in range(12):
+        hashlib.sha256(DATA)
+
+
+DATA = bytes(1 << 16)
+
+
+def rate(calls: list[Call], port: int, pause_s: float) -> float:
+    """Return by how many percent scrapers change the rate of requests: median of the pairs."""
+
+    def served(seconds: float) -> float:
+        n, begin = 0, time.perf_counter()
+        while time.perf_counter() < begin + seconds:
+            calls[n % len(calls)]()
+            n += 1
+        return n / (time.perf_counter() - begin)
+
+    served(1.5)
+    changes = []
+    for _ in range(4):
+        without = served(1.5)
+        command = [sys.executable, "-c", SCRAPE, str(port), str(pause_s), str(N_SCRAPERS)]
+        child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        served(0.4)  # it starts
+        with_ = served(1.5)
+        child.kill()
+        child.wait()
+        changes.append(100 * (with_ / without - 1))
+    return med(changes)
+
+
+# -- sinks in trouble ----------------------------------------------------------------------
+
+TROUBLES = ("healthy", "down", "hung", "slow", "out of memory", "disk full")
+
+
+def sinks() -> None:
+    """Print what a sink's trouble does to a request: a process for each, which take turns."""
+    with contextlib.ExitStack() as stack:
+        children = {name: stack.enter_context(Child(name)) for name in TROUBLES}
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in TROUBLES}
+        for turn in range(10):
+            order = TROUBLES if turn % 2 else TROUBLES[::-1]
+            for name in order:
+                rounds[name].append(children[name].round())
+        head("Redis, or the log's disk", "request p50, µs", "p99, µs", "p99 beside healthy, µs",
+             "readings of accounts, wrong", "sent", "dropped", "pending")  # fmt: skip
+        healthy = [p99 for _, p99 in rounds["healthy"]]
+        for name, found in rounds.items():
+            p50s, p99s = zip(*found, strict=True)
+            beside = med([one - other for one, other in zip(p99s, healthy, strict=True)])
+            told = children[name].end()
+            row(name, f"{med(p50s):.2f}", f"{med(p99s):.2f}", f"{beside:+.2f}",
+                f"{told['readings']:,}, {told['wrong']}",
+                *(f"{told[one]:,}" for one in ("sent", "dropped", "pending")))  # fmt: skip
+
+
+class Child:
+    """A process with a sink in trouble, which serves a round of requests when asked."""
+
+    def __init__(self, trouble: str) -> None:
+        command = [sys.executable, __file__, "child", trouble]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> Child:
+        """Return it, started."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.communicate()
+
+    def _ask(self, what: str) -> Any:
+        to, from_ = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert from_ is not None
+        print(what, file=to, flush=True)
+        return json.loads(from_.readline())
+
+    def round(self) -> tuple[float, float]:
+        """Return p50 and p99 of a round's requests, µs."""
+        p50, p99 = self._ask("round")
+        return p50, p99
+
+    def end(self) -> Any:
+        """Return its accounts."""
+        return self._ask("end")
+
+
+def serve(trouble: str) -> None:
+    """Serve rounds of requests, of one in two milliseconds, as the parent asks."""
+    with troubled(trouble) as (sink, begin):
+        monitor = Monitor(sink)
+        call = monitor.observe("detector", version="2.1")(bare)
+        began, ended = [0], [0]
+        readings = wrong = 0
+        stop = False
+
+        def watch() -> None:
+            nonlocal readings, wrong
+            while not stop:
+                least = ended[0]
+                accounts = monitor.accounts()
+                most = began[0]
+                readings += 1
+                wrong += not least <= accounts.produced <= most
+                for one in (accounts, sink.accounts()):
+                    wrong += one.produced != one.sent + one.dropped + one.pending
+                time.sleep(0.005)
+
+        def paced(n: int) -> Times:
+            out = []
+            for _ in range(n):
+                time.sleep(0.002)
+                began[0] += 1
+                start = perf_counter_ns()
+                call()
+                out.append(perf_counter_ns() - start)
+                ended[0] += 1
+            return out
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        paced(100)
+        begin()
+        for line in sys.stdin:
+            if line.startswith("end"):
+                break
+            times = paced(250)
+            print([share_of(times, 0.5) / 1e3, share_of(times, 0.99) / 1e3], flush=True)
+        stop = True
+        watcher.join()
+        accounts = sink.accounts()
+        told = {"readings": readings, "wrong": wrong, "sent": accounts.sent}
+        told |= {"dropped": accounts.dropped, "pending": accounts.pending}
+        print(json.dumps(told), flush=True)
+
+
+@contextlib.contextmanager
+def troubled(trouble: str) -> Iterator[tuple[Outlet, Call]]:
+    """Yield a sink, and what begins its trouble."""
+    if trouble == "disk full":
+        yield JsonLog("/dev/full", max_bytes=0), bare
+        return
+    with Redis() as redis, Slow(redis.port) as slow:
+        # small enough to be filled, so that records are dropped too
+        sink = RedisStream(
+            f"redis://127.0.0.1:{slow.port if trouble == 'slow' else redis.port}", max_pending=1_000
+        )
+        begin: dict[str, Call] = {
+            "down": redis.process.kill,
+            "hung": lambda: redis.process.send_signal(signal.SIGSTOP),
+            "out of memory": lambda: redis.client.config_set("maxmemory", "1"),
+        }
+        yield sink, begin.get(trouble, bare)
+
+
+class Redis:
+    """A Redis server of our own."""
+
+    def __enter__(self) -> Redis:
+        """Start it, and wait until it answers."""
+        client = importlib.import_module("redis")
+        self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory()
+        self.process = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+             "--maxmemory-policy", "noeviction"],
+            cwd=self._folder.name, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.client = client.Redis(port=self.port)
+        for _ in range(1000):
+            with contextlib.suppress(client.ConnectionError):
+                self.client.ping()
+                break
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+        self._folder.cleanup()
+
+
+class Slow:
+    """Hands on to a server what comes, and 50 ms later what it answers."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+
+    def __enter__(self) -> Slow:
+        """Listen."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._listener.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self._listener.accept()
+                other = socket.create_connection(("127.0.0.1", self._target))
+                for pair in ((one, other, 0.0), (other, one, 0.05)):
+                    threading.Thread(target=self._hand_on, args=pair, daemon=True).start()
+
+    def _hand_on(self, source: socket.socket, target: socket.socket, pause_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                time.sleep(pause_s)
+                target.sendall(data)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+# -- shutdown ------------------------------------------------------------------------------
+
+ENDS = """
+import redis, structlog, sys, time
+from torchtriage.monitor import JsonLog, Monitor, Prometheus, RedisStream
+if sys.argv[1] != "without":
+    url = f"redis://127.0.0.1:{sys.argv[2]}"
+    sinks = [JsonLog("/dev/full"), Prometheus(0), RedisStream(url), RedisStream(url, stream="b")]
+    monitor = Monitor(*sinks)
+    call = monitor.observe("detector")(abs)
+    for n in range(60_000):
+        call(n)
+    time.sleep(0.3)
+    if sys.argv[1] == "close":
+        before = time.perf_counter()
+        monitor.close()
+        print(time.perf_counter() - before)
+        sys.exit()
+print(time.time(), flush=True)
+"""
+
+
+def shutdown() -> None:
+    """Print how long the end takes while a log's disk is full and Redis hangs.
+
+    60,000 requests are to be sent. Closing alone, and from the last statement to the process' end.
+    """
+    with Redis() as redis:
+        redis.process.send_signal(signal.SIGSTOP)
+        took: dict[str, list[float]] = {"close": [], "exit": [], "without": []}
+        for _ in range(6):
+            for kind, times in took.items():
+                command = [sys.executable, "-c", ENDS, kind, str(redis.port)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                ended = time.time()
+                told = float(done.stdout)
+                times.append(told if kind == "close" else ended - told)
+    head("the end while sinks hang, ms", "median", "most")
+    names = (
+        "`close()`",
+        "interpreter's end",
+        "interpreter's end, the same imported and nothing observed",
+    )
+    for name, times in zip(names, took.values(), strict=True):
+        row(name, f"{1e3 * med(times):.0f}", f"{1e3 * max(times):.0f}")
+
+
+# -- callbacks -----------------------------------------------------------------------------
+
+N_MODELS = 60
+N_BUSY = 16
+
+
+def callbacks() -> None:
+    """Print how long after a request's end its alarm's callback begins, while threads are busy."""
+    told: list[float] = []
+    offset_s = time.time() - time.perf_counter()
+
+    def callback(alert: Alert) -> None:
+        told.append(time.perf_counter() + offset_s - alert.at_s)
+
+    head(f"sample to callback, ms, {N_BUSY} threads", "p50", "p99", "most", "alarms")
+    for name, busy in (
+        ("idle", None),
+        ("busy outside Python", inference),
+        ("busy in Python", spin),
+    ):
+        told.clear()
+        with Monitor(Detection(callback, repeat_s=0)) as monitor:
+            models = [monitor.observe(name, version=str(n)) for n in range(N_MODELS)]
+            for model in models:
+                for n in range(700):  # usual ones: nobody waits for these
+                    end = perf_counter_ns()
+                    model.local.ring.end((end - 2_000_000 - n % 37 * 997, end, None, None))
+                monitor.drain()
+            stop = threading.Event()
+            threads = [threading.Thread(target=keep_busy, args=(stop, busy)) for _ in range(N_BUSY)]
+            for thread in threads if busy else ():
+                thread.start()
+            end_s = time.monotonic() + 15
+            for model in models:
+                if time.monotonic() > end_s:  # 16 threads in Python leave 60 turns a second
+                    break
+                before, n = len(told), 0
+                while len(told) == before and n < 300:
+                    end = perf_counter_ns()
+                    n += 1
+                    model.local.ring.end((end - 9_000_000 - n % 37 * 997, end, None, None))
+                    time.sleep(0.002)
+            stop.set()
+            for thread in threads if busy else ():
+                thread.join()
+        values = [int(1e6 * one) for one in told]
+        row(name, *(f"{share_of(values, one) / 1e3:.1f}" for one in (0.5, 0.99, 1)), len(values))
+
+
+def spin() -> None:
+    """Compute in Python for a while."""
+    for _ in range(10_000):
+        pass
+
+
+def keep_busy(stop: threading.Event, work: Call) -> None:
+    """Work until told to stop."""
+    while not stop.is_set():
+        work()
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    one.__name__: one for one in (cost, share, memory, scrapers, sinks, shutdown, callbacks)
+}
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redis", help="also time a synchronous write to this server")
-    arguments = parser.parse_args()
-    with Monitor() as monitor:
-        model = monitor.observe("detector", version="2.1")
-
-        def block() -> None:
-            with model.request(8):
-                pass
-
-        print("| way | p50 ns | p99 ns |\n|:--|--:|--:|")
-        ways = {"@observe": model(bare), "with model.request(size)": block}
-        for name, way in (ways | others(arguments.redis)).items():
-            p50, p99 = added(way)
-            print(f"| {name} | {p50:,.0f} | {p99:,.0f} |")
-        print(f"| @observe, 8 threads, ns per call | {in_threads(model(bare), 8):,.0f} | |")
-        print(f"| @observe, asyncio, ns per call | {in_tasks(monitor):,.0f} | |")
-        percent, error = share_of_a_millisecond(monitor)
-        print(f"1 ms of work takes {percent:+.3f} % longer observed (standard error {error:.3f})")
-        print(monitor.accounts())
+    """Run the parts that are named, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    given = parser.parse_args().parts
+    if given[:1] == ["child"]:
+        serve(given[1])
+        return
+    unknown = [name for name in given if name not in PARTS]
+    if unknown:
+        parser.error(f"expected parts of {', '.join(PARTS)}, found {', '.join(unknown)}")
+    for name in given or PARTS:
+        begin = time.perf_counter()
+        PARTS[name]()
+        print(f"{name}: {time.perf_counter() - begin:.0f} s\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,11 @@ class Monitor:
         self._start()
         return model
 
+    def rings(self, model: Model) -> list[Ring]:
+        """Return the queues of the threads that serve a model."""
+        with self._lock:
+            return [ring for one, ring in self._all_rings() if one is model]
+
     def _add_ring(self, model: Model, ring: Ring) -> None:
         self._new_rings.append((model, ring))
 

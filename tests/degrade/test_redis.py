@@ -7,14 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from torchtriage.degrade import Ladder, Mode, Policy, RedisStore, Shared
 from torchtriage.errors import MissingExtraError, StoreError
+from torchtriage.monitor import Alert, Detection
 
 pytestmark = [pytest.mark.redis, pytest.mark.timing]
 
@@ -90,6 +93,58 @@ def test_all_workers_answer_degraded_within_100_ms_of_one_alarm(server: Server) 
     for one in workers:
         one.close()
     assert [row["why"] for row in workers[0]._store.log()] == ["p99 doubled"]
+
+
+def test_alarms_that_come_and_go_degrade_in_100_ms_and_switch_once_per_dwell(server) -> None:
+    """From a detector's alarm, over Redis, to a worker's degraded answer, in each wave of load."""
+    dwell_s = 1.0
+    workers = [ladder(server, dwell_s=dwell_s, probe_share=0.5, probe_calls=5) for _ in range(4)]
+    detections = []
+    for one in workers:
+        one.start(every_s=0.02)
+        told = Detection(lambda alert, one=one: one.raise_alarm(alert.title()), repeat_s=0)
+        told.start(None)
+        detections.append(told)
+    stop = threading.Event()
+
+    def serve(one: Ladder) -> None:
+        while not stop.is_set():
+            one()
+            time.sleep(0.002)
+
+    threads = [threading.Thread(target=serve, args=(one,)) for one in workers]
+    for thread in threads:
+        thread.start()
+    took_s = []
+    try:
+        for wave in range(3):
+            until(lambda: all(one.status().mode == "full" for one in workers))
+            time.sleep(dwell_s)
+            at = wave % len(workers)
+            alert = Alert("detector", "", "shift", "slower", "", 2.0, time.time())
+            detections[at]._raise(alert)
+            took_s.append(until(lambda at=at: workers[at]() != "full"))
+            for flap in range(10):  # within a dwell, and from all sides
+                one = workers[flap % len(workers)]
+                one.clear_alarm() if flap % 2 else one.raise_alarm("flapping")
+                time.sleep(0.05)
+            for one in workers:
+                one.clear_alarm()
+        until(lambda: all(one.status().mode == "full" for one in workers))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for one in (*workers, *detections):
+            one.close() if isinstance(one, Ladder) else one.close(time.monotonic() + 30)
+    assert sorted(took_s)[1] < 0.1 * MACHINE
+    rows = workers[0]._store.log()[::-1]
+    # by the clock of Redis, which names its entries by the millisecond
+    at_s = [int(row["id"].partition("-")[0]) / 1000 for row in rows]
+    assert min(later - one for one, later in pairwise(at_s)) >= dwell_s - 0.001
+    levels = [row["level"] for row in rows]
+    assert levels.count(0) >= 3  # it came back from each
+    assert len(levels) >= 6
 
 
 def test_the_trouble_of_one_worker_keeps_all_of_them_down(server: Server) -> None:

@@ -81,7 +81,7 @@ def version_change(service: Service) -> None:
 
 def input_mix(service: Service) -> None:
     """Send larger inputs."""
-    times = service.random.choice((3, 5, 8))
+    times = service.random.choice((5, 8, 12))
     service.sizes = tuple(times * size for size in SIZES[2:])
 
 
@@ -243,12 +243,14 @@ def trial(fault: str, seed: int) -> dict[str, Any]:
     time.sleep(0.1)
     n_before = len(service.alerts)
     FAULTS[fault][1](service)
-    for _ in range(AFTER):
-        service.request()
-        if len(service.alerts) > n_before:
-            break
-    for end in service.ends:
-        end()
+    try:
+        for _ in range(AFTER):
+            service.request()
+            if len(service.alerts) > n_before:
+                break
+    finally:
+        for end in service.ends:
+            end()
     service.inside = None
     service.monitor.close()
     alerts = service.alerts[n_before:]

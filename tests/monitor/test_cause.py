@@ -380,6 +380,17 @@ def test_requests_that_get_quicker_are_news_and_no_trouble(detection):
     assert detection.alarm("detector") == ""
 
 
+def test_the_collector_is_watched_once_however_often_it_starts_and_no_more_after_the_end():
+    before = len(gc.callbacks)
+    detection = Detection()
+    for _ in range(2):
+        detection._begin()  # as after a fork
+        detection._evidence.start()
+    assert len(gc.callbacks) == before + 1
+    detection._evidence.stop()
+    assert len(gc.callbacks) == before
+
+
 def test_a_cause_can_be_silenced(detection):
     detection.silence(1e9, cause="errors")
     detection._raise(Alert("detector", "", "missing", "", "errors", 2.0, 1e9))

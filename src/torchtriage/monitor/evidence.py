@@ -22,17 +22,17 @@ from torchtriage.host import Reading, allowed_cpus, read_host
 
 __all__ = ["Evidence", "Host", "Moment", "compilations"]
 
-SAMPLE_S = 0.25
-"""A sample takes 0.2 ms, with 64 threads 1 ms."""
+SAMPLE_S = 0.5
+"""A sample takes 0.15 ms, with 32 threads about 1 ms."""
 SOONEST_S = 0.01
 """Between two samples, where alarms come at once."""
 N_MOMENTS = 256
-"""A minute of samples."""
+"""Two minutes of samples."""
 N_PAUSES = 512
 N_COMPILATIONS = 64
 SHORTEST_PAUSE_NS = 100_000
 """Younger generations are collected many times a second in less: no request is slow for it."""
-MAX_THREADS = 64
+MAX_THREADS = 32
 TICKS_S = 0.2
 """The kernel counts the machine's CPU time in steps of 10 ms: less says nothing."""
 TASKS = Path("/proc/self/task")
@@ -70,7 +70,7 @@ class Host(NamedTuple):
 
 
 class Evidence:
-    """What a process can tell of itself and its machine, of the last minute."""
+    """What a process can tell of itself and its machine, of the last two minutes."""
 
     def __init__(self) -> None:
         self.requests_s = 0.0

@@ -356,7 +356,7 @@ def rate(calls: list[Call], port: int, pause_s: float) -> float:
 
     served(1.5)
     changes = []
-    for _ in range(4):
+    for _ in range(3):
         without = served(1.5)
         command = [sys.executable, "-c", SCRAPE, str(port), str(pause_s), str(N_SCRAPERS)]
         child = subprocess.Popen(command, stderr=subprocess.DEVNULL)

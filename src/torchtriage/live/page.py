@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchtriage.degrade import Ladder
     from torchtriage.live.watched import WatchedLadder, WatchedRollout
     from torchtriage.monitor.alerts import Alert
+    from torchtriage.monitor.metrics import Value
     from torchtriage.monitor.monitor import Monitor
     from torchtriage.monitor.observe import Model, Row
     from torchtriage.rollout import Rollout
@@ -196,6 +197,10 @@ class LivePage:
             listener.end()
         if self._thread is not None:
             self._thread.join(max(deadline_s - time.monotonic(), 0))
+
+    def metrics(self) -> list[Value]:
+        """Return what a listener of the monitor tells of it."""
+        return [("monitor_failures_total", {}, self.n_failures)]
 
     # -- its thread ------------------------------------------------------------------------
 

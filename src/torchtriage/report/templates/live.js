@@ -9,6 +9,7 @@ const IDLE_S = 20;
 const N_ROLLOUTS = 2; // the newest
 const SOURCES = { alarm: "alarm", ladder: "ladder", rollout: "rollout" };
 const NB = "\u00a0";
+const glued = (text) => text.replace(/(\d) (?=%|[mµ]?s\b)/g, `$1${NB}`); // a number stays with its unit
 const find = (id) => document.getElementById(id);
 
 const seen = { at: 0, wall: 0, models: new Map(), memory: [], told: [], ladders: [], rollouts: [], inFlight: [], notShown: 0, refused: 0, listeners: 0 };
@@ -284,7 +285,7 @@ function headline() {
     text = "No requests in the last 10 s";
   }
   find("kicker").replaceChildren("live · ", h("b", { class: mark[0] }, mark[1]), ` · ${clock(seen.at)}`);
-  write(find("verdict"), text.replace(/(\d) (?=%|[mµ]?s\b)/g, `$1${NB}`));
+  write(find("verdict"), glued(text));
   document.title = `${newest || down ? "! " : ""}${text} · torchtriage`;
   const memory = seen.memory[seen.memory.length - 1];
   const rows = [
@@ -301,11 +302,11 @@ function moves() {
     h("ol", { class: "rungs" }, ladder.modes.map((mode, level) => h("li", { class: level !== ladder.level ? "" : level ? "now below" : "now", "aria-current": level === ladder.level },
       h("b", {}, mode.name), level === ladder.level - 1 && ladder.probing ? "on trial" : mode.check === "failed" ? "failed its check" : mode.check === "not checked" ? "not checked yet" : "",
       h("span", { class: "tag" }, `${mode.n_calls} calls${mode.n_failed ? `, ${mode.n_failed} failed` : ""}${mode.n_late ? `, ${mode.n_late} late` : ""}`)))),
-    h("p", { class: "why" }, [ladder.dry_run ? "dry run: the first mode answers" : "", ladder.held ? "held by a person" : "", ladder.connected ? "" : "the store does not answer", ladder.why].filter(Boolean).join("; ")),
+    h("p", { class: "why" }, glued([ladder.dry_run ? "dry run: the first mode answers" : "", ladder.held ? "held by a person" : "", ladder.connected ? "" : "the store does not answer", ladder.why].filter(Boolean).join("; "))),
   ]), ...seen.rollouts.slice(-N_ROLLOUTS).reverse().flatMap((rollout) => [
     h("h2", {}, "Rollout ", h("small", {}, `${rollout.control} → ${rollout.candidate}`)),
     h("ol", { class: "stages" }, rollout.steps.map((share, stage) => h("li", { class: stage < rollout.stage || rollout.status === "done" ? "passed" : stage > rollout.stage ? "" : rollout.status === "rolled back" ? "left" : "now" }, percent(share)))),
-    h("p", { class: "why" }, rollout.status === "running" ? "" : h("b", {}, rollout.status), rollout.status !== "running" && rollout.waiting ? ": " : "", rollout.error || rollout.waiting),
+    h("p", { class: "why" }, rollout.status === "running" ? "" : h("b", {}, rollout.status), rollout.status !== "running" && rollout.waiting ? ": " : "", glued(rollout.error || rollout.waiting)),
   ]));
 }
 function told() {
@@ -315,7 +316,7 @@ function told() {
   const known = new Set([...list.children].map((item) => item.dataset.id));
   for (const one of seen.told) {
     if (known.has(String(one.id))) continue;
-    list.prepend(h("li", { class: one.tone, "data-id": one.id }, h("p", { class: "head-line" }, h("b", {}, one.source === "alarm" ? `alarm: ${one.word}` : one.word), h("span", {}, one.subject), h("time", {}, clock(one.at_s))), h("p", {}, one.text)));
+    list.prepend(h("li", { class: one.tone, "data-id": one.id }, h("p", { class: "head-line" }, h("b", {}, one.source === "alarm" ? `alarm: ${one.word}` : one.word), h("span", {}, one.subject), h("time", {}, clock(one.at_s))), h("p", {}, glued(one.text))));
   }
   while (list.children.length > 100) list.lastChild.remove();
 }

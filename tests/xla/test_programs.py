@@ -15,6 +15,9 @@ from torchtriage.errors import LogError
 from torchtriage.xla.judge import judge
 from torchtriage.xla.programs import read_dumps
 
+HARMED = gzip.compress(b"x")[:10] + b"\xff" * 20
+"""A gzip whose head is whole and whose body is not."""
+
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
@@ -37,7 +40,7 @@ def test_a_folder_is_one_program(dumps: Path) -> None:
     ]  # fmt: skip
     assert {each.name: each.count for each in one.skipped} == {
         "files of an XLA dump that are no HLO text": 1,
-        "files that are not text or too large": 1,
+        "files that are not text, damaged or too large": 1,
         "files without a dump": 1,
     }
     assert {note.code for note in one.notes} == {"counts-differ"}
@@ -52,10 +55,11 @@ def test_one_file_is_a_program_too(dumps: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "found other text"),
+        (b"", "found an empty file"),
         (b"hello\n", "found other text"),
         (b"\0\1\2\3", "found a binary file"),
-        (b"\x1f\x8b\x08\x00", "cannot be read"),
+        (b"\x1f\x8b\x08\x00", "found one that cannot be read"),
+        (HARMED, "found one that cannot be read"),
     ],
 )
 def test_what_is_no_dump_is_one_clear_line(tmp_path: Path, data: bytes, said: str) -> None:
@@ -71,8 +75,17 @@ def test_what_is_no_dump_is_one_clear_line(tmp_path: Path, data: bytes, said: st
 def test_neither_is_an_empty_folder_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="found none in 0 files"):
         read_dumps([str(tmp_path)])
-    with pytest.raises(LogError, match="cannot be read"):
+    with pytest.raises(LogError, match="expected a readable file"):
         read_dumps([str(tmp_path / "missing.txt")])
+
+
+def test_damage_in_a_folder_does_not_hide_the_rest(dumps: Path) -> None:
+    (dumps / "harmed.txt.gz").write_bytes(HARMED)
+    (dumps / "cut.txt.gz").write_bytes(gzip.compress(REPORT.encode())[:60])
+    (one,) = read_dumps([str(dumps)])
+    assert one.n_compiled == 3
+    skipped = {each.name: each.count for each in one.skipped}
+    assert skipped["files that are not text, damaged or too large"] == 3
 
 
 def test_models_and_dumps_do_not_mix(dumps: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,14 +90,15 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> Progr
             continue
         text = _text(path, folder=folder)
         if text is None:
-            read.skipped["files that are not text or too large"] += 1
+            read.skipped["files that are not text, damaged or too large"] += 1
         elif _take(read, path, text):
             read.paths.append(str(path))
         elif folder:
             read.skipped["files without a dump"] += 1
         else:
+            found = "other text" if text.strip() else "an empty file"
             raise LogError(
-                "expected a dump of torch_xla or XLA, found other text", where=str(path), hint=HOW
+                f"expected a dump of torch_xla or XLA, found {found}", where=str(path), hint=HOW
             )
     if not read.paths:
         raise LogError(
@@ -118,10 +120,18 @@ def _text(path: Path, *, folder: bool) -> str | None:
         if folder:
             return None
         raise
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
-        if folder and not isinstance(error, OSError):
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if folder:
             return None
-        raise LogError(f"cannot be read: {error}", where=str(path)) from error
+        raise LogError(
+            f"expected a whole gzip, found one that cannot be read: {error}", where=str(path),
+            hint="copy the file again; it was cut or damaged on its way",
+        ) from error  # fmt: skip
+    except OSError as error:
+        raise LogError(
+            f"expected a readable file, found: {error.strerror or error}", where=str(path),
+            hint="check the path and its permissions",
+        ) from error  # fmt: skip
     if b"\0" in data[:4096]:
         if folder:
             return None

@@ -186,8 +186,8 @@ def program(one: Program) -> Iterable[tuple[str, str]]:
         yield (
             "told",
             (
-                f"{one.n_compiled_told:,} compilations and {one.n_executed_told:,} executions"
-                " (PT_XLA_DEBUG)"
+                f"{format_count(one.n_compiled_told, 'compilation')} and"
+                f" {format_count(one.n_executed_told or 0, 'execution')} (PT_XLA_DEBUG)"
             ),
         )
     if one.n_saved is not None:

@@ -202,7 +202,8 @@ class Service:
         return text if time.monotonic() - at_s < seconds else ""
 
     def _alarmed(self, alert: monitor.Alert) -> None:
-        if alert.kind != "surge":  # one slow request alone is no reason to do anything
+        # one slow request alone is no reason to act, nor is what others do to this machine
+        if alert.kind != "surge" and alert.cause != "host contention":
             self._alarms[alert.version] = (time.monotonic(), alert.title())
         if self.page is not None:
             self.page.show(alert)

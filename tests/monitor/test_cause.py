@@ -101,12 +101,12 @@ def test_compiling_explains_the_requests_it_ran_in():
 
 def test_waiting_beyond_the_usual_is_contention():
     evidence = Evidence()
-    # of 0.4 s of requests 0.01 s were waited before; then 0.07 s of 0.12 s
+    # 0.01 s were waited for 0.4 s of a processor before; then 0.07 s for 0.05 s
     moments(evidence, (0, 0.0, 0.0, 0.0, 0.0), (2000, 0.4, 0.01, 0.4, 0.4),
             (2210, 0.45, 0.08, 0.52, 0.8))  # fmt: skip
     judged = told(slowed(), evidence)
     assert judged.cause == "host contention"
-    assert judged.shares["host contention"] == pytest.approx(0.067 / 0.08, abs=0.01)
+    assert judged.shares["host contention"] == pytest.approx(0.06875 / 0.08, abs=0.001)
     assert judged.facts["others_cores"] > 1
 
 
@@ -114,6 +114,13 @@ def test_usual_waiting_is_no_contention():
     evidence = Evidence()
     moments(evidence, (0, 0.0, 0.0, 0.0, 0.0), (2000, 0.2, 0.2, 0.4, 2.0),
             (2210, 0.26, 0.26, 0.52, 2.3))  # fmt: skip
+    assert told(slowed(), evidence).cause == "unknown"
+
+
+def test_more_work_that_waits_its_usual_share_is_no_contention():
+    evidence = Evidence()
+    moments(evidence, (0, 0.0, 0.0, 0.0, 0.0), (2000, 0.2, 0.2, 0.4, 2.0),
+            (2210, 0.27, 0.27, 0.52, 2.3))  # fmt: skip
     assert told(slowed(), evidence).cause == "unknown"
 
 
@@ -365,7 +372,7 @@ def test_a_ladder_can_ask_what_alarms_until_it_is_long_over(detection, monkeypat
     detection.offer(Model, rows(2, 900))
     assert detection.alarm("detector") == ""
     detection.offer(Model, rows(6, 40, 10_000))
-    assert detection.alarm("detector").startswith("shift: requests are")
+    assert ": " in detection.alarm("detector")
     assert detection.alarm("other") == ""
     for at in range(20):
         clock[0] += 10

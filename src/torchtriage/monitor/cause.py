@@ -197,7 +197,8 @@ def _waited_s(recent: Sequence[Seen], strays: Sequence[Seen], evidence: Evidence
     waited_s = 0.0
     if now.waited is not None:
         before = usual.waited if usual is not None and usual.waited is not None else 0.0
-        waited_s = (now.waited - before) * now.requests_s * _part(recent, now)
+        own_s = now.own_cores * now.seconds
+        waited_s = (now.waited - before) * own_s * _part(recent, now)
     if now.stolen is not None:
         before = usual.stolen if usual is not None and usual.stolen is not None else 0.0
         used_s = sum(one.end_ns - one.start_ns for one in strays) * 1e-9
@@ -251,7 +252,7 @@ def _facts(
     for when, host in (("", now), ("_before", usual)):
         if host is None:
             continue
-        told = {"waited_share": host.waited, "others_cores": host.others_cores}
+        told = {"waited_per_cpu_s": host.waited, "others_cores": host.others_cores}
         told |= {"own_cores": host.own_cores, "stolen_share": host.stolen}
         facts |= {f"{name}{when}": round(x, 3) for name, x in told.items() if x is not None}
     return facts

@@ -55,9 +55,10 @@ class Moment(NamedTuple):
 class Host(NamedTuple):
     """What happened on the machine in a stretch of time, per second of it.
 
-    ``from_ns`` : its start, the sample before what was asked for. ``waited`` : of a request's time,
-    the share in the queue for a processor. ``own_cores``, ``others_cores`` : processors used.
-    ``stolen`` : share of the machine's CPU time that a hypervisor took. None where it is not known.
+    ``from_ns`` : its start, the sample before what was asked for. ``waited`` : seconds in the queue
+    for a processor per second on one, since what takes more turns waits more. ``own_cores``,
+    ``others_cores`` : processors used. ``stolen`` : share of the machine's CPU time that a
+    hypervisor took. None where it is not known.
     """
 
     from_ns: int
@@ -199,8 +200,8 @@ def _between(before: Moment, after: Moment) -> Host:
     requests_s = after.requests_s - before.requests_s
     own_s = after.own_s - before.own_s
     waited = others = stolen = None
-    if before.waited_s is not None and after.waited_s is not None and requests_s > 0:
-        waited = (after.waited_s - before.waited_s) / requests_s
+    if before.waited_s is not None and after.waited_s is not None and own_s > 0:
+        waited = (after.waited_s - before.waited_s) / own_s
     if before.host is not None and after.host is not None and seconds >= TICKS_S:
         others = max(after.host.busy_s - before.host.busy_s - own_s, 0.0) / seconds
         stolen = max(after.host.stolen_s - before.host.stolen_s, 0.0) / seconds

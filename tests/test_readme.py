@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +32,25 @@ def test_the_first_screen_is_the_output_of_the_demo() -> None:
     block = re.search(r"<!-- demo.*?```text\n(.*?)```", README, re.DOTALL)
     assert block is not None
     assert block[1].rstrip() == demo().rstrip()
+
+
+def test_the_monitored_function_can_be_scraped() -> None:
+    (block,) = re.findall(r"```python\n([^`]*?monitor\.start.*?)```", README, re.DOTALL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert "9464" in block
+    code = block.replace("9464", str(port)) + "\ndetect(None)\ninput()\n"
+    metrics = b""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as service:
+        end_s = time.monotonic() + 60
+        while b'duration_seconds_count{model="detector",version="2.1"} 1\n' not in metrics:
+            assert time.monotonic() < end_s, metrics
+            time.sleep(0.05)
+            with contextlib.suppress(OSError):
+                metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+        service.communicate(b"\n")
+    assert service.returncode == 0
 
 
 def test_every_linked_file_exists() -> None:

@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "bench": "How to run a model: eager or torch.compile, in which mode.",
     "gate": "Was it made slower? Record samples, check a candidate, with exit codes for CI.",
     "rollout": "Where staged rollouts stand, what happened, and a person's hand on them.",
-    "monitor": "Replay a service's recordings through the anomaly detectors.",
+    "monitor": "A service's dashboard and alerting rules; its recordings through the detectors.",
     "memory": "Judge memory snapshots: the peak by line, leaks, fragmentation, settings.",
     "compile": "Judge torch.compile's logs: graph breaks, recompilations, compile time.",
     "xla": "How many graphs a model is on PyTorch/XLA, by dynamo and LazyTensor, and why.",

@@ -1,4 +1,4 @@
-"""``torchtriage monitor``: what a monitored service's recordings would have alarmed."""
+"""``torchtriage monitor``: a dashboard, alerting rules, and what recordings would have alarmed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchtriage.cli.options import output_option
-from torchtriage.cli.output import check_outputs, save
+from torchtriage.cli.output import check_outputs, emit, save
 from torchtriage.errors import UsageError
 from torchtriage.names import visible
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 @click.group("monitor")
 def command() -> None:
-    """Watch a model in production: replay recordings through the detectors."""
+    """Watch a model in production: dashboard, alerting rules, recordings through the detectors."""
 
 
 @command.command("replay")
@@ -168,6 +168,62 @@ def _ladder_text(one: LadderReplay) -> list[str]:
         said = "" if step.kind == "switch" else f"{step.kind} "
         lines.append(f"  {step.row:>7}  {said}{step.before} -> {step.after}: {step.why}")
     return lines
+
+
+@command.command("dashboard")
+@output_option
+def dashboard(output: str | None) -> None:
+    """Print a dashboard for Grafana (9 or newer), as JSON to import.
+
+    Every metric that a service under torchtriage.monitor tells has its panel; the data source, the
+    instance, the model and the version are chosen on the page.
+    """
+    from torchtriage.monitor.dashboard import dashboard as document
+
+    check_outputs([output])
+    emit(document().encode(), output)
+
+
+@command.command("rules")
+@click.option(
+    "--latency",
+    metavar="[MODEL=]SECONDS",
+    multiple=True,
+    help="Alert where p99 is above; without a model, for all that are not named.",
+)
+@click.option(
+    "--errors",
+    metavar="SHARE",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="Alert where a larger share of a model's requests fails.",
+)
+@output_option
+def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
+    r"""Print recording and alerting rules for Prometheus, as YAML for its rule_files.
+
+    Only how slow is too slow must be chosen; docs/monitor.md lists the alerts and what to do.
+
+    \b
+    torchtriage monitor rules --latency 0.2 --latency detector=0.05 -o torchtriage.rules.yml
+    """
+    from torchtriage.monitor.rules import rules as document
+
+    check_outputs([output])
+    emit(document(errors, dict(map(_objective, latency))).encode(), output)
+
+
+def _objective(text: str) -> tuple[str, float]:
+    model, _, seconds = text.rpartition("=")
+    try:
+        return model, float(seconds)
+    except ValueError:
+        raise UsageError(
+            f"expected seconds, or a model's name and seconds, found {visible(text)!r}",
+            where="--latency",
+            hint="--latency 0.2 or --latency detector=0.05",
+        ) from None
 
 
 def _text(streams: list[Replayed], ladders: list[LadderReplay]) -> list[str]:

@@ -396,6 +396,7 @@ def test_graphs_for_another_grad_mode_are_told() -> None:
     ("make", "match"),
     [
         (lambda: BucketedModule(len, pad=1), "nn.Module"),
+        (lambda: BucketedModule(Encoder()), "pad: expected the dimensions"),
         (lambda: BucketedModule(Encoder(), pad={"input_ids": 1}), "no parameter 'input_ids'"),
         (lambda: BucketedModule(Encoder(), pad={"ids": 1}, mask="mask"), "no parameter 'mask'"),
         (lambda: BucketedModule(Encoder(), pad=1, bucket=[1]), "no option 'bucket'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import itertools
 import sys
 import threading
@@ -71,10 +73,12 @@ class Worker:
 
     It is no daemon: a process that ends waits for the compilation that runs, and the rest is
     dropped; a thread killed inside of a compiler can take the process down.
+
+    ``imports`` : a module that the jobs will import.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, imports: str = "") -> None:
+        self._name, self._imports = name, imports
         self._jobs: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -104,6 +108,7 @@ class Worker:
 
     def _work(self) -> None:
         with _frequent_turns():
+            _set_aside(self._imports)
             while (job := self._next()) is not None:
                 job()
 
@@ -116,6 +121,20 @@ class Worker:
             self._thread = None
             self._idle.set()
             return None
+
+
+def _set_aside(imports: str) -> None:
+    """Take what is there already from Python's garbage collector, for good, once in a process.
+
+    Compiling makes so many objects that the collector goes through all there are, and every thread
+    waits: 0.2 s and more where torch's compiler is imported. What is left for it is what comes now.
+    """
+    if gc.get_freeze_count():  # the program does so itself, or it was done before
+        return
+    if imports:
+        with contextlib.suppress(ImportError):  # said when the job fails
+            importlib.import_module(imports)
+    gc.freeze()
 
 
 _turns = threading.Lock()

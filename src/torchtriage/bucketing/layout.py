@@ -39,6 +39,11 @@ class Mask:
 
 def read_pad(declared: Any) -> dict[str, Dims]:
     """Return the padded dimensions by input name."""
+    if declared is None:
+        raise UsageError(
+            "pad: expected the dimensions whose size varies, found none",
+            hint='pad=1 is dimension 1 of every tensor input, pad={"input_ids": 1} of one',
+        )
     rules = _rules(declared, "pad")
     read: dict[str, Dims] = {}
     for name, rule in rules.items():

@@ -131,7 +131,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         self,
         model: Any,
         *,
-        pad: Any,
+        pad: Any = None,
         buckets: Any = "auto",
         crop: Any = None,
         fill: Any = 0,
@@ -178,7 +178,9 @@ class BucketedModule(_Module):  # type: ignore[misc]
         self._reader = Reader(model, set_["pad"], set_["fill"], set_["masks"])
         self._planner = Planner(self._reader.axes, plan_, **set_["planning"])
         self._lock = threading.RLock()
-        self._worker = Worker("torchtriage-buckets")
+        is_inductor = set_["options"].get("backend", "inductor") == "inductor"
+        compiler = "torch._inductor.compile_fx" if is_inductor else ""
+        self._worker = Worker("torchtriage-buckets", compiler)
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._dynamic: OrderedDict[Key, _Entry] = OrderedDict()
         self._seen: Counter[tuple[Any, ...]] = Counter()

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
+from torchtriage.bucketing import libraries
 from torchtriage.bucketing.planning import Plan
 from torchtriage.errors import UsageError
 
 __all__ = ["load", "save"]
 
 FORMAT = "torchtriage-buckets/1"
-_PLAN, _CACHES = "plan.json", "caches.bin"
+_PLAN, _CACHES, _LIBRARIES = "plan.json", "caches.bin", "libraries/"
 
 
 def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, ...]]) -> None:
@@ -28,6 +29,7 @@ def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, 
     document = {
         "format": FORMAT,
         "torch": str(torch.__version__),
+        "processor": libraries.processor(),
         "buckets": {axis: list(sizes) for axis, sizes in plan.buckets.items()},
         "sizes": [list(one) for one in history],
     }
@@ -37,6 +39,8 @@ def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, 
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr(_PLAN, json.dumps(document))
             file.writestr(_CACHES, caches)
+            for name, library in libraries.compiled().items():
+                file.write(library, f"{_LIBRARIES}{name}")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -51,11 +55,16 @@ def load(
         with zipfile.ZipFile(path) as file:
             document = json.loads(file.read(_PLAN))
             caches = file.read(_CACHES)
+            compiled = {
+                name.removeprefix(_LIBRARIES): file.read(name)
+                for name in file.namelist()
+                if name.startswith(_LIBRARIES)
+            }
         if document["format"] != FORMAT:
             raise UsageError(f"expected {FORMAT}, found {document['format']!r:.60}", where=where)
         buckets = {str(axis): tuple(map(int, sizes)) for axis, sizes in document["buckets"].items()}
         history = [tuple(map(int, one)) for one in document["sizes"]]
-        version = str(document["torch"])
+        version, processor = str(document["torch"]), str(document["processor"])
     except FileNotFoundError:
         raise UsageError("there is no such file", where=where) from None
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
@@ -75,4 +84,7 @@ def load(
         return plan, history, "no caches were saved: compiling anew"
     if torch.compiler.load_cache_artifacts(caches) is None:
         return plan, history, "torch did not take the caches: compiling anew"
+    if compiled and processor != libraries.processor():
+        return plan, history, f"C++ kernels are of another processor ({processor}): compiling anew"
+    libraries.restore(compiled)
     return plan, history, ""

@@ -33,6 +33,15 @@ def value(text, line):
     return float(found.rsplit(" ", 1)[1])
 
 
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture
 def listener():
     return Prometheus(port=0)
@@ -100,6 +109,25 @@ def test_a_listener_beyond_this_machine_needs_a_token():
             Prometheus(host=host)
     Prometheus(host="::1")
     Prometheus(host="localhost")
+
+
+def test_a_listener_asks_no_name_server(monkeypatch):
+    def hangs(name=""):
+        raise AssertionError("it would wait for an answer")
+
+    monkeypatch.setattr(socket, "getfqdn", hangs)
+    with Monitor(Prometheus(port=0)):
+        pass
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+def test_a_listener_at_ipv6():
+    listener = Prometheus(port=0, host="::1")
+    with Monitor(listener) as monitor:
+        monitor.observe("detector")
+        monitor.drain()
+        with urllib.request.urlopen(f"http://[::1]:{listener.port}/metrics") as answer:
+            assert b"detector" in answer.read()
 
 
 def test_a_token_is_asked_for():

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from torchtriage.errors import UsageError
@@ -80,6 +81,8 @@ class Listener(ThreadingHTTPServer):
         self._room = threading.BoundedSemaphore(most)
         self._open: set[Any] = set()
         self._ended = threading.Event()
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__(address, Handler)
         except OSError as error:
@@ -89,6 +92,10 @@ class Listener(ThreadingHTTPServer):
             ) from error
         self.port: int = self.server_address[1]
         threading.Thread(target=self._run, name=f"torchtriage-{what}", daemon=True).start()
+
+    def server_bind(self) -> None:
+        """Bind, without asking a name server what this machine is called: it may be away."""
+        TCPServer.server_bind(self)
 
     def _run(self) -> None:
         """Serve until the end, without the half second that shutdown() may take."""

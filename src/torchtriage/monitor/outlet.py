@@ -145,20 +145,27 @@ class Outlet:
         while True:
             stopping = self._stop.wait(self.wait_s if not failures else _backoff_s(failures))
             while batch := self._take():
-                try:
-                    self.send([self._record(*pair) for pair in batch])
-                except Exception as error:
+                if not self._hand_over(batch):
                     failures += 1
-                    self.last_error = f"{type(error).__name__}: {error}"
-                    self._put_back(batch)
                     break
-                failures, self.last_error = 0, ""
-                with self._lock:
-                    self._in_hand = 0
-                    self._sent += len(batch)
+                failures = 0
             if stopping:
                 self.release()
                 return
+
+    def _hand_over(self, batch: list[tuple[Model, Row]]) -> bool:
+        """Send a batch; return whether it arrived. What did not is pending again."""
+        try:
+            self.send([self._record(*pair) for pair in batch])
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            self._put_back(batch)
+            return False
+        self.last_error = ""
+        with self._lock:
+            self._in_hand = 0
+            self._sent += len(batch)
+        return True
 
     def _take(self) -> list[tuple[Model, Row]]:
         with self._lock:
@@ -169,10 +176,7 @@ class Outlet:
     def _put_back(self, batch: list[tuple[Model, Row]]) -> None:
         with self._lock:
             self._in_hand = 0
-            room = max(self._max_pending - len(self._rows), 0)
-            kept = batch[len(batch) - min(room, len(batch)) :]
-            self._dropped += len(batch) - len(kept)
-            self._rows.extendleft(reversed(kept))
+            self._rows.extendleft(reversed(batch))  # there is room: it counted as pending
 
     def _record(self, model: Model, row: Row) -> Record:
         start_ns, end_ns, size, note = row

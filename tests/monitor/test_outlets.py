@@ -135,6 +135,7 @@ def test_a_log_has_one_line_of_json_per_request(tmp_path):
     with Monitor(log) as monitor:
         observe(monitor, 3)
         observe(monitor, 1, error="x" * 1_000_000 + "\ud800\n")
+        wait_for(lambda: log.accounts().pending == 0)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 4
     assert lines[0]["event"] == "request"
@@ -149,6 +150,7 @@ def test_a_log_keeps_a_share_of_the_requests_and_all_failures(tmp_path):
     with Monitor(log) as monitor:
         observe(monitor, 2000)
         observe(monitor, 20, error="rejected")
+        wait_for(lambda: log.accounts().pending == 0)
     lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert sum("error" in line for line in lines) == 20
     assert 120 < len(lines) - 20 < 280

@@ -70,6 +70,7 @@ def test_blocks_nest(monitor):
     assert (only(monitor).finished, only(monitor).in_flight) == (2, 0)
 
 
+@pytest.mark.timing
 def test_coroutines_that_overlap_each_have_their_own_time(monitor):
     model = monitor.observe("detector")
 

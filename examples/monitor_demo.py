@@ -37,6 +37,7 @@ from torchtriage.degrade.result import Entry
 from torchtriage.experiment import Rate, Typical
 from torchtriage.live import LivePage
 from torchtriage.memory.processes import rss_bytes
+from torchtriage.monitor.rules import rules
 from torchtriage.rollout import Plan, Rollout, RolloutStore, open_rollouts
 
 PER_S = 40.0
@@ -393,7 +394,7 @@ def redis(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, metrics_port: int) -> Iterator[str]:
-    """Run a Prometheus that scrapes the service; yield its address, empty where there is none."""
+    """Run a Prometheus with our rules; yield where its alerts are, empty where there is none."""
     server, port = shutil.which("prometheus"), free_port()
     if server is None:
         yield ""
@@ -401,11 +402,14 @@ def prometheus(folder: Path, metrics_port: int) -> Iterator[str]:
     config = folder / "prometheus.yml"
     job = {"job_name": "demo", "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}]}
     every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config.write_text(json.dumps({"global": every, "scrape_configs": [job]}))
+    (folder / "rules.yml").write_text(rules())
+    config.write_text(
+        json.dumps({"global": every, "rule_files": ["rules.yml"], "scrape_configs": [job]})
+    )
     listen = f"127.0.0.1:{port}"
     command = [server, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with beside([*command, f"--web.listen-address={listen}"]):
-        yield f"http://{listen}" if answers(port) else ""
+        yield f"http://{listen}/alerts" if answers(port) else ""
 
 
 # -- the demo ----------------------------------------------------------------------------------

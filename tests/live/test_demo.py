@@ -58,7 +58,10 @@ def test_the_demo_runs_and_ends_with_all_it_started() -> None:
         assert listener.find(failed)
         assert listener.find(lambda data: data["rollouts"])[0]["candidate"] == "1.1"
 
-        query = f"{said['Prometheus']}/api/v1/query?query=up"
+        api = said["Prometheus"].replace("/alerts", "/api/v1")
+        rules = json.loads(urllib.request.urlopen(f"{api}/rules", timeout=60).read())
+        assert any(group["rules"] for group in rules["data"]["groups"])
+        query = f"{api}/query?query=up"
         end_s, up = time.monotonic() + 60, ""
         while up != "1" and time.monotonic() < end_s:
             found = json.loads(urllib.request.urlopen(query, timeout=60).read())["data"]["result"]

@@ -252,6 +252,8 @@ def test_a_ladder_and_a_rollout_are_told_as_they_move(monitor: Monitor, page: Li
         assert data["rollouts"][0]["share"] == share
         assert data["ladders"][0]["mode"] == "lite"
     assert one["text"] == "errors: worse"
+    told = [one for one in Listener(page.port).next()[1]["told"] if one["source"] == "ladder"]
+    assert len(told) == len(ladder.entries)
     assert [share for _, share in data["rollouts"][0]["changes"]] == [0.05, 1.0, 0.0]
 
 
@@ -387,6 +389,20 @@ def test_a_listener_that_never_reads_holds_nobody_up(
     lazy.close()
 
 
+def test_a_listener_that_has_left_is_found_out_where_nothing_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_page, "POINT_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(live_page, "HEARTBEAT_S", 0.02)
+    page = LivePage(port=0)
+    with Monitor(page):
+        listener = Listener(page.port)
+        listener.next()
+        assert listener.answer.readline() == b":\n"
+        listener.close()
+        until(lambda: page._n_listeners == 0)
+
+
 def test_further_listeners_are_refused_and_counted(monitor: Monitor, page: LivePage) -> None:
     listeners = [Listener(page.port) for _ in range(MAX_LISTENERS)]
     for _ in range(3):
@@ -402,7 +418,9 @@ def test_further_listeners_are_refused_and_counted(monitor: Monitor, page: LiveP
     assert Listener(page.port).next()[0] == "all"
 
 
-def test_after_closing_no_thread_and_no_port_is_left() -> None:
+def test_after_closing_no_thread_and_no_port_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "HEARTBEAT_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(Handler, "timeout", 10 * DEADLINE_S)
     before = set(threading.enumerate())
     page = LivePage(port=0)
     monitor = Monitor(page)
@@ -410,6 +428,7 @@ def test_after_closing_no_thread_and_no_port_is_left() -> None:
     listeners = [Listener(page.port) for _ in range(4)]
     lazy = hung(page.port)
     until(lambda: page._n_listeners == 5)
+    page._feed.put(live_page._event("new", {"text": "x" * 10_000_000}))
     monitor.close()
     until(lambda: not set(threading.enumerate()) - before)
     for one in listeners:
@@ -456,7 +475,7 @@ def test_a_forked_child_goes_on_without_the_page(monitor: Monitor, page: LivePag
     listener.next()
     server = page._listener
     assert server is not None
-    said, ended = os.pipe(), os.pipe()
+    said = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -467,16 +486,14 @@ def test_a_forked_child_goes_on_without_the_page(monitor: Monitor, page: LivePag
             sockets = [server.socket.fileno(), *(one.fileno() for one in server._open)]
             told = [page._listener is None, page._history.models(), mine, sockets]
             os.write(said[1], json.dumps(told).encode())
-            os.read(ended[0], 1)
         finally:
             os._exit(0)
+    os.close(said[1])
     told = json.loads(os.read(said[0], 10_000))
+    os.close(said[0])
+    os.waitpid(pid, 0)
     assert told == [True, [], ["torchtriage-monitor"], [-1, -1]]
     with detect.request():
         pass
     (model,) = listener.find(lambda data: data["models"])
     assert model["points"][0]["n"] == 1
-    os.write(ended[1], b"x")
-    os.waitpid(pid, 0)
-    for end in (*said, *ended):
-        os.close(end)

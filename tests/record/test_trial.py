@@ -13,7 +13,7 @@ import pytest
 from torchtriage.finding import Agreement, Cost, Finding, Fix, Frame, Place, Result
 from torchtriage.record.trial import Sample, agreement, run_trial
 from torchtriage.record.verify import conclude
-from torchtriage.report import verification
+from torchtriage.report.verification import json_report, terminal
 
 
 def took(step_ms: float | None, *, losses=(1.0, 0.5), outputs=(), run_ms=1000.0) -> Sample:
@@ -146,7 +146,7 @@ def test_a_slower_program_is_called_slower():
 
 def test_the_report_shows_every_round_and_fits_its_width():
     result = conclude(trial_of(), before="python a.py", after="python b.py " + "x" * 200)
-    text = verification.render(result).plain
+    text = terminal.render(result).plain
     assert max(map(len, text.splitlines())) <= 80
     assert "●" in text
     assert "python a.py" in text
@@ -154,8 +154,8 @@ def test_the_report_shows_every_round_and_fits_its_width():
 
 def test_the_document_follows_its_schema():
     result = conclude(trial_of(), before="a", after="b")
-    jsonschema.validate(json.loads(verification.encode(result)), verification.schema())
-    assert verification.decode(verification.encode(result)) == result
+    jsonschema.validate(json.loads(json_report.encode(result)), json_report.schema())
+    assert json_report.decode(json_report.encode(result)) == result
 
 
 def found(naive_ms: float) -> Result:

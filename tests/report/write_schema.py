@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from torchtriage.gate.importers import schema as samples_schema
-from torchtriage.report import alert, json_report, verification
+from torchtriage.report import alert, json_report
 from torchtriage.report.bench import json_report as bench_json
 from torchtriage.report.comparison import json_report as comparison_json
 from torchtriage.report.compile import json_report as compile_json
@@ -14,6 +14,7 @@ from torchtriage.report.gate import json_report as gate_json
 from torchtriage.report.lint import json_report as lint_json
 from torchtriage.report.memory import json_report as memory_json
 from torchtriage.report.rollout import json_report as rollout_json
+from torchtriage.report.verification import json_report as verification_json
 from torchtriage.report.xla import json_report as xla_json
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
@@ -30,7 +31,7 @@ PUBLISHED = {
     "torchtriage-memory-1.json": memory_json.schema,
     "torchtriage-rollout-1.json": rollout_json.schema,
     "torchtriage-samples-1.json": samples_schema.schema,
-    "torchtriage-verification-1.json": verification.schema,
+    "torchtriage-verification-1.json": verification_json.schema,
     "torchtriage-xla-1.json": xla_json.schema,
 }
 

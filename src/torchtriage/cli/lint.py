@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torchtriage.cli.options import (
     quiet_option,
     sarif_option,
 )
-from torchtriage.cli.output import check_outputs, complain, emit, screen
+from torchtriage.cli.output import check_outputs, complain, emit, put
 from torchtriage.cli.progress import counting
 from torchtriage.errors import UsageError
 from torchtriage.finding import Result
@@ -113,20 +114,20 @@ def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:
 
 def _report(result: LintResult, options: dict[str, Any]) -> None:
     form = options["form"]
-    if form is None and options["output"] is None:
+    if form is None:
         from torchtriage.report.lint import terminal
 
-        terminal.write(result, screen(), quote=_quote, fixing=options["fix"])
+        render = partial(terminal.render, result, quote=_quote, fixing=options["fix"])
+        put(render, options["output"])
         return
-    data = _encode(result, form, fixing=options["fix"])
     if form == "concise" and not options["output"]:
         for patch in result.patches:
             said = "mended" if patch.applied else "--fix mends"
             complain(f"{patch.file}: {said} {', '.join(patch.codes)}")
-    emit(data, options["output"])
+    emit(_encode(result, form), options["output"])
 
 
-def _encode(result: LintResult, form: str | None, *, fixing: bool) -> bytes:
+def _encode(result: LintResult, form: str) -> bytes:
     from torchtriage.report.lint import json_report, markdown, sarif, terminal
 
     if form == "json":
@@ -135,9 +136,7 @@ def _encode(result: LintResult, form: str | None, *, fixing: bool) -> bytes:
         return sarif.encode(result)
     if form == "markdown":
         return markdown.render(result).encode()
-    if form == "concise":
-        return terminal.concise(result).encode("utf-8", "backslashreplace")
-    return (terminal.render(result, quote=_quote, fixing=fixing).plain + "\n").encode()
+    return terminal.concise(result).encode("utf-8", "backslashreplace")
 
 
 def _quote(file: str, line: int) -> str:

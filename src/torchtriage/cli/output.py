@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torchtriage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from torchtriage.finding import JobResult, Quote, Result
 
@@ -24,6 +26,7 @@ __all__ = [
     "encode",
     "present",
     "print_report",
+    "put",
     "report_part",
     "save",
     "screen",
@@ -107,25 +110,39 @@ def emit(data: bytes, name: str | None) -> None:
 def present(result: Any, room: str, given: Mapping[str, Any]) -> None:
     """Write a result as its command's options say: a page, a document, or on the terminal.
 
-    ``room`` is the folder of ``report`` that knows such results; each has the same four modules.
-    ``given`` : the command's options ``form``, ``output`` and ``html``.
+    ``room`` is the folder of ``report`` that knows such results; each has a module for each form.
+    ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command.
 
     Raises
     ------
     UsageError
         A file cannot be written.
     """
-    if given["html"]:
+    if given.get("html"):
         save(given["html"], report_part(room, "html_page").render(result).encode())
     form, output = given["form"], given["output"]
     if form == "json":
         emit(report_part(room, "json_report").encode(result), output)
     elif form == "markdown":
         emit(report_part(room, "markdown").render(result).encode(), output)
-    elif output is None:
-        report_part(room, "terminal").write(result, screen())
     else:
-        emit((report_part(room, "terminal").render(result).plain + "\n").encode(), output)
+        put(partial(report_part(room, "terminal").render, result), output)
+
+
+def put(render: Callable[..., Text], name: str | None = None) -> None:
+    """Print the text that ``render`` makes, or write it to the file of this name.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
+    from torchtriage.report import terminal
+
+    if name:
+        save(name, (render().plain + "\n").encode())
+    else:
+        terminal.put(render, screen())
 
 
 def report_part(room: str, name: str) -> Any:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from torchtriage.cli.output import check_outputs, print_report, report_part, save
+from torchtriage.cli.output import check_outputs, print_report, put, report_part, save
 from torchtriage.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["command"]
 
@@ -37,11 +33,11 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
 
     check_outputs([html], [path])
     data = _read(path)
-    other = _other(data)
-    if other is not None:
+    room = ROOMS.get(json_report.schema_name(data).partition("/")[0])
+    if room is not None:
         if top:
             raise UsageError("--top is for results of analyze", where=path)
-        _show(other, path, html, markdown=markdown)
+        _show(room, data, path, html, markdown=markdown)
         return
     saved = json_report.read(data)
     results, jobs = saved.results, saved.jobs
@@ -57,14 +53,6 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
         print_report(results, jobs=jobs, top=top)
 
 
-class _Shown(NamedTuple):
-    """What a document of another command can be made into."""
-
-    write: Callable[[Console], None]
-    markdown: Callable[[], str] | None = None
-    html: Callable[[], str] | None = None
-
-
 ROOMS = {
     "torchtriage-bench": "bench",
     "torchtriage-comparison": "comparison",
@@ -72,71 +60,31 @@ ROOMS = {
     "torchtriage-gate": "gate",
     "torchtriage-gate-history": "gate",
     "torchtriage-experiment": "rollout",
+    "torchtriage-lint": "lint",
     "torchtriage-memory": "memory",
     "torchtriage-rollout": "rollout",
+    "torchtriage-verification": "verification",
     "torchtriage-xla": "xla",
 }
-"""The folder of ``report`` for each kind of document that has one like the others."""
+"""The folder of ``report`` for each kind of document; analyze has ``report`` itself."""
+ONLY = {"lint": ("terminal", "markdown"), "verification": ("terminal",)}
+"""The forms of a room that does not have all of them."""
 
 
-def _other(data: bytes) -> _Shown | None:
-    """Return how a document of another command than analyze is shown; None for one of analyze."""
-    kind = _schema(data).partition("/")[0]
-    if kind in ROOMS:
-        return _of_room(ROOMS[kind], data)
-    reader = {"torchtriage-lint": _lint, "torchtriage-verification": _verification}.get(kind)
-    return None if reader is None else reader(data)
-
-
-def _of_room(room: str, data: bytes) -> _Shown:
+def _show(room: str, data: bytes, path: str, html: str | None, *, markdown: bool) -> None:
     reader = report_part(room, "json_report")
     result = (reader.decode_any if room == "gate" else reader.decode)(data)
-    return _Shown(
-        lambda console: report_part(room, "terminal").write(result, console),
-        lambda: report_part(room, "markdown").render(result),
-        lambda: report_part(room, "html_page").render(result),
-    )
-
-
-def _lint(data: bytes) -> _Shown:
-    from torchtriage.report.lint import json_report, markdown, terminal
-
-    result = json_report.decode(data)
-    return _Shown(lambda console: terminal.write(result, console), lambda: markdown.render(result))
-
-
-def _verification(data: bytes) -> _Shown:
-    from torchtriage.report import verification
-
-    result = verification.decode(data)
-    return _Shown(lambda console: verification.write(result, console))
-
-
-def _show(one: _Shown, path: str, html: str | None, *, markdown: bool) -> None:
-    make = one.html if html else one.markdown
-    if make is None and (html or markdown):
-        form = "page" if html else "Markdown"
-        raise UsageError(f"a result of this command has no {form}", where=path)
-    if html and make:
-        save(html, make().encode())
-    elif markdown and make:
-        click.echo(make().rstrip("\n"))
+    form = "html_page" if html else "markdown" if markdown else "terminal"
+    if form not in ONLY.get(room, (form,)):
+        name = "page" if html else "Markdown"
+        raise UsageError(f"a result of this command has no {name}", where=path)
+    render = report_part(room, form).render
+    if html:
+        save(html, render(result).encode())
+    elif markdown:
+        click.echo(render(result).rstrip("\n"))
     else:
-        from rich.console import Console
-
-        one.write(Console())
-
-
-def _schema(data: bytes) -> str:
-    import msgspec
-
-    class Head(msgspec.Struct):
-        schema: str = ""
-
-    try:
-        return msgspec.json.decode(data, type=Head).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""  # the reader says what is wrong
+        put(partial(render, result))
 
 
 def _read(path: str) -> bytes:

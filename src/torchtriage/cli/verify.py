@@ -14,9 +14,8 @@ from torchtriage.cli.options import (
     json_option,
     output_option,
 )
-from torchtriage.cli.output import check_outputs, emit, screen
+from torchtriage.cli.output import check_outputs, present
 from torchtriage.errors import UsageError
-from torchtriage.finding import Verification
 
 __all__ = ["command"]
 
@@ -79,7 +78,7 @@ def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> No
     finally:
         if not given["out"]:
             shutil.rmtree(out, ignore_errors=True)
-    _report(result, given)
+    present(result, "verification", given)
     if result.answers.status == "differ" or (result.told and result.ratio > 1):
         ctx.exit(1)
 
@@ -98,17 +97,3 @@ def _commands(
         "expected two scripts, or --before and --after",
         hint='torchtriage verify --before "python train.py" --after "python train_fixed.py"',
     )
-
-
-def _report(result: Verification, given: dict[str, Any]) -> None:
-    from torchtriage.report import verification
-
-    if given["form"] is None and given["output"] is None:
-        verification.write(result, screen())
-        return
-    data = (
-        verification.encode(result)
-        if given["form"] == "json"
-        else (verification.render(result).plain + "\n").encode()
-    )
-    emit(data, given["output"])

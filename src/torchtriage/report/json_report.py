@@ -12,18 +12,91 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.finding import SCHEMA, JobResult, Result
 
-__all__ = ["Report", "decode", "encode", "parse", "plain", "read", "schema", "schema_of"]
+__all__ = [
+    "Document",
+    "Report",
+    "decode",
+    "decode_as",
+    "encode",
+    "plain",
+    "read",
+    "schema",
+    "schema_name",
+    "schema_of",
+]
 
-Document = TypeVar("Document")
+T = TypeVar("T")
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class Document(Generic[T]):
+    """A dataclass as a versioned JSON document: written, read back and described.
+
+    ``name`` : what its field ``schema`` holds, and a reader looks for first. ``title`` : of the
+    published schema. A reader that finds something else says that it expected ``what``, which
+    ``command`` writes.
+    """
+
+    kind: type[T]
+    name: str
+    title: str
+    what: str
+    command: str
+
+    def encode(self, value: T) -> bytes:
+        """Return the document as UTF-8, one line, ending in a newline; equal values, equal bytes.
+
+        Raises
+        ------
+        ValueError
+            A field other than evidence holds a number that is not finite, which JSON cannot say.
+        """
+        return msgspec.json.encode(plain(value)) + b"\n"
+
+    def decode(self, data: bytes) -> T:
+        """Return the value of a document that ``encode`` made, in this version or another.
+
+        Raises
+        ------
+        TraceFormatError
+            ``data`` is no such document, or one of another schema.
+        """
+        try:
+            head = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TraceFormatError(f"expected {self.what}, found no JSON: {error}") from None
+        found = head.get("schema") if isinstance(head, dict) else None
+        if found != self.name:
+            raise TraceFormatError(
+                f'expected {self.what} with schema "{self.name}", found {_shown(found)}',
+                where="$.schema",
+                hint=f"write one with: {self.command}",
+            )
+        try:
+            return msgspec.convert(head, self.kind)
+        except msgspec.ValidationError as error:
+            raise TraceFormatError(
+                f"the result file does not follow {self.name}: {error}",
+                hint=f"write it again with: {self.command}",
+            ) from None
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema (draft 2020-12), generated from the dataclasses."""
+        return schema_of(self.kind, self.name, f"{self.title}, {self.name}")
+
+
+def decode_as(data: bytes, first: Document[Any], *others: Document[Any]) -> Any:
+    """Return the value of a document of several kinds; the first says what is wrong with others."""
+    return next((one for one in others if one.name == schema_name(data)), first).decode(data)
 
 
 @dataclass(frozen=True)
@@ -35,6 +108,13 @@ class Report:
     results: tuple[Result, ...]
     jobs: tuple[JobResult, ...] = ()
     """Several ranks of one job together; their own results stay among ``results``."""
+
+
+_DOCUMENT = Document(
+    Report, SCHEMA, title="Result of torchtriage", what="a torchtriage result",
+    command="torchtriage analyze TRACE --json",
+)  # fmt: skip
+schema = _DOCUMENT.schema
 
 
 def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
@@ -49,7 +129,7 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
         A field other than evidence holds a number that is not finite, which JSON cannot say.
     """
     version = results[0].version if results else ""
-    return msgspec.json.encode(plain(Report(SCHEMA, version, tuple(results), tuple(jobs)))) + b"\n"
+    return _DOCUMENT.encode(Report(SCHEMA, version, tuple(results), tuple(jobs)))
 
 
 def decode(data: bytes) -> list[Result]:
@@ -65,44 +145,7 @@ def read(data: bytes) -> Report:
     TraceFormatError
         ``data`` is no such document, or one of another schema.
     """
-    return parse(data, Report, SCHEMA, "a torchtriage result", "torchtriage analyze TRACE --json")
-
-
-def parse(data: bytes, kind: type[Document], name: str, what: str, command: str) -> Document:
-    """Return the dataclass whose document, of the schema ``name``, ``data`` is.
-
-    Raises
-    ------
-    TraceFormatError
-        ``data`` is no such document: ``what`` was expected, which ``command`` writes.
-    """
-    try:
-        head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"expected {what}, found no JSON: {error}") from None
-    found = head.get("schema") if isinstance(head, dict) else None
-    if found != name:
-        raise TraceFormatError(
-            f'expected {what} with schema "{name}", found {_shown(found)}',
-            where="$.schema",
-            hint=f"write one with: {command}",
-        )
-    try:
-        return msgspec.convert(head, kind)
-    except msgspec.ValidationError as error:
-        raise TraceFormatError(
-            f"the result file does not follow {name}: {error}",
-            hint=f"write it again with: {command}",
-        ) from None
-
-
-def _shown(found: object) -> str:
-    return "none" if found is None else repr(found)[:80]
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    return schema_of(Report, SCHEMA, f"Result of torchtriage, {SCHEMA}")
+    return _DOCUMENT.decode(data)
 
 
 def schema_of(kind: type, name: str, title: str) -> dict[str, Any]:
@@ -119,6 +162,22 @@ def schema_of(kind: type, name: str, title: str) -> dict[str, Any]:
         "$ref": generated["$ref"],
         "$defs": {name: definitions[name] for name in sorted(definitions)},
     }
+
+
+def schema_name(data: bytes) -> str:
+    """Return what a document says it follows, empty where it says nothing."""
+
+    class Head(msgspec.Struct):
+        schema: str = ""
+
+    try:
+        return msgspec.json.decode(data, type=Head).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""  # the reader says what is wrong
+
+
+def _shown(found: object) -> str:
+    return "none" if found is None else repr(found)[:80]
 
 
 def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:

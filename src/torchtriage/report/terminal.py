@@ -9,7 +9,8 @@ neither escape codes nor markup of a trace reach the terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from io import StringIO
 
 from rich.cells import cell_len
@@ -32,7 +33,7 @@ from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.units import format_ns, format_share
 
-__all__ = ["Page", "doctor", "fitting", "render", "write"]
+__all__ = ["Page", "doctor", "put", "render", "write"]
 
 WIDTH = 80
 MAX_WIDTH = 120
@@ -158,20 +159,24 @@ def write(
     view: str = "report",
     quote: Quote | None = None,
 ) -> None:
-    """Print the report, or the doctor's view of each trace, in the console's width and colours.
+    """Print the report, or the doctor's view of each trace, on the console."""
+    if view == "doctor":
+        for result in results:
+            put(partial(doctor, result), console)
+    else:
+        put(partial(render, results, jobs=jobs, top=top, quote=quote), console)
+
+
+def put(render: Callable[..., Text], console: Console) -> None:
+    """Print what ``render(width=…)`` makes for the console's width, in its colours.
 
     An output that cannot hold ``█`` or ``µ`` gets ASCII in their place, one for one.
     """
-    width = console.width if console.is_terminal else None
-    if view == "doctor":
-        pages = [doctor(result, width=width) for result in results]
-    else:
-        pages = [render(results, jobs=jobs, top=top, width=width, quote=quote)]
-    for page in pages:
-        console.print(fitting(page, console.encoding), soft_wrap=True, highlight=False)
+    text = render(width=console.width if console.is_terminal else None)
+    console.print(_fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
-def fitting(text: Text, encoding: str) -> Text:
+def _fitting(text: Text, encoding: str) -> Text:
     """Return the text with ASCII marks where the encoding has no others, one for one."""
     try:
         text.plain.encode(encoding)
@@ -235,6 +240,20 @@ class Page:
             self.text.append(" " * left * bool(row))
             self.text.append(row, style)
             self.text.append("\n")
+
+    def note(
+        self, level: str, message: str, fix: str = "", *, label: str = "", style: str = ""
+    ) -> None:
+        """Add a note with its level in the margin, and below it what to try."""
+        self.labelled(label or level, (visible(message), ""), style=style or _LEVEL[level])
+        if fix:
+            self.labelled("", ("try: ", "dim"), (visible(fix), "green"))
+
+    def notes(self, notes: Iterable[Note]) -> None:
+        """Add notes, each after an empty line."""
+        for one in notes:
+            self.blank()
+            self.note(one.level, one.message, one.fix)
 
     def source_line(self, row: str, *, indent: int = INDENT) -> None:
         """Add one line of the user's code where paragraphs stand, cut to the page."""

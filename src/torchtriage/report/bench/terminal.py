@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.bench.result import BenchResult, Row
 from torchtriage.names import elide, visible
 from torchtriage.report.bench import words
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.units import format_count, format_ms
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
-_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 N_BARS = 30
 N_PAIRS = 12
@@ -49,18 +47,8 @@ def render(result: BenchResult, *, width: int | None = None) -> Text:
         style = "" if pair in pairs else "dim"
         page.labelled("" if rank else "order", (words.comparison(pair), style))
     _details(page, result.rows)
-    for note in result.notes:
-        page.blank()
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+    page.notes(result.notes)
     return page.text
-
-
-def write(result: BenchResult, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _table(rows: Sequence[Row], width: int) -> list[tuple[str, str]]:

@@ -6,34 +6,13 @@ ignore fields it does not know; none is renamed, removed or given another meanin
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from torchtriage.finding import COMPARISON_SCHEMA, Comparison
-from torchtriage.report.json_report import parse, plain, schema_of
+from torchtriage.report.json_report import Document
 
 __all__ = ["decode", "encode", "schema"]
 
-
-def encode(result: Comparison) -> bytes:
-    """Return the document as UTF-8, one line, ending in a newline; equal runs give equal bytes."""
-    return msgspec.json.encode(plain(result)) + b"\n"
-
-
-def decode(data: bytes) -> Comparison:
-    """Return the comparison of a document that ``encode`` made.
-
-    Raises
-    ------
-    TraceFormatError
-        ``data`` is no such document, or one of another schema.
-    """
-    command = "torchtriage compare BEFORE AFTER --json"
-    return parse(data, Comparison, COMPARISON_SCHEMA, "a comparison", command)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    title = f"Comparison of two runs by torchtriage, {COMPARISON_SCHEMA}"
-    return schema_of(Comparison, COMPARISON_SCHEMA, title)
+_DOCUMENT = Document(
+    Comparison, COMPARISON_SCHEMA, title="Comparison of two runs by torchtriage",
+    what="a comparison", command="torchtriage compare BEFORE AFTER --json",
+)  # fmt: skip
+decode, encode, schema = _DOCUMENT.decode, _DOCUMENT.encode, _DOCUMENT.schema

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
+
 from rich.text import Text
 
-from torchtriage.finding import Comparison
+from torchtriage.finding import Comparison, FindingChange
 from torchtriage.names import elide, visible
 from torchtriage.report.comparison.rows import Row, cost, inside, notes, per, rows, run
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.report.words import count
 from torchtriage.units import format_both_ns, format_change_ns, format_ns
 
-__all__ = ["render", "write"]
+__all__ = ["add_changes", "render"]
 
 BAR = 8
 INSIDE = 22
 """Where the lines about the inside of a cause begin: names of kernels are long."""
 _STATUS = {"went": "green", "came": "red", "stayed": "dim"}
-_LEVEL = {"warn": "yellow", "info": "dim"}
 
 
 def render(result: Comparison, *, width: int | None = None) -> Text:
@@ -37,16 +37,8 @@ def render(result: Comparison, *, width: int | None = None) -> Text:
     _findings(page, result)
     for level, message, fix in notes(result):
         page.blank()
-        page.labelled("limit" if level == "warn" else "note", (message, ""), style=_LEVEL[level])
-        if fix:
-            page.labelled("", ("try: ", "dim"), (fix, "green"))
+        page.note(level, message, fix, label="limit" if level == "warn" else "note")
     return page.text
-
-
-def write(result: Comparison, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _style(result: Comparison) -> str:
@@ -102,9 +94,9 @@ def _row_style(row: Row) -> str:
     return "green" if row.delta_ns < 0 else "red" if row.delta_ns > 0 else ""
 
 
-def _findings(page: Page, result: Comparison) -> None:
-    page.blank(bool(result.findings))
-    for change in result.findings:
+def add_changes(page: Page, findings: Iterable[FindingChange]) -> None:
+    """Add the findings that went, came and stayed."""
+    for change in findings:
         place = f" at {visible(change.place)}" if change.place else ""
         page.labelled(
             change.status,
@@ -113,6 +105,11 @@ def _findings(page: Page, result: Comparison) -> None:
             (cost(change), "dim"),
             style=_STATUS[change.status],
         )
+
+
+def _findings(page: Page, result: Comparison) -> None:
+    page.blank(bool(result.findings))
+    add_changes(page, result.findings)
     promise = result.promise
     if promise is None:
         return

@@ -7,12 +7,9 @@ must ignore fields it does not know; none is renamed, removed or given another m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from torchtriage.compile.result import COMPILE_SCHEMA, CompileResult
-from torchtriage.report.json_report import parse, plain, schema_of
+from torchtriage.report.json_report import Document
 
 __all__ = ["CompileReport", "decode", "encode", "schema"]
 
@@ -26,10 +23,16 @@ class CompileReport:
     result: CompileResult
 
 
+_DOCUMENT = Document(
+    CompileReport, COMPILE_SCHEMA, title="Result of torchtriage about compile logs",
+    what="a compile result", command="torchtriage compile LOG --json",
+)  # fmt: skip
+schema = _DOCUMENT.schema
+
+
 def encode(result: CompileResult) -> bytes:
     """Return the document as UTF-8, one line, ending in a newline; equal runs give equal bytes."""
-    report = CompileReport(COMPILE_SCHEMA, result.version, result)
-    return msgspec.json.encode(plain(report)) + b"\n"
+    return _DOCUMENT.encode(CompileReport(COMPILE_SCHEMA, result.version, result))
 
 
 def decode(data: bytes) -> CompileResult:
@@ -40,11 +43,4 @@ def decode(data: bytes) -> CompileResult:
     TraceFormatError
         ``data`` is no such document, or one of another schema.
     """
-    command = "torchtriage compile LOG --json"
-    return parse(data, CompileReport, COMPILE_SCHEMA, "a compile result", command).result
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    title = f"Result of torchtriage about compile logs, {COMPILE_SCHEMA}"
-    return schema_of(CompileReport, COMPILE_SCHEMA, title)
+    return _DOCUMENT.decode(data).result

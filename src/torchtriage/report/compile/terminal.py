@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.compile.result import CompileResult, GraphBreak, Inductor, Recompile
 from torchtriage.names import elide, visible
 from torchtriage.report.compile import words
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.units import format_count, format_ms, format_share
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
 N_ROWS = 12
 N_FUNCTIONS = 10
 N_PROCESSES = 8
 BAR = 24
-_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 _SEVERITY = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "dim"}
 
 
@@ -46,9 +44,7 @@ def render(result: CompileResult, *, width: int | None = None) -> Text:
     page.blank()
     page.labelled("counted", (words.books(result), "dim"))
     for note in result.notes:
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+        page.note(note.level, note.message, note.fix)
     for one in result.not_checked:
         missing = ", ".join(one.missing)
         page.labelled(
@@ -59,12 +55,6 @@ def render(result: CompileResult, *, width: int | None = None) -> Text:
     for crash in result.crashes:
         page.labelled("failed", (f"{crash.code} {visible(crash.error)}", "bold red"))
     return page.text
-
-
-def write(result: CompileResult, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _heading(page: Page, title: str, rest: str = "") -> None:

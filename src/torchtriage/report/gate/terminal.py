@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.gate import words as told
 from torchtriage.gate.result import GateResult, HistoryResult, Row, Track, Verdict
 from torchtriage.names import visible
 from torchtriage.report.gate import words
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.units import format_count
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
 N_LOUD = 30
 N_WELL = 12
@@ -30,7 +29,6 @@ _OUTCOME = {
     "inconclusive": "bold yellow",
     "infrastructure": "bold yellow",
 }
-_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
@@ -41,18 +39,8 @@ def render(result: GateResult | HistoryResult, *, width: int | None = None) -> T
         _check(page, result)
     else:
         _history(page, result)
-    for note in result.notes:
-        page.blank()
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+    page.notes(result.notes)
     return page.text
-
-
-def write(result: GateResult | HistoryResult, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _check(page: Page, result: GateResult) -> None:

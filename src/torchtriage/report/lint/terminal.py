@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.finding import Finding, Severity
@@ -12,9 +11,9 @@ from torchtriage.lint.result import LintResult, Patch
 from torchtriage.names import visible
 from torchtriage.report import words
 from torchtriage.report.lint.words import place, summary, traced
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 
-__all__ = ["concise", "render", "write"]
+__all__ = ["concise", "render"]
 
 _SEVERITY: dict[Severity, str] = {
     "high": "bold red",
@@ -75,15 +74,6 @@ def render(
     for index, line in enumerate(summary(result)):
         page.line((line, "bold" if index == 0 else "dim"))
     return page.text
-
-
-def write(
-    result: LintResult, console: Console, *, quote: Quote | None = None, fixing: bool = False
-) -> None:
-    """Print the report in the console's width and colours."""
-    width = console.width if console.is_terminal else None
-    page = render(result, width=width, quote=quote, fixing=fixing)
-    console.print(fitting(page, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _finding(page: Page, one: Finding, quote: Quote | None, told: set[str]) -> None:

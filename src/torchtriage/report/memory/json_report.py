@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from torchtriage.memory.result import MEMORY_SCHEMA, MemoryResult
-from torchtriage.report.json_report import parse, plain, schema_of
+from torchtriage.report.json_report import Document
 
 __all__ = ["MemoryReport", "decode", "encode", "schema"]
 
@@ -27,10 +24,17 @@ class MemoryReport:
     results: tuple[MemoryResult, ...]
 
 
+_DOCUMENT = Document(
+    MemoryReport, MEMORY_SCHEMA, title="Result of torchtriage about memory snapshots",
+    what="a memory result", command="torchtriage memory SNAPSHOT --json",
+)  # fmt: skip
+schema = _DOCUMENT.schema
+
+
 def encode(results: Sequence[MemoryResult]) -> bytes:
     """Return the document as UTF-8, one line, ending in a newline; equal runs give equal bytes."""
     version = results[0].version if results else ""
-    return msgspec.json.encode(plain(MemoryReport(MEMORY_SCHEMA, version, tuple(results)))) + b"\n"
+    return _DOCUMENT.encode(MemoryReport(MEMORY_SCHEMA, version, tuple(results)))
 
 
 def decode(data: bytes) -> list[MemoryResult]:
@@ -41,12 +45,4 @@ def decode(data: bytes) -> list[MemoryResult]:
     TraceFormatError
         ``data`` is no such document, or one of another schema.
     """
-    command = "torchtriage memory SNAPSHOT --json"
-    report = parse(data, MemoryReport, MEMORY_SCHEMA, "a memory result", command)
-    return list(report.results)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    title = f"Result of torchtriage about memory snapshots, {MEMORY_SCHEMA}"
-    return schema_of(MemoryReport, MEMORY_SCHEMA, title)
+    return list(_DOCUMENT.decode(data).results)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.finding import Finding
 from torchtriage.memory.result import Device, Growth, MemoryResult, OutOfMemory, Peak
 from torchtriage.names import elide, visible
 from torchtriage.report.memory import words
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.units import format_bytes, format_share
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
 N_LINES = 8
 N_DEVICES = 8
@@ -22,7 +21,6 @@ N_FAILED = 3
 N_BARS = 24
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _SEVERITY = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "dim"}
-_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 
 
 def render(results: Sequence[MemoryResult], *, width: int | None = None) -> Text:
@@ -34,12 +32,6 @@ def render(results: Sequence[MemoryResult], *, width: int | None = None) -> Text
             page.rule(elide(visible(result.path), page.width))
         _result(page, result)
     return page.text
-
-
-def write(results: Sequence[MemoryResult], console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(results, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _result(page: Page, result: MemoryResult) -> None:
@@ -69,11 +61,7 @@ def _result(page: Page, result: MemoryResult) -> None:
     if advice := words.advice(result):
         page.blank()
         page.labelled("settings", (visible(advice), ""))
-    for note in result.notes:
-        page.blank()
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+    page.notes(result.notes)
     if result.not_checked:
         page.blank()
         page.line(("Not checked", "bold"))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from torchtriage.experiment.result import EXPERIMENT_SCHEMA, ExperimentResult
-from torchtriage.report.json_report import parse, plain, schema_of
+from torchtriage.report.json_report import Document, decode_as
 from torchtriage.rollout.result import ROLLOUT_SCHEMA, RolloutResult
 
 __all__ = ["decode", "encode", "experiment_schema", "schema"]
 
+_ROLLOUT = Document(
+    RolloutResult, ROLLOUT_SCHEMA, title="A rollout of torchtriage", what="a rollout",
+    command="torchtriage rollout report --json",
+)  # fmt: skip
+_EXPERIMENT = Document(
+    ExperimentResult, EXPERIMENT_SCHEMA, title="An experiment of torchtriage",
+    what="an experiment", command="Experiment.result()",
+)  # fmt: skip
+schema, experiment_schema = _ROLLOUT.schema, _EXPERIMENT.schema
+
 
 def encode(result: RolloutResult | ExperimentResult) -> bytes:
     """Return the document as UTF-8, one line; equal results give equal bytes."""
-    return msgspec.json.encode(plain(result)) + b"\n"
+    if isinstance(result, RolloutResult):
+        return _ROLLOUT.encode(result)
+    return _EXPERIMENT.encode(result)
 
 
 def decode(data: bytes) -> RolloutResult | ExperimentResult:
@@ -26,23 +34,5 @@ def decode(data: bytes) -> RolloutResult | ExperimentResult:
     TraceFormatError
         ``data`` is neither.
     """
-    try:
-        head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        head = None  # the reader says what is wrong
-    if isinstance(head, dict) and head.get("schema") == EXPERIMENT_SCHEMA:
-        command = "Experiment.result()"
-        return parse(data, ExperimentResult, EXPERIMENT_SCHEMA, "an experiment", command)
-    command = "torchtriage rollout report --json"
-    return parse(data, RolloutResult, ROLLOUT_SCHEMA, "a rollout", command)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a rollout."""
-    return schema_of(RolloutResult, ROLLOUT_SCHEMA, f"A rollout of torchtriage, {ROLLOUT_SCHEMA}")
-
-
-def experiment_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of an experiment."""
-    title = f"An experiment of torchtriage, {EXPERIMENT_SCHEMA}"
-    return schema_of(ExperimentResult, EXPERIMENT_SCHEMA, title)
+    result: RolloutResult | ExperimentResult = decode_as(data, _ROLLOUT, _EXPERIMENT)
+    return result

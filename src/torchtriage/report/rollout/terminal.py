@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.experiment.result import ExperimentResult, Row
-from torchtriage.finding import Note
 from torchtriage.names import visible
 from torchtriage.report.rollout import words
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.rollout.result import RolloutResult
 from torchtriage.units import format_count
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
 N_EVENTS = 20
 _STYLE = {
@@ -49,14 +47,10 @@ def render(result: RolloutResult | ExperimentResult, *, width: int | None = None
         for index, one in enumerate(result.events[-N_EVENTS:]):
             label = "history" if index == 0 and hidden <= 0 else ""
             page.labelled(label, (f"{words.when(one.at_s)}  ", "dim"), (words.event(one), ""))
-    _notes(page, result.notes)
+    for note in result.notes:
+        page.blank()
+        page.note(note.level, note.message, note.fix, style="dim")
     return page.text
-
-
-def write(result: RolloutResult | ExperimentResult, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _rows(page: Page, rows: Sequence[Row]) -> None:
@@ -69,11 +63,3 @@ def _rows(page: Page, rows: Sequence[Row]) -> None:
             (f"{label}, ", _ROW[one.verdict]),
             (words.row(one), ""),
         )
-
-
-def _notes(page: Page, notes: Sequence[Note]) -> None:
-    for note in notes:
-        page.blank()
-        page.labelled(note.level, (visible(note.message), ""))
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))

@@ -6,32 +6,13 @@ fields it does not know; none is renamed, removed or given another meaning.
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from torchtriage.report.json_report import parse, plain, schema_of
+from torchtriage.report.json_report import Document
 from torchtriage.xla.result import XLA_SCHEMA, XlaResult
 
 __all__ = ["decode", "encode", "schema"]
 
-
-def encode(result: XlaResult) -> bytes:
-    """Return the document as UTF-8, one line, ending in a newline."""
-    return msgspec.json.encode(plain(result)) + b"\n"
-
-
-def decode(data: bytes) -> XlaResult:
-    """Return the result of a document that ``encode`` made.
-
-    Raises
-    ------
-    TraceFormatError
-        ``data`` is no such document, or one of another schema.
-    """
-    return parse(data, XlaResult, XLA_SCHEMA, "an XLA result", "torchtriage xla TARGET --json")
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document, generated from the dataclasses."""
-    return schema_of(XlaResult, XLA_SCHEMA, f"Models on PyTorch/XLA by torchtriage, {XLA_SCHEMA}")
+_DOCUMENT = Document(
+    XlaResult, XLA_SCHEMA, title="Models on PyTorch/XLA by torchtriage", what="an XLA result",
+    command="torchtriage xla TARGET --json",
+)  # fmt: skip
+decode, encode, schema = _DOCUMENT.decode, _DOCUMENT.encode, _DOCUMENT.schema

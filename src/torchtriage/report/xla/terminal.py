@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rich.console import Console
 from rich.text import Text
 
 from torchtriage.compile.result import GraphBreak
 from torchtriage.names import elide, visible
-from torchtriage.report.terminal import Page, fitting
+from torchtriage.report.terminal import Page
 from torchtriage.report.xla import words
 from torchtriage.units import format_count
 from torchtriage.xla.result import HloGraph, Model, Program, XlaResult
 
-__all__ = ["render", "write"]
+__all__ = ["render"]
 
 N_GRAPHS = 24
 N_ROWS = 12
-_LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 
 
 def render(result: XlaResult, *, width: int | None = None) -> Text:
@@ -36,18 +34,8 @@ def render(result: XlaResult, *, width: int | None = None) -> Text:
     for rank, (cause, fix) in enumerate(result.fixes):
         page.blank(rank == 0)
         page.labelled("" if rank else "fixes", (f"{cause}: ", "bold"), (fix.text, "green"))
-    for note in result.notes:
-        page.blank()
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+    page.notes(result.notes)
     return page.text
-
-
-def write(result: XlaResult, console: Console) -> None:
-    """Print the report in the console's width and colours."""
-    text = render(result, width=console.width if console.is_terminal else None)
-    console.print(fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 
 def _model(page: Page, model: Model) -> None:
@@ -126,9 +114,7 @@ def _program(page: Page, program: Program) -> None:
     for one in program.skipped:
         page.labelled("left out", (f"{one.count:,} {visible(one.name)}", "dim"))
     for note in program.notes:
-        page.labelled(note.level, (visible(note.message), ""), style=_LEVEL[note.level])
-        if note.fix:
-            page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
+        page.note(note.level, note.message, note.fix)
 
 
 def _more(page: Page, number: int, noun: str) -> None:

@@ -1,0 +1,1 @@
+"""A fix on trial: ``terminal`` and ``json_report``."""

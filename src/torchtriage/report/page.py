@@ -12,20 +12,39 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from torchtriage.finding import Note
 from torchtriage.names import visible
 
-__all__ = ["as_data", "document", "filled", "policy", "template"]
+__all__ = [
+    "as_data",
+    "document",
+    "filled",
+    "head",
+    "note",
+    "notes",
+    "policy",
+    "template",
+    "text",
+]
+
+MAX_TEXT = 4000
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B|/s)(?:\W|$))")
+
+Shown = Callable[[str], str]
+"""What makes HTML of a name or a sentence: ``text``, or a page's own kind of it."""
 
 
 @cache
 def template(name: str) -> str:
-    """Return a file of ``templates/``."""
-    return (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
+    """Return a file of ``templates/``; a first line ``{{head.html}}`` is the head pages share."""
+    source = (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
+    begin = "{{head.html}}\n"
+    return template("head.html") + source[len(begin) :] if source.startswith(begin) else source
 
 
 def policy(style: str, script: str = "", connect: str = "") -> str:
@@ -58,6 +77,42 @@ def document(sheet: str, *, title: str, version: str, schema: str, note: str, bo
         "body": body,
     }
     return filled("document.html", parts)
+
+
+def text(value: str, limit: int = MAX_TEXT, *, unit: re.Pattern[str] | None = _UNIT) -> str:
+    """Return a name or a sentence as HTML: nothing invisible, and not too long.
+
+    The spaces that ``unit`` finds are not broken at: a number and its unit stay on one line.
+    """
+    shown = visible(value)
+    cut = html.escape(shown if len(shown) <= limit else f"{shown[: limit - 1]}…")
+    return cut if unit is None else unit.sub("\N{NO-BREAK SPACE}", cut)
+
+
+def head(kicker: str, verdict: Iterable[str], *, shown: Shown = text) -> Iterator[str]:
+    """Return how a page's header begins: what it is of, and the verdict."""
+    first, *others = verdict
+    yield f'<header class="head"><p class="kicker">{kicker}</p>'
+    yield f"<h1>{shown(first)}</h1>"
+    yield from (f'<p class="lede">{shown(line)}</p>' for line in others if line)
+
+
+def notes(told: Iterable[Note], *, lead: str = "", shown: Shown = text) -> Iterator[str]:
+    """Return the section of the notes, if there are any; ``lead`` stands before what to do."""
+    items = [
+        note(one.level, one.message, f"{lead}{one.fix}" if one.fix else "", shown=shown)
+        for one in told
+    ]
+    if items:
+        yield '<section><h2>Notes</h2><ul class="notes">'
+        yield from items
+        yield "</ul></section>"
+
+
+def note(level: str, message: str, how: str = "", *, shown: Shown = text) -> str:
+    """Return one entry of a list of notes, and below it what to do."""
+    below = f'<p class="how">{shown(how)}</p>' if how else ""
+    return f'<li class="{level}"><p>{shown(message)}</p>{below}</li>'
 
 
 def as_data(value: Any) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from torchtriage.bench.result import BenchResult, Row
-from torchtriage.names import visible
 from torchtriage.report.bench import words
-from torchtriage.report.page import document
+from torchtriage.report.page import document, head, notes, text
 from torchtriage.units import format_count, format_ms
 
 __all__ = ["render"]
@@ -31,15 +30,11 @@ def render(result: BenchResult) -> str:
     )
 
 
-def _text(value: str) -> str:
-    return html.escape(visible(value))
+_text = partial(text, unit=None)
 
 
 def _body(result: BenchResult) -> Iterable[str]:
-    first, *others = result.verdict
-    yield '<header class="head"><p class="kicker">torchtriage bench</p>'
-    yield f"<h1>{_text(first)}</h1>"
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others if line)
+    yield from head("torchtriage bench", result.verdict, shown=_text)
     yield '<dl class="facts">'
     for label, value in (("target", result.target), ("measured", words.basis(result)),
                          *result.facts, ("machine", str(result.noise))):  # fmt: skip
@@ -59,12 +54,7 @@ def _body(result: BenchResult) -> Iterable[str]:
     for row in result.rows:
         yield from _row(row)
     yield "</section>"
-    if result.notes:
-        yield '<section><h2>Notes</h2><ul class="notes">'
-        for note in result.notes:
-            how = f'<p class="how">{_text(note.fix)}</p>' if note.fix else ""
-            yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
-        yield "</ul></section>"
+    yield from notes(result.notes, shown=_text)
 
 
 def _times(rows: Sequence[Row]) -> str:

@@ -7,12 +7,12 @@ lets no script run and asks no server.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from torchtriage.finding import Comparison
-from torchtriage.names import elide, visible
+from torchtriage.names import elide
 from torchtriage.report.comparison.rows import (
     Row,
     cost,
@@ -23,7 +23,7 @@ from torchtriage.report.comparison.rows import (
     rows,
     run,
 )
-from torchtriage.report.page import document
+from torchtriage.report.page import document, head, note, text
 from torchtriage.units import format_both_ns, format_change_ns, format_ns
 
 __all__ = ["render"]
@@ -44,19 +44,11 @@ def render(result: Comparison) -> str:
     )
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%)(?:\W|$))")
-
-
-def _text(value: str) -> str:
-    # a number and its unit stay on one line
-    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(visible(value)))
+_text = partial(text, unit=re.compile(r"(?<=\d) (?=(?:[nµm]?s|%)(?:\W|$))"))
 
 
 def _sections(result: Comparison) -> Iterable[str]:
-    first, *others = result.verdict
-    yield '<header class="head"><p class="kicker">torchtriage compare</p>'
-    yield f"<h1>{_text(first)}</h1>"
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
+    yield from head("torchtriage compare", result.verdict, shown=_text)
     yield '<dl class="facts">'
     for label, side in (("before", result.before), ("after", result.after)):
         what = f"<b>{_text(file_name(side))}</b><br>{_text(run(side))}"
@@ -85,7 +77,7 @@ def _sections(result: Comparison) -> Iterable[str]:
     if result.limits:
         yield '<section><h2>Limits</h2><ul class="notes">'
         for level, message, fix in notes(result):
-            yield f'<li class="{level}"><p>{_text(message)}</p><p class="how">{_text(fix)}</p></li>'
+            yield note(level, message, fix, shown=_text)
         yield "</ul></section>"
 
 

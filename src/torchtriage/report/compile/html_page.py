@@ -7,7 +7,6 @@ the FX graphs where they were drawn.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 
 from torchtriage.compile.phases import OTHER, PHASES
@@ -23,12 +22,11 @@ from torchtriage.compile.result import (
 from torchtriage.finding import Finding, Fix, Frame
 from torchtriage.names import visible
 from torchtriage.report.compile import words
-from torchtriage.report.page import document
+from torchtriage.report.page import document, head, note, text
 from torchtriage.units import format_count, format_ms, format_share
 
 __all__ = ["render"]
 
-MAX_TEXT = 4000
 N_ROWS = 200
 N_FALLS = 8
 WIDTH = 1000
@@ -50,28 +48,15 @@ def render(result: CompileResult) -> str:
     )
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B)(?:\W|$))")
-
-
-def _text(value: str, limit: int = MAX_TEXT) -> str:
-    shown = visible(value)
-    cut = shown if len(shown) <= limit else shown[: limit - 1] + "…"
-    # a number and its unit stay on one line
-    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(cut))
-
-
 def _lines(value: str) -> str:
-    return "\n".join(_text(line) for line in value.split("\n"))
+    return "\n".join(text(line) for line in value.split("\n"))
 
 
 def _body(result: CompileResult) -> Iterable[str]:
-    first, *others = result.verdict
-    yield '<header class="head"><p class="kicker">torchtriage compile</p>'
-    yield f"<h1>{_text(first)}</h1>"
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
-    yield f'<p class="sub">{_text(words.facts(result))}. {_text(words.books(result))}.</p>'
+    yield from head("torchtriage compile", result.verdict)
+    yield f'<p class="sub">{text(words.facts(result))}. {text(words.books(result))}.</p>'
     if result.payback:
-        yield f"<p>{_text(result.payback)}</p>"
+        yield f"<p>{text(result.payback)}</p>"
     yield "</header>"
     if result.healthy:
         yield '<div class="clean"><p>No findings.</p></div>'
@@ -90,7 +75,7 @@ def _body(result: CompileResult) -> Iterable[str]:
 
 def _place(frame: Frame) -> str:
     line = f":{frame.line}" if frame.line else ""
-    return f"<code>{_text(frame.file)}{line}</code> {_text(frame.function)}"
+    return f"<code>{text(frame.file)}{line}</code> {text(frame.function)}"
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:
@@ -99,7 +84,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _fix(fix: Fix) -> str:
-    said = _text(fix.text) + " "
+    said = text(fix.text) + " "
     if fix.code:
         said += f"<pre>{_lines(fix.code)}</pre>"
     if fix.link.startswith("https://"):
@@ -113,25 +98,25 @@ def _breaks(rows: Sequence[GraphBreak]) -> Iterable[str]:
         return
     yield '<section id="breaks"><h2>Graph breaks</h2>'
     for one in rows[:N_ROWS]:
-        name = f"{_text(one.id)} " if one.id else ""
-        yield f'<div class="row"><h3>{name}{_text(one.type)}</h3>'
+        name = f"{text(one.id)} " if one.id else ""
+        yield f'<div class="row"><h3>{name}{text(one.type)}</h3>'
         yield _pairs(
             [
                 ("where", _place(one.frame) if one.frame else "no line in the log"),
                 ("from", _place(one.caller) if one.caller else ""),
-                ("splits", ", ".join(_text(frame.function) for frame in one.functions[:8])),
-                ("times", f"{one.count:,}, compile ids {_text(', '.join(one.compile_ids[:12]))}"),
+                ("splits", ", ".join(text(frame.function) for frame in one.functions[:8])),
+                ("times", f"{one.count:,}, compile ids {text(', '.join(one.compile_ids[:12]))}"),
                 ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
-                ("in the trace", _text(words.joined(one.trace))),
-                ("why", _text(" ".join(one.explanation.split()))),
+                ("in the trace", text(words.joined(one.trace))),
+                ("why", text(" ".join(one.explanation.split()))),
                 ("fix", _fix(one.fix)),
-                ("PyTorch says", "<br>".join(_text(hint) for hint in one.hints)),
-                ("context", _text(one.context, 300)),
+                ("PyTorch says", "<br>".join(text(hint) for hint in one.hints)),
+                ("context", text(one.context, 300)),
             ]
         )
         if one.stack:
             frames = "\n".join(
-                f"{_text(frame.file)}:{frame.line} {_text(frame.function)}" for frame in one.stack
+                f"{text(frame.file)}:{frame.line} {text(frame.function)}" for frame in one.stack
             )
             title = "Python stack, innermost first"
             yield f"<details><summary>{title}</summary><pre>{frames}</pre></details>"
@@ -151,27 +136,25 @@ def _recompiles(rows: Sequence[Recompile]) -> Iterable[str]:
     yield '<section id="recompiles"><h2>Recompilations</h2>'
     for one in rows[:N_ROWS]:
         limit = " · recompile limit reached" if one.limit else ""
-        yield f'<div class="row"><h3>{_text(words.recompile(one))}{limit}</h3>'
-        code = f" <code>{_text(one.code)}</code>" if one.code else ""
-        others = (
-            f"; other graphs failed for {_text(words.counts(one.others))}" if one.others else ""
-        )
+        yield f'<div class="row"><h3>{text(words.recompile(one))}{limit}</h3>'
+        code = f" <code>{text(one.code)}</code>" if one.code else ""
+        others = f"; other graphs failed for {text(words.counts(one.others))}" if one.others else ""
         yield _pairs(
             [
                 ("function", _place(one.function)),
                 ("called at", _place(one.caller) if one.caller else ""),
                 ("guard at", _place(one.frame) + code if one.frame else ""),
-                ("guard", f"<code>{_text(one.guard, 600)}</code>{others}"),
-                ("saw", _text(" → ".join(one.values))),
+                ("guard", f"<code>{text(one.guard, 600)}</code>{others}"),
+                ("saw", text(" → ".join(one.values))),
                 (
                     "times",
-                    f"{one.count:,}, {_text(format_ms(one.total_ms))} in all, compile ids"
-                    f" {_text(', '.join(one.compile_ids[:12]))}",
+                    f"{one.count:,}, {text(format_ms(one.total_ms))} in all, compile ids"
+                    f" {text(', '.join(one.compile_ids[:12]))}",
                 ),
                 ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
-                ("in the trace", _text(words.joined(one.trace))),
-                ("cure", f'<span class="cure">{_text(words.cures(one))}.</span> {_fix(one.fix)}'),
-                ("PyTorch says", _text(one.hint)),
+                ("in the trace", text(words.joined(one.trace))),
+                ("cure", f'<span class="cure">{text(words.cures(one))}.</span> {_fix(one.fix)}'),
+                ("PyTorch says", text(one.hint)),
             ]
         )
         yield "</div>"
@@ -185,9 +168,9 @@ def _others(rows: Sequence[Finding]) -> Iterable[str]:
     yield '<section id="others"><h2>Other findings</h2>'
     for one in rows[:N_ROWS]:
         level = f'<span class="sev {one.severity}">{one.severity}</span>'
-        yield f'<div class="row"><h3>{level} {_text(one.code)} {_text(one.title)}</h3>'
+        yield f'<div class="row"><h3>{level} {text(one.code)} {text(one.title)}</h3>'
         where = _place(one.place.frame) if one.place.frame else ""
-        yield _pairs([("where", where), ("what", _text(one.message)), ("fix", _fix(one.fix))])
+        yield _pairs([("where", where), ("what", text(one.message)), ("fix", _fix(one.fix))])
         yield "</div>"
     yield from _more(len(rows))
     yield "</section>"
@@ -206,7 +189,7 @@ def _falls(result: CompileResult) -> Iterable[str]:
         " its name and time.</p>"
     )
     for one in drawn[:N_FALLS]:
-        yield f"<h3>{_text(words.process(one))}</h3>"
+        yield f"<h3>{text(words.process(one))}</h3>"
         yield _fall(one)
     if len(drawn) > N_FALLS:
         yield f'<p class="sub">{len(drawn) - N_FALLS} more processes are in the JSON.</p>'
@@ -246,7 +229,7 @@ def _fall(process: Process) -> str:
         parts.append(
             f'<g class="{_COLOURS.get(span.phase, _COLOURS[OTHER])}"><rect x="{x:.1f}"'
             f' y="{span.depth * LANE}" width="{width:.1f}" height="{LANE - 1}">'
-            f"<title>{_text(told, 200)}</title></rect>"
+            f"<title>{text(told, 200)}</title></rect>"
         )
         if width > 60:
             label = visible(span.name)[: int(width / 6)]
@@ -255,7 +238,7 @@ def _fall(process: Process) -> str:
             )
         parts.append("</g>")
     parts.append(f'<text class="axis" x="0" y="{height - 2}">0</text>')
-    end = _text(format_ms(whole))
+    end = text(format_ms(whole))
     parts.append(f'<text class="axis" x="{WIDTH}" y="{height - 2}" text-anchor="end">{end}</text>')
     name = html.escape(f"Waterfall of {format_ms(whole)} of compiling")
     return (
@@ -271,7 +254,7 @@ def _phases(result: CompileResult) -> Iterable[str]:
     marked = sum(one.marked_ms for one in result.processes)
     yield (
         f'<section id="phases"><h2>By phase</h2><p class="sub">Time without the marks inside;'
-        f" adds up to the {_text(format_ms(marked))} between the compiler's outermost marks.</p>"
+        f" adds up to the {text(format_ms(marked))} between the compiler's outermost marks.</p>"
         '<div class="scroll"><table class="phases"><thead><tr><th>phase</th><th>time</th>'
         "<th>share</th><th></th><th>longest marks</th></tr></thead><tbody>"
     )
@@ -281,12 +264,12 @@ def _phases(result: CompileResult) -> Iterable[str]:
             f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in one.marks[:3]
         )
         yield (
-            f'<tr class="{colour}"><td><i></i>{_text(one.name)}</td>'
-            f"<td>{_text(format_ms(one.self_ms))}</td>"
-            f"<td>{_text(format_share(one.share))}</td>"
+            f'<tr class="{colour}"><td><i></i>{text(one.name)}</td>'
+            f"<td>{text(format_ms(one.self_ms))}</td>"
+            f"<td>{text(format_share(one.share))}</td>"
             '<td><svg viewBox="0 0 100 4" preserveAspectRatio="none">'
             f'<rect width="{one.share * 100:.2f}" height="4"/></svg></td>'
-            f"<td>{_text(marks)}</td></tr>"
+            f"<td>{text(marks)}</td></tr>"
         )
     yield "</tbody></table></div></section>"
 
@@ -322,15 +305,14 @@ def _functions(result: CompileResult) -> Iterable[str]:
         (
             (
                 _place(one.frame),
-                _text(one.outcome)
-                + (f"<br><small>{_text(one.why, 300)}</small>" if one.why else ""),
+                text(one.outcome) + (f"<br><small>{text(one.why, 300)}</small>" if one.why else ""),
                 "" if is_text else str(one.n_compiles),
                 "" if is_text else str(one.n_attempts),
                 "" if one.n_ops is None else str(one.n_ops),
                 "" if one.n_guards is None else str(one.n_guards),
                 str(one.n_breaks or ""),
-                _text(words.seconds(one.total_ms)),
-                _text(words.seconds(one.backward_ms)),
+                text(words.seconds(one.total_ms)),
+                text(words.seconds(one.backward_ms)),
             )
             for one in rows[:N_ROWS]
         ),
@@ -338,7 +320,7 @@ def _functions(result: CompileResult) -> Iterable[str]:
     yield from _more(len(rows))
     if result.inlined:
         names = ", ".join(
-            f"{_text(one.function)} ({_text(words.file_name(one.file))})"
+            f"{text(one.function)} ({text(words.file_name(one.file))})"
             for one in result.inlined[:60]
         )
         yield (
@@ -360,17 +342,17 @@ def _inductor(one: Inductor) -> Iterable[str]:
         [
             (
                 "kernels",
-                f"{_text(words.counts(one.generated))} in {one.n_modules:,} modules"
+                f"{text(words.counts(one.generated))} in {one.n_modules:,} modules"
                 if one.n_modules
                 else "",
             ),
             ("fusion", fused),
-            ("library calls", _text(words.counts(one.library))),
-            ("left as they are", _text(words.counts(one.fallback))),
-            ("autotuning", _text(words.seconds(one.autotune_ms))),
+            ("library calls", text(words.counts(one.library))),
+            ("left as they are", text(words.counts(one.fallback))),
+            ("autotuning", text(words.seconds(one.autotune_ms))),
             (
                 "CUDA graphs skipped",
-                "<br>".join(f"{row.count:,}x {_text(row.name)}" for row in one.cudagraph_skips),
+                "<br>".join(f"{row.count:,}x {text(row.name)}" for row in one.cudagraph_skips),
             ),
         ]
     )
@@ -381,12 +363,12 @@ def _inductor(one: Inductor) -> Iterable[str]:
             ("cache", "hits", "misses", "passed by", "saved", "why passed by"),
             (
                 (
-                    _text(cache.name.replace("_", " ")),
+                    text(cache.name.replace("_", " ")),
                     str(cache.n_hits),
                     str(cache.n_misses),
                     str(cache.n_bypasses),
-                    _text(words.seconds(cache.saved_ms)),
-                    _text(words.counts(cache.bypass_reasons, 3)),
+                    text(words.seconds(cache.saved_ms)),
+                    text(words.counts(cache.bypass_reasons, 3)),
                 )
                 for cache in one.caches
             ),
@@ -397,12 +379,12 @@ def _inductor(one: Inductor) -> Iterable[str]:
             ("passes", "graphs", "operators before", "after", "gone", "new"),
             (
                 (
-                    _text(stage.name),
+                    text(stage.name),
                     str(stage.n_graphs),
                     f"{stage.n_before:,}",
                     f"{stage.n_after:,}",
-                    _text(words.counts(stage.gone)),
-                    _text(words.counts(stage.came)),
+                    text(words.counts(stage.gone)),
+                    text(words.counts(stage.came)),
                 )
                 for stage in one.stages
             ),
@@ -412,7 +394,7 @@ def _inductor(one: Inductor) -> Iterable[str]:
         yield _table(
             ("pass", "times", "time"),
             (
-                (_text(name), f"{number:,}", _text(format_ms(spent)))
+                (text(name), f"{number:,}", text(format_ms(spent)))
                 for name, number, spent in one.passes
             ),
         )
@@ -421,7 +403,7 @@ def _inductor(one: Inductor) -> Iterable[str]:
 
 
 def _tally(rows: Sequence[Count]) -> str:
-    return _table(("", "guards"), ((_text(one.name), f"{one.count:,}") for one in rows[:15]))
+    return _table(("", "guards"), ((text(one.name), f"{one.count:,}") for one in rows[:15]))
 
 
 def _guards(result: CompileResult) -> Iterable[str]:
@@ -434,7 +416,7 @@ def _guards(result: CompileResult) -> Iterable[str]:
     )
     if told.latency_us is not None:
         yield (
-            f" One check of the slowest, {_text(told.slowest)}, takes {told.latency_us:.0f} µs at"
+            f" One check of the slowest, {text(told.slowest)}, takes {told.latency_us:.0f} µs at"
             " each call, as measured once when it was made."
         )
     yield '</p><div class="two">'
@@ -462,12 +444,12 @@ def _drawings(result: CompileResult) -> Iterable[str]:
         " point at a box for its line.</p>"
     )
     for one in result.drawings:
-        of = f" · {_text(_some(one.processes))}" if one.processes else ""
-        yield f"<details><summary>{_text(one.title)}{of}</summary>"
+        of = f" · {text(_some(one.processes))}" if one.processes else ""
+        yield f"<details><summary>{text(one.title)}{of}</summary>"
         size = f"{one.width:.0f} {one.height:.0f}"
         yield (
             f'<div class="graph"><svg width="{one.width:.0f}" height="{one.height:.0f}"'
-            f' viewBox="0 0 {size}" role="img" aria-label="{_text(one.title)}">'
+            f' viewBox="0 0 {size}" role="img" aria-label="{text(one.title)}">'
         )
         for begin, end in one.edges:
             _, _, _, x1, y1, _, h1 = one.nodes[begin]
@@ -483,14 +465,14 @@ def _drawings(result: CompileResult) -> Iterable[str]:
             yield (
                 f'<g class="{html.escape(kind, quote=True)}"><rect x="{x - width / 2:.0f}"'
                 f' y="{y - height / 2:.0f}" width="{width:.0f}" height="{height:.0f}" rx="3">'
-                f"<title>{_text(detail, 400)}</title></rect>"
-                f'<text x="{x:.0f}" y="{y - 1:.0f}" text-anchor="middle">{_text(label, 40)}</text>'
+                f"<title>{text(detail, 400)}</title></rect>"
+                f'<text x="{x:.0f}" y="{y - 1:.0f}" text-anchor="middle">{text(label, 40)}</text>'
                 f'<text class="dtype" x="{x:.0f}" y="{y + 11:.0f}" text-anchor="middle">'
-                f"{_text(sub, 40)}</text></g>"
+                f"{text(sub, 40)}</text></g>"
             )
         yield "</svg></div></details>"
         if one.end:
-            yield f'<p class="broken">graph break: {_text(one.end)}</p>'
+            yield f'<p class="broken">graph break: {text(one.end)}</p>'
     yield "</section>"
 
 
@@ -516,17 +498,17 @@ def _processes(result: CompileResult) -> Iterable[str]:
         ),
         (
             (
-                _text(words.file_name(one.path)),
+                text(words.file_name(one.path)),
                 "" if one.rank is None else str(one.rank),
                 str(one.restart),
-                _text(one.torch),
+                text(one.torch),
                 "" if one.n_compiles is None else str(one.n_compiles),
                 "" if one.n_graphs is None else str(one.n_graphs),
                 str(one.n_breaks),
                 str(one.n_recompiles),
-                _text(words.seconds(one.compile_ms)),
-                _text(words.seconds(one.cold_ms)),
-                _text(words.seconds(one.warm_ms)),
+                text(words.seconds(one.compile_ms)),
+                text(words.seconds(one.cold_ms)),
+                text(words.seconds(one.warm_ms)),
                 f"{one.books.n_read:,}",
                 f"{one.books.n_used:,}",
                 f"{one.books.n_skipped:,}",
@@ -536,10 +518,10 @@ def _processes(result: CompileResult) -> Iterable[str]:
         ),
     )
     for line in result.divergence:
-        yield f"<p>Ranks differ: {_text(line)}</p>"
+        yield f"<p>Ranks differ: {text(line)}</p>"
     yield "<details><summary>What was left out of the report, and why</summary>"
     yield _table(
-        ("reason", "entries"), ((_text(one.name), f"{one.count:,}") for one in result.books.skipped)
+        ("reason", "entries"), ((text(one.name), f"{one.count:,}") for one in result.books.skipped)
     )
     yield "</details></section>"
 
@@ -548,13 +530,8 @@ def _notes(result: CompileResult) -> Iterable[str]:
     if not (result.notes or result.not_checked or result.crashes):
         return
     yield '<section><h2>Notes</h2><ul class="notes">'
-    for note in result.notes:
-        how = f'<p class="how">{_text(note.fix)}</p>' if note.fix else ""
-        yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
+    yield from (note(one.level, one.message, one.fix) for one in result.notes)
     for one in result.not_checked:
-        missing = _text(", ".join(one.missing))
-        how = f'<p class="how">{_text(one.how_to_record)}</p>'
-        yield f'<li class="warn"><p>Not told: {_text(one.name)}, no {missing}</p>{how}</li>'
-    for crash in result.crashes:
-        yield f'<li class="refuse"><p>{_text(crash.code)}: {_text(crash.error)}</p></li>'
+        yield note("warn", f"Not told: {one.name}, no {', '.join(one.missing)}", one.how_to_record)
+    yield from (note("refuse", f"{crash.code}: {crash.error}") for crash in result.crashes)
     yield "</ul></section>"

@@ -7,17 +7,13 @@ shrink them. Names are escaped text.
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from torchtriage.finding import Note
 from torchtriage.gate import words as told
 from torchtriage.gate.result import GateResult, HistoryResult, Row, Side, Track
-from torchtriage.names import visible
 from torchtriage.report.gate import words
-from torchtriage.report.page import document
+from torchtriage.report.page import document, notes, text
 from torchtriage.units import format_count, format_share
 
 __all__ = ["render"]
@@ -44,30 +40,10 @@ def render(result: GateResult | HistoryResult) -> str:
     )
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B|/s)(?:\W|$))")
-
-
-def _text(value: str, limit: int = 2000) -> str:
-    shown = visible(value)
-    cut = shown if len(shown) <= limit else shown[: limit - 1] + "…"
-    # a number and its unit stay on one line
-    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(cut))
-
-
 def _head(result: GateResult | HistoryResult, kicker: str) -> Iterator[str]:
     first, *others = result.verdict
-    yield f'<header class="head"><p class="kicker">{kicker}</p><h1>{_text(first)}</h1>'
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
-
-
-def _notes(notes: Sequence[Note]) -> Iterator[str]:
-    if not notes:
-        return
-    yield '<section><h2>Notes</h2><ul class="notes">'
-    for note in notes:
-        how = f'<p class="how">Try: {_text(note.fix)}</p>' if note.fix else ""
-        yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
-    yield "</ul></section>"
+    yield f'<header class="head"><p class="kicker">{kicker}</p><h1>{text(first)}</h1>'
+    yield from (f'<p class="lede">{text(line)}</p>' for line in others)
 
 
 # -- a check -----------------------------------------------------------------------------------
@@ -79,16 +55,16 @@ def _check(result: GateResult) -> Iterator[str]:
     yield from _head(result, f'torchtriage gate <b class="{result.outcome}">{said}</b>')
     yield '<dl class="facts">'
     for label, value in _facts(result):
-        yield f"<div><dt>{label}</dt><dd>{_text(value)}</dd></div>"
+        yield f"<div><dt>{label}</dt><dd>{text(value)}</dd></div>"
     yield "</dl></header>"
     for one in result.culprits:
-        yield f'<div class="culprit"><h3>What changed in {_text(one.benchmark)}</h3>'
-        yield f"<p>{_text(one.sentence)}</p><ul>"
-        yield from (f"<li>{_text(line)}</li>" for line in one.causes)
-        yield from (f"<li>came: {_text(line)}</li>" for line in one.came)
+        yield f'<div class="culprit"><h3>What changed in {text(one.benchmark)}</h3>'
+        yield f"<p>{text(one.sentence)}</p><ul>"
+        yield from (f"<li>{text(line)}</li>" for line in one.causes)
+        yield from (f"<li>came: {text(line)}</li>" for line in one.came)
         yield "</ul>"
         if command := words.compare(one):
-            yield f"<p><code>{_text(command)}</code></p>"
+            yield f"<p><code>{text(command)}</code></p>"
         yield "</div>"
     loud, well, quiet = words.grouped(result.rows)
     many = words.many(result.rows)
@@ -106,7 +82,7 @@ def _check(result: GateResult) -> Iterator[str]:
         for row in pictured:
             yield from _sessions(row, many=many)
         yield "</section>"
-    yield from _notes(result.notes)
+    yield from notes(result.notes, lead="Try: ")
 
 
 def _facts(result: GateResult) -> Iterator[tuple[str, str]]:
@@ -150,8 +126,8 @@ def _forest(rows: Sequence[Row], n_hidden: int, *, many: bool) -> Iterator[str]:
         kind = "" if row.decides else '<span class="tag">watched</span>'
         yield (
             f'<li><span class="name"><span class="mark {row.verdict}">{words.LABEL[row.verdict]}'
-            f'</span>{_text(name)}{kind}</span><span class="delta">{_text(delta)}</span>'
-            f'{_whisker(row, span)}<p class="what">{_text(row.sentence)}</p></li>'
+            f'</span>{text(name)}{kind}</span><span class="delta">{text(delta)}</span>'
+            f'{_whisker(row, span)}<p class="what">{text(row.sentence)}</p></li>'
         )
     yield "</ol>"
     if n_hidden > 0:
@@ -210,9 +186,9 @@ def _sessions(row: Row, *, many: bool) -> Iterator[str]:
             for i, value in enumerate(side)
         ]  # fmt: skip
     name = told.row_name(row, with_benchmark=many)
-    yield f'<div class="card"><h3>{_text(name)}</h3><p>{_text(row.sentence)}</p>'
+    yield f'<div class="card"><h3>{text(name)}</h3><p>{text(row.sentence)}</p>'
     if said := words.classic(row):
-        yield f'<p class="classic">Not used for the verdict: {_text(said)}</p>'
+        yield f'<p class="classic">Not used for the verdict: {text(said)}</p>'
     per = "pair" if row.paired else "session"
     yield from _plot(
         _svg(parts, "dots", f"{told.row_name(row)}, by session"),
@@ -254,7 +230,7 @@ def _history(result: HistoryResult) -> Iterator[str]:
         n_hidden = len(ordered) - N_TRACKS
         yield f'<p class="more">{format_count(n_hidden, "more track")} in the JSON.</p>'
     yield "</section>"
-    yield from _notes(result.notes)
+    yield from notes(result.notes, lead="Try: ")
 
 
 def _track(track: Track) -> Iterator[str]:
@@ -284,15 +260,15 @@ def _track(track: Track) -> Iterator[str]:
               f"{told.commit(one.commit)}: {told.amount(one.value, track.unit)}")
         for i, one in enumerate(track.points)
     ]  # fmt: skip
-    yield f'<div class="card"><h3>{_text(told.track_name(track))}</h3>'
+    yield f'<div class="card"><h3>{text(told.track_name(track))}</h3>'
     if track.refused:
-        yield f'<p class="classic">No change was looked for: {_text(track.refused)}</p>'
+        yield f'<p class="classic">No change was looked for: {text(track.refused)}</p>'
     elif not track.changes:
         yield '<p class="classic">No change.</p>'
     yield '<ul class="changes">'
     for one in track.changes:
         kind, word = ("worse", "worse") if one.worse else ("better", "better")
-        said = _text(told.change_point(track, one))
+        said = text(told.change_point(track, one))
         yield f'<li><b class="{kind}">{word}</b> {said}</li>'
     yield "</ul>"
     yield from _plot(
@@ -309,18 +285,18 @@ def _track(track: Track) -> Iterator[str]:
 
 
 def _plot(svg: str, top: str, bottom: str, first: str, last: str) -> Iterator[str]:
-    yield f'<div class="plot"><div class="scale"><span>{_text(top)}</span>'
-    yield f"<span>{_text(bottom)}</span></div>{svg}"
-    yield f'<div class="below"><span>{_text(first)}</span><span>{_text(last)}</span></div></div>'
+    yield f'<div class="plot"><div class="scale"><span>{text(top)}</span>'
+    yield f"<span>{text(bottom)}</span></div>{svg}"
+    yield f'<div class="below"><span>{text(first)}</span><span>{text(last)}</span></div></div>'
 
 
 def _svg(parts: Iterable[str], kind: str, label: str) -> str:
     return (
         f'<svg class="{kind}" viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none"'
-        f' role="img" aria-label="{_text(label)}">{"".join(parts)}</svg>'
+        f' role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
     )
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str, title: str = "") -> str:
     shape = f'class="{kind}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"'
-    return f"<line {shape}><title>{_text(title)}</title></line>" if title else f"<line {shape}/>"
+    return f"<line {shape}><title>{text(title)}</title></line>" if title else f"<line {shape}/>"

@@ -7,7 +7,6 @@ peak. Names from a snapshot are escaped text or data (``page.py``).
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,13 +23,13 @@ from torchtriage.memory.result import (
 )
 from torchtriage.names import elide, visible
 from torchtriage.report.memory import words
-from torchtriage.report.page import as_data, filled, policy, template
+from torchtriage.report.page import as_data, filled, head, note, notes, policy, template, text
 from torchtriage.units import format_bytes, format_count, format_share
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
 
 MAX_PAGE_BYTES = 3_000_000
-MAX_TEXT = 300
+MAX_NAME = 300
 N_LINES = 30
 N_PARTS = 10
 N_FAILED = 5
@@ -81,9 +80,9 @@ def _page(
     title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     parts = {
         "policy": policy(style, script),
-        "title": _text(f"{title} · torchtriage"),
-        "version": _text(results[0].version),
-        "schema": _text(results[0].schema),
+        "title": text(f"{title} · torchtriage"),
+        "version": text(results[0].version),
+        "schema": text(results[0].schema),
         "style": style,
         "body": "\n".join(
             line for i, result in enumerate(results) for line in _result(result, i, drawn)
@@ -92,16 +91,6 @@ def _page(
         "script": script,
     }
     return filled("memory.html", parts)
-
-
-_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B)(?:\W|$))")
-
-
-def _text(value: str, limit: int = 2000) -> str:
-    shown = visible(value)
-    cut = shown if len(shown) <= limit else shown[: limit - 1] + "…"
-    # a number and its unit stay on one line
-    return _UNIT.sub("\N{NO-BREAK SPACE}", html.escape(cut))
 
 
 def _picture(picture: Picture) -> dict[str, Any]:
@@ -124,10 +113,10 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 def _area(area: Area) -> dict[str, Any]:
     return {
-        "label": elide(visible(area.label), MAX_TEXT),
+        "label": elide(visible(area.label), MAX_NAME),
         "kind": area.kind.replace("_", " "),
         "values": area.values,
-        "stack": [elide(visible(line), MAX_TEXT) for line in area.stack],
+        "stack": [elide(visible(line), MAX_NAME) for line in area.stack],
     }
 
 
@@ -147,13 +136,10 @@ def _growth(growth: Growth) -> dict[str, Any]:
 
 
 def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable[str]:
-    first, *others = result.verdict
-    yield '<header class="head"><p class="kicker">torchtriage memory</p>'
-    yield f"<h1>{_text(first)}</h1>"
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others)
+    yield from head("torchtriage memory", result.verdict)
     yield '<dl class="facts">'
     for label, value in _facts(result):
-        yield f"<div><dt>{label}</dt><dd>{_text(value)}</dd></div>"
+        yield f"<div><dt>{label}</dt><dd>{text(value)}</dd></div>"
     yield "</dl></header>"
     if result.growth:
         yield "<section><h2>From step to step</h2>"
@@ -169,23 +155,18 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str]) -> Iterable
     for finding in result.findings:
         yield from _finding(finding)
     if advice := words.advice(result):
-        yield f"<p>{_text(advice)}</p>"
+        yield f"<p>{text(advice)}</p>"
     yield "</section>"
-    if result.notes:
-        yield '<section><h2>Notes</h2><ul class="notes">'
-        for note in result.notes:
-            how = f'<p class="how">{_text(note.fix)}</p>' if note.fix else ""
-            yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
-        yield "</ul></section>"
+    yield from notes(result.notes)
     if result.not_checked or result.crashes:
         yield '<section><h2>Not checked</h2><ul class="notes">'
         for how, group in words.unchecked(result):
-            rows = "".join(f"<p>{_text(line)}</p>" for line in group)
+            rows = "".join(f"<p>{text(line)}</p>" for line in group)
             is_code = "\n" in how
-            told = f"<pre>{_lines(how)}</pre>" if is_code else f'<p class="how">{_text(how)}</p>'
+            told = f"<pre>{_lines(how)}</pre>" if is_code else f'<p class="how">{text(how)}</p>'
             yield f'<li class="warn">{rows}{told}</li>'
         for crash in result.crashes:
-            yield f'<li class="refuse"><p>{_text(crash.code)}: {_text(crash.error)}</p></li>'
+            yield note("refuse", f"{crash.code}: {crash.error}")
         yield "</ul></section>"
 
 
@@ -206,10 +187,10 @@ def _slope(one: Growth, name: str) -> Iterable[str]:
         if one.areas
         else ""
     )
-    steps = f" Steps by {_text(one.steps_by)}." if one.steps_by else ""
+    steps = f" Steps by {text(one.steps_by)}." if one.steps_by else ""
     yield (
-        f"<h3>{_text(one.name[:1].upper() + one.name[1:])}</h3>"
-        f'<p class="sub">{_text(words.change(one))}.{steps} The line is the median of the slopes'
+        f"<h3>{text(one.name[:1].upper() + one.name[1:])}</h3>"
+        f'<p class="sub">{text(words.change(one))}.{steps} The line is the median of the slopes'
         " between all pairs of steps, the wedge its 95&nbsp;% interval; the axis does"
         f' not begin at zero.{areas}</p><div id="slope-{name}"></div>'
         "<noscript><p>The pictures need scripts; this page runs only its own.</p></noscript>"
@@ -217,11 +198,11 @@ def _slope(one: Growth, name: str) -> Iterable[str]:
 
 
 def _lines(value: str) -> str:
-    return "\n".join(_text(line) for line in value.split("\n"))
+    return "\n".join(text(line) for line in value.split("\n"))
 
 
 def _device(device: Device, name: str, drawn: frozenset[str]) -> Iterable[str]:
-    yield f"<section><h2>{_text(device.name.capitalize())}</h2>"
+    yield f"<section><h2>{text(device.name.capitalize())}</h2>"
     for one in device.out_of_memory[-N_FAILED:]:
         yield from _failed(one)
     picture = device.picture
@@ -258,25 +239,25 @@ def _device(device: Device, name: str, drawn: frozenset[str]) -> Iterable[str]:
     yield '<div class="two"><div><h3>At the snapshot</h3><dl class="account">'
     for label, size, meaning in words.accounts(device):
         shown = format_bytes(size) if size is not None else "not told"
-        yield f"<dt>{label}</dt><dd>{_text(shown)}</dd><dd>{meaning}</dd>"
+        yield f"<dt>{label}</dt><dd>{text(shown)}</dd><dd>{meaning}</dd>"
     yield "</dl></div>"
     told = device.fragmentation
     if told is not None and told.free_bytes:
-        yield f"<div><h3>Why reserved memory was free</h3><p>{_text(words.because(told))}</p>"
+        yield f"<div><h3>Why reserved memory was free</h3><p>{text(words.because(told))}</p>"
         yield _table(told.parts) + "</div>"
     yield "</div></section>"
 
 
 def _failed(one: OutOfMemory) -> Iterable[str]:
     first, *others = one.sentences
-    yield f'<div class="failed"><h3>{_text(first)}</h3>'
-    yield "".join(f"<p>{_text(line)}</p>" for line in others)
+    yield f'<div class="failed"><h3>{text(first)}</h3>'
+    yield "".join(f"<p>{text(line)}</p>" for line in others)
     yield _table(one.parts) + "</div>"
 
 
 def _peak(peak: Peak) -> Iterable[str]:
     yield (
-        f'<h3>Held at the peak</h3><p class="sub">{_text(format_bytes(peak.allocated_bytes))}'
+        f'<h3>Held at the peak</h3><p class="sub">{text(format_bytes(peak.allocated_bytes))}'
         f" allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
     )
     if peak.lines:
@@ -299,10 +280,10 @@ def _lines_held(peak: Peak) -> Iterable[str]:
         tags = words.tags(one)
         callers = words.where(one)
         yield (
-            f"<tr><td>{_text(format_bytes(one.size_bytes))}</td>"
-            f"<td>{_text(format_share(one.share))}</td>"
-            f"<td><code>{_text(one.label, MAX_TEXT)}</code>"
-            f'<span class="tag">{_text(tags)}{_text(" · from " + callers) if callers else ""}'
+            f"<tr><td>{text(format_bytes(one.size_bytes))}</td>"
+            f"<td>{text(format_share(one.share))}</td>"
+            f"<td><code>{text(one.label, MAX_NAME)}</code>"
+            f'<span class="tag">{text(tags)}{text(" · from " + callers) if callers else ""}'
             "</span></td></tr>"
         )
     yield "</tbody></table></div>"
@@ -315,8 +296,8 @@ def _table(parts: Sequence[Part]) -> str:
         size, share = sum(one.size_bytes for one in rest), sum(one.share for one in rest)
         rest = [Part(format_count(len(rest), "other"), size, share)]
     rows = [
-        f"<tr><td>{_text(part.name, MAX_TEXT)}</td><td>{_text(format_bytes(part.size_bytes))}</td>"
-        f"<td>{_text(format_share(part.share))}</td></tr>"
+        f"<tr><td>{text(part.name, MAX_NAME)}</td><td>{text(format_bytes(part.size_bytes))}</td>"
+        f"<td>{text(format_share(part.share))}</td></tr>"
         for part in first + rest
     ]
     return f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
@@ -324,16 +305,16 @@ def _table(parts: Sequence[Part]) -> str:
 
 def _finding(finding: Finding) -> Iterable[str]:
     yield (
-        f'<div class="finding"><h3>{_text(finding.title)}</h3><p class="meta">'
-        f'<span class="sev {finding.severity}">{finding.severity}</span> {_text(finding.code)},'
+        f'<div class="finding"><h3>{text(finding.title)}</h3><p class="meta">'
+        f'<span class="sev {finding.severity}">{finding.severity}</span> {text(finding.code)},'
         f" {finding.certainty}</p>"
-        f'<p class="message">{_text(finding.message)}</p>'
+        f'<p class="message">{text(finding.message)}</p>'
     )
     frame = finding.place.frame
     if frame is not None:
         where = f"{frame.file}:{frame.line} {frame.function}"
-        yield f"<p><code>{_text(where, MAX_TEXT)}</code></p>"
-    yield f"<p>Fix: {_text(finding.fix.text)}</p>"
+        yield f"<p><code>{text(where, MAX_NAME)}</code></p>"
+    yield f"<p>Fix: {text(finding.fix.text)}</p>"
     if finding.fix.code:
         yield f"<pre>{_lines(finding.fix.code)}</pre>"
     if finding.fix.link.startswith("https://"):

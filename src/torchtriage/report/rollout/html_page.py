@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torchtriage.experiment.result import ExperimentResult, Row
-from torchtriage.names import visible
-from torchtriage.report.page import document
+from torchtriage.report.page import document, notes, text
 from torchtriage.report.rollout import words
 from torchtriage.rollout.result import Event, RolloutResult
 from torchtriage.rollout.summary import percent
@@ -33,10 +34,7 @@ def render(result: RolloutResult | ExperimentResult) -> str:
     )
 
 
-def _text(value: str) -> str:
-    shown = visible(value)
-    cut = shown if len(shown) <= 2000 else f"{shown[:1999]}…"
-    return html.escape(cut).replace(" %", "\N{NO-BREAK SPACE}%")
+_text = partial(text, unit=re.compile(" (?=%)"))
 
 
 def _sections(result: RolloutResult | ExperimentResult) -> Iterator[str]:
@@ -65,12 +63,7 @@ def _sections(result: RolloutResult | ExperimentResult) -> Iterator[str]:
         yield "</section>"
     if isinstance(result, RolloutResult):
         yield from _history(result.events)
-    if result.notes:
-        yield '<section><h2>Notes</h2><ul class="notes">'
-        for note in result.notes:
-            how = f'<p class="how">Try: {_text(note.fix)}</p>' if note.fix else ""
-            yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
-        yield "</ul></section>"
+    yield from notes(result.notes, lead="Try: ", shown=_text)
 
 
 def _rows(rows: Sequence[Row]) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from torchtriage.names import visible
-from torchtriage.report.page import document
+from torchtriage.report.page import document, head, notes, text
 from torchtriage.report.xla import words
 from torchtriage.xla.result import HloGraph, Model, Program, XlaResult
 
@@ -27,15 +27,11 @@ def render(result: XlaResult) -> str:
     )
 
 
-def _text(value: object) -> str:
-    return html.escape(visible(str(value)))
+_text = partial(text, unit=None)
 
 
 def _body(result: XlaResult) -> Iterable[str]:
-    first, *others = result.verdict
-    yield '<header class="head"><p class="kicker">torchtriage xla</p>'
-    yield f"<h1>{_text(first)}</h1>"
-    yield from (f'<p class="lede">{_text(line)}</p>' for line in others if line)
+    yield from head("torchtriage xla", result.verdict, shown=_text)
     yield "</header>"
     for model in result.models:
         yield from _model(model)
@@ -51,12 +47,7 @@ def _body(result: XlaResult) -> Iterable[str]:
             link = f' <a href="{html.escape(fix.link)}">more</a>' if fix.link else ""
             yield f"<p><b>{_text(cause)}</b>: {_text(fix.text)}{link}</p>"
         yield "</section>"
-    if result.notes:
-        yield '<section><h2>Notes</h2><ul class="notes">'
-        for note in result.notes:
-            how = f'<p class="how">{_text(note.fix)}</p>' if note.fix else ""
-            yield f'<li class="{note.level}"><p>{_text(note.message)}</p>{how}</li>'
-        yield "</ul></section>"
+    yield from notes(result.notes, shown=_text)
 
 
 def _model(model: Model) -> Iterable[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torchtriage.compile.join import join
 from torchtriage.compile.judge import judge
 from torchtriage.compile.places import part_name
 from torchtriage.compile.read import read_logs
-from torchtriage.compile.result import CompileResult, GraphBreak, Joined, Recompile
+from torchtriage.compile.result import CompileResult, GraphBreak, Recompile
 from torchtriage.errors import LogError
 from torchtriage.finding import CompileEvent, Finding, Frame, JobResult, Result, WatchedCompile
 from torchtriage.record.collect import Recording
@@ -68,49 +68,54 @@ def watched_compile(
 
 
 def _of_break(one: GraphBreak) -> CompileEvent:
-    of, host, idle, per, at_most = _costs(one.trace)
-    return CompileEvent(
+    return _event(
+        one,
         kind="graph break",
         what=f"{one.id} {one.type}".strip(),
         function=", ".join(dict.fromkeys(frame.function for frame in one.functions[:3])),
         frame=one.caller or one.frame,
-        count=one.count,
-        total_ms=0.0,
-        limit=False,
-        per=per,
-        of_ms=of,
-        host_ms=host,
-        idle_ms=idle,
-        at_most=at_most,
-        fix=one.fix,
     )
 
 
 def _of_recompile(one: Recompile) -> CompileEvent:
-    of, host, idle, per, at_most = _costs(one.trace)
-    return CompileEvent(
+    return _event(
+        one,
         kind="recompilation",
         what=words.recompile(one),
         function=part_name(one.function.function),
         frame=one.frame or one.caller or (one.function if one.function.file else None),
-        count=one.count,
         total_ms=one.total_ms,
         limit=one.limit,
-        per=per,
-        of_ms=of,
-        host_ms=host,
-        idle_ms=idle,
-        at_most=at_most,
-        fix=one.fix,
     )
 
 
-def _costs(
-    one: Joined | None,
-) -> tuple[float | None, float | None, float | None, str, bool]:
-    if one is None:
-        return None, None, None, "", False
-    return one.of_ms, one.host_ms, one.idle_ms, one.per, one.at_most
+def _event(
+    one: GraphBreak | Recompile,
+    *,
+    kind: Literal["graph break", "recompilation"],
+    what: str,
+    function: str,
+    frame: Frame | None,
+    total_ms: float = 0.0,
+    limit: bool = False,
+) -> CompileEvent:
+    """Return a break or a recompilation with what it costs in the trace, where that is known."""
+    cost = one.trace
+    return CompileEvent(
+        kind=kind,
+        what=what,
+        function=function,
+        frame=frame,
+        count=one.count,
+        total_ms=total_ms,
+        limit=limit,
+        per=cost.per if cost else "",
+        of_ms=cost.of_ms if cost else None,
+        host_ms=cost.host_ms if cost else None,
+        idle_ms=cost.idle_ms if cost else None,
+        at_most=cost.at_most if cost else False,
+        fix=one.fix,
+    )
 
 
 def named(result: Judged, compiled: CompileResult | None) -> Judged:

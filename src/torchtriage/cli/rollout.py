@@ -88,10 +88,7 @@ def rollback(name: str | None, store: str | None, reason: str) -> None:
 
     Exit codes: 0 it gets nothing, 2 no such rollout.
     """
-    with _opened(store) as rollouts:
-        known = _one(rollouts, name)
-        rollouts.roll_back(known, reason, actor=_actor(), at_s=time.time())
-        _say(rollouts, known)
+    _move(name, store, reason, lambda rollouts: rollouts.roll_back)
 
 
 @click.command("promote")
@@ -103,10 +100,7 @@ def promote(name: str | None, store: str | None, reason: str) -> None:
 
     Exit codes: 0 moved, 2 no such rollout, or it has ended.
     """
-    with _opened(store) as rollouts:
-        known = _one(rollouts, name)
-        rollouts.promote(known, reason, actor=_actor(), at_s=time.time())
-        _say(rollouts, known)
+    _move(name, store, reason, lambda rollouts: rollouts.promote)
 
 
 @click.command("restart")
@@ -118,10 +112,7 @@ def restart(name: str | None, store: str | None, reason: str) -> None:
 
     Exit codes: 0 begun, 2 no such rollout, or it is running.
     """
-    with _opened(store) as rollouts:
-        known = _one(rollouts, name)
-        rollouts.restart(known, actor=_actor(), at_s=time.time(), reason=reason)
-        _say(rollouts, known)
+    _move(name, store, reason, lambda rollouts: rollouts.restart)
 
 
 def _opened(store: str | None) -> RolloutStore:
@@ -140,11 +131,20 @@ def _one(store: RolloutStore, name: str | None) -> str:
     return names[0]
 
 
-def _say(store: RolloutStore, name: str) -> None:
+def _move(
+    name: str | None,
+    store: str | None,
+    reason: str,
+    how: Callable[[RolloutStore], Callable[..., object]],
+) -> None:
+    """Change a rollout by hand, and say where it stands now."""
     from torchtriage.names import visible
     from torchtriage.rollout.summary import summary
 
-    click.echo(visible(summary(store, name).verdict[0]))
+    with _opened(store) as rollouts:
+        known = _one(rollouts, name)
+        how(rollouts)(known, reason=reason, actor=_actor(), at_s=time.time())
+        click.echo(visible(summary(rollouts, known).verdict[0]))
 
 
 def _actor() -> str:

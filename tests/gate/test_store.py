@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from torchtriage.errors import MissingExtraError, SampleError, StoreError, UsageError
+from torchtriage.gate import database as databases
 from torchtriage.gate import store as stores
 from torchtriage.gate.store import MIGRATIONS, open_store
 from torchtriage.samples import Machine, Run, Series, Session
@@ -159,8 +160,8 @@ def test_two_that_make_the_tables_at_once_wait_for_each_other(
     postgres: Callable[[], str],
 ) -> None:
     place = postgres()
-    first = stores._Postgres(place)
-    watch = stores._Postgres(place)
+    first = databases._Postgres(place)
+    watch = databases._Postgres(place)
     failed: list[BaseException] = []
 
     def open_second() -> None:
@@ -365,7 +366,7 @@ def test_a_writer_that_holds_a_server_too_long_is_told(
     postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = postgres()
-    monkeypatch.setattr(stores, "WAIT_S", 0.2)
+    monkeypatch.setattr(databases, "WAIT_S", 0.2)
     with open_store(place) as store, open_store(place) as other:
         with (
             other._database.transaction(write=True),
@@ -427,7 +428,7 @@ def test_a_writer_that_holds_the_store_too_long_is_told(
 ) -> None:
     path = tmp_path / "x.db"
     open_store(str(path)).close()
-    monkeypatch.setattr(stores, "WAIT_S", 0.1)
+    monkeypatch.setattr(databases, "WAIT_S", 0.1)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with open_store(str(path)) as store, pytest.raises(StoreError, match="locked") as told:

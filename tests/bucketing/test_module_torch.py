@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import time
@@ -615,6 +616,37 @@ def test_many_threads_compile_each_bucket_once() -> None:
         stats = model.stats()
         assert stats.requests == 240 == stats.hits + sum(stats.reasons.values())
         assert (stats.stalls > 0) is (not background)
+
+
+def test_the_compiler_does_not_trace_while_others_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.fx replaces nn.Module.__call__ for all threads while it traces
+    from torch._inductor.loop_body import InterpreterShim
+
+    from torchtriage.bucketing import graphs
+
+    graphs._keep_module_calls.cache_clear()
+    graphs._keep_module_calls()
+    monkeypatch.setattr(torch.fx, "symbolic_trace", None)
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(abs, (graph.placeholder("x"),)))
+    assert InterpreterShim(graph, {}).run(-3) == 3
+
+
+@torch.no_grad()
+def test_what_is_there_is_set_aside_before_the_background_compiles() -> None:
+    gc.unfreeze()
+    try:
+        model = encoder(buckets=[8, 16])
+        model(tokens(5))
+        model.wait()
+        frozen = gc.get_freeze_count()
+        assert frozen > 1000
+        model(tokens(12))  # once in a process: what came since stays the collector's
+        model.wait()
+        assert model.stats().ready == 2
+        assert gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
 
 
 @torch.no_grad()

@@ -100,6 +100,7 @@ from torch._inductor import cpp_builder
 
 import torchtriage as tt
 
+torch.fx.symbolic_trace = None  # while it runs, no other thread may call a module
 built = []
 build = cpp_builder.CppBuilder.build
 cpp_builder.CppBuilder.build = lambda self: (built.append(self.get_target_file_path()), build(self))

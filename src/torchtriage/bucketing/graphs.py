@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
@@ -40,12 +41,15 @@ class Graph:
 
         code = call.__code__.replace(co_name=f"bucket_{next(_NUMBER)}")
         self._function = types.FunctionType(code, globals(), code.co_name, None, call.__closure__)
+        self._is_inductor = options.get("backend", "inductor") == "inductor"
         how = None if dynamic else False
         self._compiled: Callable[..., Any] = torch.compile(self._function, dynamic=how, **options)
         self._ready: Callable[..., Any] = torch._dynamo.run(self._function)
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the result, compiling what is not compiled yet, and whether a graph ran."""
+        if self._is_inductor:
+            _keep_module_calls()
         with _many_graphs():
             out, compiled = self._compiled(args, kwargs)
         return out, compiled
@@ -54,6 +58,22 @@ class Graph:
         """Return the result without ever compiling, and whether a graph ran or eager did."""
         out, compiled = self._ready(args, kwargs)
         return out, compiled
+
+
+@functools.cache
+def _keep_module_calls() -> None:
+    """Give Inductor the empty graph that it would trace for itself, once in a process.
+
+    While torch.fx traces, ``nn.Module.__call__`` is its own in all threads, and any module that
+    another thread calls raises: "module is not installed as a submodule".
+    """
+    from torch._inductor.loop_body import InterpreterShim
+
+    if hasattr(InterpreterShim, "_dummy_gm"):
+        graph = torch.fx.Graph()
+        graph.output(graph.placeholder("value"))
+        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        InterpreterShim._dummy_gm = staticmethod(lambda: module)
 
 
 @contextlib.contextmanager

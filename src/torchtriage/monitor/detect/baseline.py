@@ -17,6 +17,8 @@ MAX_SIZES = 64
 """Sizes kept apart; beyond, quarters of a doubling are."""
 SETTLED = 8
 """Requests of a size after which its share is trusted."""
+SLOWEST = 0.005
+"""Least part of what a request was off that its size's share moves by."""
 PARENT = 5
 """Requests of a size after which others may be guessed from it."""
 SLOPE = (-0.2, 1.2)
@@ -49,7 +51,7 @@ class Level:
 
     def hurry(self) -> None:
         """Learn as if little had been seen: the level is a new one."""
-        self._n = 20
+        self._n = 1
 
 
 class Sizes:
@@ -59,6 +61,7 @@ class Sizes:
         self._shares: dict[float, list[float]] = {}  # size -> [share, requests]
         self.low = math.inf
         self.high = 0.0
+        self._n = 0
 
     def share(self, size: float) -> tuple[float, bool]:
         """Return what a request of this size adds, and whether that is trusted."""
@@ -74,7 +77,10 @@ class Sizes:
         if known is None:
             known = self._shares[key] = [self._guess(size), 0]
         known[1] += 1
-        known[0] += off * (1 / known[1] if known[1] < SETTLED else max(1 / known[1], 0.005))
+        self._n += 1
+        # of what most requests are off by, the level takes the blame, not their size
+        others = 1.0 if known[1] < SETTLED else 1 - known[1] / self._n
+        known[0] += off * others * max(1 / known[1], SLOWEST)
         if known[1] >= PARENT:
             self.low = min(self.low, size)
             self.high = max(self.high, size)

@@ -3,21 +3,25 @@
 The mean of the last values is compared with how far such means strayed while all was well. A limit
 that is learned this way needs no assumption of independence: a stream that wanders slowly has wide
 limits for long spans by itself (Roberts 1959 for the chart; the learned limit stands in for his
-sqrt(span / (2 - span)), which is kept as the least it can be).
+sqrt(span / (2 - span)), which is kept as the least it can be). What is learned is some hundred
+values old: a change cannot teach that it is usual before it was seen.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import NamedTuple
 
-__all__ = ["Charts", "Reading"]
+__all__ = ["QUARANTINE", "Charts", "Reading"]
 
 MEMORY = 2_000
 """Values over which limits are learned."""
 LEARN_EVERY = 4
 """Means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the
 time."""
+QUARANTINE = 200
+"""Values for which a lesson waits; what is to be found lasts as long, or is large."""
 FULL_AVERAGING = 8.0
 """Spans a chart must have seen before its learned limit is believed to be smaller than half the
 next shorter one's variance."""
@@ -43,8 +47,8 @@ class Charts:
         Weight of the newest value in each chart, falling: 1/20 looks back at about 40 values.
     limit : float
         Standard deviations a mean may stray.
-    least : tuple of float
-        For each chart, what its mean must reach in any case, in the values' own unit.
+    matters : tuple of pairs of float
+        For each chart, what its mean must reach in any case, up and down.
     young : float
         How much wider limits are while little was seen: by ``young / sqrt(spans seen)``.
     """
@@ -54,14 +58,15 @@ class Charts:
         weights: tuple[float, ...],
         limit: float,
         *,
-        least: tuple[float, ...] | None = None,
+        matters: tuple[tuple[float, float], ...] | None = None,
         young: float = 1.0,
     ) -> None:
         self._weights = weights
         self._limit = limit
-        self._least = least or (0.0,) * len(weights)
+        self._matters = matters or ((0.0, 0.0),) * len(weights)
         self._young = young
         self._means = [0.0] * len(weights)
+        self._waiting: deque[tuple[float, tuple[float, ...]]] = deque()
         self._above = [0.0] * len(weights)  # mean squares of the means above zero, doubled
         self._below = [0.0] * len(weights)
         self._limits = [(math.inf, math.inf)] * len(weights)
@@ -70,8 +75,11 @@ class Charts:
         self._n = 0
         self._turn = 0
 
-    def update(self, value: float, *, learn: bool) -> Reading:
-        """Take one value; ``learn`` from it unless it may be part of what is to be found."""
+    def update(self, value: float, *, learn: bool, unit: float = 1.0) -> Reading:
+        """Take one value; ``learn`` from it unless it may be part of what is to be found.
+
+        ``unit`` : what one of ``matters`` is, in the values' own unit.
+        """
         value -= self._centre
         best, mean_then, weight_then = 0.0, 0.0, 0.0
         means, limits = self._means, self._limits
@@ -79,6 +87,9 @@ class Charts:
             mean = means[at]
             means[at] = mean = mean + weight * (value - mean)
             evidence = mean / limits[at][mean < 0]
+            least = unit * self._matters[at][mean < 0]
+            if abs(mean) < least:
+                evidence = min(max(evidence, -1.0), 1.0) * abs(mean) / least
             if abs(evidence) > abs(best):
                 best, mean_then, weight_then = evidence, mean, weight
         if learn:
@@ -86,14 +97,18 @@ class Charts:
             self._turn += 1
             if self._turn == LEARN_EVERY:
                 self._turn = 0
-                self._learn(value)
+                self._waiting.append((value, tuple(means)))
+                # the first are taken at once: limits are needed to begin with
+                if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
+                    self._learn(*self._waiting.popleft())
         return Reading(best, mean_then, weight_then)
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""
         self._means = [0.0] * len(self._weights)
+        self._waiting.clear()
 
-    def _learn(self, value: float) -> None:
+    def _learn(self, value: float, means: tuple[float, ...]) -> None:
         n = self._n / LEARN_EVERY
         rate = max(1 / (n + PRIOR), LEARN_EVERY / MEMORY)
         self._centre += rate * value
@@ -103,7 +118,7 @@ class Charts:
             independent = 0.7 * weight / (2 - weight) * self._variance
             spans = max(self._n * weight / 2, 1)
             slowly = max(1 / n, min(LEARN_EVERY / MEMORY, weight / 10 * LEARN_EVERY))
-            mean = self._means[at]
+            mean = means[at]
             variances = []
             for below in (False, True):
                 learned = (self._below if below else self._above)[at]
@@ -118,8 +133,6 @@ class Charts:
                     self._above[at] = learned
                 variances.append(variance)
             wide = self._limit * (1 + self._young / math.sqrt(spans))
-            above, below_ = (
-                max(wide * math.sqrt(one + TINY), self._least[at]) for one in variances
-            )
+            above, below_ = (wide * math.sqrt(one + TINY) for one in variances)
             self._limits[at] = (above, below_)
             shorter = (variances[0], variances[1])

@@ -28,6 +28,10 @@ LEAST = 6.0
 """Usual errors a reading must be off by in any case."""
 BEYOND = 1.95
 """Factor above the highest rung that is usual: a rung's width (1.5), and 30 %."""
+SMALLEST = 0.28
+"""Share of what was expected, and of the level, by which a reading must be off."""
+SEEN = 2
+"""Times that an hour of the day or week was seen before it is a forecast: once may be an event."""
 FAR = 2.0
 """Usual errors of the level by which a reading that is compared with the last one must leave it
 too: coming back is no alarm."""
@@ -72,9 +76,9 @@ class _Profile:
         self._hours: dict[int, list[float]] = {}  # hour -> [mean, readings]
 
     def forecast(self, at_s: float) -> float | None:
-        """Return the hour's mean once it was seen for an hour."""
+        """Return the hour's mean once it was seen twice."""
         known = self._hours.get(self._hour(at_s))
-        return known[0] if known and known[1] >= self._per_hour else None
+        return known[0] if known and known[1] >= SEEN * self._per_hour else None
 
     def learn(self, at_s: float, value: float, cut: float) -> None:
         """Move the hour's mean."""
@@ -177,6 +181,7 @@ class MetricDetector:
             if forecasts[at].error * NEW_FORECAST < forecasts[best].error:
                 best, expected = at, one
         off = value - expected
+        smallest = SMALLEST * max(abs(expected), abs(self._level))
         # a metric that rests at one value most of the time has errors of nothing: what counts
         # then is how far it usually goes when it moves
         scale = max(forecasts[best].scale(), self._rounding, self._odd / 2)
@@ -194,7 +199,7 @@ class MetricDetector:
             cluster = tail.update(sign * score)
             if best == LAST and sign * from_level <= self._far * level_scale:
                 continue
-            limit = max(self._least, BEYOND * usual)
+            limit = max(self._least, BEYOND * usual, smallest / scale)
             if sign * score > limit:
                 word = "above" if sign > 0 else "below"
                 text = f"{value:.6g}, {abs(off):.3g} {word} what was expected"

@@ -3,17 +3,18 @@
 A request's duration is compared with what its size took before (:mod:`.baseline`); what is left, in
 units of its own scale, goes to charts of its mean (shifts and ramps, up and down), charts of its
 spread, and a count of extreme values (:mod:`.tails`). Missing answers and repeated values are
-watched beside. Nothing is learned while something looks wrong; a change that stays becomes the new
-normal.
+watched beside. What is learned is 200 requests old, and nothing is while something looks wrong; a
+change that stays becomes the new normal.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any, NamedTuple
 
 from torchtriage.monitor.detect.baseline import Level, Sizes
-from torchtriage.monitor.detect.charts import Charts
+from torchtriage.monitor.detect.charts import QUARANTINE, Charts
 from torchtriage.monitor.detect.tails import Cluster, Tail
 
 __all__ = ["KINDS", "Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
@@ -60,26 +61,34 @@ WARM_MEMORY = 60
 """While warming up it follows a start-up's decay."""
 CUT = 4.0
 """Scales at which a request's deviation is cut for the charts."""
-WEIGHTS = (1 / 5, 1 / 20, 1 / 80)
-LIMIT = 5.0
+CUT_LOG = 0.45
+"""For the mean charts, at this logarithm if that is wider: of half as long, at once."""
+WEIGHTS = (1 / 8, 1 / 20, 1 / 80)
+MATTERS = ((0.28, 0.35), (0.18, 0.28), (0.11, 0.20))
+"""Logarithm that each chart's mean must reach in any case, slower and faster: a machine that is
+shared strays by so much for so long, and what is faster is no trouble."""
+YOUNG_MATTERS = 1_000
+"""Requests before which more is asked for, in proportion."""
+LIMIT = 2.5
 """Of the mean charts, in their learned standard deviations."""
 YOUNG = 1.5
 """While little was seen limits are wider, by this over the root of the spans seen."""
-FAST = 3.3
-"""Least mean of the fastest chart: seven requests in a row near the cut."""
-SPREAD_WEIGHTS = (1 / 20, 1 / 80)
-SPREAD_LIMIT = 6.5
-SMALLEST = 0.05
-"""Shifts below 5 % are nobody's concern."""
-CLUSTER_CHANCE = 5e-4
+SPREAD_WEIGHTS = (1 / 40,)
+SPREAD_LIMIT = 12.0
+CLUSTER_CHANCE = 1e-4
 SURGE = math.log(50)
 """One request alone is an alarm at 50 times what it should take, if none came near before."""
+SURGE_S = 0.1
+"""And if it takes so long: Python's own garbage collection stops a process for half of it."""
 UNUSUAL = 0.6
 """Share of the limit from which nothing is learned."""
 NEW_NORMAL = 250
 """Requests of an alarm that stays, after which it is the new normal."""
 RELEARN = 50
 """Requests that teach the new normal before anything is compared with it."""
+ONE_EVENT = ("shift", "spread", "tail")
+OTHER_KIND = 1.5
+"""Evidence at which one of these may follow another: they are often the same event."""
 CLEAR = 60
 """Requests without evidence after which the same kind may alarm again."""
 MISSING_SPAN = 20
@@ -100,17 +109,17 @@ class RequestDetector:
         self._mean = Charts(
             option("weights", WEIGHTS),
             option("limit", LIMIT),
-            least=(option("fast", FAST), 0.0, 0.0, 0.0)[: len(option("weights", WEIGHTS))],
+            matters=option("matters", MATTERS),
             young=option("young", YOUNG),
         )
         self._spread = Charts(
             option("spread_weights", SPREAD_WEIGHTS), option("spread_limit", SPREAD_LIMIT)
         )
         self._tail = Tail(option("chance", CLUSTER_CHANCE))
-        self._smallest = option("smallest", SMALLEST)
         self._surge = option("surge", SURGE)
         self._new_normal = option("new_normal", NEW_NORMAL)
         self._clear = option("clear", CLEAR)
+        self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
         self._largest = 0.0
@@ -166,27 +175,38 @@ class RequestDetector:
         calm = self._unusual == 0 or self._relearning > 0
         level.memory = MEMORY if warm else WARM_MEMORY
         outside = self._mix(size)
-        if size is not None and (calm or not warm):
-            self._sizes.learn(size, cut * scale)
-        if calm:
-            level.learn(logarithm - share)
+        if not warm or self._relearning:
+            self._learn(logarithm, size)
+        elif calm:
+            if size is not None and not settled:
+                self._sizes.learn(size, cut * scale)
+            self._waiting.append((logarithm, size))
+            if len(self._waiting) > QUARANTINE:
+                self._learn(*self._waiting.popleft())
         if self._n <= WARM_UP / 2:
             return None
         if self._relearning:
             self._relearning -= 1
             return None
-        if not settled:
-            cut *= 0.3  # mostly the guess of its size's share
-        mean = self._mean.update(cut, learn=calm)
-        shift = abs(mean.mean) * scale
-        evidence = abs(mean.evidence) * min(shift / self._smallest, 1.0)
+        wide = max(CUT, CUT_LOG / scale)
+        deviation = min(max(score, -wide), wide)
+        if not settled:  # mostly the guess of its size's share
+            cut *= 0.3
+            deviation *= 0.3
+        unit = max(1.0, YOUNG_MATTERS / self._n) / scale
+        mean = self._mean.update(deviation, learn=calm, unit=unit)
+        evidence = abs(mean.evidence)
         spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
         cluster = self._tail.update(score if settled else min(score, 4.0))
-        surge = off > self._surge + (0.0 if settled else 2.0) and score > 1.25 * self._largest
+        surge = (
+            sample.value > SURGE_S
+            and off > self._surge + (0.0 if settled else 2.0)
+            and score > 1.25 * self._largest
+        )
         self._largest = max(self._largest * 0.9997, score if settled else 0.0)
         alarm = None
         if warm:
-            if evidence >= 1 and shift >= self._smallest:
+            if evidence >= 1:
                 alarm = self._shifted(sample, mean.mean * scale, evidence)
             if alarm is None and spread.evidence >= 1:
                 if evidence > 0.5:  # all of them far off to one side: no scatter
@@ -206,6 +226,15 @@ class RequestDetector:
         self._wait(evidence, spread.evidence)
         return alarm
 
+    def _learn(self, logarithm: float, size: float | None) -> None:
+        """Move the level, and the size's share."""
+        level = self._level
+        share = 0.0 if size is None else self._sizes.share(size)[0]
+        level.learn(logarithm - share)
+        if size is not None:
+            cut = CUT * level.scale
+            self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut))
+
     def _mix(self, size: float | None) -> bool:
         """Return whether most of the last requests have sizes far outside of those known."""
         if size is None:
@@ -223,6 +252,7 @@ class RequestDetector:
         if self._unusual > self._new_normal:
             self._unusual = 0
             self._relearning = RELEARN
+            self._waiting.clear()
             self._level.hurry()
             self._mean.forget_means()
             self._spread.forget_means()
@@ -232,7 +262,7 @@ class RequestDetector:
     def _shifted(self, sample: Sample, shift: float, evidence: float) -> Alarm | None:
         percent = (math.exp(min(abs(shift), 50.0)) - 1) * 100
         word = "slower" if shift > 0 else "faster"
-        cause = "input mix" if self._outside > 0.15 else ""
+        cause = "input mix" if self._outside > 0.05 else ""
         text = f"requests are {percent:.0f} % {word}, or more"
         alarm = self._alarm("shift", sample, evidence, text, cause)
         return alarm._replace(better=True) if alarm is not None and shift < 0 else alarm
@@ -249,8 +279,12 @@ class RequestDetector:
     def _alarm(
         self, kind: str, sample: Sample, evidence: float, message: str, cause: str = ""
     ) -> Alarm | None:
-        """Return the alarm, unless one of its kind is on."""
+        """Return the alarm, unless one of its kind is on, or one that tells the same."""
         quiet_until = self._quiet.get(kind, -1)
+        if kind in ONE_EVENT and self._row > quiet_until and evidence < OTHER_KIND:
+            others = (self._quiet.get(one, -1) for one in ONE_EVENT if one != kind)
+            if any(self._row <= until for until in others):
+                return None
         self._quiet[kind] = self._row + self._clear
         if self._row <= quiet_until or self._n <= WARM_UP:
             return None

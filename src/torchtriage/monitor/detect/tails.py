@@ -1,9 +1,10 @@
 """Too many extreme values in too short a time, against how often such values came before.
 
-A ladder of rungs in units of the stream's own scale: how often each was exceeded is known, so how
-improbable so many exceedances within so few values are follows from the Poisson distribution (a
-scan statistic, Naus 1965, over the last few exceedances). Rare large values that are normal for a
-stream raise their rungs' rates and stay quiet.
+A ladder of rungs in units of the stream's own scale: how often each was exceeded before is known,
+so how improbable so many exceedances within so few values are follows (a scan statistic, Naus 1965,
+over the last few exceedances). The rate is no better known than from what was counted, and such
+values come in bursts: the count's distribution is a negative binomial one. Rare large values that
+are normal for a stream raise their rungs' rates and stay quiet.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ MEMORY = 5_000
 """Values over which rates are learned; then half of them are forgotten."""
 KEPT = 8
 """Last exceedances of a rung that are looked at together."""
+PRIOR = 0.5
+"""Exceedances assumed of a rung before any was seen."""
+DISPERSION = 3.0
+"""How much more the counts of a shared machine vary than those of independent events."""
 APART = 4
 """Exceedances closer than this are one event: a machine that is busy is so for a few requests."""
 
@@ -64,13 +69,15 @@ class Tail:
             if last and self._at - last[-1] < APART:
                 continue
             last.append(self._at)
-            rate = (self._counts[at] + 0.5) / self._n
+            known = self._counts[at]
             self._counts[at] += 1
             for n in range(2, len(last) + 1):
                 span = self._at - last[-n] + 1
-                evidence = self._evidence(n - 1, rate * span)
+                before = max(known - (n - 1), 0.0) + PRIOR  # without the cluster itself
+                share = span / max(self._n - span, 1.0)
+                evidence = self._evidence(n - 1, before, share)
                 if evidence > worst.evidence:
-                    worst = Cluster(evidence, rung, n, span, rate * span)
+                    worst = Cluster(evidence, rung, n, span, before * share)
         return worst
 
     def highest(self, share: float) -> float:
@@ -78,18 +85,21 @@ class Tail:
         beyond = [rung for rung, n in zip(RUNGS, self._counts, strict=True) if n > share * self._n]
         return beyond[-1] if beyond else 0.0
 
-    def _evidence(self, n: int, expected: float) -> float:
-        """Return how improbable ``n`` or more events are where ``expected`` are, 1 at ``chance``.
+    def _evidence(self, n: int, before: float, share: float) -> float:
+        """Return how improbable ``n`` or more events are, 1 at ``chance``.
 
-        The first event of a cluster is given: the cluster was looked at because of it.
+        ``before`` events came in the past, of whose length the cluster's is a ``share``. The first
+        event of a cluster is given: the cluster was looked at because of it.
         """
-        if expected >= n:
+        if before * share >= n:
             return 0.0
-        term = below = math.exp(-expected)
+        shape, odds = before / DISPERSION, DISPERSION * share
+        rest = 1 / (1 + odds)
+        term = below = rest**shape
         for at in range(1, n):
-            term *= expected / at
+            term *= (shape + at - 1) / at * (1 - rest)
             below += term
         chance = 1 - below
         if chance < 1e-9:  # where the difference is rounding, its first term is exact enough
-            chance = term * expected / n
+            chance = term * (shape + n - 1) / n * (1 - rest)
         return math.log(max(chance, 1e-300)) / self._log_chance

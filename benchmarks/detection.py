@@ -1,6 +1,6 @@
 """Score the detectors, and well-known ones beside them, on labelled series (docs/detection.md).
 
-    python benchmarks/detection.py ../shared/data/anomaly [--river]
+    python benchmarks/detection.py ../shared/data/anomaly [--river] [--cross-validate]
 
 Each detector has one setting for everything and sees each value before the next. What has no notion
 of a missing value gets the last one again.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torchtriage.monitor.detect.recorded import (
     read_labels,
     read_log,
 )
-from torchtriage.monitor.detect.requests import RequestDetector
+from torchtriage.monitor.detect.requests import MATTERS, RequestDetector
 from torchtriage.monitor.detect.score import Score, Scoring, score
 
 SETS = ("semi", "ptlat", "msft", "nab")
@@ -88,6 +89,11 @@ def filled(stream: Stream) -> list[float]:
     return values
 
 
+def in_microseconds(stream: Stream) -> list[float]:
+    """Return the values; durations in a unit that thresholds of one and more are made for."""
+    return [value * (1e6 if stream.is_requests else 1.0) for value in filled(stream)]
+
+
 def three_sigma(k: float, window: int = 100) -> Callable[[Stream], list[int]]:
     """Return the rule ``|x - mean| > k sd`` over the last values."""
 
@@ -138,8 +144,12 @@ def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
         def run(stream: Stream) -> list[int]:
             detector = anomaly.GaussianScorer(window_size=200, grace_period=200)
             rows = []
-            for at, value in enumerate(filled(stream)):
-                if detector.score_one(None, value) > limit:
+            for at, value in enumerate(in_microseconds(stream)):
+                try:
+                    odd = detector.score_one(None, value) > limit
+                except TypeError:  # its rolling variance went below zero: rounding
+                    odd = False
+                if odd:
                     rows.append(at)
                 detector.learn_one(None, value)
             return rows
@@ -150,7 +160,7 @@ def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
         def run(stream: Stream) -> list[int]:
             detector = make()
             rows = []
-            for at, value in enumerate(filled(stream)):
+            for at, value in enumerate(in_microseconds(stream)):
                 detector.update(math.log(max(value, 1e-12)) if log else value)  # type: ignore[attr-defined]
                 if detector.drift_detected:  # type: ignore[attr-defined]
                     rows.append(at)
@@ -164,7 +174,67 @@ def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
             lambda: drift.PageHinkley(threshold=100), log=False
         ),
         "river ADWIN of the logarithm": drifts(drift.ADWIN, log=True),
+        "river KSWIN of the logarithm, 1e-5": drifts(
+            lambda: drift.KSWIN(alpha=1e-5, seed=1), log=True
+        ),
     }
+
+
+# -- settings chosen on one half of the series, scored on the other ---------------------------
+
+CANDIDATES: list[dict[str, object]] = [
+    *(
+        {"matters": tuple((up * wide, down * wide) for up, down in MATTERS), "chance": chance}
+        for wide in (0.8, 1.0, 1.2)
+        for chance in (5e-5, 1e-4, 2e-4)
+    ),
+    *({"limit": limit} for limit in (2, 3, 4)),
+    *({"spread_limit": limit} for limit in (7, 8, 10)),
+]
+
+
+def judged(item: tuple[Stream, Labels, Scoring], settings: dict[str, object]) -> Score:
+    """Return one stream's score under some settings."""
+    stream, labels, rules = item
+    detector = RequestDetector(**settings)
+    rows = [at for at, one in enumerate(stream.samples) if detector.update(one) is not None]
+    one = score(rows, labels, len(stream.samples), rules)
+    counted = tuple(found for found in one.found if found.fault.kind != "no effect")
+    return Score(counted, one.false_alarms, one.n_clean, one.benign_alarms, one.nab)
+
+
+def cross_validate(root: Path, n_splits: int = 20) -> None:
+    """Print what the settings that are best on one half of both sets score on the other."""
+    loaded = {name: series(root, name) for name in ("semi", "ptlat")}
+    scores = [
+        {name: [judged(item, one) for item in items] for name, items in loaded.items()}
+        for one in CANDIDATES
+    ]
+    held_out: dict[str, list[Score]] = {name: [] for name in loaded}
+    for split in range(n_splits):
+        draw = random.Random(split)
+        order = {name: list(range(len(items))) for name, items in loaded.items()}
+        for numbers in order.values():
+            draw.shuffle(numbers)
+
+        halves = {name: (one[: len(one) // 2], one[len(one) // 2 :]) for name, one in order.items()}
+
+        def value(
+            of: dict[str, list[Score]], halves: dict[str, tuple[list[int], list[int]]] = halves
+        ) -> float:
+            totals = [Score.of(of[name][at] for at in halves[name][0]) for name in of]
+            return sum(one.recall - 0.3 * max(0.0, one.per_10k - 1) for one in totals)
+
+        best = max(scores, key=value)
+        for name in loaded:
+            held_out[name].append(Score.of(best[name][at] for at in halves[name][1]))
+    for name, ones in held_out.items():
+        for title, values in (
+            ("recall", sorted(one.recall for one in ones)),
+            ("false alarms / 10k", sorted(one.per_10k for one in ones)),
+        ):
+            mean = sum(values) / len(values)
+            print(f"{name}: {title} {mean:.2f}, {values[0]:.2f} to {values[-1]:.2f}")
 
 
 def main() -> None:
@@ -173,7 +243,11 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--river", action="store_true", help="river's detectors too")
     parser.add_argument("--missed", action="store_true", help="list what ours missed")
+    parser.add_argument("--cross-validate", action="store_true", help="only that, of requests")
     arguments = parser.parse_args()
+    if arguments.cross_validate:
+        cross_validate(arguments.root)
+        return
     detectors = {
         "torchtriage": ours,
         "3 sigma, window 100": three_sigma(3),

@@ -109,6 +109,28 @@ def test_tails_spread_and_one_huge_request_are_found():
     assert [(one.kind, one.row) for one in raised(huge)] == [("surge", 2000)]
 
 
+def test_one_pause_of_a_garbage_collection_is_no_alarm():
+    def paused(at, one):
+        return one._replace(value=one.value + 0.06)
+
+    assert raised(changed(stream(), 2000, 2001, paused)) == []
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.2])
+def test_a_burst_that_passes_is_no_alarm(factor):
+    assert raised(changed(stream(), 2000, 2010, times(factor))) == []
+
+
+def test_a_slow_ramp_does_not_teach_that_it_is_usual():
+    samples = changed(
+        stream(),
+        2000,
+        2800,
+        lambda at, one: one._replace(value=one.value * (1 + 0.3 * (at - 2000) / 800)),
+    )
+    assert any(2000 <= one.row < 2800 for one in raised(samples))
+
+
 def test_failures_nan_and_stuck_values_are_found_within_ten_requests():
     for change in (
         lambda at, one: one._replace(ok=False),

@@ -136,6 +136,23 @@ def ranked() -> Any:
     return Ranked(), torch.randn(4, 8)
 
 
+class Dropped(nn.Module):
+    """A dropout of probability 0 hands out what it is given, and both are kept for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.head, self.dropout = nn.Linear(8, 8), nn.Linear(8, 2), nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.head(self.dropout(torch.tanh(self.pool(x))))
+        target = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return {"loss": nn.functional.cross_entropy(out, target), "out": out}
+
+
+def dropped() -> Any:
+    return Dropped(), torch.randn(4, 8)
+
+
 class Wrong(nn.Module):
     """Answers otherwise on XLA."""
 

@@ -199,10 +199,10 @@ class XlaSession(child.Session):
             with mark("loss"):
                 loss = loss_of(case, self.output)
             if loss.numel() != 1:
-                raise TargetError(
-                    f"expected one number as loss, found a tensor of shape {tuple(loss.shape)}",
-                    "if eager's is one number, the compiled graph's outputs came back at other"
-                    " places: torch_xla 2.9 does that where a dropout of probability 0 trains",
+                raise RuntimeError(
+                    f"expected one number as loss, found a tensor of shape {tuple(loss.shape)}; if"
+                    " eager's is one number, outputs came back at other places: torch_xla 2.9's"
+                    " bridge does that where a dropout of probability 0 trains"
                 )
             loss.backward()
             with mark("optimizer"):

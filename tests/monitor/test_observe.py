@@ -307,3 +307,22 @@ def test_a_sink_that_raises_or_hangs_costs_nothing():
     assert time.monotonic() - before < 0.2
     monitor.observe("detector")(abs)(1)  # after the end: still no error
     assert monitor.accounts().produced == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_closed_monitor_stays_closed_in_a_forked_child():
+    started = []
+
+    class Kept:
+        def start(self, monitor):
+            started.append(os.getpid())
+
+        def offer(self, model, rows): ...
+
+        def close(self, deadline_s): ...
+
+    Monitor(Kept()).close()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(started))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

@@ -13,7 +13,16 @@ from torchtriage.compile.breaks import Break
 from torchtriage.compile.recompiles import Cause
 from torchtriage.finding import Fix
 
-__all__ = ["Cure", "Known", "break_id", "cure_inside", "cure_of", "fix_of", "known"]
+__all__ = [
+    "Cure",
+    "Known",
+    "break_id",
+    "cure_inside",
+    "cure_of",
+    "cure_of_wrapped",
+    "fix_of",
+    "known",
+]
 
 _BREAKS_PAGE = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/"

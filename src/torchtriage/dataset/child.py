@@ -19,6 +19,8 @@ from typing import Any
 
 from torchtriage.dataset.script import LOOP
 
+__all__ = ["MARK", "STEPS", "main", "marked"]
+
 MARK = "tt:"
 SETTLE, TIMED, ARM, RECORDED = 3, 10, 2, 5
 STEPS = SETTLE + TIMED + ARM + RECORDED + 1

@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["MODES", "Fault", "Program", "Script", "faults", "programs", "write"]
+__all__ = ["LOOP", "MODES", "Fault", "Program", "Script", "faults", "programs", "write"]
 
 MODES = ("train", "infer")
 LOOP = "for step in range(STEPS):"

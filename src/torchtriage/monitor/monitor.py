@@ -282,6 +282,8 @@ class Monitor:
             ring.begun = ring.dropped = 0
         for model in self._models.values():
             model.aggregate.clear()
+        if self._closed:
+            return
         for sink in self._sinks:
             try:
                 sink.start(self)

@@ -253,7 +253,7 @@ def drift() -> dict[str, Any]:
     import torch
 
     model = bucketed()
-    changes, took, missed = [], [], []
+    changes, took, busy, missed = [], [], [], []
     with torch.no_grad():
         model.precompile(sizes_of(7, 10 * N_CALLS), example=call(LOW))
         model.reset_stats()
@@ -262,9 +262,11 @@ def drift() -> dict[str, Any]:
         for at, length in enumerate([*sizes_of(3), *shifted]):
             request = call(length)
             hits = model.stats().hits
-            begun = time.perf_counter()
+            begun, computed = time.perf_counter(), time.process_time()
             model(*request)
             took.append(time.perf_counter() - begun)
+            # all threads of this process: what a request waits beyond that, others take
+            busy.append(min(took[-1], time.process_time() - computed))
             missed.append(model.stats().hits == hits)
             if model.plan is not before:
                 new = sorted(set(model.plan.buckets["size"]) - set(before.buckets["size"]))
@@ -274,7 +276,9 @@ def drift() -> dict[str, Any]:
         model.wait()
     end = np.array(shifted[-500:])
     buckets = list(model.plan.buckets["size"])
-    return {"changes": changes, "longest_s": max(took), "buckets": buckets,
+    return {"changes": changes, "longest_s": max(took), "busiest_s": max(busy),
+            "slow": sum(one > STALL_S for one in took), "buckets": buckets,
+            "slow_busy": sum(one > STALL_S for one in busy),
             "late_misses": sum(missed[-500:]), "first_misses": sum(missed[:N_CALLS]),
             "padding": waste(buckets, end)}  # fmt: skip
 
@@ -287,7 +291,10 @@ def drifted(found: dict[str, Any]) -> str:
     lines += ["", f"Requests count from the shift. Padding of the last 500: {found['padding']:.1%};"
               f" misses among them {found['late_misses']}, before the shift"
               f" {found['first_misses']}. The longest request took"
-              f" {found['longest_s'] * 1e3:.0f} ms."]  # fmt: skip
+              f" {found['longest_s'] * 1e3:.0f} ms, {found['slow']} took more than 100 ms. Of what"
+              " the processor did for this process while a request waited, the compiler's thread"
+              f" included, the most was {found['busiest_s'] * 1e3:.0f} ms, and"
+              f" {found['slow_busy']} had more than 100 ms of it."]  # fmt: skip
     return "\n".join(lines).replace("%", " %")
 
 

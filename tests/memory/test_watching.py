@@ -46,7 +46,7 @@ def _nothing_compiled() -> None:
 
 def quiet(**options: Any) -> Watch:
     # steps that take no time earn no budget, and see time_for_all_names
-    return Watch(**{"on_alarm": lambda leak: None, "credit_s": 60.0, **options})
+    return Watch(**{"on_alarm": lambda leak: None, "credit_s": 600.0, **options})
 
 
 def spend() -> None:

@@ -103,20 +103,14 @@ def _without_frames(events: list[Event]) -> list[Event]:
     gone: dict[int, bool] = {}
 
     def is_gone(number: int | None) -> bool:
-        chain = []
-        while number is not None and number in frames and number not in gone:
-            chain.append(number)
-            ours = _OURS.search(frames[number]["name"])
-            if (ours and ours[1] not in _RUNS) or _MARK_CALL.search(frames[number]["name"]):
-                break
-            number = frames[number]["args"].get("Python parent id")
-        found = False
-        if number is not None and number in frames:
-            ours = _OURS.search(frames[number]["name"])
-            inside = (ours and ours[1] not in _RUNS) or _MARK_CALL.search(frames[number]["name"])
-            found = gone.get(number, bool(inside))
-        gone.update(dict.fromkeys(chain, found))
-        return found
+        if number is None or number not in frames:
+            return False
+        if number not in gone:
+            frame = frames[number]
+            gone[number] = _is_marking(frame["name"]) or is_gone(
+                frame["args"].get("Python parent id")
+            )
+        return gone[number]
 
     kept = []
     for event in events:
@@ -129,6 +123,12 @@ def _without_frames(events: list[Event]) -> list[Event]:
             event = event | {"args": event["args"] | {"Python parent id": parent}}
         kept.append(event)
     return kept
+
+
+def _is_marking(frame: str) -> bool:
+    """Whether a Python frame belongs to a mark; what it calls does, too."""
+    ours = _OURS.search(frame)
+    return bool(_MARK_CALL.search(frame) or (ours and ours[1] not in _RUNS))
 
 
 def _renumber(events: list[Event], *keys: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,10 @@ import pytest
 import torchtriage as tt
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+# a shell that runs the tests in the background has them, and all they start, ignore Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # how long one example takes says more about the machine than about the code
 hypothesis.settings.register_profile("torchtriage", deadline=None)

@@ -16,6 +16,7 @@ from torchtriage.host import (
     gather_machine,
     judge_noise,
     read_host,
+    read_kernel_file,
     use_between,
 )
 from torchtriage.samples import Machine
@@ -76,6 +77,16 @@ def test_what_varies_with_its_cpu_time_is_the_programs_own() -> None:
 def test_a_program_that_waits_for_a_device_is_not_judged_by_its_cpu_time() -> None:
     walls = (1.0, 1.3, 1.0, 1.4, 1.1, 1.5)
     assert judge_noise([quiet(wall, 0.2) for wall in walls]).status == "quiet"
+
+
+def test_kernel_files_are_read_whole_or_the_reason_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "schedstat"
+    path.write_bytes(b"99 7 1\n\0")
+    assert read_kernel_file(str(path)) == b"99 7 1\n\0"
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_kernel_file(f"{tmp_path}/none")
+    with pytest.raises(OSError, match=tmp_path.name):
+        read_kernel_file(str(tmp_path))
 
 
 def test_not_checked_is_not_quiet() -> None:

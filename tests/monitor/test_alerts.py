@@ -9,7 +9,7 @@ import time
 import pytest
 
 from torchtriage.errors import UsageError
-from torchtriage.monitor.alerts import Alert, Alertmanager, Detection, Slack, Webhook
+from torchtriage.monitor.alerts import Alert, Alertmanager, Detection, Slack, Webhook, log
 
 ALERT = Alert("detector", "2.1", "shift", "requests are 50 % <slower>", "", 2.0, 1_700_000_000.0)
 
@@ -125,9 +125,24 @@ def test_webhooks_post_what_their_receivers_read():
         "model": "detector",
         "version": "2.1",
         "kind": "shift",
+        "severity": "warning",
         "team": "vision",
     }
     assert manager[2][0]["startsAt"].startswith("2023-11-14T")
+
+
+def test_requests_that_got_quicker_are_news_and_no_trouble(caplog):
+    quicker = dataclasses.replace(ALERT, facts={"excess_s": -0.5, "expected_s": 1.0})
+    with caplog.at_level("INFO"):
+        log(ALERT)
+        log(quicker)
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert quicker.finding().severity == "note"
+    slack = Slack("http://127.0.0.1")
+    assert slack.body(ALERT)["text"].startswith(":rotating_light:")
+    assert slack.body(quicker)["text"].startswith(":information_source:")
+    manager = Alertmanager("http://127.0.0.1").body(quicker)
+    assert manager[0]["labels"]["severity"] == "info"
 
 
 def test_a_slow_model_is_told_of_while_it_runs(told):

@@ -209,6 +209,7 @@ def test_waiting_is_added_up_over_threads_that_come_and_go(tmp_path, monkeypatch
         for name, wait_ns in waited_ns.items():
             (tmp_path / name[1:]).mkdir()
             (tmp_path / name[1:] / "schedstat").write_text(f"99 {wait_ns} 7\n")
+        evidence._list_threads()
 
     evidence = Evidence()
     threads(t1=500 * MS, t2=100 * MS)

@@ -296,6 +296,21 @@ def test_a_rollback_is_known_everywhere_within_a_second(tmp_path: Path) -> None:
         router.close()
 
 
+def test_a_router_of_a_mistyped_name_says_so_once(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "rollouts.db"
+    with open_rollouts(path) as store:
+        made(store, Clock())
+    router = Router(lambda: open_rollouts(path), "int9", every_s=0.01)
+    assert router.treats("user-1") == (False, 0)
+    deadline = time.monotonic() + 60
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    router.close()
+    (told,) = caplog.records
+    assert "int9" in told.getMessage()
+
+
 def test_a_router_without_its_store_sends_nothing_to_the_candidate(store, clock: Clock) -> None:
     made(store, clock)
     router = Router(lambda: store, "int8", clock=clock)

@@ -80,6 +80,11 @@ class Alert:
             return f"{name}, recorded after {self.message}{cause}: {shows}"
         return f"{name}: {self.message}{cause}"
 
+    @property
+    def quicker(self) -> bool:
+        """Whether requests take less than expected: news, and no trouble."""
+        return float(self.facts.get("excess_s", 0.0)) < 0
+
     def finding(self) -> Finding:
         """Return the alert as every other judgement is told, with what to do."""
         from torchtriage.monitor.found import finding_of
@@ -361,8 +366,9 @@ def _alert(model: str, version: str, alarm: Alarm, judged: Judged, at_s: float) 
 
 
 def log(alert: Alert) -> None:
-    """Tell the logger ``torchtriage.monitor``, as a warning."""
-    logging.getLogger("torchtriage.monitor").warning("%s", alert.title())
+    """Tell the logger ``torchtriage.monitor``: a warning, or info where requests got quicker."""
+    level = logging.INFO if alert.quicker else logging.WARNING
+    logging.getLogger("torchtriage.monitor").log(level, "%s", alert.title())
 
 
 class Webhook:
@@ -395,7 +401,8 @@ class Slack(Webhook):
         """Return a line of text."""
         again = f" (and {alert.n_before} more before)" if alert.n_before else ""
         escaped = alert.title().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        return {"text": f":rotating_light: {escaped}{again}"}
+        sign = ":information_source:" if alert.quicker else ":rotating_light:"
+        return {"text": f"{sign} {escaped}{again}"}
 
 
 class Alertmanager(Webhook):
@@ -417,6 +424,7 @@ class Alertmanager(Webhook):
                     "model": alert.model,
                     "version": alert.version,
                     "kind": alert.kind,
+                    "severity": "info" if alert.quicker else "warning",
                     **self._labels,
                 },
                 "annotations": {

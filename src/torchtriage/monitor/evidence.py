@@ -6,6 +6,7 @@ the rest is sampled a few times a second. Where the system tells nothing a numbe
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -18,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchtriage.host import Reading, allowed_cpus, read_host
+from torchtriage.host import Reading, allowed_cpus, read_host, read_kernel_file
 
 __all__ = ["Evidence", "Host", "Moment", "compilations"]
 
@@ -83,6 +84,7 @@ class Evidence:
         self.moments: deque[Moment] = deque(maxlen=N_MOMENTS)
         self.n_cpus = allowed_cpus() or os.cpu_count() or 1
         self._pause_start_ns = 0
+        self._threads: list[int] = []
         self._waits: dict[int, int] = {}
         self._waited_ns = 0
         self._n_compiled = 0
@@ -116,6 +118,7 @@ class Evidence:
         self._n_compiled = n
         self._looked_ns = now_ns
         if not self.moments or now_ns - self.moments[-1].at_ns >= SAMPLE_S * 1e9:
+            self._list_threads()
             self.sample(now_ns)
 
     def sample(self, now_ns: int) -> None:
@@ -127,27 +130,29 @@ class Evidence:
             Moment(now_ns, time.process_time(), waited_s, self.requests_s, read_host())
         )
 
-    def _wait_s(self) -> float | None:
-        """Return how long the threads that serve have waited for a processor, all together."""
+    def _list_threads(self) -> None:
+        """Learn which threads serve."""
         own = {
             thread.native_id
             for thread in threading.enumerate()
             if thread.name.startswith("torchtriage-")  # these wait for nobody's request
         }
-        try:
-            threads = [int(name) for name in islice(os.listdir(TASKS), MAX_THREADS)]  # noqa: PTH208
-        except OSError:
-            return None
+        self._threads = []
+        with contextlib.suppress(OSError):
+            names = islice(os.listdir(TASKS), MAX_THREADS)  # noqa: PTH208
+            self._threads = [int(name) for name in names if int(name) not in own]
+
+    def _wait_s(self) -> float | None:
+        """Return how long the threads that serve have waited for a processor, all together."""
+        if not self._threads:
+            self._list_threads()
         waits: dict[int, int] = {}
-        for thread in threads:
-            if thread in own:
-                continue
+        for thread in self._threads:
             try:
-                with open(f"{TASKS}/{thread}/schedstat", "rb") as file:  # noqa: PTH123 - quick
-                    # time on a processor, time in the queue for one, turns; ns
-                    waits[thread] = int(file.read().split()[1])
-            except (OSError, ValueError, IndexError):
-                continue  # it has ended
+                # time on a processor, time in the queue for one, turns; ns
+                waits[thread] = int(read_kernel_file(f"{TASKS}/{thread}/schedstat").split()[1])
+            except (OSError, ValueError, IndexError):  # noqa: PERF203 - it has ended
+                continue
         if not waits:
             return None
         first = not self._waits

@@ -150,9 +150,9 @@ def finding_of(alert: Alert) -> Finding:
 def _severity(alert: Alert) -> Severity:
     if alert.kind in ("missing", "stuck"):
         return "high"
-    excess_s, expected_s = (alert.facts.get(name, 0.0) for name in ("excess_s", "expected_s"))
-    if excess_s < 0:
+    if alert.quicker:
         return "note"
+    excess_s, expected_s = (alert.facts.get(name, 0.0) for name in ("excess_s", "expected_s"))
     return "high" if excess_s > expected_s else "medium" if excess_s > expected_s / 5 else "low"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from torchtriage.rollout.state import State
 from torchtriage.rollout.store import RolloutStore
 
 __all__ = ["Router"]
+
+_logger = logging.getLogger("torchtriage.rollout")
 
 
 class Router:
@@ -118,6 +121,7 @@ class Router:
 
     def _work(self, stop: threading.Event) -> None:
         store: RolloutStore | None = None
+        told = ""
         while not stop.is_set():
             try:
                 store = store or self._open()
@@ -125,6 +129,9 @@ class Router:
             except Exception as error:
                 # whatever the store does, the service goes on; the share goes to zero in time
                 self._last_error = str(error)
+            if self._last_error and not told:  # a name mistyped would never be noticed
+                _logger.warning("rollout %s cannot be followed: %s", self.name, self._last_error)
+            told = self._last_error
             if self._last_error and store is not None:
                 store.close()
                 store = None

@@ -62,8 +62,9 @@ class Charts:
         young: float = 1.0,
     ) -> None:
         self._weights = weights
+        matters = matters or ((0.0, 0.0),) * len(weights)
+        self._spans = tuple((one, *two) for one, two in zip(weights, matters, strict=True))
         self._limit = limit
-        self._matters = matters or ((0.0, 0.0),) * len(weights)
         self._young = young
         self._means = [0.0] * len(weights)
         self._waiting: deque[tuple[float, tuple[float, ...]]] = deque()
@@ -83,14 +84,17 @@ class Charts:
         value -= self._centre
         best, mean_then, weight_then = 0.0, 0.0, 0.0
         means, limits = self._means, self._limits
-        for at, weight in enumerate(self._weights):
+        for at, (weight, up, down) in enumerate(self._spans):
             mean = means[at]
             means[at] = mean = mean + weight * (value - mean)
-            evidence = mean / limits[at][mean < 0]
-            least = unit * self._matters[at][mean < 0]
-            if abs(mean) < least:
-                evidence = min(max(evidence, -1.0), 1.0) * abs(mean) / least
-            if abs(evidence) > abs(best):
+            if mean < 0:
+                size, limit, least = -mean, limits[at][1], unit * down
+            else:
+                size, limit, least = mean, limits[at][0], unit * up
+            evidence = size / limit
+            if size < least:
+                evidence = (evidence if evidence < 1.0 else 1.0) * size / least
+            if evidence > best:
                 best, mean_then, weight_then = evidence, mean, weight
         if learn:
             self._n += 1
@@ -101,7 +105,7 @@ class Charts:
                 # the first are taken at once: limits are needed to begin with
                 if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
                     self._learn(*self._waiting.popleft())
-        return Reading(best, mean_then, weight_then)
+        return Reading(-best if mean_then < 0 else best, mean_then, weight_then)
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""
@@ -110,29 +114,24 @@ class Charts:
 
     def _learn(self, value: float, means: tuple[float, ...]) -> None:
         n = self._n / LEARN_EVERY
-        rate = max(1 / (n + PRIOR), LEARN_EVERY / MEMORY)
+        slowest = LEARN_EVERY / MEMORY
+        rate = max(1 / (n + PRIOR), slowest)
         self._centre += rate * value
         self._variance += rate * (value * value - self._variance)
-        shorter = (0.0, 0.0)
+        above, below = self._above, self._below
+        shorter_above = shorter_below = 0.0
         for at, weight in enumerate(self._weights):
+            mean = means[at]
             independent = 0.7 * weight / (2 - weight) * self._variance
             spans = max(self._n * weight / 2, 1)
-            slowly = max(1 / n, min(LEARN_EVERY / MEMORY, weight / 10 * LEARN_EVERY))
-            mean = means[at]
-            variances = []
-            for below in (False, True):
-                learned = (self._below if below else self._above)[at]
-                variance = max(independent, learned)
-                if spans < FULL_AVERAGING and at:
-                    variance = max(variance, shorter[below] / 2)
-                square = 2 * min(mean * mean, 9 * variance) if (mean < 0) == below else 0.0
-                learned += slowly * (square - learned)
-                if below:
-                    self._below[at] = learned
-                else:
-                    self._above[at] = learned
-                variances.append(variance)
+            slowly = max(1 / n, min(slowest, weight / 10 * LEARN_EVERY))
+            up = above[at] if above[at] > independent else independent
+            down = below[at] if below[at] > independent else independent
+            if spans < FULL_AVERAGING and at:
+                up, down = max(up, shorter_above / 2), max(down, shorter_below / 2)
+            square = mean * mean
+            above[at] += slowly * ((0.0 if mean < 0 else 2 * min(square, 9 * up)) - above[at])
+            below[at] += slowly * ((2 * min(square, 9 * down) if mean < 0 else 0.0) - below[at])
             wide = self._limit * (1 + self._young / math.sqrt(spans))
-            above, below_ = (wide * math.sqrt(one + TINY) for one in variances)
-            self._limits[at] = (above, below_)
-            shorter = (variances[0], variances[1])
+            self._limits[at] = (wide * math.sqrt(up + TINY), wide * math.sqrt(down + TINY))
+            shorter_above, shorter_below = up, down

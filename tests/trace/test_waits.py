@@ -9,6 +9,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.trace import Trace
+from torchtriage.trace.waits import LEAD_LOW
 
 READBACK = "DtoH (Device -> Pageable)"
 PINNED = "DtoH (Device -> Pinned)"
@@ -228,3 +229,51 @@ def test_stretches_of_host_time_lose_what_the_device_idles_behind_them() -> None
     built = after(trace, 100, 106).build()
     lost = built.waits.lost(np.array([30_000]), np.array([60_000]))
     assert in_us(lost) == [[30, 60]]
+
+
+def catching_up(*, second: bool = False) -> Trace:
+    """Return a host that waits while 990 us are worked off, and then launches 5 x 20 us each 100.
+
+    ``second`` : it waits again after the third launch, for nothing much.
+    """
+    trace = deep()
+    trace.sync(20, 985)
+    for number in range(5):
+        start = 1010.0 + 100 * number
+        trace.launch(start, 5, start + 10, 20)
+        if second and number == 2:
+            trace.sync(start + 20, 15)
+    return trace.profiler_stop(1600, 5).build()
+
+
+def test_a_host_that_lost_its_lead_starves_the_device_for_a_while() -> None:
+    trace = catching_up()
+    waits = trace.waits
+    # a bubble from 1000 to 1020 right behind the wait; then 4 gaps of 80
+    (span,) = waits.lead(waits.tells)
+    assert in_us(span - trace.window.start_ns) == [1020, 1420]
+    assert waits.bubble_ns[0] == 20_000
+    spans, low, high = waits.stake(np.array([0]), waits.start_ns, waits.end_ns)
+    assert ((spans[:, 1] - spans[:, 0]) * high).sum() == 20_000 + 4 * 80_000
+    surely = (20_000 + LEAD_LOW * 4 * 80_000) / trace.origin.inflation
+    assert ((spans[:, 1] - spans[:, 0]) * low).sum() == pytest.approx(surely)
+
+
+def test_a_lead_lasts_until_the_next_wait_unless_that_goes_too() -> None:
+    trace = catching_up(second=True)
+    waits = trace.waits
+    alone = waits.lead(np.array([0]))
+    both = waits.lead(np.array([0, 1]))
+    assert in_us(alone[0] - trace.window.start_ns) == [1020, 1220]
+    assert in_us(both[1] - trace.window.start_ns) == [1320, 1420]
+
+
+def test_no_lead_is_lost_in_front_of_an_idle_device() -> None:
+    trace = TraceBuilder()
+    for number in range(5):
+        start = 100.0 * number
+        trace.launch(start, 5, start + 10, 5)
+        trace.sync(start + 8, 10)
+    built = trace.profiler_stop(600, 5).build()
+    spans = built.waits.lead(built.waits.tells)
+    assert (spans[:, 0] == spans[:, 1]).all()

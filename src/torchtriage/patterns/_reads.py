@@ -72,11 +72,16 @@ _FORMATTING = (
     "aten::resolve_conj",
     "aten::resolve_neg",
     "aten::to",
+    "aten::detach",
+    "aten::flatten",
+    "aten::sum",
 )
 SCALAR_BYTES = 16
 """The largest single value, a complex double; more is a tensor."""
 CALL_NS = 20_000
 """A copy call that takes no longer than its transfer and this did not wait (catalogue 6)."""
+LONG_NS = 1_000_000
+"""A transfer that holds the host for this long has a cost of its own."""
 MANY = 10
 """In a recording without two steps to compare: no longer a one-off."""
 MIN_BURST = 6
@@ -123,7 +128,9 @@ def bulk_reads(trace: Trace) -> tuple[Ints, Ints]:
     waits = trace.waits
     transfers = trace.named(*TRANSFER_OPS)
     bulk = waits.to_host & (waits.copy_bytes > SCALAR_BYTES) & waits.under(transfers)
-    bulk &= waits.wait_ns > trace.dur_ns[waits.copy] + CALL_NS
+    transfer_ns = trace.dur_ns[waits.copy]
+    # behind an empty queue there is nothing but the transfer to wait for
+    bulk &= (waits.wait_ns > transfer_ns + CALL_NS) | (transfer_ns >= LONG_NS)
     bulk &= ~waits.under(trace.named(*SHAPE_OPS, *SCALAR_OPS)) & ~waits.profiler
     index = np.setdiff1d(np.flatnonzero(bulk), log_reads(trace)[0])
     return index, trace.tree.outermost(waits.row[index], transfers)

@@ -52,6 +52,17 @@ def test_quiet_on_stream_ordered_allocation():
     assert not list(find(loop(TraceBuilder(), calls=calls).build()))
 
 
+def test_quiet_on_what_an_emptied_cache_has_to_take_again():
+    builder = TraceBuilder()
+    for index in range(5):
+        at = 1000.0 * index
+        builder.step(index, at, 1000)
+        builder.call("cudaMalloc", at + 5, 90).call("cudaMalloc", at + 100, 90)
+        builder.launch(at + 200, 5, at + 210, 100)
+        builder.call("cudaFree", at + 700, 80).call("cudaFree", at + 790, 80)
+    assert not list(find(builder.build()))  # MEM028's
+
+
 def test_quiet_while_graphs_are_captured():
     builder = loop(TraceBuilder(), calls=CHURN)
     for index in range(5):

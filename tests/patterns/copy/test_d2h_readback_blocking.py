@@ -6,6 +6,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.patterns.copy.d2h_readback_blocking import find
+from torchtriage.trace.waits import LEAD_LOW
 
 READBACK = "DtoH (Device -> Pageable)"
 
@@ -78,15 +79,18 @@ def test_the_gap_behind_it_and_the_slow_transfer() -> None:
     (claim,) = find(built)
     lengths = claim.spans[:, 1] - claim.spans[:, 0]
     # dry from 530 to 710; the copy of 120 kB in 20 us takes 2.4 us at 50 GB/s
-    assert (lengths * claim.gain_low).sum() == pytest.approx(4 * 180_000 / built.origin.inflation)
-    assert (lengths * claim.gain_high).sum() == pytest.approx(4 * (180_000 + 17_600))
+    # and from 810 to the next step's kernel at 1010, for the lead that the host lost
+    low = (4 * 180_000 + 3 * 200_000 * LEAD_LOW) / built.origin.inflation
+    assert (lengths * claim.gain_low).sum() == pytest.approx(low)
+    high = 4 * (180_000 + 17_600) + 3 * 200_000
+    assert (lengths * claim.gain_high).sum() == pytest.approx(high)
 
 
 def test_pinned_memory_saves_nothing_of_the_transfer() -> None:
     built = loop(kind="DtoH (Device -> Pinned)").build()
     (claim,) = find(built)
     lengths = claim.spans[:, 1] - claim.spans[:, 0]
-    assert (lengths * claim.gain_high).sum() == pytest.approx(4 * 180_000)
+    assert (lengths * claim.gain_high).sum() == pytest.approx(4 * 180_000 + 3 * 200_000)
 
 
 def test_rocm_blocks_in_its_own_call() -> None:
@@ -104,6 +108,19 @@ def test_quiet_when_the_call_takes_no_longer_than_its_transfer() -> None:
         trace.copy(start + 204, 120, start + 212, 100, kind=READBACK, size=120_000)
         trace.launch(start + 700, 5, start + 710, 100)
     assert not list(find(trace.profiler_stop(4001, 5).build()))
+
+
+def test_a_long_transfer_behind_an_empty_queue() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        trace.launch(start + 2, 5, start + 10, 50)
+        trace.op("aten::to", start + 200, 4_040).op("aten::copy_", start + 202, 4_036)
+        trace.copy(start + 204, 4_010, start + 212, 4_000, kind=READBACK, size=20_000_000)
+        trace.launch(start + 7_000, 5, start + 7_010, 100)
+    (claim,) = find(trace.profiler_stop(40_001, 5).build())
+    assert claim.evidence["n_copies_per_step"] == 1
 
 
 def test_quiet_on_what_is_printed() -> None:

@@ -39,6 +39,40 @@ def test_quiet_when_kernels_run_beside_it() -> None:
     assert not list(find(loop(stream=9).build()))
 
 
+def test_quiet_on_a_prefetch_while_the_host_is_late_with_the_kernels() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        trace.copy(start + 10, 5, start + 20, 4_000, size=80_000_000,
+                   kind="HtoD (Pinned -> Device)", stream=9)  # fmt: skip
+        trace.launch(start + 1_000, 5, start + 1_010, 8_000)  # needs what came the step before
+    assert not list(find(trace.profiler_stop(40_001, 5).build()))
+
+
+def test_a_prefetch_that_the_kernels_waited_for() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        trace.copy(start + 10, 5, start + 20, 4_000, size=80_000_000,
+                   kind="HtoD (Pinned -> Device)", stream=9)  # fmt: skip
+        trace.launch(start + 100, 5, start + 4_025, 5_000)
+    (claim,) = find(trace.profiler_stop(40_001, 5).build())
+    assert claim.evidence["exposed_copy_ms_per_step"] == pytest.approx(4.0)
+
+
+def test_quiet_on_a_prefetch_before_the_host_launches_anything() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        trace.copy(start + 10, 5, start + 20, 4_000, size=80_000_000,
+                   kind="HtoD (Pinned -> Device)", stream=9)  # fmt: skip
+        trace.launch(start + 4_500, 5, start + 4_510, 5_000)
+    assert not list(find(trace.profiler_stop(40_001, 5).build()))
+
+
 def test_quiet_below_two_percent_of_the_step() -> None:
     assert not list(find(loop(copy_us=150).build()))
 

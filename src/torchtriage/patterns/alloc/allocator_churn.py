@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from torchtriage.finding import Fix
 from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
+from torchtriage.patterns.alloc.empty_cache_in_loop import emptied
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, ms
@@ -63,16 +64,13 @@ def find(trace: Trace) -> Iterator[Claim]:
     if steps.n_steady < 2:
         return  # first use and churn look alike in a single step
     mallocs, frees = allocator_calls(trace)
-    emptied = trace.matching(r"empty_?cache") & (trace.kind == Kind.PYTHON)
     rows = np.flatnonzero(mallocs | frees)
     rows = outside_capture(trace, rows)
     rows = rows[steps.in_steady(steps.of_host(rows))]
-    if emptied.any() and len(rows):
-        inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])
-        under = np.append((trace.frames.under(emptied) | emptied), False)[inner]
-        rows = rows[~under]
-    if not len(rows):
-        return
+    _, given_back = emptied(trace)
+    rows = rows[~np.isin(rows, given_back)]
+    if not len(rows) or (len(given_back) and not frees[rows].any()):
+        return  # an emptied cache has to be filled again: MEM028 has both
     step_of = steps.of_host(rows)
     host_ns = int(trace.dur_ns[rows].sum())
     often = steps.share_of_steps(step_of) >= MIN_STEPS

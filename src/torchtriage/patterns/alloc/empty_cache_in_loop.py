@@ -50,18 +50,17 @@ MIN_STEPS_BURST = 0.5
 """Without a frame the burst has to be regular to be believed."""
 
 
-def find(trace: Trace) -> Iterator[Claim]:
-    """Yield one claim over the calls, what they free and what is allocated again."""
+def emptied(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the calls that empty the cache in the loop, and the frees they make; none if rare."""
     steps = trace.steps
-    if steps.n_steady < 2:
-        return
+    none = np.empty(0, np.int64)
     mallocs, frees = allocator_calls(trace)
     calls = _frames(trace) if trace.has_stacks else _bursts(trace, mallocs, frees)
     step_of = steps.of_host(calls)
     calls, step_of = calls[steps.in_steady(step_of)], step_of[steps.in_steady(step_of)]
     least = MIN_STEPS if trace.has_stacks else MIN_STEPS_BURST
-    if len(calls) < 2 or steps.share_of_steps(step_of) < least:
-        return
+    if steps.n_steady < 2 or len(calls) < 2 or steps.share_of_steps(step_of) < least:
+        return none, none
     if trace.has_stacks:
         emptied = np.zeros(len(trace), dtype=bool)
         emptied[calls] = True
@@ -70,13 +69,22 @@ def find(trace: Trace) -> Iterator[Claim]:
         freed = freed[np.append(trace.frames.under(emptied) | emptied, False)[inner]]
     else:
         freed = calls
-    again = np.flatnonzero(mallocs)
+    return calls, freed
+
+
+def find(trace: Trace) -> Iterator[Claim]:
+    """Yield one claim over the calls, what they free and what is allocated again."""
+    steps = trace.steps
+    calls, freed = emptied(trace)
+    if not len(calls):
+        return
+    again = np.flatnonzero(allocator_calls(trace)[0])
     again = again[steps.in_steady(steps.of_host(again))]
     host = np.union1d(freed, again)
     spans, share = idle_behind(trace, host)
     host_ns = int(trace.dur_ns[host].sum())
     n_freed = int(steps.in_steady(steps.of_host(freed)).sum())
-    share_of_steps = steps.share_of_steps(step_of)
+    share_of_steps = steps.share_of_steps(steps.of_host(calls))
     evidence = {
         "host_ms_per_step": ms(host_ns / steps.n_steady),
         "share_of_steady_steps": round(share_of_steps, 6),
@@ -136,8 +144,8 @@ def _bursts(
     if steps.share_of_steps(again) < MIN_STEPS_BURST:
         return none
     outside = trace.tree.nearest(freed, trace.kind == Kind.OP) < 0
-    # frees that tensors cause one by one have launches between them
-    launched = np.sort(trace.start_ns[trace.links.launches])
+    # frees that tensors cause one by one have launches or mallocs between them
+    launched = np.sort(trace.start_ns[trace.links.launches | mallocs])
     burst = np.searchsorted(launched, trace.start_ns[freed])
     step_of = steps.of_host(freed)
     keep = np.zeros(len(freed), dtype=bool)

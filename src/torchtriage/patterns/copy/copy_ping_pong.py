@@ -6,8 +6,8 @@ Looks like: a blocking copy to the host and, on the same thread, in the same ste
 Slow because: the host drains the queue, computes on one core what the device could, and copies the
     result back while the device waits.
 Cost: device idle time from the first copy to the next work launched after the second, at most as
-    much as the host spent in between; low counts the two waiting calls only, divided by the
-    profiler's inflation.
+    much as the host spent in between, and the time of both copies with nothing beside them; low
+    counts the two waiting calls only, divided by the profiler's inflation, and the copies.
 Fix: use the device's operator (``torch.*``, ``torchvision.transforms.v2``, ``torch.linalg``), or
     move the step into the input pipeline.
 Leave it when: it is offloading on purpose (large, pinned, on a side stream), or the operator has no
@@ -27,6 +27,7 @@ from torchtriage.finding import Fix
 from torchtriage.patterns._reads import bulk_reads
 from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
+from torchtriage.patterns.copy._link import exposed
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_count, format_ns, ms
 
@@ -72,11 +73,14 @@ def find(trace: Trace) -> Iterator[Claim]:
     sure = waits.idle(both)
     whole, _, _ = waits.stake(index, waits.start_ns, end)
     more = intervals.subtract(intervals.union(whole), sure)
-    spans = np.concatenate([sure, more])
+    copies = np.union1d(waits.copy[index], trace.links.work_of(calls))
+    transfer = exposed(trace, copies)
+    spans = np.concatenate([sure, more, transfer])
     if not len(spans):
         return
     low = np.zeros(len(spans))
     low[: len(sure)] = 1 / trace.origin.inflation
+    low[len(spans) - len(transfer) :] = 1.0
     size = waits.copy_bytes[index]
     pick = steps.in_steady(steps.of_host(rows))
     apart_ns = int((end[index] - waits.start_ns[index])[pick].sum()) / steps.n_steady
@@ -87,12 +91,13 @@ def find(trace: Trace) -> Iterator[Claim]:
         message=f"tensors are copied to the host and back in the same size {times} {steps.per}: the"
         f" host spends {format_ns(apart_ns)} on the way",
         certainty="likely" if size.max() >= SURE_BYTES and steps.n_steady >= 2 else "hint",
-        rows=np.concatenate([rows, calls]),
+        rows=np.concatenate([rows, calls, copies]),
         spans=spans,
         gain_low=low,
-        time_class="idle",
+        time_class="copy",
         basis="bounded",
-        method="host-late idle time up to the next launched work, capped by the round trip",
+        method="host-late idle time up to the next launched work, capped by the round trip; exposed"
+        " transfer time",
         evidence={
             "n_round_trips_per_step": count,
             "round_trip_ms_per_step": ms(apart_ns),
@@ -101,7 +106,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(rows[np.argmax(end[index] - waits.start_ns[index])]),
-        edits=(Edit("drop", rows), Edit("drop", calls)),
+        edits=(Edit("drop", rows), Edit("drop", calls), Edit("drop", copies)),
     )
 
 

@@ -2,12 +2,15 @@
 
 Looks like: copies of more than 16 bytes from device to host under ``aten::to`` or ``aten::copy_``
     (``.cpu()``, ``.numpy()``, ``.tolist()``) whose call takes at least 20 µs longer than the
-    transfer; in at least half of the steps, or three times in a recording without steps.
+    transfer, or waits for one of 1 ms; in at least half of the steps, or three times in a
+    recording without steps.
 Slow because: the copy waits for everything enqueued before it, and the host waits for the copy;
     then the device waits for the host.
 Cost: device idle time before the next work launched after each copy, at most as much as the host
     spent in it (low: the waiting call only, divided by the profiler's inflation), and at the high
     end the exposed transfer time that pinned memory would save.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: copy into pinned memory without blocking and read it one step later; reduce on the device first
     (argmax, top-k).
 Leave it when: it is the answer of a request and nothing waits behind it, or a checkpoint.

@@ -1,7 +1,8 @@
 """Copies to the GPU sit on the critical path although they could run beside the kernels.
 
 Looks like: host-to-device copies from pinned memory (on ROCm: by the asynchronous call) beside
-    which no kernel runs, for at least 2 % of the step and 100 µs, in at least half of the steps.
+    which no kernel runs until they are done, for at least 2 % of the step and 100 µs, in at least
+    half of the steps.
 Slow because: the copy is enqueued right before the work that needs it, on the same stream, or the
     host waits for it; the compute units stand still during the transfer.
 Cost: exposed copy time; at the high end also the idle time a blocking call causes.
@@ -62,10 +63,10 @@ def find(trace: Trace) -> Iterator[Claim]:
     if not len(copies) or not recurs(trace, calls):
         return
     steady = copies[steps.in_steady(steps.of_work(copies))]
-    exposed_ns = intervals.length(exposed(trace, steady)) / steps.n_steady
+    exposed_ns = intervals.length(_waited_for(trace, steady)) / steps.n_steady
     if exposed_ns < max(MIN_NS, MIN_SHARE * steps.wall_ns):
         return
-    transfer = exposed(trace, copies)
+    transfer = _waited_for(trace, copies)
     blocked = waits.idle(np.isin(waits.copy, copies))
     n_blocking = int(np.isin(steady, waits.copy).sum())
     size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
@@ -94,6 +95,30 @@ def find(trace: Trace) -> Iterator[Claim]:
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
         edits=(Edit("overlap", copies), Edit("unblock", calls.astype(np.int64))),
     )
+
+
+def _waited_for(trace: Trace, copies: Ints) -> intervals.Spans:
+    """Return the exposed time that ends with a copy somebody waited for.
+
+    A copy on a side stream runs beside whatever the device does, also beside nothing, when the
+    host comes late: where a kernel begins while the copy goes on, or is launched only after it.
+    """
+    spans = exposed(trace, copies)
+    spans = spans[np.isin(spans[:, 1], trace.end_ns[copies])]
+    if not len(spans):
+        return spans
+    work = trace.devices[0].rows
+    work = work[trace.kind[work] == Kind.KERNEL]
+    if not len(work):
+        return spans
+    last = copies[np.argsort(trace.end_ns[copies], kind="stable")]
+    copy = last[np.searchsorted(trace.end_ns[last], spans[:, 1])]
+    following = np.searchsorted(trace.start_ns[work], spans[:, 1])
+    after = work[np.minimum(following, len(work) - 1)]
+    aside = ~np.isin(trace.lane[copy], np.unique(trace.lane[work]))
+    late = trace.links.launch_ns[after] >= spans[:, 1]
+    waited: intervals.Spans = spans[~(aside & (late | (following == len(work))))]
+    return waited
 
 
 def _overlappable(trace: Trace) -> Ints:

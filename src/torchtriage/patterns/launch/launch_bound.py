@@ -2,7 +2,7 @@
 
 Looks like: the device is idle for 20 % of the step or more because the next launch came late, and
     the host spent that time in operators and launch calls: dispatching, not loading data, waiting,
-    allocating or running other Python, all of which is taken out first.
+    allocating, running other Python or catching up after a wait, all of which is taken out first.
 Slow because: an operator costs the host 5-20 µs and a launch call 3-9 µs, which kernels that take
     less cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by
@@ -134,7 +134,7 @@ def _explained(trace: Trace) -> intervals.Spans:
     idle = intervals.subtract(intervals.union(device.host_late), device.host_work)
     idle = idle[idle[:, 1] - idle[:, 0] >= STRETCH_NS]
     known = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
-    return intervals.union(np.concatenate([known, waits.bubble, idle]))
+    return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells), idle]))
 
 
 def _graphable(trace: Trace, work: NDArray[np.int64]) -> bool:

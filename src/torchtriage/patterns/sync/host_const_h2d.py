@@ -11,6 +11,8 @@ Slow because: each copy from ordinary memory makes the host wait for the stream,
 Cost: device idle time before the next work launched after each copy, at most as much as the host
     spent in it; low counts the waiting call only, divided by the profiler's inflation, high the
     whole ``aten::to``. Copies that GPU work hides cost nothing.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: build it on the device, or once: a registered buffer, or a cache per shape.
 Leave it when: it is the input of the step, or a server's pinned, non-blocking metadata.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device".

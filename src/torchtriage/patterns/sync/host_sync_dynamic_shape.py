@@ -8,6 +8,8 @@ Slow because: memory for the result cannot be allocated before the device has co
 Cost: device idle time before the next work launched after each wait, at most as much as the host
     spent waiting; low is divided by the profiler's inflation. Waits that GPU work hides cost
     nothing, and the operator's own kernels are not counted: its replacement has some too.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: keep the shape fixed: ``masked_fill``, ``torch.where(mask, a, b)``, a product with the mask, or
     tell the size (``output_size=``, ``torch.nonzero_static``).
 Leave it when: it is post-processing that has to know the count (detection, non-maximum

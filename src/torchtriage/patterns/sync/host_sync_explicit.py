@@ -9,6 +9,8 @@ Slow because: the host stands until the device is done; the next step is launche
 Cost: device idle time before the next work launched after each sync, at most as much as the sync
     took; low is divided by the profiler's inflation. A sync with the next work already queued, or
     with nothing after it, costs nothing.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: delete it. To time a step use CUDA events and read them later.
 Leave it when: it is the one sync around a whole benchmark, or it hands a buffer to another library.
 Source: PyTorch docs, CUDA semantics, "Asynchronous execution".

@@ -8,6 +8,8 @@ Slow because: text needs the value: each one drains the queue, and the host form
     while the device waits for the next launch.
 Cost: device idle time before the next work launched after the logging frame, at most as much as
     the host spent in it; low counts the waiting calls only, divided by the profiler's inflation.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: log every N steps, from detached tensors that were added up on the device.
 Leave it when: steps take seconds, or it happens in few of them: an interval is what this asks for.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".

@@ -11,6 +11,8 @@ Slow because: each read drains the queue. The host stops running ahead, and the 
 Cost: device idle time before the next work launched after each read, at most as much as the host
     spent in it; low counts the waiting call only, divided by the profiler's inflation, high the
     whole operator. A read that GPU work hides costs nothing and is not reported.
+    Up to the next wait the device idles for the lead that the host has lost: that counts in full
+    at the high end and half at the low end, where it is at least 5 % of the time waited.
 Fix: keep the value on the device; add up ``loss.detach()`` and read it every N steps; use
     ``torch.where`` instead of ``if``.
 Leave it when: the next step depends on the value (a line search, a stopping rule, a sampled token).

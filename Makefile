@@ -6,6 +6,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 FUZZ_SECONDS ?= 120
+# branches are counted, so that the fuzzer sees what is new, and every access to memory is checked; a stable
+# compiler can do both, the second one when told that it is another
+FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Zsanitizer=address
+FUZZ_HOST = $(shell PATH="$(dir $(CARGO)):$$PATH" rustc -vV | sed -n 's/^host: //p')
 # as many processes as cores
 PYTEST_ARGS ?= -n auto
 # the tests that run torch have an environment of their own: nothing else may come to need it
@@ -76,7 +81,9 @@ docs: $(VENV)/.core ## Write the generated pages again: command line, columns, p
 fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 	@if [ -n "$(CARGO)" ]; then \
 		echo "==> fuzzing the native scanner for $(FUZZ_SECONDS) s" && cd native && \
-		PATH="$(dir $(CARGO)):$$PATH" cargo run --quiet --offline --profile fuzz --bin fuzz -- $(FUZZ_SECONDS); fi
+		PATH="$(dir $(CARGO)):$$PATH" RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_RUSTFLAGS)" \
+		ASAN_OPTIONS=malloc_context_size=4:quarantine_size_mb=16 cargo run --quiet --offline \
+		--profile fuzz --bin fuzz --target $(FUZZ_HOST) -- $(FUZZ_SECONDS); fi
 	@echo "==> fuzzing the trace reader for $(FUZZ_SECONDS) s"
 	@mkdir -p fuzz/corpus fuzz/crashes
 	@$(BIN)/python fuzz/fuzz_reader.py -max_total_time=$(FUZZ_SECONDS) \

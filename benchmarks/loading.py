@@ -38,6 +38,7 @@ import make_large_trace
 
 LOAD, PYTHON_LOAD = "torchtriage load", "torchtriage load, Python engine"
 SCALE_EVENTS = (50_000, 150_000, 500_000, 1_500_000, 5_000_000)
+INFLATE = "inflating alone (isal)"
 POLL_S = 0.02
 
 WORKER = """
@@ -104,6 +105,16 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
     def here(module: str) -> str | None:
         return sys.executable if importlib.util.find_spec(module) else None
 
+    def columns(name: str, n_threads: int) -> Reader:
+        return Reader(
+            name,
+            here("torchtriage"),
+            "from torchtriage import __version__\nfrom torchtriage.trace import read_trace",
+            f"read_trace(path, processes={n_threads})",
+            "result.report.n_events",
+            "__version__",
+        )
+
     def ours(name: str, engine: str) -> Reader:
         return Reader(
             name,
@@ -131,6 +142,16 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
             "__version__",
         ),
         Reader(
+            "torchtriage analyze, within 256 MiB",
+            here("torchtriage"),
+            "from torchtriage import __version__, analyze",
+            "analyze(path, max_memory=256 << 20)",
+            "0",
+            "__version__",
+        ),
+        columns("torchtriage columns, one thread", 1),
+        columns("torchtriage columns, two threads", 2),
+        Reader(
             "HTA TraceAnalysis",
             hta_python,
             "from importlib.metadata import version\nfrom hta.trace_analysis import TraceAnalysis",
@@ -156,6 +177,18 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
             "orjson.loads(read())",
             "len(result['traceEvents'])",
             "orjson.__version__",
+        ),
+        Reader(
+            INFLATE,
+            here("isal"),
+            "from isal import igzip\n"
+            "def inflate():\n"
+            "    room = bytearray(1 << 20)\n"
+            "    with igzip.open(path, 'rb') as file:\n"
+            "        while file.readinto(room): pass",
+            "inflate()",
+            "0",
+            "''",
         ),
         Reader(
             "bare read()",
@@ -240,7 +273,8 @@ def interleaved(
         (path, reader)
         for path in paths
         for reader in readers
-        if path.suffix != ".gz" or reader.name.startswith("torchtriage")
+        if reader.name.startswith("torchtriage")
+        or (path.suffix == ".gz") == (reader.name == INFLATE)
     ]
     results: dict[Path, dict[str, list[Measurement]]] = {path: {} for path in paths}
     for number in range(rounds):

@@ -11,13 +11,18 @@ import torchtriage as tt
 from torchtriage.trace.engine import FILE, READER_VARIABLE
 
 SHARED = Path(os.environ.get("TORCHTRIAGE_DATA", "../shared/data")) / "traces"
-# every fourth: all of them were compared once, and take a minute
-SOME = sorted(SHARED.glob("*/*.json.gz"))[::4]
+ALL = sorted(path for path in SHARED.rglob("*.json*") if path.is_file())
+# every fourth always: all of them take minutes
+SOME = ALL[::4]
 
 
 @pytest.mark.data
 @pytest.mark.skipif(not FILE.exists(), reason="the native library is not built (make native)")
-@pytest.mark.parametrize("path", SOME, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path in SOME else [pytest.mark.slow]) for path in ALL],
+    ids=lambda path: f"{path.parent.name}/{path.name.partition('.json')[0]}",
+)
 def test_reports_are_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     for reader in ("python", "native"):

@@ -3,16 +3,17 @@
 //! Every function that takes a scanner expects one that [`tt_new`] made, and no two at a time with
 //! the same one. No panic leaves this file.
 
+use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
 use crate::replay::Stretch;
 use crate::scan::{Scanner, Schema, Totals};
-use crate::tree::{renumber, Rows};
+use crate::tree::{group, renumber, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -211,13 +212,13 @@ pub unsafe extern "C" fn tt_drop(scanner: *mut Scanner, column: u32) {
 /// Columns of a trace, `n` rows each.
 #[repr(C)]
 pub struct TraceColumns {
-    n: usize,
-    lane: *const i32,
-    start_ns: *const i64,
-    dur_ns: *const i64,
-    kind: *const u8,
-    key: *const i64,
-    value: *const i64,
+    pub n: usize,
+    pub lane: *const i32,
+    pub start_ns: *const i64,
+    pub dur_ns: *const i64,
+    pub kind: *const u8,
+    pub key: *const i64,
+    pub value: *const i64,
 }
 
 /// Find the members of a call tree and their parents; return how many members there are.
@@ -297,6 +298,30 @@ pub unsafe extern "C" fn tt_renumber(
     .unwrap_or(BROKEN)
 }
 
+/// Write the rows by their code, and where each code's rows begin.
+///
+/// # Safety
+/// `codes` and `rows` have `n` elements, codes are from 0 on and below `n_codes`, and `first` has one
+/// more than that.
+#[no_mangle]
+pub unsafe extern "C" fn tt_group(
+    codes: *const i32,
+    n: usize,
+    n_codes: usize,
+    rows: *mut i32,
+    first: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (codes, rows, first) = unsafe {
+        (
+            slice::from_raw_parts(codes, n),
+            slice::from_raw_parts_mut(rows, n),
+            slice::from_raw_parts_mut(first, n_codes + 1),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| group(codes, rows, first))).map_or(BROKEN, |()| 0)
+}
+
 /// Where a stretch of a graph lies; see [`Stretch`].
 #[repr(C)]
 pub struct GraphStretch {
@@ -335,4 +360,54 @@ pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64
         )
     };
     catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
+}
+
+/// Keep the process within `limit` bytes, with what is beyond in files in a folder; 0 for no bound.
+///
+/// Allocations from `large` bytes on are such files. Returns 0 where that is not possible.
+///
+/// # Safety
+/// `folder` points at `len` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn tt_bound(
+    limit: usize,
+    large: usize,
+    folder: *const u8,
+    len: usize,
+) -> i64 {
+    // SAFETY: by contract.
+    let folder = unsafe { slice::from_raw_parts(folder, len) };
+    catch_unwind(|| i64::from(bound(limit, large, folder))).unwrap_or(BROKEN)
+}
+
+/// Return a memory handler for numpy that keeps the same bound, made of the one it has; null where
+/// that is not possible.
+///
+/// # Safety
+/// `small` is a `PyDataMem_Handler` that is never freed.
+#[no_mangle]
+pub unsafe extern "C" fn tt_memory_handler(small: *const c_void) -> *const c_void {
+    handler(small)
+}
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn bound(limit: usize, large: usize, folder: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+
+    crate::spill::bound(limit, large, std::ffi::OsStr::from_bytes(folder).as_ref())
+}
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn handler(small: *const c_void) -> *const c_void {
+    crate::spill::handler(small.cast()).cast()
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+fn bound(_: usize, _: usize, _: &[u8]) -> bool {
+    false
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+fn handler(_: *const c_void) -> *const c_void {
+    ptr::null()
 }

@@ -4,6 +4,8 @@
 //! profilers write it, gives exactly the same columns for it, and leaves every chunk that holds
 //! anything else, whole and without a trace, to the other.
 
+use std::sync::Arc;
+
 use crate::dict::Dict;
 use crate::shape::{Action, Place, Shapes};
 use crate::text::{
@@ -244,7 +246,7 @@ pub struct Scanner {
     n_no_dur: u64,
     n_negative: u64,
     phases: [u64; 128],
-    schema: Schema,
+    schema: Arc<Schema>,
     shapes: Shapes,
     cat_groups: Vec<Group>,
     /// Lanes used lately, by their ids.
@@ -258,7 +260,7 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    pub fn new(schema: Schema) -> Self {
+    pub fn new(schema: impl Into<Arc<Schema>>) -> Self {
         Scanner {
             columns: Columns::default(),
             names: Dict::default(),
@@ -274,7 +276,7 @@ impl Scanner {
             n_no_dur: 0,
             n_negative: 0,
             phases: [0; 128],
-            schema,
+            schema: schema.into(),
             shapes: Shapes::default(),
             cat_groups: Vec::new(),
             recent: vec![(false, 0, 0, u32::MAX); 256],
@@ -575,7 +577,7 @@ impl Scanner {
         match phase {
             b'X' => self.row(text, event, false)?,
             b'i' | b'I' => {
-                if event.name.kind == Kind::Plain && event.name.of(text) == MEMORY {
+                if self.is_memory(text, event.name)? {
                     self.record(text, event)?;
                 } else {
                     self.row(text, event, true)?;
@@ -596,6 +598,17 @@ impl Scanner {
         }
         self.phases[phase as usize & 127] += 1;
         Ok(())
+    }
+
+    /// Whether a name stands for that of allocator records.
+    #[inline(always)]
+    fn is_memory(&mut self, text: &[u8], name: Span) -> Found<bool> {
+        if name.kind != Kind::Escaped {
+            return Ok(name.kind == Kind::Plain && name.of(text) == MEMORY);
+        }
+        self.scratch.clear();
+        unescape(name.of(text), &mut self.scratch)?;
+        Ok(self.scratch == MEMORY)
     }
 
     #[inline(always)]
@@ -975,6 +988,15 @@ mod tests {
         let ends: Vec<i64> = scanner.chunks.iter().map(|one| one.offset + one.size).collect();
         assert_eq!(ends, [1010, 1032, 1054, 1076, 1109]);
         assert_eq!(scanner.totals().phases[b'C' as usize], 10);
+    }
+
+    #[test]
+    fn an_escaped_name_is_what_it_stands_for() {
+        let text = r#"{"ph":"i","name":"[m\u0065mory]","ts":4,"args":{"Bytes":-512}}"#;
+        let mut scanner = new();
+        assert_eq!(scan(&mut scanner, text, 0, 1), text.len());
+        assert_eq!(scanner.totals().rows, 0);
+        assert_eq!(scanner.memory, [[4000, -512, 0, -1, -1, -1, -1]]);
     }
 
     #[test]

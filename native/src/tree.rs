@@ -171,6 +171,25 @@ pub fn renumber(codes: &mut [i32], merged: &[i32]) -> Vec<i32> {
     order
 }
 
+/// Write the rows by their code, those of a code in order, and where each code's rows begin.
+///
+/// Codes are below `first.len() - 1`.
+pub fn group(codes: &[i32], rows: &mut [i32], first: &mut [i64]) {
+    first.fill(0);
+    for &code in codes {
+        first[code as usize + 1] += 1;
+    }
+    for code in 1..first.len() {
+        first[code] += first[code - 1];
+    }
+    let mut next = first.to_vec();
+    for (row, &code) in (0..).zip(codes) {
+        let place = &mut next[code as usize];
+        rows[*place as usize] = row;
+        *place += 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,5 +249,13 @@ mod tests {
         let mut codes = [3, -1, 1, 0, 3, 2];
         assert_eq!(renumber(&mut codes, &[0, 1, 1, 3, 4]), [3, 1, 0]);
         assert_eq!(codes, [0, -1, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn rows_are_grouped_by_code_and_stay_in_order() {
+        let (mut rows, mut first) = ([-1; 5], [-1; 5]);
+        group(&[3, 0, 3, 1, 0], &mut rows, &mut first);
+        assert_eq!(rows, [1, 4, 3, 0, 2]);
+        assert_eq!(first, [0, 2, 3, 3, 5]);
     }
 }

@@ -233,6 +233,7 @@ escapes = st.sampled_from(
 strings = st.builds("".join, st.lists(plain_words | letters | escapes, max_size=4)).map(
     '"{}"'.format
 )
+memory = st.sampled_from(['"[memory]"', '"[m\\u0065mory]"'])
 odd_strings = st.sampled_from(
     ['"\\ud800"', '"\\udc00x"', '"\\ud800\\u0041"', '"\\x"', '"\\u12g4"', '"a\x01b"', '"\x00"']
 )
@@ -291,7 +292,7 @@ def events(draw: Any, odd: bool) -> str:
 
     ids = st.integers(0, 3).map(str) | st.sampled_from(['"1"', '"Spans"', "140234123456789"])
     phase = draw(st.sampled_from("XXXXXXXXiIBEMstfC"))
-    items = {"ph": one(st.just(f'"{phase}"')), "name": one(strings | st.just('"[memory]"'))}
+    items = {"ph": one(st.just(f'"{phase}"')), "name": one(strings | memory)}
     if phase != "E":
         items["cat"] = one(categories.map('"{}"'.format))
     items |= {"pid": one(ids), "tid": one(ids), "ts": one(numbers)}

@@ -2,12 +2,21 @@
 //!
 //! Starts from built-in events and from windows of the (plain JSON) files. After each text it checks
 //! that tables, codes and chunks fit together, that every accepted chunk is JSON by another, slower
-//! reading, and that reading in two parts, or again after taking it back, gives the same.
+//! reading, that reading in two parts, or again after taking it back, gives the same, and that the
+//! C interface gives what the scanner holds. A text that takes a branch in a way that none took before
+//! is mutated further; for that the compiler has to count branches, which `make fuzz` asks of it.
 
+use std::io::{Seek, Write};
+use std::ptr;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use torchtriage_native::abi::{tt_copy, tt_renumber, tt_tree, TraceColumns};
 use torchtriage_native::scan::{Scanner, Schema};
 use torchtriage_native::text::PADDING;
+
+/// Texts beyond are not mutated further: small ones reach the same branches sooner.
+const MAX_KEPT_BYTES: usize = 4096;
 
 const EVENTS: &[&str] = &[
     r#"{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2,
@@ -109,10 +118,10 @@ fn build(random: &mut Random, files: &[Vec<u8>]) -> Vec<u8> {
     events.join(separator).into_bytes()
 }
 
-fn mutate(random: &mut Random, text: &mut Vec<u8>) {
+fn mutate(random: &mut Random, text: &mut Vec<u8>, kept: &[Vec<u8>]) {
     for _ in 0..random.below(6) {
         let at = random.below(text.len() + 1);
-        match random.below(7) {
+        match random.below(8) {
             0 if at < text.len() => text[at] = random.next() as u8,
             1 if at < text.len() => text[at] ^= 1 << random.below(8),
             2 => {
@@ -126,6 +135,12 @@ fn mutate(random: &mut Random, text: &mut Vec<u8>) {
                 text.splice(to..to, copy);
             }
             4 => text.truncate(at),
+            5 if !kept.is_empty() && text.len() < MAX_KEPT_BYTES => {
+                let other = &kept[random.below(kept.len())];
+                let from = random.below(other.len() + 1);
+                let end = other.len().min(from + 1 + random.below(400));
+                text.splice(at..at, other[from..end].iter().copied());
+            }
             _ => {
                 let piece = PIECES[random.below(PIECES.len())];
                 text.splice(at..at, piece.bytes());
@@ -143,7 +158,8 @@ fn scan(scanner: &mut Scanner, text: &[u8], offset: i64, step: i64) -> usize {
 }
 
 fn new() -> Scanner {
-    Scanner::new(Schema::example())
+    static SCHEMA: OnceLock<Arc<Schema>> = OnceLock::new();
+    Scanner::new(SCHEMA.get_or_init(|| Arc::new(Schema::example())).clone())
 }
 
 /// Everything found, for comparison.
@@ -191,6 +207,116 @@ fn check(scanner: &Scanner, text: &[u8], used: usize) {
         assert!(is_events(&text[start..end]), "{}", String::from_utf8_lossy(&text[start..end]));
     }
     assert_eq!(end, used);
+}
+
+/// What the C interface gives of the scanner's rows.
+fn check_interface(scanner: &Scanner) {
+    let columns = &scanner.columns;
+    let n = scanner.totals().rows as usize;
+    let same: Vec<i32> = (0..1 + scanner.names.len() as i32).collect();
+    let mut times = vec![0i64; n];
+    let mut names = vec![0i32; n];
+    let (no_codes, n_codes) = (ptr::null(), same.len());
+    let kind: Vec<u8> = columns.cat.iter().map(|&cat| cat as u8 % 4).collect();
+    let mut ranks = [0u8; 256];
+    ranks[1..4].copy_from_slice(&[1, 2, 2]);
+    let (mut members, mut parent) = (vec![0i64; n], vec![0i32; n]);
+    let trace = TraceColumns {
+        n,
+        lane: columns.lane.as_ptr(),
+        start_ns: columns.start_ns.as_ptr(),
+        dur_ns: columns.dur_ns.as_ptr(),
+        kind: kind.as_ptr(),
+        key: columns.key.as_ptr(),
+        value: columns.value.as_ptr(),
+    };
+    let mut order = vec![0i32; same.len()];
+    // SAFETY: everything has room for `n` rows, and tables for every code.
+    unsafe {
+        assert_eq!(tt_copy(scanner, 0, 0, n, no_codes, 0, times.as_mut_ptr().cast()), 0);
+        assert_eq!(tt_copy(scanner, 2, 0, n, same.as_ptr(), n_codes, names.as_mut_ptr().cast()), 0);
+        assert_eq!(times, columns.start_ns);
+        assert_eq!(names, columns.name);
+        for by_id in [false, true] {
+            let n_members = tt_tree(
+                &trace,
+                &ranks,
+                scanner.lanes.len(),
+                0,
+                by_id,
+                members.as_mut_ptr(),
+                parent.as_mut_ptr(),
+            ) as usize;
+            let mut place = vec![n; n];
+            for (i, &row) in members[..n_members].iter().enumerate() {
+                place[row as usize] = i;
+            }
+            for &row in &members[..n_members] {
+                // a parent comes before its child, on the same lane: there are no cycles
+                if let Ok(above) = usize::try_from(parent[row as usize]) {
+                    assert!(place[above] < place[row as usize]);
+                    assert_eq!(columns.lane[above], columns.lane[row as usize]);
+                }
+            }
+        }
+        let n_used = tt_renumber(names.as_mut_ptr(), n, same.as_ptr(), n_codes, order.as_mut_ptr());
+        assert!(n_used as usize <= scanner.names.len());
+    }
+    assert!(names.iter().zip(&columns.name).all(|(&new, &old)| order[new as usize] == old));
+}
+
+// -- branches ----------------------------------------------------------------------------------
+
+/// How often each branch was taken, where the compiler counts that.
+mod coverage {
+    use std::ptr;
+    use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+    static START: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+    static LEN: AtomicUsize = AtomicUsize::new(0);
+
+    /// Called before `main`, with `-Cpasses=sancov-module`.
+    #[no_mangle]
+    extern "C" fn __sanitizer_cov_8bit_counters_init(start: *mut u8, stop: *mut u8) {
+        START.store(start, Ordering::Relaxed);
+        LEN.store(stop as usize - start as usize, Ordering::Relaxed);
+    }
+
+    #[derive(Default)]
+    pub struct Seen {
+        /// One bit for each power of two of how often.
+        counts: Vec<u8>,
+        pub n_branches: usize,
+    }
+
+    impl Seen {
+        /// Count from zero again.
+        pub fn begin(&self) {
+            let start = START.load(Ordering::Relaxed);
+            if !start.is_null() {
+                // SAFETY: the counters are as many, and this is the only thread.
+                unsafe { ptr::write_bytes(start, 0, LEN.load(Ordering::Relaxed)) };
+            }
+        }
+
+        /// Whether a branch was taken as often as never before.
+        pub fn is_new(&mut self) -> bool {
+            let (start, len) = (START.load(Ordering::Relaxed), LEN.load(Ordering::Relaxed));
+            self.counts.resize(len, 0);
+            let mut is_new = false;
+            for i in 0..len {
+                // SAFETY: as above; they change while this runs.
+                let count = unsafe { start.add(i).read_volatile() };
+                if count > 0 {
+                    let bit = 1 << count.ilog2();
+                    is_new |= self.counts[i] & bit == 0;
+                    self.n_branches += usize::from(self.counts[i] == 0);
+                    self.counts[i] |= bit;
+                }
+            }
+            is_new
+        }
+    }
 }
 
 // -- another reading ---------------------------------------------------------------------------
@@ -306,9 +432,21 @@ fn main() {
     let (mut n_runs, mut n_chunks, mut n_rows) = (0u64, 0u64, 0u64);
     // kept over many texts, as over the blocks of a file
     let mut old = new();
+    let mut seen = coverage::Seen::default();
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    // a sanitizer ends the process at once: the text at work can be read here afterwards
+    let at_work = std::env::temp_dir().join(format!("torchtriage-fuzz-{}", std::process::id()));
+    let mut file = std::fs::File::create(&at_work).expect("a temporary file");
+    let mut said = Instant::now();
     while start.elapsed() < Duration::from_secs(seconds) {
-        let mut text = build(&mut random, &files);
-        mutate(&mut random, &mut text);
+        let mut text = match kept.len() {
+            n if n > 0 && random.below(4) > 0 => kept[random.below(n)].clone(),
+            _ => build(&mut random, &files),
+        };
+        mutate(&mut random, &mut text, &kept);
+        file.rewind().and_then(|()| file.write_all(&text)).expect("room on the disk");
+        file.set_len(text.len() as u64).expect("room on the disk");
+        seen.begin();
         let step = [1, 50, 400, 1 << 18][random.below(4)];
         let report = |what: &str| {
             let shown = String::from_utf8_lossy(&text);
@@ -318,6 +456,7 @@ fn main() {
             let mut one = new();
             let used = scan(&mut one, &text, 0, step);
             check(&one, &text, used);
+            check_interface(&one);
             // in two parts, at the end of some chunk
             let mut two = new();
             let cut = match one.chunks.len() {
@@ -346,13 +485,26 @@ fn main() {
             }
             Err(_) => {
                 report("failed");
+                std::fs::remove_file(&at_work).expect("our file");
                 std::process::exit(1);
             }
+        }
+        if seen.is_new() && text.len() <= MAX_KEPT_BYTES {
+            kept.push(text);
         }
         n_runs += 1;
         if n_runs % 64 == 0 {
             old = new();
         }
+        if said.elapsed() > Duration::from_secs(60) {
+            said = Instant::now();
+            eprintln!("{n_runs} texts, {} branches, {} kept", seen.n_branches, kept.len());
+        }
     }
-    println!("{n_runs} texts, {n_chunks} chunks accepted, {n_rows} rows, no finding");
+    std::fs::remove_file(&at_work).expect("our file");
+    println!(
+        "{n_runs} texts, {n_chunks} chunks accepted, {n_rows} rows, {} branches, {} kept, no finding",
+        seen.n_branches,
+        kept.len()
+    );
 }

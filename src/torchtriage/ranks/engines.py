@@ -25,6 +25,7 @@ from torchtriage.ranks.joint import rank_replay
 from torchtriage.ranks.record import RankRecord, record
 from torchtriage.ranks.remote import is_url, opened
 from torchtriage.trace import Trace, read_trace
+from torchtriage.trace.bound import within
 from torchtriage.trace.parallel import PROCESSES_VARIABLE
 
 __all__ = ["ENGINES", "Settings", "examine", "examine_all", "work"]
@@ -51,6 +52,10 @@ class Settings:
     step_ms: float | None = None
     sources: tuple[str, ...] | None = None
     """Folders to look for source files in; None opens none."""
+    max_memory: int | None = None
+    """Bytes that each process keeps within."""
+    detector: bool = False
+    """Also ask the learned detector."""
 
 
 Outcome = RankRecord | TraceFormatError
@@ -68,10 +73,11 @@ def examine(
         It is not a readable profiler trace.
     """
     options: dict[str, Any] = {"max_bytes": settings.max_bytes, "progress": progress}
-    if is_url(path):
-        with opened(path) as stream:
-            return _examined(read_trace(stream, **options), path, settings)
-    return _examined(read_trace(path, cache=settings.cache, **options), path, settings)
+    with within(settings.max_memory):
+        if is_url(path):
+            with opened(path) as stream:
+                return _examined(read_trace(stream, **options), path, settings)
+        return _examined(read_trace(path, cache=settings.cache, **options), path, settings)
 
 
 def _examined(trace: Trace, path: str, settings: Settings) -> RankRecord:
@@ -83,6 +89,7 @@ def _examined(trace: Trace, path: str, settings: Settings) -> RankRecord:
         what_if=settings.what_if,
         step_ms=settings.step_ms,
         places=None if settings.sources is None else Locator(settings.sources),
+        detector=settings.detector,
     )
     if is_url(path):
         result = replace(result, trace=replace(result.trace, path=path))

@@ -69,6 +69,8 @@ _PHASE_OF: dict[type[Event], str] = {
     KnownInstant: "i",
 }
 _ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | ARROWS
+_MAX_LOOSE = 256
+"""How many small arrays are kept apart, of a block or chunk each."""
 MAX_CATEGORIES = 1 << 15
 """What the column's type holds; whatever comes behind them counts as the last one."""
 
@@ -146,6 +148,7 @@ class ColumnBuilder:
         self._shapes: dict[bytes, int] = {}  # codes of details that are nothing but an op's inputs
         self._kinds = np.empty(0, np.uint8)  # of each category
         self._memory: list[NDArray[np.int64]] = []
+        self._n_joined = 0  # of these arrays, at the front
         # (ns, opens, lane, row) of B and E events, in file order
         self._marks: list[tuple[int, bool, int, int]] = []
         self._labels: dict[tuple[str, str, str], str] = {}
@@ -217,7 +220,7 @@ class ColumnBuilder:
                 _int64([a.device_type for a in args]),
                 _int64([a.device_id for a in args]),
             ]
-            self._memory.append(np.stack(columns, axis=1))
+            self._keep_memory(np.stack(columns, axis=1))
         for mark, row, at_ns in zip(marks, mark_rows, times.starts(marks).tolist(), strict=True):
             self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
         return rows
@@ -406,8 +409,16 @@ class ColumnBuilder:
             (at_ns, opens, lane, row + first if opens else -1) for at_ns, opens, lane, row in marks
         ]
         self._chunks += [(row + first, offset, size) for row, offset, size in chunks]
-        self._memory.append(memory)
+        self._keep_memory(memory)
         self._n_rows += n_rows
+
+    def _keep_memory(self, records: NDArray[np.int64]) -> None:
+        """Keep allocator records in few large arrays: a bound on memory leaves out small ones."""
+        self._memory.append(records)
+        loose = self._memory[self._n_joined :]
+        if len(loose) >= _MAX_LOOSE:
+            self._memory[self._n_joined :] = [np.concatenate(loose)]
+            self._n_joined += 1
 
     # -- the whole -------------------------------------------------------------------------
 

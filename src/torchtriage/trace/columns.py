@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.trace.engine import find_engine
 from torchtriage.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -155,12 +156,25 @@ class Trace:
 
     def matching(self, pattern: str | re.Pattern[str]) -> Mask:
         """Return bool[n]: rows whose name the regular expression finds a match in."""
-        search = re.compile(pattern).search
-        return self.where_name(lambda name: search(name) is not None)
+        compiled = re.compile(pattern)
+        table = self._matched.get(compiled)
+        if table is None:
+            table = self._matched[compiled] = self._names_where(compiled.search)
+        return self._rows_named(table)
 
-    def where_name(self, test: Callable[[str], bool]) -> Mask:
+    def where_name(self, test: Callable[[str], object]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
-        table = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+        return self._rows_named(self._names_where(test))
+
+    @cached_property
+    def _matched(self) -> dict[re.Pattern[str], Mask]:
+        """The names that an expression matches: patterns ask for the same ones again."""
+        return {}
+
+    def _names_where(self, test: Callable[[str], object]) -> Mask:
+        return np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+
+    def _rows_named(self, table: Mask) -> Mask:
         hits = np.flatnonzero(table)
         order, bounds = self._by_name
         n_rows = int((bounds[hits + 1] - bounds[hits]).sum())
@@ -176,6 +190,13 @@ class Trace:
     @cached_property
     def _by_name(self) -> tuple[NDArray[np.int32], Ints]:
         """The rows by code of their name, and int64[len(names) + 1]: where each code begins."""
+        library = find_engine().library
+        if library is not None:
+            codes = np.ascontiguousarray(self.name, np.int32)
+            rows, first = np.empty(len(self), np.int32), np.empty(len(self.names) + 1, np.int64)
+            places = codes.ctypes.data, len(codes), len(self.names)
+            if library.tt_group(*places, rows.ctypes.data, first.ctypes.data) == 0:
+                return rows, first
         small = len(self.names) <= 1 << 16
         codes = self.name.astype(np.uint16) if small else self.name  # sorts by radix
         order = np.argsort(codes, kind="stable").astype(np.int32)

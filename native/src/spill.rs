@@ -1,0 +1,405 @@
+//! Large memory in files without a name, so that a process stays within a bound.
+//!
+//! While a bound is set, allocations of some size, this library's and numpy's, are shared mappings
+//! of temporary files that have no name: they are gone with the process, however it ends. A thread
+//! watches how much of the process is resident and lets go of such pages in turn; what is in them
+//! stays in the file, and the kernel writes to the disk what it has no room for. Linux only.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+/// How much is let go at a time.
+const PIECE: usize = 16 << 20;
+/// Mappings that are kept to be used again: a page that is new to its file costs far more.
+const MAX_SPARE: usize = 16;
+/// Near the bound, pages may come in at tens of gigabytes a second: a fault brings its neighbours.
+const LOOK_EVERY: Duration = Duration::from_micros(300);
+const LOOK_CALMLY_EVERY: Duration = Duration::from_millis(3);
+
+/// Allocations from this size on are files; as good as infinite without a bound.
+static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
+static SPILLED: Mutex<Spilled> = Mutex::new(Spilled {
+    folder: None,
+    limit: 0,
+    maps: BTreeMap::new(),
+    spare: Vec::new(),
+    next: 0,
+    watched: false,
+});
+
+struct Spilled {
+    folder: Option<PathBuf>,
+    /// So much of the process may be resident.
+    limit: usize,
+    /// Size by address.
+    maps: BTreeMap<usize, usize>,
+    /// Those of them that nobody uses, the latest last.
+    spare: Vec<usize>,
+    /// Where the next piece is let go.
+    next: usize,
+    watched: bool,
+}
+
+extern "C" {
+    fn mmap(
+        at: *mut c_void,
+        n: usize,
+        access: i32,
+        flags: i32,
+        file: i32,
+        offset: i64,
+    ) -> *mut c_void;
+    fn munmap(at: *mut c_void, n: usize) -> i32;
+    fn madvise(at: *mut c_void, n: usize, advice: i32) -> i32;
+    fn fallocate(file: i32, mode: i32, offset: i64, n: i64) -> i32;
+    fn setpriority(which: i32, who: u32, nice: i32) -> i32;
+}
+
+const READ_AND_WRITE: i32 = 3;
+const MAP_SHARED: i32 = 1;
+const MADV_DONTNEED: i32 = 4;
+const ENOSPC: i32 = 28;
+const O_TMPFILE: i32 = if cfg!(target_arch = "aarch64") { 0o20_040_000 } else { 0o20_200_000 };
+
+fn spilled() -> MutexGuard<'static, Spilled> {
+    SPILLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keep the process within `limit` bytes from here on, by files in `folder`; 0 for no bound.
+///
+/// What is in files stays there until it is freed. False where the folder takes none.
+pub fn bound(limit: usize, large: usize, folder: &Path) -> bool {
+    let mut all = spilled();
+    if limit == 0 {
+        LARGE.store(usize::MAX, Ordering::Relaxed);
+        let excess = all.excess(0);
+        drop(all);
+        give_back(excess);
+        return true;
+    }
+    if unnamed(folder).is_none() {
+        return false;
+    }
+    (all.limit, all.folder) = (limit, Some(folder.to_path_buf()));
+    if !all.watched {
+        all.watched = thread::Builder::new().name("memory bound".into()).spawn(watch).is_ok();
+    }
+    LARGE.store(large, Ordering::Relaxed);
+    all.watched
+}
+
+fn unnamed(folder: &Path) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    if let Ok(file) = options.clone().custom_flags(O_TMPFILE).open(folder) {
+        return Some(file);
+    }
+    // some file systems give every file a name, if only for a moment
+    let name = format!(".torchtriage-{}-{:?}", std::process::id(), thread::current().id());
+    let file = options.create_new(true).open(folder.join(&name)).ok()?;
+    std::fs::remove_file(folder.join(&name)).ok()?;
+    Some(file)
+}
+
+fn pages(size: usize) -> usize {
+    size.div_ceil(PAGE) * PAGE
+}
+
+/// Return memory in a file of its own, null where there is no room for one.
+fn map(size: usize, zeroed: bool) -> *mut u8 {
+    let size = pages(size);
+    let mut all = spilled();
+    let spare = all.take_spare(size);
+    let folder = all.folder.clone();
+    // files may have to wait for the disk: nobody waits for us meanwhile
+    drop(all);
+    if let Some(at) = spare {
+        if zeroed {
+            // SAFETY: nobody else's, and at least as large.
+            unsafe { ptr::write_bytes(at, 0, size) };
+        }
+        return at;
+    }
+    let Some(at) = folder.and_then(|folder| map_file(&folder, size)) else {
+        return ptr::null_mut();
+    };
+    spilled().maps.insert(at as usize, size);
+    at
+}
+
+/// Map a new file of zeros.
+fn map_file(folder: &Path, size: usize) -> Option<*mut u8> {
+    let file = unnamed(folder)?;
+    file.set_len(size as u64).ok()?;
+    // SAFETY: a file of ours, and a new mapping of it that outlives it.
+    let at = unsafe {
+        // a full disk is an error here, and a signal once it is mapped
+        let room = fallocate(file.as_raw_fd(), 0, 0, size as i64);
+        if room != 0 && std::io::Error::last_os_error().raw_os_error() == Some(ENOSPC) {
+            return None;
+        }
+        mmap(ptr::null_mut(), size, READ_AND_WRITE, MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    (at as isize != -1).then_some(at.cast())
+}
+
+/// Return the size of the mapping that begins here.
+fn mapped(at: *mut u8) -> Option<usize> {
+    if at as usize % PAGE != 0 {
+        return None; // as nearly everything: nobody waits for the lock
+    }
+    spilled().maps.get(&(at as usize)).copied()
+}
+
+/// Take a mapping back; false where none begins here.
+fn unmap(at: *mut u8) -> bool {
+    if at as usize % PAGE != 0 {
+        return false;
+    }
+    let mut all = spilled();
+    let is_ours = all.maps.contains_key(&(at as usize));
+    if is_ours {
+        all.spare.push(at as usize);
+        let is_bounded = LARGE.load(Ordering::Relaxed) != usize::MAX;
+        let excess = all.excess(if is_bounded { MAX_SPARE } else { 0 });
+        drop(all);
+        give_back(excess);
+    }
+    is_ours
+}
+
+/// End mappings that nobody knows any more.
+fn give_back(mappings: Vec<(usize, usize)>) {
+    for (at, size) in mappings {
+        // SAFETY: they were ours.
+        unsafe { munmap(at as *mut c_void, size) };
+    }
+}
+
+/// Let go of pages whenever too many are resident; ends with the last mapping behind the bound.
+fn watch() {
+    let Ok(statm) = File::open("/proc/self/statm") else { return };
+    // SAFETY: of this thread alone. Where it is not allowed, a busy machine lets the bound be passed.
+    unsafe { setpriority(0, 0, -20) };
+    let mut pause = LOOK_EVERY;
+    loop {
+        thread::sleep(pause);
+        let mut all = spilled();
+        if LARGE.load(Ordering::Relaxed) == usize::MAX && all.maps.is_empty() {
+            all.watched = false;
+            return;
+        }
+        let (resident, of_files) = read(&statm);
+        pause = if resident < all.limit / 2 { LOOK_CALMLY_EVERY } else { LOOK_EVERY };
+        // the rest is for what comes in until this thread gets its turn; memory that is not ours to
+        // let go may be beyond the bound, and what we have is worth keeping then
+        if resident <= all.limit / 16 * 13 || of_files <= all.limit / 8 {
+            continue;
+        }
+        let mut left: usize = all.maps.values().sum();
+        while left > 0 && read(&statm).0 > all.limit / 16 * 11 {
+            left -= all.let_go().min(left);
+        }
+    }
+}
+
+/// Return how much of the process is resident, and how much of that is files.
+fn read(statm: &File) -> (usize, usize) {
+    let mut text = [0; 128];
+    let n = statm.read_at(&mut text, 0).unwrap_or(0);
+    let text = std::str::from_utf8(&text[..n]).unwrap_or("");
+    let mut pages = text.split(' ').skip(1).map(|pages| pages.parse().unwrap_or(0));
+    let mut next = || pages.next().unwrap_or(0) * PAGE;
+    (next(), next())
+}
+
+impl Spilled {
+    /// Return a mapping that is free and hardly larger.
+    fn take_spare(&mut self, size: usize) -> Option<*mut u8> {
+        let fits = |at: &usize| (size..=size + size / 4).contains(&self.maps[at]);
+        let index = self.spare.iter().rposition(fits)?;
+        Some(self.spare.remove(index) as *mut u8)
+    }
+
+    /// Forget all free mappings but the latest, and return them.
+    fn excess(&mut self, n_kept: usize) -> Vec<(usize, usize)> {
+        let n = self.spare.len().saturating_sub(n_kept);
+        self.spare.drain(..n).filter_map(|at| self.maps.remove_entry(&at)).collect()
+    }
+
+    /// Let go of the next piece; return its size.
+    fn let_go(&mut self) -> usize {
+        let before = self.maps.range(..=self.next).next_back();
+        let inside = before.filter(|(&at, &size)| self.next < at + size);
+        let Some((&at, &size)) = inside.or_else(|| self.maps.range(self.next..).next()) else {
+            self.next = 0;
+            return 0;
+        };
+        let start = self.next.max(at);
+        let n = PIECE.min(at + size - start);
+        // SAFETY: pages of a shared mapping: what was written is in the file, and comes back from it.
+        unsafe { madvise(start as *mut c_void, n, MADV_DONTNEED) };
+        self.next = start + n;
+        n
+    }
+}
+
+// -- this library's memory ---------------------------------------------------------------------
+
+/// The system's memory, and files beyond it.
+pub struct Memory;
+
+// SAFETY: every block goes back to where it came from, which `SPILLED` knows; mappings are aligned to
+// pages, and new ones are zeros.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= PAGE {
+            let at = map(layout.size(), false);
+            if !at.is_null() {
+                return at;
+            }
+        }
+        // SAFETY: the caller's. Without room on the disk, memory has to do.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= PAGE {
+            let at = map(layout.size(), true);
+            if !at.is_null() {
+                return at;
+            }
+        }
+        // SAFETY: the caller's.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if layout.size() < PAGE || !unmap(at) {
+            // SAFETY: the caller's; no mapping of ours is smaller than a page.
+            unsafe { System.dealloc(at, layout) }
+        }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let stays = new_size < LARGE.load(Ordering::Relaxed)
+            && (layout.size() < PAGE || mapped(at).is_none());
+        if stays {
+            // SAFETY: the caller's.
+            return unsafe { System.realloc(at, layout, new_size) };
+        }
+        // SAFETY: the caller's; both have room for what is copied.
+        unsafe {
+            let new = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
+            if !new.is_null() {
+                ptr::copy_nonoverlapping(at, new, layout.size().min(new_size));
+                self.dealloc(at, layout);
+            }
+            new
+        }
+    }
+}
+
+// -- numpy's memory ----------------------------------------------------------------------------
+
+/// What numpy calls `PyDataMem_Handler`.
+#[repr(C)]
+pub struct Handler {
+    name: [u8; 127],
+    version: u8,
+    context: *const Handler,
+    malloc: unsafe extern "C" fn(*const Handler, usize) -> *mut u8,
+    calloc: unsafe extern "C" fn(*const Handler, usize, usize) -> *mut u8,
+    realloc: unsafe extern "C" fn(*const Handler, *mut u8, usize) -> *mut u8,
+    free: unsafe extern "C" fn(*const Handler, *mut u8, usize),
+}
+
+/// Make numpy's memory handler of the one that small arrays are left to; it is never freed.
+pub fn handler(small: *const Handler) -> *const Handler {
+    let mut name = [0; 127];
+    name[..11].copy_from_slice(b"torchtriage");
+    Box::leak(Box::new(Handler { name, version: 1, context: small, malloc, calloc, realloc, free }))
+}
+
+/// # Safety
+/// `small` is numpy's own handler, here and below.
+unsafe extern "C" fn malloc(small: *const Handler, size: usize) -> *mut u8 {
+    if size >= LARGE.load(Ordering::Relaxed) {
+        return map(size, false); // null is numpy's MemoryError
+    }
+    // SAFETY: by contract.
+    unsafe { ((*small).malloc)((*small).context, size) }
+}
+
+unsafe extern "C" fn calloc(small: *const Handler, n: usize, size: usize) -> *mut u8 {
+    if n.saturating_mul(size) >= LARGE.load(Ordering::Relaxed) {
+        return n.checked_mul(size).map_or(ptr::null_mut(), |size| map(size, true));
+    }
+    // SAFETY: by contract.
+    unsafe { ((*small).calloc)((*small).context, n, size) }
+}
+
+unsafe extern "C" fn realloc(small: *const Handler, at: *mut u8, size: usize) -> *mut u8 {
+    let Some(old) = mapped(at) else {
+        // SAFETY: by contract.
+        return unsafe { ((*small).realloc)((*small).context, at, size) };
+    };
+    let new = map(size, false);
+    if !new.is_null() {
+        // SAFETY: both have room for it.
+        unsafe { ptr::copy_nonoverlapping(at, new, old.min(size)) };
+        unmap(at);
+    }
+    new
+}
+
+unsafe extern "C" fn free(small: *const Handler, at: *mut u8, size: usize) {
+    if !unmap(at) {
+        // SAFETY: by contract.
+        unsafe { ((*small).free)((*small).context, at, size) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_memory_comes_back() {
+        assert!(!bound(1 << 30, 1 << 16, Path::new("/no such folder")));
+        assert!(bound(1 << 30, 1 << 16, &std::env::temp_dir()));
+        let mut numbers: Vec<u64> = Vec::new();
+        for i in 0..3 << 16 {
+            numbers.push(i); // moves from memory to a file, and on to larger ones
+        }
+        let zeros = vec![0u8; 1 << 20];
+        assert!(mapped(numbers.as_mut_ptr().cast()).is_some());
+        let mut all = spilled();
+        let mut let_go = 0;
+        while let_go < all.maps.values().sum() {
+            let_go += all.let_go();
+        }
+        drop(all);
+        assert!(numbers.iter().copied().eq(0..3 << 16));
+        assert!(zeros.iter().all(|&byte| byte == 0));
+        drop(zeros);
+        assert!(vec![0u8; 1 << 20].iter().all(|&byte| byte == 0), "used again");
+        assert!(bound(0, 0, Path::new("")));
+        // what is still there stays what it is
+        numbers.shrink_to(100);
+        assert!(numbers.iter().copied().eq(0..3 << 16));
+        drop(numbers);
+        assert!(spilled().spare.is_empty());
+    }
+}

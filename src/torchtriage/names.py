@@ -163,11 +163,15 @@ def _signature(name: str, width: int) -> str:
     return f"{elide(base, max(width - len(inside) - 2, 12))}<{inside}>"
 
 
+_MARKS = re.compile(r"[<({\[>)}\]: ]")
+
+
 def _head(text: str) -> tuple[int, int, int]:
     """Return where the function's name starts, its ``<`` (or -1), and where the name ends."""
     stack: list[str] = []
     start, angle = 0, -1
-    for position, char in enumerate(text):
+    for mark in _MARKS.finditer(text):
+        position, char = mark.start(), mark[0]
         if char in "<({[":
             if not stack:
                 if char == "(" and position > start:

@@ -55,26 +55,46 @@ def test_the_backward_of_a_marked_module_is_marked_too() -> None:
     assert label(events, [], modules=True).intervals_us == ((0, 40), (100, 120))
 
 
-def test_frames_of_the_marks_go_and_those_of_the_script_stay() -> None:
-    ours = "torchtriage/dataset/child.py"
+def test_events_count_by_their_names_and_by_what_is_around_them() -> None:
     events = [
-        frame("runpy.py(88): _run_code", 0, 900, 1, None),
-        frame(f"{ours}(120): main", 1, 800, 2, 1),
-        frame("train.py(40): main", 2, 700, 3, 2),
-        frame("torch/autograd/profiler.py(777): __enter__", 3, 5, 4, 3),
-        frame("<built-in method enter>", 4, 2, 5, 4),
-        frame("torch/nn/modules/linear.py(130): forward", 10, 50, 6, 3),
-        frame(f"{ours}(60): step", 100, 50, 7, 3),
-        frame("torch/profiler/profiler.py(900): step", 101, 40, 8, 7),
+        event("Region: 0/0", 0, 100),
+        event("Lookup", 2, 3),
+        event("Region: 1/0", 50, 20),
+        event("Lookup", 110, 3),
+        event("Lookup", 200, 3),
+    ]
+    assert label(events, [], modules=False, names=["^Lookup$"]).intervals_us == (
+        (2, 5), (110, 113), (200, 203),
+    )  # fmt: skip
+    assert label(events, [], modules=False, names=["^Region > ^Lookup"]).intervals_us == ((2, 5),)
+    assert label(events, [], modules=False, names=["^Region > ^Region"]).intervals_us == ((50, 70),)
+
+
+def test_frames_of_the_marks_go_and_those_of_the_script_stay() -> None:
+    ours = "torchtriage/dataset"
+    events = [
+        frame("<frozen runpy>(88): _run_code", 0, 900, 1, None),
+        frame(f"{ours}/server.py(42): main", 0, 900, 2, 1),
+        frame(f"{ours}/child.py(120): run", 1, 800, 3, 2),
+        frame("<built-in method exec>", 1, 800, 4, 3),
+        frame("train.py(80): <module>", 2, 700, 5, 4),
+        frame("train.py(40): main", 2, 700, 6, 5),
+        frame("torch/autograd/profiler.py(777): __enter__", 3, 5, 7, 6),
+        frame("<built-in method enter>", 4, 2, 8, 7),
+        frame("torch/nn/modules/linear.py(130): forward", 10, 50, 9, 6),
+        frame(f"{ours}/child.py(60): step", 100, 50, 10, 6),
+        frame("torch/profiler/profiler.py(900): step", 101, 40, 11, 10),
+        frame("threading.py(1002): _bootstrap", 0, 900, 12, None),
     ]
     found = label(events, [], modules=False).events
     assert [one["name"] for one in found] == [
-        "runpy.py(88): _run_code",
+        "train.py(80): <module>",
         "train.py(40): main",
         "torch/nn/modules/linear.py(130): forward",
+        "threading.py(1002): _bootstrap",
     ]
     numbers = [(one["args"]["Python id"], one["args"]["Python parent id"]) for one in found]
-    assert numbers == [(1, None), (2, 1), (3, 2)]
+    assert numbers == [(1, None), (2, 1), (3, 2), (4, None)]
 
 
 def test_a_window_is_faulty_when_half_of_it_is_or_half_of_the_fault_is_in_it() -> None:

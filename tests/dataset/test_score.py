@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from torchtriage.cli.dataset import command
 from torchtriage.dataset import store
-from torchtriage.dataset.items import kept
+from torchtriage.dataset.items import Kept, kept
 from torchtriage.dataset.plan import plan
 from torchtriage.dataset.predictions import Prediction, Predictions, read_predictions
 from torchtriage.dataset.score import area_under_roc, average_precision, score
@@ -101,6 +101,30 @@ def test_what_is_not_predicted_counts_as_found_healthy_and_is_told(folder: Path)
     assert (row.auroc.value, row.detected.value, row.quiet.value) == (0.5, 0.0, 1.0)
     assert row.line_accuracy.n == 0
     assert np.isnan(row.line_accuracy.value)
+
+
+def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
+    items = list(kept(folder))
+    silent = Predictions("silent", {})
+    names = [one.group for one in score(items, silent)]
+    assert not [one for one in names if one.startswith(("part", "device", "torch", "look"))]
+    changed = [
+        Kept(
+            one.about | {
+                "part": ("eager", "ranks")[at % 2], "device": ("cpu", "cuda")[at % 2],
+                "torch": ("2.9", "2.13")[at % 3 == 0], "severity": at,
+                "code": one.code and "LCH016", "lookalike": "" if one.code else ("cat", "")[at % 2],
+            }, one.path,
+        )
+        for at, one in enumerate(items)
+    ]  # fmt: skip
+    rows = {one.group: one for one in score(changed, silent)}
+    assert rows["part eager"].n_items == rows["device cuda"].n_items == 6
+    assert rows["torch 2.9"].n_items == 8
+    assert rows["severity light"].n_items == rows["severity heavy"].n_items == 1
+    assert rows["severity middle"].n_items == sum(bool(one.code) for one in items) - 2
+    like = rows["look-alikes"]
+    assert (like.n_items, like.quiet.n, like.type_accuracy.n) == (2, 2, 0)
 
 
 def test_windows_of_another_number_are_refused(folder: Path) -> None:

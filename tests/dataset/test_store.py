@@ -32,8 +32,9 @@ EVENTS = st.dictionaries(NAMES, VALUES, max_size=5) | st.builds(
 def test_any_document_comes_back(events: list[dict[str, Any]], beside: dict[str, Any]) -> None:
     beside.pop("traceEvents", None)
     document = {**beside, "traceEvents": events}
-    back = store.unpack(store.pack(document))
-    assert json.dumps(back) == json.dumps(document)  # also the order of keys, 1 and 1.0, -0.0
+    packed = store.pack(document)
+    for back in (store.unpack(packed), json.loads(store.as_text(packed))):
+        assert json.dumps(back) == json.dumps(document)  # also the order of keys, 1 and 1.0, -0.0
 
 
 @pytest.mark.data
@@ -67,5 +68,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Any) -> None:
     path = tmp_path / "0001.ttcol"
     events = [{"ph": "X", "ts": at * 1.5, "dur": 0.25, "args": {"id": at}} for at in range(50)]
     path.write_bytes(damage(store.pack({"traceEvents": events})))
-    with pytest.raises(TraceFormatError, match="expected a trace of the benchmark"):
-        store.read(path)
+    for read in (store.read, store.read_text):
+        with pytest.raises(TraceFormatError, match="expected a trace of the benchmark"):
+            read(path)

@@ -1,6 +1,4 @@
-"""Runs one script in a process of its own, with marks around its statements, and records it.
-
-    python -m torchtriage.dataset.child ITEM.json
+"""Runs one script with marks around its statements and records it, in a process of its own.
 
 Every statement of the hot loop runs inside a mark that says its line, in clean scripts as in faulty
 ones, and so does every module of the classes asked for; ``label.py`` reads the marks and removes
@@ -12,14 +10,13 @@ from __future__ import annotations
 import ast
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from torchtriage.dataset.script import LOOP
 
-__all__ = ["MARK", "STEPS", "main", "marked"]
+__all__ = ["MARK", "STEPS", "marked", "run"]
 
 MARK = "tt:"
 SETTLE, TIMED, ARM, RECORDED = 3, 10, 2, 5
@@ -56,7 +53,7 @@ class Recording:
         self.torch = torch
         self.step_ns: list[int] = []
         self.n_steps = 0
-        self.begun_ns = time.perf_counter_ns()
+        self.begun_ns = _running_ns()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -69,7 +66,7 @@ class Recording:
         """End a step."""
         if self.torch.cuda.is_initialized() and self.n_steps < SETTLE + TIMED:
             self.torch.cuda.synchronize()
-        now_ns = time.perf_counter_ns()
+        now_ns = _running_ns()
         if SETTLE <= self.n_steps < SETTLE + TIMED:
             self.step_ns.append(now_ns - self.begun_ns)
         self.n_steps += 1
@@ -77,7 +74,24 @@ class Recording:
             self.profiler.start()
         elif self.n_steps > SETTLE + TIMED and self.profiler is not None:
             self.profiler.step()
-        self.begun_ns = time.perf_counter_ns()
+        self.begun_ns = _running_ns()
+
+
+def _running_ns() -> int:
+    """Return a clock that stands still while the thread waits for a core, where Linux tells."""
+    waited_ns = _waited_ns()
+    while True:
+        now_ns, before_ns = time.perf_counter_ns(), waited_ns
+        waited_ns = _waited_ns()
+        if waited_ns == before_ns:  # it did not wait between the two clocks
+            return now_ns - waited_ns
+
+
+def _waited_ns() -> int:
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 class Modules:
@@ -106,9 +120,8 @@ class Modules:
             self.open.pop().__exit__(None, None, None)
 
 
-def main() -> int:
-    """Run and record what ITEM.json says."""
-    item = json.loads(Path(sys.argv[1]).read_text())
+def run(item: dict[str, Any], rank: int = 0) -> None:
+    """Run and record what an item says, into ``marked-RANK.json`` and ``facts-RANK.json``."""
     folder = Path(item["folder"])
     import torch
 
@@ -116,7 +129,8 @@ def main() -> int:
     recording = Recording(
         stacks=item["stacks"], memory=item["memory"], cuda=item["device"] == "cuda"
     )
-    Modules(item["modules"])
+    if item["modules"] is not None:
+        Modules(item["modules"])
     code = marked((folder / "train.py").read_text(), "train.py")
     space: dict[str, Any] = {
         "__name__": "__main__", "__file__": "train.py",
@@ -125,11 +139,6 @@ def main() -> int:
     os.chdir(folder)
     exec(code, space)
     recording.profiler.stop()
-    recording.profiler.export_chrome_trace("marked.json")
+    recording.profiler.export_chrome_trace(f"marked-{rank}.json")
     facts = {"step_ns": recording.step_ns, "torch": torch.__version__}
-    Path("facts.json").write_text(json.dumps(facts))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Path(f"facts-{rank}.json").write_text(json.dumps(facts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from torchtriage.trace import Trace, read_trace
 __all__ = ["TRACE", "Kept", "kept"]
 
 TRACE = ".ttcol"
+_ID = re.compile(r"[a-z]?[0-9]{4,}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +45,9 @@ class Kept:
 
     @property
     def step_ms(self) -> float:
-        """Median time of a step without the profiler."""
-        return float(np.median(self.about["step_ns"])) * 1e-6
+        """Mean time of a step without the profiler, without the shortest and the longest."""
+        ordered = np.sort(self.about["step_ns"])
+        return float(ordered[1:-1].mean() if len(ordered) > 2 else ordered.mean()) * 1e-6
 
     def document(self) -> dict[str, Any]:
         """Return the trace as the profiler wrote it, less the marks.
@@ -54,6 +57,11 @@ class Kept:
         TraceFormatError
             The file is missing, damaged, or not the one that was recorded.
         """
+        self._check()
+        return store.read(self.path)
+
+    def _check(self) -> None:
+        """Raise unless the file is the one that was recorded."""
         try:
             data = self.path.read_bytes()
         except OSError as error:
@@ -63,12 +71,12 @@ class Kept:
                 f"expected the recording of {self.id}.json, found another in {self.path}",
                 hint="remove both files and record again",
             )
-        return store.read(self.path)
 
     @cached_property
     def trace(self) -> Trace:
         """The trace as columns."""
-        return read_trace(io.BytesIO(json.dumps(self.document()).encode()))
+        self._check()
+        return read_trace(io.BytesIO(store.read_text(self.path)))
 
     @cached_property
     def windows_ns(self) -> NDArray[np.int64]:
@@ -90,7 +98,7 @@ def kept(folder: Path) -> Iterator[Kept]:
     UsageError
         There are none.
     """
-    found = sorted(folder.glob("[0-9]*.json"))
+    found = sorted(one for one in folder.glob("*.json") if _ID.fullmatch(one.stem))
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",

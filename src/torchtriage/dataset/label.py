@@ -13,7 +13,7 @@ from typing import Any
 
 from torchtriage.dataset.child import MARK
 
-__all__ = ["Labelled", "label"]
+__all__ = ["Event", "Labelled", "label"]
 
 Event = dict[str, Any]
 
@@ -24,12 +24,11 @@ _COUNTED = (
     ("Ev Idx",),
     ("Python id", "Python parent id"),
 )
-_OURS = re.compile(r"torchtriage/dataset/child\.py\(\d+\): ([\w<>]+)")
+_OURS = re.compile(r"torchtriage/dataset/\w+\.py\(\d+\): ")
+_SCRIPT = re.compile(r"train\.py\(\d+\): <module>")
 _MARK_CALL = re.compile(
     r"torch/(autograd/profiler|profiler/\w+)\.py\(\d+\): (__init__|__enter__|__exit__)"
 )
-_RUNS = ("main", "<module>")
-"""Functions of ours that the script runs in; all others run inside the script."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,21 @@ class Labelled:
     intervals_us: tuple[tuple[float, float], ...]
 
 
-def label(events: list[Event], lines: Iterable[int], modules: bool) -> Labelled:
+def label(
+    events: list[Event], lines: Iterable[int], modules: bool, names: Iterable[str] = ()
+) -> Labelled:
     """Return a recording without its marks, and when the statements at ``lines`` ran.
 
-    ``modules`` : the modules' marks are the fault's, too.
+    ``modules`` : the modules' marks are the fault's, too. ``names`` : and so are events with names
+    that these patterns find, with ``OUTER > INNER`` those inside another.
     """
     wanted = {f"{MARK}line {line}" for line in lines} | ({f"{MARK}module"} if modules else set())
     marks = [one for one in events if _is_mark(one)]
     at_work = [_interval(one) for one in marks if one["name"] in wanted]
     if modules:
         at_work += _backward(events, [one for one in marks if one["name"] == f"{MARK}module"])
+    for name in names:
+        at_work += _named(events, name)
     kept = _without_frames([one for one in events if not _is_mark(one)])
     for keys in _COUNTED:
         _renumber(kept, *keys)
@@ -67,6 +71,16 @@ def _is_mark(event: Event) -> bool:
 
 def _interval(event: Event) -> tuple[float, float]:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+def _named(events: list[Event], name: str) -> list[tuple[float, float]]:
+    outer, _, inner = name.rpartition(" > ")
+    complete = [one for one in events if one.get("ph") == "X"]
+    found = [_interval(one) for one in complete if re.search(inner, str(one["name"]))]
+    if outer:
+        around = _union(_interval(one) for one in complete if re.search(outer, str(one["name"])))
+        found = [(a, b) for a, b in found if any(begin < a and b <= end for begin, end in around)]
+    return found
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -96,11 +110,18 @@ def _backward(events: list[Event], marks: list[Event]) -> list[tuple[float, floa
 
 
 def _without_frames(events: list[Event]) -> list[Event]:
-    """Return the events without the marks' Python frames; the script's own all stay."""
+    """Return the events without the marks' Python frames, and the script as the outermost one."""
     frames = {
         one["args"]["Python id"]: one for one in events if one.get("cat") == "python_function"
     }
-    gone: dict[int, bool] = {}
+    outer: set[int] = set()  # those that the script runs in
+    for frame in frames.values():
+        if _SCRIPT.fullmatch(frame["name"]):
+            number = frame["args"].get("Python parent id")
+            while number in frames:
+                outer.add(number)
+                number = frames[number]["args"].get("Python parent id")
+    gone = dict.fromkeys(outer, False)
 
     def is_gone(number: int | None) -> bool:
         if number is None or number not in frames:
@@ -115,20 +136,18 @@ def _without_frames(events: list[Event]) -> list[Event]:
     kept = []
     for event in events:
         if event.get("cat") == "python_function":
-            if is_gone(event["args"]["Python id"]) or _OURS.search(event["name"]):
+            args = event["args"]
+            if args["Python id"] in outer or is_gone(args["Python id"]):
                 continue
-            parent = event["args"].get("Python parent id")
-            while parent in frames and _OURS.search(frames[parent]["name"]):
-                parent = frames[parent]["args"].get("Python parent id")
-            event = event | {"args": event["args"] | {"Python parent id": parent}}
+            if args.get("Python parent id") in outer:
+                event = event | {"args": args | {"Python parent id": None}}
         kept.append(event)
     return kept
 
 
 def _is_marking(frame: str) -> bool:
     """Whether a Python frame belongs to a mark; what it calls does, too."""
-    ours = _OURS.search(frame)
-    return bool(_MARK_CALL.search(frame) or (ours and ours[1] not in _RUNS))
+    return bool(_MARK_CALL.search(frame) or _OURS.search(frame))
 
 
 def _renumber(events: list[Event], *keys: str) -> None:

@@ -14,21 +14,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from torchtriage.dataset import store
 from torchtriage.dataset.items import TRACE
-from torchtriage.dataset.label import label
-from torchtriage.dataset.plan import Item
+from torchtriage.dataset.label import Event, Labelled, label
+from torchtriage.dataset.plan import RANKS, Item
 from torchtriage.dataset.script import programs
 from torchtriage.errors import MissingExtraError
 
 __all__ = ["Outcome", "record"]
 
 TIMEOUT_S = 300.0
+TRIES = 3
+"""Of a recording that shows other than it should because the machine is busy."""
+MOST_WAITING = 0.2
+"""Of the steps, for samples, where that is not the fault."""
 LIBRARIES = ("torch", "transformers", "diffusers")
 
 
@@ -65,41 +71,78 @@ def record(
         )
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = []
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(_record, one, folder, device, timeout_s) for one in items]
+    servers: SimpleQueue[_Server] = SimpleQueue()
+
+    def one_of(run: list[Item]) -> list[Outcome]:
+        server = servers.get()
+        try:
+            return _record(run, folder, device, timeout_s, server)
+        finally:
+            servers.put(server)
+
+    runs: dict[str, list[Item]] = {}
+    for item in items:
+        runs.setdefault(item.run, []).append(item)
+
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
+        # what one program compiled, its twins need not compile again
+        compiled = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchtriage-"))
+        for _ in range(jobs):
+            servers.put(stack.enter_context(_Server(compiled)))
+        waiting = [pool.submit(one_of, one) for one in runs.values()]
         try:
             for done in as_completed(waiting):
-                outcomes.append(done.result())
-                told(outcomes[-1])
+                for outcome in done.result():
+                    outcomes.append(outcome)
+                    told(outcome)
         finally:
             pool.shutdown(cancel_futures=True)
     return tuple(sorted(outcomes, key=lambda one: one.item.id))
 
 
-def _record(item: Item, folder: Path, device: str, timeout_s: float) -> Outcome:
-    kept = folder / f"{item.id}.json"
-    if kept.exists():
-        return Outcome(item, kept=True)
+def _record(
+    run: list[Item], folder: Path, device: str, timeout_s: float, server: _Server
+) -> list[Outcome]:
+    if all((folder / f"{item.id}.json").exists() for item in run):
+        return [Outcome(item, kept=True) for item in run]
+    item = run[0]
     script = item.script()
     with tempfile.TemporaryDirectory(prefix="torchtriage-") as temporary:
         work = Path(temporary)
         (work / "train.py").write_text(script.text, encoding="utf-8")
+        compiled = item.part == "compiled"
         wanted = {
             "folder": str(work), "threads": 1, "stacks": item.stacks, "memory": False,
-            "device": device, "modules": script.effect_modules,
+            "device": device, "timeout_s": timeout_s, "compiled": compiled,
+            "imports": programs(item.part)[item.family].imports,
+            "modules": None if compiled else script.effect_modules,  # its hooks would be compiled
+            "ranks": RANKS if item.part == "ranks" else 1,
         }  # fmt: skip
         (work / "item.json").write_text(json.dumps(wanted))
-        failure = _run(work, timeout_s)
-        if failure:
-            return Outcome(item, failure)
-        document = json.loads((work / "marked.json").read_bytes())
-        facts = json.loads((work / "facts.json").read_bytes())
-    labelled = label(document["traceEvents"], script.effect_lines, bool(script.effect_modules))
-    if item.code and not labelled.intervals_us:
-        return Outcome(item, "the fault's lines never ran while the profiler recorded")
+        for _ in range(TRIES):
+            failure = server.run(work / "item.json")
+            if failure:
+                return [Outcome(item, failure) for item in run]
+            outcomes = [_keep(item, work, folder, device) for item in run]
+            if not any(one.failure for one in outcomes):
+                break
+    return outcomes
+
+
+def _keep(item: Item, work: Path, folder: Path, device: str) -> Outcome:
+    """Label what one rank recorded, strip and keep it."""
+    script = item.script()
+    document = json.loads((work / f"marked-{item.rank}.json").read_bytes())
+    facts = json.loads((work / f"facts-{item.rank}.json").read_bytes())
+    labelled = label(
+        document["traceEvents"], script.effect_lines, bool(script.effect_modules),
+        script.effect_events,
+    )  # fmt: skip
+    if doubt := _doubt(item, labelled):
+        return Outcome(item, doubt)
     trace = store.pack(_published(document | {"traceEvents": labelled.events}))
     about = asdict(item) | {
-        "task": programs()[item.family].task,
+        "task": programs(item.part)[item.family].task,
         "split": item.split,
         "device": device,
         "torch": facts["torch"],
@@ -110,25 +153,69 @@ def _record(item: Item, folder: Path, device: str, timeout_s: float) -> Outcome:
         "script": script.text,
     }
     _replace(folder / f"{item.id}{TRACE}", trace)
-    _replace(kept, json.dumps(about, indent=1).encode())  # last: with it, the item is there
+    _replace(folder / f"{item.id}.json", json.dumps(about).encode())  # last: now it is
     return Outcome(item)
 
 
-def _run(work: Path, timeout_s: float) -> str:
-    """Run the child; return why it failed, empty when it did not."""
-    command = [sys.executable, "-m", "torchtriage.dataset.child", str(work / "item.json")]
-    environment = {**os.environ, "KINETO_LOG_LEVEL": "5", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"ran longer than {timeout_s:g} s"
-    if done.returncode:
-        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return f"exit code {done.returncode}: {said[-1] if said else 'nothing said'}"
+def _doubt(item: Item, labelled: Labelled) -> str:
+    """Return why a recording is not what it should be, empty when it is."""
+    steps_us = _time_of(labelled.events, "ProfilerStep#")
+    if item.code:
+        assert item.change is not None
+        shown = sum(end - begin for begin, end in labelled.intervals_us) / steps_us
+        if not labelled.intervals_us:
+            return "the fault's lines never ran while the profiler recorded"
+        if shown < item.change.least:
+            return f"the fault takes {shown:.0%} of the steps, expected {item.change.least:.0%}"
+    if item.loader and not item.code.startswith("DAT"):
+        waiting = _time_of(labelled.events, "enumerate(DataLoader)") / steps_us
+        if waiting > MOST_WAITING:
+            return f"the loader takes {waiting:.0%} of the steps: is the machine busy?"
     return ""
+
+
+def _time_of(events: list[Event], begin: str) -> float:
+    return sum(float(one["dur"]) for one in events if str(one.get("name", "")).startswith(begin))
+
+
+class _Server:
+    """A process that has torch imported and records items; started when first asked."""
+
+    def __init__(self, compiled: str) -> None:
+        self.compiled = compiled
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.communicate()  # no more lines: it ends
+
+    def run(self, path: Path) -> str:
+        """Record an item; return why it failed, empty when it did not."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "torchtriage.dataset.server"],
+                env={
+                    **os.environ, "KINETO_LOG_LEVEL": "5", "HF_HUB_OFFLINE": "1",
+                    "TORCHINDUCTOR_CACHE_DIR": self.compiled, "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                },
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{path}\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self.process.communicate()
+            code, self.process = self.process.returncode, None
+            return f"the process that starts the recordings ended with exit code {code}"
+        return str(json.loads(answer))
 
 
 def _published(document: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ alone, is the line right, is the saving true?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,10 @@ from torchtriage.dataset.plan import SPLITS
 from torchtriage.dataset.predictions import Prediction, Predictions
 from torchtriage.errors import UsageError
 
-__all__ = ["Figure", "Score", "area_under_roc", "average_precision", "score"]
+__all__ = ["SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
 
+SYNTHETIC = "synthetic"
+"""The part that is scored apart."""
 RESAMPLED = 200
 LEVEL = 0.95
 
@@ -84,8 +86,18 @@ class _Row:
     saving_right: bool | None
 
 
-def score(items: Sequence[Kept], predictions: Predictions, *, seed: int = 0) -> tuple[Score, ...]:
+def score(
+    items: Sequence[Kept],
+    predictions: Predictions,
+    *,
+    seed: int = 0,
+    only: Collection[str] = (),
+) -> tuple[Score, ...]:
     """Score a system on all recordings, on each split, and on each fault with its clean twins.
+
+    Parts, devices and versions of torch are groups where there are several, severities where a
+    fault has several; look-alikes are clean recordings, and a group of their own beside. ``only``
+    these groups, when any are named: each takes as long as another.
 
     Raises
     ------
@@ -102,19 +114,58 @@ def score(items: Sequence[Kept], predictions: Predictions, *, seed: int = 0) -> 
             np.random.default_rng(seed),
         )
         for name, belongs in _groups(items).items()
+        if not only or name in only
     )
 
 
 def _groups(items: Sequence[Kept]) -> dict[str, Callable[[Kept], bool]]:
-    groups: dict[str, Callable[[Kept], bool]] = {"all": lambda _: True}
+    groups = _groups_of([one for one in items if not _is_synthetic(one)], "")
+    # what a model made of recordings says nothing of recordings
+    return groups | _groups_of([one for one in items if _is_synthetic(one)], f"{SYNTHETIC} ")
+
+
+def _is_synthetic(item: Kept) -> bool:
+    return item.about.get("part") == SYNTHETIC
+
+
+def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept], bool]]:
+    members = {"all": {one.id for one in items}}
     for split in SPLITS:
-        ids = {one.id for one in items if one.about["split"] == split}
-        groups[split] = lambda one, ids=ids: one.id in ids  # type: ignore[misc]
+        members[split] = {one.id for one in items if one.about["split"] == split}
+    for key in ("part", "device", "torch"):
+        values = sorted({str(one.about.get(key, "")) for one in items} - {""})
+        for value in values if len(values) > 1 else ():
+            members[f"{key} {value}"] = {one.id for one in items if one.about.get(key) == value}
+    alike = {one.id for one in items if one.about.get("lookalike")}
+    if alike:
+        members["look-alikes"] = alike
+    members |= _by_severity(items)
     for code in sorted({one.code for one in items if one.code}):
         faulty = [one for one in items if one.code == code]
-        ids = {one.id for one in faulty} | {one.about["twin"] for one in faulty}
-        groups[code] = lambda one, ids=ids: one.id in ids  # type: ignore[misc]
-    return groups
+        members[code] = {one.id for one in faulty} | {one.about["twin"] for one in faulty}
+    if not items and prefix:
+        return {}
+    return {
+        f"{prefix}{name}": lambda one, ids=ids: one.id in ids  # type: ignore[misc]
+        for name, ids in members.items()
+    }
+
+
+def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
+    """Return the faulty recordings at the least, the greatest and the other severities."""
+    severities: dict[tuple[str, str], set[float]] = {}
+    for one in items:
+        if one.code:
+            kind = one.code, str(one.about.get("variant", ""))
+            severities.setdefault(kind, set()).add(one.about["severity"])
+    members: dict[str, set[str]] = {"light": set(), "middle": set(), "heavy": set()}
+    for one in items:
+        known = severities.get((one.code, str(one.about.get("variant", ""))), set())
+        if len(known) > 1:
+            severity = one.about["severity"]
+            light, heavy = severity == min(known), severity == max(known)
+            members["light" if light else "heavy" if heavy else "middle"].add(one.id)
+    return {f"severity {name}": ids for name, ids in members.items() if ids}
 
 
 def _row(item: Kept, said: Prediction | None, twins: Mapping[str, Kept]) -> _Row:
@@ -129,7 +180,7 @@ def _row(item: Kept, said: Prediction | None, twins: Mapping[str, Kept]) -> _Row
         )
     named = max(said.types, key=said.types.__getitem__, default="")
     line_right = saving_right = None
-    if item.code and said.lines:
+    if item.code and said.lines and item.about["fault_lines"]:
         line_right = bool(set(said.lines) & set(item.about["fault_lines"]))
     twin = twins.get(item.about["twin"])
     if item.code and twin is not None and said.saving_ms is not None and named == item.code:

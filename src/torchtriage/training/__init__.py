@@ -1,0 +1,1 @@
+"""Trains the detector on the benchmark, and what it is measured against."""

@@ -17,6 +17,7 @@ from torchtriage.patterns import Entry, catalogue, lookup
 from torchtriage.replay import parse_what_if
 from torchtriage.report.shown import Shown
 from torchtriage.trace import Trace, read_trace
+from torchtriage.trace.bound import within
 from torchtriage.trace.overlay import write_overlay
 from torchtriage.trace.source import DEFAULT_MAX_BYTES
 
@@ -61,6 +62,7 @@ def load(
     *,
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Read a profiler trace into columns.
@@ -73,6 +75,9 @@ def load(
         Keep the columns beside the file, and use them next time while the file is the same.
     max_bytes : int
         Refuse inputs that expand beyond this.
+    max_memory : int, optional
+        Keep this process within so many bytes while it reads: the columns then lie in temporary
+        files. Needs the native library, on Linux.
     progress : callable, optional
         Called with (uncompressed bytes read, size on disk).
 
@@ -80,8 +85,11 @@ def load(
     ------
     TraceFormatError
         The input is not a readable profiler trace.
+    UsageError
+        The bound on memory cannot be kept.
     """
-    return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
+    with within(max_memory):
+        return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
 
 
 def analyze(
@@ -95,6 +103,8 @@ def analyze(
     sources: Collection[TracePath] | None = (),
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
+    detector: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Judge one trace: a ranked list of findings with what fixing each gives back.
@@ -116,29 +126,36 @@ def analyze(
         places: frames then end at the line of the call. None opens no source file.
     cache, max_bytes, progress
         As in :func:`load`.
+    max_memory : int, optional
+        Keep this process within so many bytes, as in :func:`load`, for reading and judging.
+    detector : bool
+        Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
 
     Raises
     ------
     TraceFormatError
         The input is not a readable profiler trace.
     UsageError
-        A code does not exist, a question cannot be read, or ``step_ms`` is no time.
+        A code does not exist, a question cannot be read, ``step_ms`` is no time, or the bound on
+        memory cannot be kept.
     """
     questions = _check(only, skip, what_if)  # before minutes of reading
-    trace = (
-        source
-        if isinstance(source, Trace)
-        else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
-    )
-    result = diagnose(
-        trace,
-        only=only,
-        skip=skip,
-        min_share=min_share,
-        what_if=questions,
-        step_ms=step_ms,
-        places=None if sources is None else Locator((*sources, Path.cwd())),
-    )
+    with within(max_memory):
+        trace = (
+            source
+            if isinstance(source, Trace)
+            else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        )
+        result = diagnose(
+            trace,
+            only=only,
+            skip=skip,
+            min_share=min_share,
+            what_if=questions,
+            step_ms=step_ms,
+            places=None if sources is None else Locator((*sources, Path.cwd())),
+            detector=detector,
+        )
     return _shown(result)
 
 
@@ -223,6 +240,8 @@ def analyze_ranks(
     sources: Collection[TracePath] | None = (),
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
+    detector: bool = False,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
 ) -> RanksReport:
     """Judge several traces, and those that are ranks of one job also together.
@@ -238,8 +257,8 @@ def analyze_ranks(
         ``ray`` maps the files over a Ray cluster; the result is the same.
     processes : int, optional
         Of the local engine; as many as there are cores where the files are worth it.
-    only, skip, min_share, what_if, step_ms, sources, cache, max_bytes
-        As in :func:`analyze`, for each trace.
+    only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector
+        As in :func:`analyze`, for each trace; each process keeps within ``max_memory``.
     starting : callable, optional
         Called with a path and how many are done before it is read; may return a ``progress`` of
         :func:`load`, which is used where it is read in this process.
@@ -251,7 +270,8 @@ def analyze_ranks(
     MissingExtraError
         fsspec or Ray is needed and not installed.
     UsageError
-        A code or an engine does not exist, or a question cannot be read.
+        A code or an engine does not exist, a question cannot be read, or the bound on memory
+        cannot be kept.
     """
     from torchtriage.ranks.engines import Settings
     from torchtriage.ranks.files import judge_files
@@ -269,6 +289,8 @@ def analyze_ranks(
         max_bytes,
         what_if=questions,
         step_ms=step_ms,
+        max_memory=max_memory,
+        detector=detector,
         sources=None
         if sources is None
         else (*(str(Path(one)) for one in sources), str(Path.cwd())),

@@ -54,6 +54,7 @@ __all__ = [
     "Severity",
     "StepSummary",
     "Summary",
+    "Suspicion",
     "TimeClasses",
     "TimelineLane",
     "TraceFacts",
@@ -534,6 +535,25 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Suspicion:
+    """A part of the steps that the learned detector holds to be faulty and no finding explains.
+
+    An opinion: it has no cost. ``begins``, ``ends`` : shares of a step (0-1). ``n_steps`` : steps
+    in which it is suspicious. ``start_ns``, ``end_ns`` : in the first of them. ``probability`` :
+    calibrated, the mean over its windows. ``types`` : what it may be, by code; they add up to 1 at
+    most.
+    """
+
+    begins: float
+    ends: float
+    n_steps: int
+    start_ns: int
+    end_ns: int
+    probability: float
+    types: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Result:
     """Everything one analysis says about one trace."""
 
@@ -560,6 +580,8 @@ class Result:
     critical_path: PathSummary | None = None
     recorded: Recorded | None = None
     """How ``torchtriage run`` recorded it; None for a trace that was given."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """Where the learned detector, when asked, sees more than the findings."""
 
 
 # -- two runs ----------------------------------------------------------------------------------

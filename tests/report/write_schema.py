@@ -13,6 +13,7 @@ from torchtriage.report.compile import json_report as compile_json
 from torchtriage.report.gate import json_report as gate_json
 from torchtriage.report.lint import json_report as lint_json
 from torchtriage.report.memory import json_report as memory_json
+from torchtriage.report.review import json_report as review_json
 from torchtriage.report.rollout import json_report as rollout_json
 from torchtriage.report.verification import json_report as verification_json
 from torchtriage.report.xla import json_report as xla_json
@@ -29,6 +30,7 @@ PUBLISHED = {
     "torchtriage-compile-1.json": compile_json.schema,
     "torchtriage-lint-1.json": lint_json.schema,
     "torchtriage-memory-1.json": memory_json.schema,
+    "torchtriage-review-1.json": review_json.schema,
     "torchtriage-rollout-1.json": rollout_json.schema,
     "torchtriage-samples-1.json": samples_schema.schema,
     "torchtriage-verification-1.json": verification_json.schema,

@@ -29,7 +29,9 @@ from torchtriage.finding import JobResult, Quote, Result
 __all__ = ["command"]
 
 
-def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
+def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | None:
+    if value is None:
+        return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"expected a size such as 500M or 4G, found {value!r}")
@@ -81,6 +83,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     help="Look for the recorded program's source here too, for exact lines (repeatable).",
 )
 @click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
+@click.option(
+    "--detector",
+    is_flag=True,
+    help="Also ask the learned detector where it sees more than the findings.",
+)
 @fail_on_option
 @click.option("--cache", is_flag=True, help="Keep the columns beside the trace for next time.")
 @click.option(
@@ -90,6 +97,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int:
     show_default=True,
     callback=_size,
     help="Refuse inputs that expand beyond this.",
+)
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=_size,
+    help="Keep within this much memory, with the rest in temporary files (from 128M; Linux).",
 )
 @click.option(
     "--engine",
@@ -148,7 +161,10 @@ def _judge(
     """Return results, jobs, and how many files had none: one bad file must not hide the others."""
     from torchtriage import api
 
-    names = ("only", "skip", "min_share", "what_if", "step_ms", "cache", "max_bytes")
+    names = (
+        *("only", "skip", "min_share", "what_if", "step_ms"),
+        *("cache", "max_bytes", "max_memory", "detector"),
+    )
     keywords = {name: options[name] for name in names}
     keywords["sources"] = None if options["no_source"] else options["sources"]
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):

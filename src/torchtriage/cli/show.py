@@ -26,8 +26,8 @@ __all__ = ["command"]
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown.
 
-    Of analyze, bench, compare, compile, gate, lint, memory, verify or xla; --top is for those of
-    analyze.
+    Of analyze, bench, compare, compile, gate, lint, memory, review, verify or xla; --top is for
+    those of analyze.
     """
     from torchtriage.report import json_report
 
@@ -62,12 +62,15 @@ ROOMS = {
     "torchtriage-experiment": "rollout",
     "torchtriage-lint": "lint",
     "torchtriage-memory": "memory",
+    "torchtriage-review": "review",
     "torchtriage-rollout": "rollout",
     "torchtriage-verification": "verification",
     "torchtriage-xla": "xla",
 }
 """The folder of ``report`` for each kind of document; analyze has ``report`` itself."""
-ONLY = {"lint": ("terminal", "markdown"), "verification": ("terminal",)}
+ONLY = {
+    "lint": ("terminal", "markdown"), "review": ("terminal",), "verification": ("terminal",),
+}  # fmt: skip
 """The forms of a room that does not have all of them."""
 
 

@@ -31,6 +31,7 @@ from torchtriage.finding import (
     Place,
     Result,
     Severity,
+    Suspicion,
     TraceFacts,
     rank_order,
 )
@@ -46,6 +47,7 @@ DEFAULT_MIN_SHARE = 0.01
 """Findings that cannot give back this share of a step are not worth a reader's time."""
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
+MAX_EXAMPLES = 3
 
 Ints = NDArray[np.int64]
 
@@ -88,6 +90,7 @@ def diagnose(
     what_if: Sequence[str] = (),
     step_ms: float | None = None,
     places: Places | None = None,
+    detector: bool = False,
 ) -> Result:
     """Judge a trace.
 
@@ -104,6 +107,8 @@ def diagnose(
         Wall time of a step without the profiler, which savings are then shares of.
     places : Places, optional
         Knows more about frames than their recorded names; nothing here opens a source file.
+    detector : bool
+        Also ask the learned detector where it sees more than the findings.
 
     Returns
     -------
@@ -163,8 +168,16 @@ def diagnose(
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, questions) if pricing else (),
         critical_path=summarise_path(trace) if pricing and pricing.replayed else None,
+        suspicions=_suspicions(trace, findings) if detector and not refused else (),
     )
     return replace(result, verdict=sentences(trace, result, min_share))
+
+
+def _suspicions(trace: Trace, findings: Sequence[Finding]) -> tuple[Suspicion, ...]:
+    # only who asks for the detector waits for it to load
+    from torchtriage.diagnose.suspicions import suspicions
+
+    return suspicions(trace, findings)
 
 
 # -- patterns ----------------------------------------------------------------------------------
@@ -396,11 +409,11 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]
-    top = np.sort(np.argsort(-owned, kind="stable")[:MAX_INTERVALS])
+    top = np.sort(_largest(owned, MAX_INTERVALS))
     works = trace.works[rows]
     step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
     judged = rows[trace.steps.in_steady(step_of)]
-    longest = judged[np.argsort(-trace.dur_ns[judged], kind="stable")].tolist()
+    longest = judged[_largest(trace.dur_ns[judged], MAX_EXAMPLES)].tolist()
     return Place(
         steps=tuple(np.unique(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
         intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
@@ -409,8 +422,17 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
         frame=stack[0] if stack else None,
         stack=stack,
         module=module,
-        examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:3]),
+        examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:MAX_EXAMPLES]),
     )
+
+
+def _largest(values: Ints, n: int) -> Ints:
+    """Return where the largest values stand, largest first, equal ones in order."""
+    if len(values) <= n:
+        return np.argsort(-values, kind="stable")
+    # a finding may own millions of rows, and only the first few are shown
+    at = np.flatnonzero(values >= np.partition(values, -n)[-n])
+    return at[np.argsort(-values[at], kind="stable")[:n]]
 
 
 def _host_row(trace: Trace, row: int) -> int:

@@ -33,7 +33,9 @@ from torchtriage.names import short_name, visible
 from torchtriage.report import words
 from torchtriage.report.page import as_data, filled, policy, template
 from torchtriage.report.words import (
+    OPINION,
     RANK_PARTS,
+    SUSPICIOUS,
     answer,
     critical,
     event_name,
@@ -42,6 +44,7 @@ from torchtriage.report.words import (
     rank_spread,
     replayed,
     saving,
+    suspicion,
     without_device,
 )
 
@@ -202,6 +205,8 @@ def _plain_summary(results: Sequence[Result], jobs: Sequence[JobResult], detail:
                 put("p", f"Saves {saving(finding.cost)}, {finding.cost.basis}.")
             if finding.fix.text:
                 put("p", f"Fix: {finding.fix.text}")
+        for place in result.suspicions:
+            put("p", f"{SUSPICIOUS}: {suspicion(place)} ({OPINION})")
         for one in result.what_ifs[: detail.findings]:
             put("p", f"What if {one.question}: {answer(one)}")
         if result.not_checked:
@@ -294,6 +299,11 @@ class _Packer:
             "notes": self.notes(result.notes),
             "summary": self.summary(summary, result.critical_path) if summary else None,
             "replay": self.replay(result),
+            "suspicions": [
+                self.text(suspicion(one))
+                for one in self.take(result.suspicions, 16, "suspicious places")
+            ],
+            "suspicious": [SUSPICIOUS, OPINION],
             "idle": _idle_by_cause(result),
             "findings": [
                 self.finding(finding, origin_ns)

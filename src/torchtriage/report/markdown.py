@@ -63,6 +63,9 @@ def _result(result: Result, top: int | None, many: bool) -> Iterable[str]:
         yield f"{words.count(hidden, 'more finding')} not shown."
     if together := words.joint(result):
         yield f"**All together** {prose(together)}."
+    if result.suspicions:
+        seen = "\n".join(f"- {prose(words.suspicion(one))}" for one in result.suspicions)
+        yield f"**{words.SUSPICIOUS}** ({words.OPINION}):\n\n{seen}"
     if logged := words.compiled(result.recorded):
         listed = "\n".join(f"- {label}: {prose(text)}" for label, text in logged)
         yield _details("<b>torch.compile</b>", [listed])

@@ -306,12 +306,22 @@ def _result(page: Page, result: Result, top: int | None, *, named: bool) -> None
     if together := words.joint(result):
         page.blank()
         page.line(("All together ", "bold"), (together, ""))
+    _suspected(page, result)
     _replayed(page, result)
     _compiled(page, result)
     page.blank()
     found = "" if result.findings or result.refused else "No finding. "
     page.line((found, "bold"), (f"{words.checked(result)}.", ""))
     _unanswered(page, result)
+
+
+def _suspected(page: Page, result: Result) -> None:
+    """Say where the learned detector sees more than the findings."""
+    if result.suspicions:
+        page.blank()
+        page.line((words.SUSPICIOUS, "bold"), (f"  {words.OPINION}", "dim"))
+    for one in result.suspicions:
+        page.line((words.suspicion(one), ""), indent=INDENT, hang=2)
 
 
 def _compiled(page: Page, result: Result, whose: str = "") -> None:

@@ -28,6 +28,7 @@ from torchtriage.finding import (
     Replay,
     Result,
     Summary,
+    Suspicion,
     TraceFacts,
     WatchedMemory,
 )
@@ -35,7 +36,9 @@ from torchtriage.names import WIDTH, elide, short_name, visible
 from torchtriage.units import format_bytes, format_ms, format_ns, format_share
 
 __all__ = [
+    "OPINION",
     "RANK_PARTS",
+    "SUSPICIOUS",
     "Missing",
     "answer",
     "basis",
@@ -64,6 +67,7 @@ __all__ = [
     "saving_share",
     "source_line",
     "steps",
+    "suspicion",
     "without_device",
 ]
 
@@ -229,6 +233,21 @@ def critical(path: PathSummary, summary: Summary | None) -> str:
     known = summary is not None and 0 <= path.step < len(summary.steps)
     of = visible(summary.steps[path.step].name) if summary and known else "the window"
     return f"the critical path of {of} is {', '.join(parts)}"
+
+
+SUSPICIOUS = "Suspicious, and no rule explains it"
+OPINION = "the learned detector's opinion, without a cost"
+
+
+def suspicion(one: Suspicion) -> str:
+    """Return ``31-44 % of a step, in 5 steps: 94 % likely to hold an anti-pattern, most ...``."""
+    most = next(iter(one.types.items()), None)
+    like = f", most like {visible(most[0])} ({format_share(most[1])})" if most else ""
+    place = f"{100 * one.begins:.0f}-{format_share(one.ends)} of a step"
+    return (
+        f"{place}, in {count(one.n_steps, 'step')}: {format_share(one.probability)} likely to hold"
+        f" an anti-pattern{like}"
+    )
 
 
 def replayed(replay: Replay) -> str:

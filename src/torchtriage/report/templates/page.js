@@ -838,6 +838,12 @@ function replaySection(result) {
     replay.whatIfs.length ? pairs(replay.whatIfs.map(([question, text]) => [h("code", {}, question), glued(text)])) : null,
     h("p", { class: "how" }, replay.model));
 }
+function suspicionSection(result) {
+  if (!result.suspicions || !result.suspicions.length) return null;
+  const [title, opinion] = result.suspicious;
+  return section("suspicious", title, `This is ${opinion}.`,
+    h("ul", { class: "notes" }, result.suspicions.map((one) => h("li", {}, h("p", {}, glued(one))))));
+}
 function uncheckedSection(result) {
   if (!result.notChecked.length && !result.crashes.length) return null;
   const groups = new Map();
@@ -934,7 +940,7 @@ function show(result) {
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings);
   if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
-  parts.push(replaySection(result));
+  parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));
   document.getElementById("main").replaceChildren(...parts.filter(Boolean));

@@ -40,7 +40,7 @@ def test_the_overview_names_every_command(run: Run) -> None:
 
 
 def test_every_module_is_a_command() -> None:
-    shared = {"__init__", "config", "main", "options", "output", "progress"}
+    shared = {"__init__", "config", "main", "options", "output", "progress", "reviewing"}
     modules = {path.stem for path in Path(api.__file__).parent.joinpath("cli").glob("*.py")}
     # gate_check and gate_record are commands of gate
     parts = {one for one in modules if one.partition("_")[0] in COMMANDS}

@@ -1,0 +1,1 @@
+"""The review of suspicious windows, on the terminal and as JSON."""

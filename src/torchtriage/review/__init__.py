@@ -1,0 +1,1 @@
+"""A second opinion on suspicious windows: evidence with ids, and who judges it."""

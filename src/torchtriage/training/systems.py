@@ -17,6 +17,7 @@ from torchtriage.dataset.predictions import Prediction, rules
 from torchtriage.dataset.score import SYNTHETIC
 from torchtriage.learn.detector import Detector
 from torchtriage.learn.features import NAMES
+from torchtriage.learn.windows import PER_STEP
 from torchtriage.training.boosting import (
     Labels,
     Look,
@@ -31,6 +32,7 @@ from torchtriage.training.boosting import (
 )
 from torchtriage.training.examples import Example
 from torchtriage.training.kinds import BUCKETS
+from torchtriage.training.network import network
 
 __all__ = ["SYSTEMS", "System", "detector_says", "split"]
 
@@ -80,6 +82,26 @@ def _detector(labels: Labels) -> Callable[[Sequence[Example], int], System]:
     return made
 
 
+def _network(found: Sequence[Example], seed: int) -> System:
+    """Return the network over events, calibrated as the detector is."""
+    tune = split(found, "validation")
+    judge = network(split(found, "train"), seed=seed)
+    judged = [judge(one) for one in tune]
+    slope, offset = calibrated([scores for scores, _ in judged], tune)
+
+    def likely(scores: Floats) -> Floats:
+        return 1 / (1 + np.exp(-np.clip(slope * scores + offset, -50, 50)))
+
+    sure = [pooled(likely(scores), types) for scores, types in judged]
+    enough = dividing([max(one.values(), default=0.0) for one in sure], tune)
+
+    def says(one: Example) -> Prediction:
+        scores, types = judge(one)
+        return said(likely(scores), types, enough)
+
+    return says
+
+
 def _rules(_found: Sequence[Example], _seed: int) -> System:
     # a recording of its own: its trace does not stay in memory
     return lambda one: rules(Kept(one.about, one.path))
@@ -94,8 +116,8 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
 
     def columns(one: Example, ruled: Prediction) -> Floats:
         likely = np.clip(detector.judge(one.features).probability, 1e-6, 1 - 1e-6)
-        rule = np.array(ruled.windows)
-        return np.stack([np.log(likely / (1 - likely)), rule], axis=1)
+        odds = np.log(likely / (1 - likely))
+        return np.stack([odds, _same_place(odds), np.array(ruled.windows)], axis=1)
 
     ruled = [by_rules(one) for one in tune]
     model = LogisticRegression().fit(
@@ -108,6 +130,9 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
         return said(likely, detector.trees.types(one.features), 0.0)
 
     def mixed(one: Example, rule: Prediction, share: float) -> dict[str, float]:
+        # what it calls unusual it should not name: the rules' share is larger there
+        own = (1 - share) * float(1 - detector.judge(one.features).unusual.mean())
+        share = share / (share + own)
         types = {code: share * sure for code, sure in rule.types.items()}
         for code, sure in judged(one, rule).types.items():
             types[code] = types.get(code, 0.0) + (1 - share) * sure
@@ -131,6 +156,11 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
         return replace(rule, windows=windows, types=types if speaks else {})
 
     return system
+
+
+def _same_place(scores: Floats) -> Floats:
+    """Return the mean of all windows at the same place of their steps."""
+    return np.tile(scores.reshape(-1, PER_STEP).mean(axis=0), len(scores) // PER_STEP)
 
 
 def _surest(types: Mapping[str, float]) -> str:
@@ -320,6 +350,7 @@ SYSTEMS: Mapping[str, Callable[[Sequence[Example], int], System]] = {
     "rules": _rules,
     "detector": _detector("windows"),
     "detector-weak": _detector("recordings"),
+    "network": _network,
     "rules+detector": _both,
     "z-scores": _without_labels(_z_scores),
     "k-means": _without_labels(_k_means),

@@ -29,7 +29,7 @@ def test_marks_go_and_their_numbers_are_given_out_anew() -> None:
         event("tt:line 8", 50, 40, "user_annotation", **{"External id": 7}),
         event("aten::mul", 51, 10, **{"External id": 8, "Record function id": 9}),
     ]
-    found = label(events, [8], modules=False)
+    found = label(events, [8])
     assert [one["name"] for one in found.events] == ["aten::add", "aten::mul"]
     assert [one["args"]["External id"] for one in found.events] == [1, 2]
     assert [one["args"]["Record function id"] for one in found.events] == [0, 1]
@@ -39,20 +39,21 @@ def test_marks_go_and_their_numbers_are_given_out_anew() -> None:
 
 def test_a_clean_recording_has_no_intervals_and_loses_its_marks_too() -> None:
     events = [event("tt:line 7", 0, 40, "user_annotation"), event("aten::add", 1, 10)]
-    found = label(events, [], modules=False)
+    found = label(events, [])
     assert found.intervals_us == ()
     assert len(found.events) == 1
 
 
 def test_the_backward_of_a_marked_module_is_marked_too() -> None:
     events = [
-        event("tt:module", 0, 40, "user_annotation"),
+        event("tt:module Conv2d", 0, 40, "user_annotation"),
+        event("tt:module Dropout", 42, 30, "user_annotation"),
         event("aten::bmm", 1, 10, **{"Sequence number": 3, "Fwd thread id": 0}),
         event("aten::mm", 45, 10, **{"Sequence number": 4, "Fwd thread id": 0}),
         event("BmmBackward0", 100, 20, **{"Sequence number": 3, "Fwd thread id": 1}),
         event("MmBackward0", 130, 20, **{"Sequence number": 4, "Fwd thread id": 1}),
     ]
-    assert label(events, [], modules=True).intervals_us == ((0, 40), (100, 120))
+    assert label(events, [], modules=("Conv2d",)).intervals_us == ((0, 40), (100, 120))
 
 
 def test_events_count_by_their_names_and_by_what_is_around_them() -> None:
@@ -63,11 +64,11 @@ def test_events_count_by_their_names_and_by_what_is_around_them() -> None:
         event("Lookup", 110, 3),
         event("Lookup", 200, 3),
     ]
-    assert label(events, [], modules=False, names=["^Lookup$"]).intervals_us == (
+    assert label(events, [], names=["^Lookup$"]).intervals_us == (
         (2, 5), (110, 113), (200, 203),
     )  # fmt: skip
-    assert label(events, [], modules=False, names=["^Region > ^Lookup"]).intervals_us == ((2, 5),)
-    assert label(events, [], modules=False, names=["^Region > ^Region"]).intervals_us == ((50, 70),)
+    assert label(events, [], names=["^Region > ^Lookup"]).intervals_us == ((2, 5),)
+    assert label(events, [], names=["^Region > ^Region"]).intervals_us == ((50, 70),)
 
 
 def test_frames_of_the_marks_go_and_those_of_the_script_stay() -> None:
@@ -86,7 +87,7 @@ def test_frames_of_the_marks_go_and_those_of_the_script_stay() -> None:
         frame("torch/profiler/profiler.py(900): step", 101, 40, 11, 10),
         frame("threading.py(1002): _bootstrap", 0, 900, 12, None),
     ]
-    found = label(events, [], modules=False).events
+    found = label(events, []).events
     assert [one["name"] for one in found] == [
         "train.py(80): <module>",
         "train.py(40): main",

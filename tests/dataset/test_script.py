@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from torchtriage.dataset.plan import PREFIX, RANKS, SPLITS, Item, plan, whole
+from torchtriage.dataset.record import orders
 from torchtriage.dataset.script import (
     LOOP,
     MODES,
@@ -187,3 +188,12 @@ def test_the_ranks_of_a_program_are_one_run() -> None:
     for members in runs.values():
         assert [one.rank for one in members] == list(range(RANKS))
         assert len({one.script().text for one in members}) == 1
+
+
+def test_twins_are_recorded_alike() -> None:
+    items = {one.id: one for one in plan(408, 0)}
+    for one in items.values():
+        assert orders(one, "cpu") == orders(items[one.twin], "cpu"), one.id
+    effects = {name for one in items.values() for name in one.script().effect_modules}
+    assert effects
+    assert effects <= set(orders(items["0000"], "cpu")["modules"])

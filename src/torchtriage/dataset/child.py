@@ -1,8 +1,8 @@
 """Runs one script with marks around its statements and records it, in a process of its own.
 
 Every statement of the hot loop runs inside a mark that says its line, in clean scripts as in faulty
-ones, and so does every module of the classes asked for; ``label.py`` reads the marks and removes
-them. First some steps are timed without the profiler, then some are recorded.
+ones, and so does every module of the classes in which some fault shows; ``label.py`` reads the
+marks and removes them. First some steps are timed without the profiler, then some are recorded.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _waited_ns() -> int:
 
 
 class Modules:
-    """Marks around the calls of modules whose class ends so; there in clean recordings too."""
+    """Marks around the calls of modules whose class ends so."""
 
     def __init__(self, classes: list[str]) -> None:
         import torch
@@ -110,7 +110,7 @@ class Modules:
     def before(self, module: Any, _args: Any) -> None:
         """Open a mark."""
         if type(module).__name__.endswith(self.endings):
-            mark = self.torch.profiler.record_function(f"{MARK}module")
+            mark = self.torch.profiler.record_function(f"{MARK}module {type(module).__name__}")
             mark.__enter__()
             self.open.append(mark)
 

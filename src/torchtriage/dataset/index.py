@@ -25,10 +25,15 @@ def write_index(folder: Path, seed: int | None = None) -> None:
     """Write the index of the recordings that are there, of the plan of a seed.
 
     Without a seed it stays what the index says, 0 where there is none.
+
+    Raises
+    ------
+    UsageError
+        The index that is there cannot be read, or there are no recordings.
     """
     path = folder / NAME
     if seed is None:
-        seed = json.loads(path.read_bytes())["seed"] if path.exists() else 0
+        seed = _read(path)[0] if path.exists() else 0
     rows = {one.id: _row(one) for one in kept(folder)}
     path.write_text(f"{json.dumps({'seed': seed, 'items': rows}, indent=1)}\n", encoding="utf-8")
 
@@ -41,14 +46,7 @@ def differences(folder: Path) -> Iterator[str]:
     UsageError
         There is no index, or no recordings.
     """
-    try:
-        index = json.loads((folder / NAME).read_bytes())
-        seed, rows = int(index["seed"]), dict(index["items"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"expected an index in {folder / NAME}, found {error}",
-            hint="torchtriage dataset record writes it",
-        ) from error
+    seed, rows = _read(folder / NAME)
     found = {one.id: one for one in kept(folder)}
     yield from (f"{one}: missing" for one in sorted(rows.keys() - found.keys()))
     yield from (f"{one}: not in the index" for one in sorted(found.keys() - rows.keys()))
@@ -60,6 +58,19 @@ def differences(folder: Path) -> Iterator[str]:
             if now[name] != rows[key].get(name)
         )
     yield from _unplanned(list(found.values()), seed)
+
+
+def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return an index's seed and rows."""
+    try:
+        index = json.loads(path.read_bytes())
+        rows = {str(key): dict(row) for key, row in index["items"].items()}
+        return int(index["seed"]), rows
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"expected an index in {path}, found {error}",
+            hint="remove it: torchtriage dataset record writes it anew",
+        ) from error
 
 
 def _row(item: Kept) -> dict[str, str]:

@@ -20,9 +20,10 @@ from torchtriage.dataset.windows import faulty, windows
 from torchtriage.errors import TraceFormatError, UsageError
 from torchtriage.trace import Trace, read_trace
 
-__all__ = ["TRACE", "Kept", "kept"]
+__all__ = ["TRACE", "Kept", "kept", "one_kept"]
 
 TRACE = ".ttcol"
+_KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
 _ID = re.compile(r"[a-z]?[0-9]{4,}")
 
 
@@ -96,7 +97,7 @@ def kept(folder: Path) -> Iterator[Kept]:
     Raises
     ------
     UsageError
-        There are none.
+        There are none, or what is known of one cannot be read.
     """
     found = sorted(one for one in folder.glob("*.json") if _ID.fullmatch(one.stem))
     if not found:
@@ -104,6 +105,28 @@ def kept(folder: Path) -> Iterator[Kept]:
             f"expected recordings of the benchmark in {folder}, found none",
             hint="torchtriage dataset record makes them",
         )
-    for path in found:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        yield Kept(about, path.with_suffix(TRACE))
+    yield from map(one_kept, found)
+
+
+def one_kept(path: Path) -> Kept:
+    """Return the item whose JSON this is.
+
+    Raises
+    ------
+    UsageError
+        The file is missing, damaged, or lacks something.
+    """
+    hint = "remove it and record again: torchtriage dataset record"
+    try:
+        about = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"expected what is known of a recording in {path}, found {error}", hint=hint
+        ) from error
+    missing = _KEYS - about.keys() if isinstance(about, dict) else _KEYS
+    if missing:
+        raise UsageError(
+            f"expected what is known of a recording in {path}, "
+            f"found none of {', '.join(sorted(missing))}", hint=hint,
+        )  # fmt: skip
+    return Kept(about, path.with_suffix(TRACE))

@@ -25,6 +25,7 @@ _COUNTED = (
     ("Python id", "Python parent id"),
 )
 _OURS = re.compile(r"torchtriage/dataset/\w+\.py\(\d+\): ")
+_MODULE = f"{MARK}module "
 _SCRIPT = re.compile(r"train\.py\(\d+\): <module>")
 _MARK_CALL = re.compile(
     r"torch/(autograd/profiler|profiler/\w+)\.py\(\d+\): (__init__|__enter__|__exit__)"
@@ -45,18 +46,25 @@ class Labelled:
 
 
 def label(
-    events: list[Event], lines: Iterable[int], modules: bool, names: Iterable[str] = ()
+    events: list[Event],
+    lines: Iterable[int],
+    modules: tuple[str, ...] = (),
+    names: Iterable[str] = (),
 ) -> Labelled:
     """Return a recording without its marks, and when the statements at ``lines`` ran.
 
-    ``modules`` : the modules' marks are the fault's, too. ``names`` : and so are events with names
-    that these patterns find, with ``OUTER > INNER`` those inside another.
+    ``modules`` : the marks of modules whose class ends so are the fault's, too. ``names`` : and so
+    are events with names that these patterns find, with ``OUTER > INNER`` those inside another.
     """
-    wanted = {f"{MARK}line {line}" for line in lines} | ({f"{MARK}module"} if modules else set())
+    wanted = {f"{MARK}line {line}" for line in lines}
     marks = [one for one in events if _is_mark(one)]
+    inside = [
+        one for one in marks if one["name"].startswith(_MODULE) and one["name"].endswith(modules)
+    ]
     at_work = [_interval(one) for one in marks if one["name"] in wanted]
-    if modules:
-        at_work += _backward(events, [one for one in marks if one["name"] == f"{MARK}module"])
+    at_work += [_interval(one) for one in inside]
+    if inside:
+        at_work += _backward(events, inside)
     for name in names:
         at_work += _named(events, name)
     kept = _without_frames([one for one in events if not _is_mark(one)])

@@ -79,7 +79,7 @@ def read_predictions(path: Path) -> Predictions:
 def _prediction(key: object, row: Any, path: Path) -> Prediction:
     try:
         return _read(row)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"cannot read the prediction of item {key} in {path}: {error}") from error
 
 
@@ -88,13 +88,12 @@ def _read(row: Any) -> Prediction:
     if not all(map(math.isfinite, windows)):
         raise ValueError("a window's number is not finite")
     saving = row.get("saving_ms")
-    return Prediction(
-        windows,
-        {str(code): float(sure) for code, sure in (row.get("types") or {}).items()},
-        tuple(int(line) for line in row.get("lines") or ()),
-        None if saving is None else (float(saving[0]), float(saving[1])),
-        bool(row.get("severe")),
-    )
+    bounds = None if saving is None else (float(saving[0]), float(saving[1]))
+    types = {str(code): float(sure) for code, sure in (row.get("types") or {}).items()}
+    if not all(map(math.isfinite, (*types.values(), *(bounds or ())))):
+        raise ValueError("a type's or a saving's number is not finite")
+    lines = tuple(int(line) for line in row.get("lines") or ())
+    return Prediction(windows, types, lines, bounds, bool(row.get("severe")))
 
 
 def rules(item: Kept) -> Prediction:

@@ -25,10 +25,10 @@ from torchtriage.dataset import store
 from torchtriage.dataset.items import TRACE
 from torchtriage.dataset.label import Event, Labelled, label
 from torchtriage.dataset.plan import RANKS, Item
-from torchtriage.dataset.script import programs
+from torchtriage.dataset.script import fault_modules, programs
 from torchtriage.errors import MissingExtraError
 
-__all__ = ["Outcome", "record"]
+__all__ = ["Outcome", "orders", "record"]
 
 TIMEOUT_S = 300.0
 TRIES = 3
@@ -110,23 +110,30 @@ def _record(
     with tempfile.TemporaryDirectory(prefix="torchtriage-") as temporary:
         work = Path(temporary)
         (work / "train.py").write_text(script.text, encoding="utf-8")
-        compiled = item.part == "compiled"
-        wanted = {
-            "folder": str(work), "threads": 1, "stacks": item.stacks, "memory": False,
-            "device": device, "timeout_s": timeout_s, "compiled": compiled,
-            "imports": programs(item.part)[item.family].imports,
-            "modules": None if compiled else script.effect_modules,  # its hooks would be compiled
-            "ranks": RANKS if item.part == "ranks" else 1,
-        }  # fmt: skip
+        wanted = orders(item, device) | {"folder": str(work), "timeout_s": timeout_s}
         (work / "item.json").write_text(json.dumps(wanted))
         for _ in range(TRIES):
             failure = server.run(work / "item.json")
             if failure:
                 return [Outcome(item, failure) for item in run]
-            outcomes = [_keep(item, work, folder, device) for item in run]
+            try:
+                outcomes = [_keep(item, work, folder, device) for item in run]
+            except (OSError, ValueError, KeyError, ZeroDivisionError) as error:
+                outcomes = [Outcome(item, f"what was recorded is unusable: {error!r}")]
             if not any(one.failure for one in outcomes):
                 break
     return outcomes
+
+
+def orders(item: Item, device: str) -> dict[str, Any]:
+    """Return how an item is recorded: the same for a faulty program and its clean twin."""
+    compiled = item.part == "compiled"
+    return {
+        "threads": 1, "stacks": item.stacks, "memory": False, "device": device,
+        "compiled": compiled, "imports": programs(item.part)[item.family].imports,
+        "modules": None if compiled else fault_modules(),  # hooks would be compiled
+        "ranks": RANKS if item.part == "ranks" else 1,
+    }  # fmt: skip
 
 
 def _keep(item: Item, work: Path, folder: Path, device: str) -> Outcome:
@@ -135,8 +142,7 @@ def _keep(item: Item, work: Path, folder: Path, device: str) -> Outcome:
     document = json.loads((work / f"marked-{item.rank}.json").read_bytes())
     facts = json.loads((work / f"facts-{item.rank}.json").read_bytes())
     labelled = label(
-        document["traceEvents"], script.effect_lines, bool(script.effect_modules),
-        script.effect_events,
+        document["traceEvents"], script.effect_lines, script.effect_modules, script.effect_events
     )  # fmt: skip
     if doubt := _doubt(item, labelled):
         return Outcome(item, doubt)

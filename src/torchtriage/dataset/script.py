@@ -19,8 +19,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["LOOP", "MODES", "PARTS", "Fault", "Program", "Script", "faults", "lookalikes",
-           "programs", "write"]  # fmt: skip
+__all__ = ["LOOP", "MODES", "PARTS", "Fault", "Program", "Script", "fault_modules", "faults",
+           "lookalikes", "programs", "write"]  # fmt: skip
 
 MODES = ("train", "infer")
 PARTS = ("eager", "compiled", "ranks", "lookalikes")
@@ -118,6 +118,13 @@ def programs(part: str = "eager") -> Mapping[str, Program]:
 def faults(part: str = "eager") -> Mapping[str, Fault]:
     """Return the faults of a part by name: the pattern's code, and a word where it has several."""
     return _changes("faults.toml", part)
+
+
+@cache
+def fault_modules() -> tuple[str, ...]:
+    """Return the classes of modules that show a fault; marked in every program, so none tells."""
+    effects = (one for row in faults().values() for one in row.effect)
+    return tuple(sorted(one.removeprefix("*") for one in effects if one.startswith("*")))
 
 
 @cache

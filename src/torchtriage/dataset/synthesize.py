@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from torchtriage.dataset import store
-from torchtriage.dataset.items import TRACE, Kept
+from torchtriage.dataset.items import TRACE, Kept, one_kept
 from torchtriage.dataset.plan import Item, plan
 from torchtriage.dataset.script import programs
 from torchtriage.dataset.synthetic.accelerators import ACCELERATORS
@@ -276,14 +276,12 @@ def _healthy(clean: SyntheticItem, base: Kept) -> tuple[str, int, float]:
 @cache
 def _recording(folder: Path, number: str) -> Kept:
     path = folder / f"{number}.json"
-    try:
-        about = json.loads(path.read_bytes())
-    except OSError as error:
+    if not path.exists():
         raise UsageError(
             f"expected the recording {number} to make it from, found none in {folder}",
             hint="torchtriage dataset record makes it",
-        ) from error
-    return Kept(about, path.with_suffix(TRACE))
+        )
+    return one_kept(path)
 
 
 @lru_cache(maxsize=4)

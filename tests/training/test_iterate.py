@@ -27,6 +27,7 @@ from torchtriage.training.iterate import (
     Round,
     Settings,
     iterate,
+    relabelled,
 )
 from torchtriage.training.labels import History, Labels, recorded_labels
 
@@ -79,7 +80,9 @@ def toy(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
     def judge(one: Labelled) -> Judged:
         margin = (one.features[:, 0] - (high + low) / 2) / width * 3
         likely = 1 / (1 + np.exp(-margin.astype(float)))
-        return Judged(likely, ({CODES[0]: 1.0},) * len(likely), np.zeros(len(likely), bool))
+        return Judged(
+            likely, (dict.fromkeys(CODES, 0.5),) * len(likely), np.zeros(len(likely), bool)
+        )
 
     return judge
 
@@ -220,6 +223,47 @@ def test_a_window_that_a_person_has_judged_is_left_alone(tmp_path: Path) -> None
     report = loop(tmp_path, bad, oracle)
     assert report.labels[change.item][change.window] == change.before
     assert f"{change.item} {change.window}" not in oracle.asked
+
+
+def test_a_window_whose_fault_is_another_is_proposed_and_learned(tmp_path: Path) -> None:
+    truth = recorded_labels(items())
+    first = next(key for key, codes in truth.items() if CODES[0] in codes)
+    wrong_type = tuple(CODES[1] if code == CODES[0] else code for code in truth[first])
+
+    def train(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
+        judge = toy(learn, tune)
+
+        def named(one: Labelled) -> Judged:
+            types = tuple({code: 1.0} if code != NONE else {} for code in truth[one.id])
+            return Judged(judge(one).probability, types, np.zeros(len(types), bool))
+
+        return named
+
+    report = iterate(items(), truth | {first: wrong_type}, Oracle(truth), train,
+                     History(tmp_path / "x"), settings=Settings(rounds=1, windows=500),
+                     evidence=Seen())  # fmt: skip
+    right = [now == code for now, code in zip(report.labels[first], truth[first], strict=True)]
+    assert sum(right) >= len(right) - 2  # all that the toy is sure of
+    (one,) = (one for one in items() if one.id == first)
+    assert Labelled(one.about, one.path, ("A", NONE, "B")).codes == ("A", "", "B")
+
+
+def test_windows_that_a_person_named_are_closed(tmp_path: Path) -> None:
+    history = History.read(tmp_path / "labels.jsonl")
+    history.append(who="person/anna", item="0001", window=3, before=NONE, after="LCH016")
+    history.append(who="offline", item="0001", window=4, before=NONE, after="LCH016")
+    assert history.closed == {("0001", 3)}
+
+
+def test_what_was_made_from_a_model_is_not_learned_from(tmp_path: Path) -> None:
+    some = items()
+    some[0].about["part"] = "synthetic"
+    report = iterate(some, recorded_labels(some), Oracle(recorded_labels(some)), toy,
+                     History(tmp_path / "x"), settings=Settings(rounds=1),
+                     evidence=Seen())  # fmt: skip
+    assert report.rounds
+    learn, tune = relabelled(some, report.labels)
+    assert some[0].id not in {one.id for one in (*learn, *tune)}
 
 
 def test_no_family_is_judged_by_what_has_learned_from_it(tmp_path: Path) -> None:

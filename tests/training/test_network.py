@@ -9,8 +9,8 @@ from training.made_up import recordings
 from torchtriage.dataset.predictions import Predictions
 from torchtriage.dataset.score import score
 from torchtriage.errors import MissingExtraError
-from torchtriage.training.examples import Example
-from torchtriage.training.systems import SYSTEMS, split
+from torchtriage.training.examples import Example, recorded
+from torchtriage.training.systems import SYSTEMS
 
 
 def made_up() -> list[Example]:
@@ -28,7 +28,7 @@ def test_the_network_finds_windows_and_types_of_families_it_never_saw() -> None:
     pytest.importorskip("torch")
     found = made_up()
     system = SYSTEMS["network"](found, 0)
-    items = split(found, "test")
+    items = recorded(found, "test")
     said = Predictions("network", {one.id: system(one) for one in items})
     (row,) = score(items, said, only=("test",))
     assert row.auroc.value > 0.95
@@ -39,7 +39,7 @@ def test_the_network_finds_windows_and_types_of_families_it_never_saw() -> None:
 def test_the_same_recordings_and_seed_say_the_same() -> None:
     pytest.importorskip("torch")
     found = made_up()
-    one = split(found, "test")[1]
+    one = recorded(found, "test")[1]
     first, second = (SYSTEMS["network"](found, 0)(one) for _ in range(2))
     assert np.array_equal(first.windows, second.windows)
 

@@ -15,8 +15,8 @@ from torchtriage.errors import UsageError
 from torchtriage.learn.detector import Detector
 from torchtriage.training import boosting
 from torchtriage.training.boosting import calibrated, fit, suspicion
-from torchtriage.training.examples import Example, data_hash
-from torchtriage.training.systems import SYSTEMS, split
+from torchtriage.training.examples import Example, data_hash, recorded
+from torchtriage.training.systems import SYSTEMS
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(found: list[Example], **options: object) -> Detector:
-    return fit(split(found, "train"), split(found, "validation"), **options)  # type: ignore[arg-type]
+    return fit(recorded(found, "train"), recorded(found, "validation"), **options)  # type: ignore[arg-type]
 
 
 def on_test(found: list[Example], name: str) -> Score:
     system = SYSTEMS[name](found, 0)
-    items = split(found, "test")
+    items = recorded(found, "test")
     said = Predictions(name, {one.id: system(one) for one in items})
     (row,) = score(items, said, only=("test",))
     return row
@@ -79,9 +79,30 @@ def test_forests_say_what_scikit_learn_says() -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-4)
 
 
+def test_both_of_two_types_are_named() -> None:
+    found = recordings()
+    detector = trained(found)
+    for code in CODES:
+        rows = np.concatenate([one.features[one.faulty] for one in found if one.code == code])
+        named = [max(one, key=one.__getitem__) for one in detector.trees.types(rows)]
+        assert np.mean([one == code for one in named]) > 0.9
+
+
+def test_one_type_alone_is_told() -> None:
+    found = [one for one in recordings() if one.code != CODES[0]]
+    with pytest.raises(UsageError, match=f"several types in split 'train', found {CODES[1]}"):
+        trained(found)
+
+
+@pytest.mark.parametrize("name", ["k-means", "multiple-instance", "detector"])
+def test_one_recording_is_too_few(name: str) -> None:
+    with pytest.raises(UsageError, match="faulty and healthy windows"):
+        SYSTEMS[name](recordings()[:1], 0)
+
+
 def test_windows_unlike_all_others_are_unusual() -> None:
     found = recordings()
-    rows = split(found, "test")[0].features
+    rows = recorded(found, "test")[0].features
     detector = trained(found)
     assert detector.judge(rows).unusual.mean() < 0.2
     assert detector.judge(rows + 20).unusual.all()
@@ -89,7 +110,7 @@ def test_windows_unlike_all_others_are_unusual() -> None:
 
 def test_probabilities_are_calibrated_on_recordings_that_count_alike() -> None:
     rng = np.random.default_rng(1)
-    found = split(recordings(), "train")
+    found = recorded(recordings(), "train")
     # scores that say nothing: every window is as likely as faulty ones are frequent
     slope, offset = calibrated([rng.normal(0, 1, len(one.faulty)) for one in found], found)
     likely = 1 / (1 + np.exp(-offset))
@@ -109,7 +130,7 @@ def test_a_recording_is_as_suspicious_as_its_most_suspicious_windows() -> None:
 def test_too_few_recordings_are_told() -> None:
     found = recordings()
     with pytest.raises(UsageError, match="faulty and healthy windows in split 'validation'"):
-        fit(split(found, "train"), [])
+        fit(recorded(found, "train"), [])
 
 
 # -- no leak -------------------------------------------------------------------------------------
@@ -119,13 +140,13 @@ def test_shuffled_labels_teach_nothing() -> None:
     found = recordings()
     rng = np.random.default_rng(0)
     shuffled = []
-    for one in split(found, "train"):
+    for one in recorded(found, "train"):
         other = dataclasses.replace(one)
         other.__dict__["looked"] = one.looked
         other.__dict__["faulty"] = rng.permutation(one.faulty)
         shuffled.append(other)
-    detector = fit(shuffled, split(found, "validation"))
-    items = split(found, "test")
+    detector = fit(shuffled, recorded(found, "validation"))
+    items = recorded(found, "test")
     scores = np.concatenate([detector.judge(one.features).probability for one in items])
     truth = np.concatenate([one.faulty for one in items])
     from torchtriage.dataset.score import area_under_roc
@@ -152,7 +173,7 @@ def test_systems_without_labels_name_no_type(name: str) -> None:
 def test_bags_of_windows_learn_types_from_recordings() -> None:
     found = recordings()  # few, and linear: what it was shown is what it knows
     system = SYSTEMS["multiple-instance"](found, 0)
-    told = [(one, system(one).types) for one in split(found, "train")]
+    told = [(one, system(one).types) for one in recorded(found, "train")]
     named = [max(types, key=types.__getitem__) == one.code for one, types in told if types]
     assert len(named) >= 9
     assert np.mean(named) >= 0.75

@@ -200,8 +200,9 @@ def windows(folder: Path) -> None:
 def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> None:
     """Score SYSTEM: "rules", our patterns; a system that learns; or a JSON file of predictions.
 
-    Systems that learn, such as "detector", are trained on split train first: torchtriage learn
-    table names them. Prints a Markdown table: all recordings, each split, each fault.
+    Systems that learn, such as "detector", are trained first and scored on split test alone, which
+    they have not seen: torchtriage learn table names them. Prints a Markdown table: all recordings,
+    each split, each fault.
 
     Exit codes: 0 scored, 2 unusable input.
     """
@@ -215,6 +216,8 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     items: list[Any] = [*examples(folder)] if learns else [*kept(folder)]
     if system in SYSTEMS:
         says = SYSTEMS[system](items, 0)
+        if learns:
+            items = [one for one in items if one.split == "test"]
         said = {}
         with counting(f"of {len(items):,} judged", quiet=quiet) as progress:
             for one in items:

@@ -49,14 +49,14 @@ def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: boo
     Exit codes: 0 trained, 2 unusable recordings.
     """
     from torchtriage.training.boosting import fit, needs_sklearn
-    from torchtriage.training.systems import split
+    from torchtriage.training.examples import recorded
     from torchtriage.training.table import card
 
     needs_sklearn()
     found = _examples(folder, jobs, quiet)
     detector = fit(
-        split(found, "train"),
-        split(found, "validation"),
+        recorded(found, "train"),
+        recorded(found, "validation"),
         seed=seed,
         labels="recordings" if labels == "recordings" else "windows",
     )

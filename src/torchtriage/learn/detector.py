@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,6 +32,11 @@ __all__ = ["LEAST_SCALE", "WEIGHTS", "Detector", "Judged", "Likeness", "Trees", 
 WEIGHTS = "weights.npz"
 LEAST_SCALE = 1e-3
 """The scale of a feature that never varied."""
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What numpy and zipfile raise when a file is not what they wrote."""
 _NEW = 0.05
 _NAMED = 0.01
 """A type less likely than this is not told."""
@@ -112,6 +118,8 @@ class Trees:
     def types(self, rows: Rows) -> tuple[dict[str, float], ...]:
         """Return per window how likely it is each type, if there is one."""
         margins = self.kinds(rows)
+        if margins.shape[1] == 1:  # of two types: how much more likely the second is
+            margins = np.column_stack([np.zeros(len(rows)), margins[:, 0]])
         shares = np.exp(margins - margins.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
         return tuple(
@@ -178,7 +186,7 @@ class Detector:
             data = source.read_bytes()
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 return cls._of({name: arrays[name] for name in arrays.files}, where)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise UsageError(
                 f"expected a detector's weights in {where}, found {error}", hint=again
             ) from error
@@ -199,6 +207,9 @@ class Detector:
             Forest.of(arrays, "faulty"), Forest.of(arrays, "kinds"), tuple(told["codes"]),
             float(told["slope"]), float(told["offset"]),
         )  # fmt: skip
+        n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
+        if len(trees.kinds.base) != n_outputs:
+            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
         return cls(trees, float(told["enough"]), likeness, told["about"])
 
 

@@ -79,6 +79,11 @@ class Forest:
             (forest.left, n_nodes), (forest.right, n_nodes), (forest.root, n_nodes),
             (forest.output, n_outputs), (forest.feature, len(NAMES)),
         ):  # fmt: skip
+            if indices.dtype.kind != "i":
+                raise ValueError(f"expected numbers of nodes in {prefix}, found {indices.dtype}")
             if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
                 raise ValueError(f"a tree of {prefix} leads out of it")
+        nodes = (forest.feature, forest.threshold, forest.left, forest.right)
+        if {len(one) for one in nodes} != {n_nodes} or len(forest.root) != len(forest.output):
+            raise ValueError(f"the arrays of {prefix} are not of one length")
         return forest

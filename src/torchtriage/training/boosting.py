@@ -23,6 +23,7 @@ __all__ = [
     "Look",
     "boosted",
     "calibrated",
+    "check",
     "dividing",
     "fit",
     "fit_trees",
@@ -111,8 +112,8 @@ def fit_trees(
 ) -> Trees:
     """Return the trees alone, learned from whatever ``look`` gives; errors as of :func:`fit`."""
     needs_sklearn()
-    _check(train, "train")
-    _check(tune, "validation")
+    check(train, "train")
+    check(tune, "validation")
     rows, truth, weight = stacked(train, look)
     if labels == "recordings":
         truth = _weak(train, rows, weight, seed)
@@ -122,7 +123,14 @@ def fit_trees(
     return Trees(faulty, kinds, codes, slope, offset)
 
 
-def _check(found: Sequence[Example], split: str) -> None:
+def check(found: Sequence[Example], split: str) -> None:
+    """Raise unless there are both faulty and healthy windows.
+
+    Raises
+    ------
+    UsageError
+        One of the two is missing.
+    """
     faulty = sum(int(one.faulty.sum()) for one in found)
     total = sum(len(one.faulty) for one in found)
     if not 0 < faulty < total:
@@ -218,9 +226,14 @@ def _kinds(
     train: Sequence[Example], rows: NDArray[np.float32], truth: Mask, weight: Floats, seed: int
 ) -> tuple[tuple[str, ...], Forest]:
     """Return the types and the forest that tells them apart, of faulty windows."""
-    code = np.repeat([one.code for one in train], [len(one.faulty) for one in train])
+    code = np.array([code for one in train for code in one.codes])
     chosen = truth & (code != "")
     codes, target, count = np.unique(code[chosen], return_inverse=True, return_counts=True)
+    if len(codes) < 2:
+        raise UsageError(
+            f"expected faults of several types in split 'train', found {', '.join(codes)}",
+            hint="record more of the benchmark: torchtriage dataset record --count 200",
+        )
     balanced = (count.mean() / count)[target] * weight[chosen]
     forest = boosted(rows[chosen], target, balanced, seed=seed, rounds=TYPE_ROUNDS)
     return tuple(str(one) for one in codes), forest

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,13 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.dataset.items import Kept, kept
+from torchtriage.dataset.score import SYNTHETIC
 from torchtriage.learn.features import window_features
 from torchtriage.training.kinds import window_kinds
 
-__all__ = ["FOLDER", "Example", "data_hash", "examples"]
+__all__ = ["FOLDER", "Example", "data_hash", "examples", "recorded"]
 
 FOLDER = "features"
 """Where it is kept, in the recordings' folder."""
+_COMPUTES: dict[str, tuple[str, ...]] = {
+    "torchtriage": ("intervals.py",),
+    "torchtriage.trace": (),
+    "torchtriage.learn": ("families.py", "features.py", "windows.py"),
+    "torchtriage.training": ("kinds.py",),
+}
+"""Packages and their modules that compute it; none named: all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +50,7 @@ class Example(Kept):
         """What was computed."""
         path = self.path.parent / FOLDER / f"{self.about['sha256'][:32]}-{_code()}.npz"
         with (
-            contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile),
+            contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error),
             np.load(path, allow_pickle=False) as stored,
         ):
             return {name: stored[name] for name in stored.files}
@@ -75,6 +84,11 @@ class Example(Kept):
         return self.looked["features"]
 
     @property
+    def codes(self) -> tuple[str, ...]:
+        """The fault of each window, empty where there is none."""
+        return tuple(self.code if one else "" for one in self.faulty.tolist())
+
+    @property
     def split(self) -> str:
         """Where its family belongs."""
         return str(self.about["split"])
@@ -104,11 +118,16 @@ def examples(
     return found
 
 
-def data_hash(found: Sequence[Kept]) -> str:
+def recorded(found: Sequence[Example], split: str) -> list[Example]:
+    """Return the recordings of one split; those made from a model are none."""
+    return [one for one in found if one.split == split and one.about.get("part") != SYNTHETIC]
+
+
+def data_hash(found: Sequence[Example]) -> str:
     """Return what tells one set of recordings from another: their checksums and labels."""
     said = hashlib.sha256()
     for one in sorted(found, key=lambda item: item.id):
-        text = f"{one.id} {one.about['sha256']} {one.code} {one.about['intervals_ns']}\n"
+        text = f"{one.id} {one.about['sha256']} {' '.join(one.codes)}\n"
         said.update(text.encode())
     return said.hexdigest()[:32]
 
@@ -121,11 +140,9 @@ def _look(one: Example) -> None:
 def _code() -> str:
     """Return the digest of the code that computes."""
     code = hashlib.sha256()
-    for package, name in (
-        ("torchtriage.learn", "families.py"),
-        ("torchtriage.learn", "features.py"),
-        ("torchtriage.training", "kinds.py"),
-        ("torchtriage.learn", "windows.py"),
-    ):
-        code.update(files(package).joinpath(name).read_bytes())
+    for package, names in _COMPUTES.items():
+        sources = (one for one in files(package).iterdir() if one.name.endswith(".py"))
+        for one in sorted(sources, key=lambda source: source.name):
+            if not names or one.name in names:
+                code.update(one.read_bytes())
     return code.hexdigest()[:16]

@@ -21,7 +21,7 @@ from torchtriage.errors import UsageError
 from torchtriage.learn.detector import Judged
 from torchtriage.review.evidence import Evidence, applicable, gather
 from torchtriage.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
-from torchtriage.training.examples import Example
+from torchtriage.training.examples import Example, recorded
 from torchtriage.training.labels import History, Labels
 
 __all__ = [
@@ -56,6 +56,11 @@ class Labelled(Example):
         """The fault that most of its faulty windows are labelled with, empty without any."""
         counts = Counter(one for one in self.labels if one != NONE)
         return min(counts, key=lambda one: (-counts[one], one)) if counts else ""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The fault that each window is labelled with, empty where there is none."""
+        return tuple("" if one == NONE else one for one in self.labels)
 
 
 Judge = Callable[[Labelled], Judged]
@@ -101,14 +106,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did. ``validation`` : window AUROC after it; the first is before any review.
+    """What one round did.
 
+    ``validation`` : window AUROC after it; the first is before any review. ``same_labels`` : that
+    of what was learned before the round, on the labels as they are after it: only their difference
+    is what learning gave.
     ``kept`` : labels that the reviewer agrees with, or is not sure enough against.
     ``not_reviewed`` : proposed windows without a review, by the reason.
     """
 
     number: int
     validation: float
+    same_labels: float
     proposed: int = 0
     changed: int = 0
     kept: int = 0
@@ -203,7 +212,7 @@ def iterate(
     UsageError
         There are too few model families to learn from, or none to validate with.
     """
-    items = [one for one in items if one.about["split"] in ("train", "validation")]
+    items = [*recorded(items, "train"), *recorded(items, "validation")]
     evidence = evidence or Findings()
     ask = review or (lambda some: reviewer.review_all(some, silent))
     families = sorted({_family(one) for one in items if one.about["split"] == "train"})
@@ -216,7 +225,8 @@ def iterate(
     known = history.apply(labels)
     learn, tune = relabelled(items, known)
     judge = train(learn, tune)
-    rounds = [Round(0, _validation(judge, tune))]
+    score = _validation(judge, tune)
+    rounds = [Round(0, score, score)]
     told(rounds[0])
     seen: dict[tuple[str, int], float] = {}
     ended = f"after {settings.rounds} rounds"
@@ -233,11 +243,12 @@ def iterate(
         known = history.apply(labels)
         learn, tune = relabelled(items, known)
         stopped = INTERRUPTED in left
+        before = _validation(judge, tune)
         if n_changed and not stopped:
             judge = train(learn, tune)
         kept = len(proposals) - n_changed - sum(left.values())
         score = _validation(judge, tune)
-        rounds.append(Round(number, score, len(proposals), n_changed, kept, dict(left)))
+        rounds.append(Round(number, score, before, len(proposals), n_changed, kept, dict(left)))
         told(rounds[-1])
         if stopped:
             ended = INTERRUPTED
@@ -245,7 +256,7 @@ def iterate(
         if not n_changed:
             ended = "no label was changed"
             break
-        if abs(score - rounds[-2].validation) < settings.settled:
+        if abs(score - before) < settings.settled:
             ended = "the validation score has settled"
             break
     return Report(tuple(rounds), known, judge, ended)
@@ -257,6 +268,7 @@ def _family(item: Kept) -> str:
 
 def relabelled(items: Sequence[Example], labels: Labels) -> tuple[list[Labelled], list[Labelled]]:
     """Return the recordings to learn from and those to validate with, with these labels."""
+    items = [*recorded(items, "train"), *recorded(items, "validation")]
     all_ = [Labelled(one.about, one.path, labels[one.id]) for one in items]
     for new, old in zip(all_, items, strict=True):
         new.__dict__["looked"] = old.looked  # what was computed once is not read again
@@ -283,6 +295,8 @@ def _proposals(
 ) -> list[_Proposal]:
     """Return where label and detector disagree, furthest apart first, with no window of a person's.
 
+    They disagree about whether there is a fault, or about which.
+
     No recording is judged by what has learned from its family.
     """
     judged = [(one, judge(one)) for one in tune]
@@ -297,7 +311,9 @@ def _proposals(
             zip(one.labels, said.probability.tolist(), strict=True)
         ):
             key = (one.id, window)
-            apart = likely if label == NONE else 1 - likely
+            others = (share for code, share in said.types[window].items() if code != label)
+            another = likely * max(others, default=0.0)
+            apart = likely if label == NONE else max(1 - likely, another)
             stale = key in seen and abs(seen[key] - likely) < settings.moved
             if apart > 0.5 and key not in closed and not stale:
                 found.append(

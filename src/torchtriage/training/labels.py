@@ -21,10 +21,13 @@ from torchtriage.dataset.items import Kept
 from torchtriage.errors import UsageError
 from torchtriage.review.reviewer import NONE, Sentence
 
-__all__ = ["HISTORY", "Change", "History", "Labels", "recorded_labels"]
+__all__ = ["HISTORY", "PERSON", "Change", "History", "Labels", "recorded_labels"]
 
 HISTORY = "labels.jsonl"
 """In the folder of recordings."""
+
+PERSON = "person/"
+"""What the names of persons begin with, in ``who``."""
 
 Labels = dict[str, tuple[str, ...]]
 """A code, or ``none``, for each window of each recording."""
@@ -130,7 +133,11 @@ class History:
     @property
     def closed(self) -> frozenset[tuple[str, int]]:
         """Windows that a person has judged: no reviewer may change them again."""
-        return frozenset((one.item, one.window) for one in self.changes if one.vetoes)
+        return frozenset(
+            (one.item, one.window)
+            for one in self.changes
+            if one.vetoes or one.who.startswith(PERSON)
+        )
 
     @property
     def standing(self) -> Iterator[Change]:

@@ -104,7 +104,7 @@ def _encoder(n_codes: int) -> Any:
     import torch
     from torch import nn
 
-    class Encoder(nn.Module):
+    class Encoder(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             n_families = len(HOST_FAMILIES) + len(FRAME_FAMILIES) + len(WORK_FAMILIES)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from torchtriage.dataset.items import Kept
 from torchtriage.dataset.predictions import Prediction, rules
-from torchtriage.dataset.score import SYNTHETIC
 from torchtriage.learn.detector import Detector
 from torchtriage.learn.features import NAMES
 from torchtriage.learn.windows import PER_STEP
@@ -22,6 +21,7 @@ from torchtriage.training.boosting import (
     Labels,
     Look,
     calibrated,
+    check,
     dividing,
     fit,
     fit_trees,
@@ -30,11 +30,11 @@ from torchtriage.training.boosting import (
     stacked,
     suspicion,
 )
-from torchtriage.training.examples import Example
+from torchtriage.training.examples import Example, recorded
 from torchtriage.training.kinds import BUCKETS
 from torchtriage.training.network import network
 
-__all__ = ["SYSTEMS", "System", "detector_says", "split"]
+__all__ = ["SYSTEMS", "System", "detector_says"]
 
 System = Callable[[Example], Prediction]
 Floats = NDArray[np.float64]
@@ -49,9 +49,11 @@ _DURATIONS = ("quiet host", "longest quiet", "longest op", "log own op time", "o
               "device busy", "device longest idle", "device log kernel time")  # fmt: skip
 
 
-def split(found: Sequence[Example], name: str) -> list[Example]:
-    """Return the recordings of one split; those made from a model are none."""
-    return [one for one in found if one.split == name and one.about.get("part") != SYNTHETIC]
+def _learned_from(found: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    train, tune = recorded(found, "train"), recorded(found, "validation")
+    check(train, "train")
+    check(tune, "validation")
+    return train, tune
 
 
 def said(probability: Floats, types: Sequence[Mapping[str, float]], enough: float) -> Prediction:
@@ -76,7 +78,7 @@ def detector_says(detector: Detector) -> System:
 
 def _detector(labels: Labels) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = split(found, "train"), split(found, "validation")
+        train, tune = recorded(found, "train"), recorded(found, "validation")
         return detector_says(fit(train, tune, seed=seed, labels=labels))
 
     return made
@@ -84,8 +86,8 @@ def _detector(labels: Labels) -> Callable[[Sequence[Example], int], System]:
 
 def _network(found: Sequence[Example], seed: int) -> System:
     """Return the network over events, calibrated as the detector is."""
-    tune = split(found, "validation")
-    judge = network(split(found, "train"), seed=seed)
+    train, tune = _learned_from(found)
+    judge = network(train, seed=seed)
     judged = [judge(one) for one in tune]
     slope, offset = calibrated([scores for scores, _ in judged], tune)
 
@@ -168,7 +170,7 @@ def _surest(types: Mapping[str, float]) -> str:
 
 
 def _both(found: Sequence[Example], seed: int) -> System:
-    train, tune = split(found, "train"), split(found, "validation")
+    train, tune = recorded(found, "train"), recorded(found, "validation")
     return both(fit(train, tune, seed=seed), tune, _rules(found, seed))
 
 
@@ -179,7 +181,7 @@ def _alone(
     looks: Callable[[Sequence[Example]], Look],
 ) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = split(found, "train"), split(found, "validation")
+        train, tune = recorded(found, "train"), recorded(found, "validation")
         look = looks(train)
         trees = fit_trees(train, tune, seed=seed, look=look)
         sure = [pooled(trees.probability(look(one)), trees.types(look(one))) for one in tune]
@@ -272,7 +274,7 @@ def _without_labels(
 
     def system(found: Sequence[Example], seed: int) -> System:
         needs_sklearn()
-        train, tune = split(found, "train"), split(found, "validation")
+        train, tune = _learned_from(found)
         score = made(stacked(train)[0], seed)
         scores = [score(one.features) for one in tune]
         slope, offset = calibrated(scores, tune, "recordings")
@@ -298,7 +300,7 @@ def _multiple_instance(found: Sequence[Example], seed: int) -> System:
     Each type's score is that of its most suspicious windows. Linear, trained on the recordings'
     labels by the logistic loss with Adam.
     """
-    train, tune = split(found, "train"), split(found, "validation")
+    train, tune = _learned_from(found)
     scale = _scaled(stacked(train)[0])
     bags = [scale(one.features) / 4 for one in train]
     codes = sorted({one.code for one in train if one.code})

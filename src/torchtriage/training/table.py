@@ -8,8 +8,8 @@ from torchtriage.dataset.predictions import Predictions
 from torchtriage.dataset.score import SYNTHETIC, Figure, Score, score
 from torchtriage.learn.detector import Detector
 from torchtriage.training.boosting import pooled
-from torchtriage.training.examples import Example
-from torchtriage.training.systems import SYSTEMS, System, detector_says, split
+from torchtriage.training.examples import Example, recorded
+from torchtriage.training.systems import SYSTEMS, System, detector_says
 
 __all__ = ["COLUMNS", "card", "scored", "table"]
 
@@ -68,7 +68,7 @@ def _cell(figure: Figure) -> str:
 
 def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
     """Return the share of faulty recordings whose type is right, however sure it is."""
-    faulty = [one for one in split(found, group) if one.code]
+    faulty = [one for one in recorded(found, group) if one.code]
     told = [
         pooled(detector.trees.probability(one.features), detector.trees.types(one.features))
         for one in faulty

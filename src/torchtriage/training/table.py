@@ -15,7 +15,8 @@ __all__ = ["COLUMNS", "card", "scored", "table"]
 
 COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "overlap")
 HELD_OUT = ("validation", "test", f"{SYNTHETIC} test")
-"""Groups of recordings that nothing was trained on; only thresholds were tuned on the first."""
+"""Groups of recordings that no trees were grown on; on the first, thresholds were tuned, and how
+much rules and detector count together."""
 
 
 def scored(found: Sequence[Example], name: str, system: System) -> dict[str, Score]:

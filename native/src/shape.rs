@@ -43,6 +43,8 @@ const WORDS: usize = 8;
 const MAX_EDGES: usize = 8;
 /// Beyond, the tree is begun again: a file of that many shapes has none worth remembering.
 const MAX_NODES: usize = 2048;
+/// Beyond, the rest of an event is read and not remembered: its keys cost no memory.
+const MAX_NODES_IN_EVENT: usize = 2 * MAX_NODES;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -108,12 +110,18 @@ impl Shapes {
 
     /// Remember that `text` leads from a node to an action; return the node behind it.
     pub fn learn(&mut self, node: usize, text: &[u8], action: Action, place: Place) -> usize {
-        let target = self.nodes.len();
-        self.nodes.push(Node { place, first: NONE, n_edges: 0 });
+        let new = Node { place, first: NONE, n_edges: 0 };
+        let target = self.nodes.len().min(MAX_NODES_IN_EVENT);
+        let is_full = target == MAX_NODES_IN_EVENT;
+        match self.nodes.get_mut(target) {
+            Some(last) => *last = new, // no way leads to it: it is used again and again
+            None => self.nodes.push(new),
+        }
         let from = &mut self.nodes[node];
         // the text before no arguments is how the text before some begins
         let is_unclear = action == Action::NoArgs;
         if is_unclear
+            || is_full
             || text.is_empty()
             || text.len() > 8 * WORDS
             || from.n_edges as usize == MAX_EDGES
@@ -177,6 +185,22 @@ mod tests {
             }
             node = next;
         }
+    }
+
+    #[test]
+    fn an_event_of_many_keys_costs_no_memory_for_each() {
+        let mut shapes = Shapes::default();
+        let mut node = Shapes::ROOT;
+        for n in 0..100_000 {
+            let place = Place { seen: n, ..START };
+            node = shapes.learn(node, b",\"\":", Action::Skip, place);
+            assert_eq!(shapes.place(node).seen, n);
+        }
+        assert_eq!(shapes.follow(&[b','; 2 * PADDING], 0, node), None);
+        assert!(shapes.nodes.len() <= MAX_NODES_IN_EVENT + 1);
+        assert!(shapes.edges.len() <= MAX_NODES_IN_EVENT);
+        shapes.tidy();
+        assert_eq!(shapes.nodes.len(), 1);
     }
 
     #[test]

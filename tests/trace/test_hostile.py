@@ -48,6 +48,9 @@ SHAPES = {
     "numbers of 10,000 digits": Shape(
         event(b'"name": "a", "ts": 1.%b, "dur": %b' % (b"7" * 10_000, b"9" * 10_000)), 3000
     ),
+    "an event of 100 million keys": Shape(
+        b',"":1' * 1000, 100_000, b'{"ph": "X", "name": "a", "ts": 1, "pid": 1, "tid": 1', b"}, "
+    ),
     "lone surrogates": Shape(
         event(b'"ts": 1, "dur": 1, "name": "\\ud83d x \\udc00 \\ud800\\ud800"'), 500_000
     ),

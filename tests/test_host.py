@@ -89,6 +89,15 @@ def test_kernel_files_are_read_whole_or_the_reason_is_told(tmp_path: Path) -> No
         read_kernel_file(str(tmp_path))
 
 
+def test_a_machine_of_a_thousand_processors_is_counted_whole(tmp_path: Path) -> None:
+    one = "cpu%d 4705 356 584 3699 23 23 0 0 0 0\n"
+    text = "cpu  100 10 50 900 40 5 5 7 3 0\n" + "".join(one % k for k in range(1024))
+    assert len(text) > 1 << 15
+    reading = read_host(plant(tmp_path, proc__stat=text + "intr 5\n"))
+    assert reading is not None
+    assert reading.n_cores == 1024
+
+
 def test_not_checked_is_not_quiet() -> None:
     assert judge_noise([]).status == "not checked"
     assert judge_noise([HostUse(1.0, None)]).status == "not checked"

@@ -269,7 +269,7 @@ def _calls() -> Any:
 
 
 def read_kernel_file(path: str) -> bytes:
-    """Return what is in a file of ``/proc``, its first 32 KiB; raises OSError.
+    """Return what is in a file of ``/proc``; raises OSError.
 
     The usual way gives the interpreter's lock up at each of some five calls, and where threads are
     busy waits for a turn each time, tens of milliseconds; such a file is read in microseconds.
@@ -281,12 +281,14 @@ def read_kernel_file(path: str) -> bytes:
     file = library.open(os.fsencode(path), os.O_RDONLY | os.O_CLOEXEC)
     if file < 0:
         raise OSError(errno(), os.strerror(errno()), path)
-    n_bytes = library.read(file, buffer, len(buffer))
+    text = b""
+    while (n_bytes := library.read(file, buffer, len(buffer))) > 0:
+        text += buffer[:n_bytes]
     failed = errno()
     library.close(file)
     if n_bytes < 0:
         raise OSError(failed, os.strerror(failed), path)
-    return bytes(buffer[:n_bytes])
+    return text
 
 
 def use_between(

@@ -32,25 +32,31 @@ def build() -> Path | None:
     Raises
     ------
     BuildError
-        Cargo is there and failed.
+        Cargo is there and failed, or put the library elsewhere.
     """
     cargo = find_cargo()
     if cargo is None:
         return None
-    folder = Path(os.environ.get("CARGO_TARGET_DIR", HERE / "target"))
+    # cargo runs elsewhere than we do
+    folder = Path(os.environ.get("CARGO_TARGET_DIR") or HERE / "target").resolve()
     # cargo finds rustc beside itself
     path = os.pathsep.join((str(Path(cargo).parent), os.environ.get("PATH", "")))
+    # the library is for this machine, and stands where cargo puts it then
+    others = {name: text for name, text in os.environ.items() if name != "CARGO_BUILD_TARGET"}
     done = subprocess.run(
         [cargo, "build", "--release", "--lib", "--locked", "--offline", "--target-dir", folder],
         cwd=HERE,
-        env={**os.environ, "PATH": path},
+        env={**others, "PATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         raise BuildError(done.stderr)
-    return folder / "release" / NAME
+    library = folder / "release" / NAME
+    if not library.is_file():
+        raise BuildError(f"expected {library}, found none: does a config of cargo set a target?")
+    return library
 
 
 def main() -> int:

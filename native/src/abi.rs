@@ -13,7 +13,7 @@ use crate::scan::{Scanner, Schema, Totals};
 use crate::tree::{group, renumber, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -380,6 +380,12 @@ pub unsafe extern "C" fn tt_bound(
     catch_unwind(|| i64::from(bound(limit, large, folder))).unwrap_or(BROKEN)
 }
 
+/// Return 1 where a file found no room since the bound was set, so that memory had to do, else 0.
+#[no_mangle]
+pub extern "C" fn tt_out_of_room() -> i64 {
+    i64::from(is_out_of_room())
+}
+
 /// Return a memory handler for numpy that keeps the same bound, made of the one it has; null where
 /// that is not possible.
 ///
@@ -400,6 +406,16 @@ fn bound(limit: usize, large: usize, folder: &[u8]) -> bool {
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn handler(small: *const c_void) -> *const c_void {
     crate::spill::handler(small.cast()).cast()
+}
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn is_out_of_room() -> bool {
+    crate::spill::is_out_of_room()
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+fn is_out_of_room() -> bool {
+    false
 }
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

@@ -13,12 +13,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-const PAGE: usize = 4096;
+/// No kernel has smaller pages; some have larger ones.
+const LEAST_PAGE: usize = 4096;
 /// How much is let go at a time.
 const PIECE: usize = 16 << 20;
 /// Mappings that are kept to be used again: a page that is new to its file costs far more.
@@ -29,6 +30,8 @@ const LOOK_CALMLY_EVERY: Duration = Duration::from_millis(3);
 
 /// Allocations from this size on are files; as good as infinite without a bound.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Whether a file found no room since the bound was set.
+static NO_ROOM: AtomicBool = AtomicBool::new(false);
 static SPILLED: Mutex<Spilled> = Mutex::new(Spilled {
     folder: None,
     limit: 0,
@@ -36,6 +39,7 @@ static SPILLED: Mutex<Spilled> = Mutex::new(Spilled {
     spare: Vec::new(),
     next: 0,
     watched: false,
+    forked: false,
 });
 
 struct Spilled {
@@ -49,6 +53,8 @@ struct Spilled {
     /// Where the next piece is let go.
     next: usize,
     watched: bool,
+    /// Another process may see some of the mappings: none is used again.
+    forked: bool,
 }
 
 extern "C" {
@@ -64,12 +70,21 @@ extern "C" {
     fn madvise(at: *mut c_void, n: usize, advice: i32) -> i32;
     fn fallocate(file: i32, mode: i32, offset: i64, n: i64) -> i32;
     fn setpriority(which: i32, who: u32, nice: i32) -> i32;
+    fn sysconf(name: i32) -> i64;
+    fn pthread_atfork(
+        before: extern "C" fn(),
+        in_parent: extern "C" fn(),
+        in_child: extern "C" fn(),
+    ) -> i32;
 }
 
 const READ_AND_WRITE: i32 = 3;
 const MAP_SHARED: i32 = 1;
 const MADV_DONTNEED: i32 = 4;
-const ENOSPC: i32 = 28;
+const EINTR: i32 = 4;
+const ENOSYS: i32 = 38;
+const EOPNOTSUPP: i32 = 95;
+const SC_PAGESIZE: i32 = 30;
 const O_TMPFILE: i32 = if cfg!(target_arch = "aarch64") { 0o20_040_000 } else { 0o20_200_000 };
 
 fn spilled() -> MutexGuard<'static, Spilled> {
@@ -78,11 +93,18 @@ fn spilled() -> MutexGuard<'static, Spilled> {
 
 /// Keep the process within `limit` bytes from here on, by files in `folder`; 0 for no bound.
 ///
-/// What is in files stays there until it is freed. False where the folder takes none.
+/// What is in files stays there until it is freed. False, and nothing is changed, where the folder
+/// takes none or the kernel does not tell how much is resident.
 pub fn bound(limit: usize, large: usize, folder: &Path) -> bool {
+    static FORKS: Once = Once::new();
+    // SAFETY: they live as long as the process.
+    FORKS.call_once(|| unsafe {
+        pthread_atfork(before_fork, in_parent, in_child);
+    });
     let mut all = spilled();
     if limit == 0 {
         LARGE.store(usize::MAX, Ordering::Relaxed);
+        NO_ROOM.store(false, Ordering::Relaxed);
         let excess = all.excess(0);
         drop(all);
         give_back(excess);
@@ -91,12 +113,61 @@ pub fn bound(limit: usize, large: usize, folder: &Path) -> bool {
     if unnamed(folder).is_none() {
         return false;
     }
-    (all.limit, all.folder) = (limit, Some(folder.to_path_buf()));
     if !all.watched {
-        all.watched = thread::Builder::new().name("memory bound".into()).spawn(watch).is_ok();
+        let Ok(statm) = File::open("/proc/self/statm") else { return false };
+        let watcher = thread::Builder::new().name("memory bound".into());
+        all.watched = watcher.spawn(move || watch(&statm)).is_ok();
     }
-    LARGE.store(large, Ordering::Relaxed);
+    if all.watched {
+        (all.limit, all.folder) = (limit, Some(folder.to_path_buf()));
+        LARGE.store(large, Ordering::Relaxed);
+    }
     all.watched
+}
+
+/// Whether a file found no room since the bound was set, so that memory had to do.
+pub fn is_out_of_room() -> bool {
+    NO_ROOM.load(Ordering::Relaxed)
+}
+
+/// Bytes of a page, in which the kernel counts.
+fn page() -> usize {
+    static PAGE: AtomicUsize = AtomicUsize::new(0);
+    let known = PAGE.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: a question.
+    let told = usize::try_from(unsafe { sysconf(SC_PAGESIZE) }).unwrap_or(0).max(LEAST_PAGE);
+    PAGE.store(told, Ordering::Relaxed);
+    told
+}
+
+// -- forks: a lock that another thread holds would stay locked in the child for good --------------
+
+static HELD: AtomicPtr<MutexGuard<'static, Spilled>> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn before_fork() {
+    HELD.store(Box::into_raw(Box::new(spilled())), Ordering::Relaxed);
+}
+
+extern "C" fn in_parent() {
+    after_fork(true);
+}
+
+extern "C" fn in_child() {
+    after_fork(false); // the thread that watches is not here
+}
+
+/// Parent and child share the mappings: neither uses one again that the other may look at.
+fn after_fork(has_threads: bool) {
+    // SAFETY: put there by `before_fork` in this thread, with the lock that no other has meanwhile.
+    let mut all = unsafe { Box::from_raw(HELD.swap(ptr::null_mut(), Ordering::Relaxed)) };
+    let excess = all.excess(0);
+    all.forked = !all.maps.is_empty();
+    all.watched &= has_threads;
+    drop(all);
+    give_back(excess);
 }
 
 fn unnamed(folder: &Path) -> Option<File> {
@@ -113,7 +184,7 @@ fn unnamed(folder: &Path) -> Option<File> {
 }
 
 fn pages(size: usize) -> usize {
-    size.div_ceil(PAGE) * PAGE
+    size.div_ceil(page()) * page()
 }
 
 /// Return memory in a file of its own, null where there is no room for one.
@@ -132,6 +203,7 @@ fn map(size: usize, zeroed: bool) -> *mut u8 {
         return at;
     }
     let Some(at) = folder.and_then(|folder| map_file(&folder, size)) else {
+        NO_ROOM.store(true, Ordering::Relaxed);
         return ptr::null_mut();
     };
     spilled().maps.insert(at as usize, size);
@@ -142,21 +214,40 @@ fn map(size: usize, zeroed: bool) -> *mut u8 {
 fn map_file(folder: &Path, size: usize) -> Option<*mut u8> {
     let file = unnamed(folder)?;
     file.set_len(size as u64).ok()?;
+    if !reserve(&file, size) {
+        return None;
+    }
     // SAFETY: a file of ours, and a new mapping of it that outlives it.
-    let at = unsafe {
-        // a full disk is an error here, and a signal once it is mapped
-        let room = fallocate(file.as_raw_fd(), 0, 0, size as i64);
-        if room != 0 && std::io::Error::last_os_error().raw_os_error() == Some(ENOSPC) {
-            return None;
-        }
-        mmap(ptr::null_mut(), size, READ_AND_WRITE, MAP_SHARED, file.as_raw_fd(), 0)
-    };
+    let at =
+        unsafe { mmap(ptr::null_mut(), size, READ_AND_WRITE, MAP_SHARED, file.as_raw_fd(), 0) };
     (at as isize != -1).then_some(at.cast())
+}
+
+/// Reserve a file's room on the disk: a full one is an error here, and a signal once it is mapped.
+fn reserve(file: &File, size: usize) -> bool {
+    loop {
+        // SAFETY: a file of ours.
+        if unsafe { fallocate(file.as_raw_fd(), 0, 0, size as i64) } == 0 {
+            return true;
+        }
+        if let Some(goes_on) = goes_on_after(std::io::Error::last_os_error().raw_os_error()) {
+            return goes_on;
+        }
+    }
+}
+
+/// Whether a file may be mapped after `fallocate` failed so; None when it has to be asked again.
+fn goes_on_after(error: Option<i32>) -> Option<bool> {
+    match error {
+        Some(EINTR) => None,
+        Some(EOPNOTSUPP | ENOSYS) => Some(true), // a file system that cannot reserve, and may have room
+        _ => Some(false),
+    }
 }
 
 /// Return the size of the mapping that begins here.
 fn mapped(at: *mut u8) -> Option<usize> {
-    if at as usize % PAGE != 0 {
+    if at as usize % page() != 0 {
         return None; // as nearly everything: nobody waits for the lock
     }
     spilled().maps.get(&(at as usize)).copied()
@@ -164,15 +255,16 @@ fn mapped(at: *mut u8) -> Option<usize> {
 
 /// Take a mapping back; false where none begins here.
 fn unmap(at: *mut u8) -> bool {
-    if at as usize % PAGE != 0 {
+    if at as usize % page() != 0 {
         return false;
     }
     let mut all = spilled();
     let is_ours = all.maps.contains_key(&(at as usize));
     if is_ours {
         all.spare.push(at as usize);
-        let is_bounded = LARGE.load(Ordering::Relaxed) != usize::MAX;
-        let excess = all.excess(if is_bounded { MAX_SPARE } else { 0 });
+        let is_useful = LARGE.load(Ordering::Relaxed) != usize::MAX && !all.forked;
+        let excess = all.excess(if is_useful { MAX_SPARE } else { 0 });
+        all.forked &= !all.maps.is_empty();
         drop(all);
         give_back(excess);
     }
@@ -188,8 +280,7 @@ fn give_back(mappings: Vec<(usize, usize)>) {
 }
 
 /// Let go of pages whenever too many are resident; ends with the last mapping behind the bound.
-fn watch() {
-    let Ok(statm) = File::open("/proc/self/statm") else { return };
+fn watch(statm: &File) {
     // SAFETY: of this thread alone. Where it is not allowed, a busy machine lets the bound be passed.
     unsafe { setpriority(0, 0, -20) };
     let mut pause = LOOK_EVERY;
@@ -200,7 +291,7 @@ fn watch() {
             all.watched = false;
             return;
         }
-        let (resident, of_files) = read(&statm);
+        let (resident, of_files) = read(statm);
         pause = if resident < all.limit / 2 { LOOK_CALMLY_EVERY } else { LOOK_EVERY };
         // the rest is for what comes in until this thread gets its turn; memory that is not ours to
         // let go may be beyond the bound, and what we have is worth keeping then
@@ -208,7 +299,7 @@ fn watch() {
             continue;
         }
         let mut left: usize = all.maps.values().sum();
-        while left > 0 && read(&statm).0 > all.limit / 16 * 11 {
+        while left > 0 && read(statm).0 > all.limit / 16 * 11 {
             left -= all.let_go().min(left);
         }
     }
@@ -220,7 +311,7 @@ fn read(statm: &File) -> (usize, usize) {
     let n = statm.read_at(&mut text, 0).unwrap_or(0);
     let text = std::str::from_utf8(&text[..n]).unwrap_or("");
     let mut pages = text.split(' ').skip(1).map(|pages| pages.parse().unwrap_or(0));
-    let mut next = || pages.next().unwrap_or(0) * PAGE;
+    let mut next = || pages.next().unwrap_or(0) * page();
     (next(), next())
 }
 
@@ -264,7 +355,7 @@ pub struct Memory;
 // pages, and new ones are zeros.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= PAGE {
+        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= LEAST_PAGE {
             let at = map(layout.size(), false);
             if !at.is_null() {
                 return at;
@@ -275,7 +366,7 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= PAGE {
+        if layout.size() >= LARGE.load(Ordering::Relaxed) && layout.align() <= LEAST_PAGE {
             let at = map(layout.size(), true);
             if !at.is_null() {
                 return at;
@@ -286,15 +377,15 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        if layout.size() < PAGE || !unmap(at) {
-            // SAFETY: the caller's; no mapping of ours is smaller than a page.
+        if layout.size() < LEAST_PAGE || !unmap(at) {
+            // SAFETY: the caller's; nothing smaller was asked of us as large.
             unsafe { System.dealloc(at, layout) }
         }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let stays = new_size < LARGE.load(Ordering::Relaxed)
-            && (layout.size() < PAGE || mapped(at).is_none());
+            && (layout.size() < LEAST_PAGE || mapped(at).is_none());
         if stays {
             // SAFETY: the caller's.
             return unsafe { System.realloc(at, layout, new_size) };
@@ -376,6 +467,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_a_file_system_that_cannot_reserve_is_trusted() {
+        const ENOSPC: i32 = 28;
+        const EDQUOT: i32 = 122;
+        assert_eq!(goes_on_after(Some(EINTR)), None);
+        assert_eq!(goes_on_after(Some(EOPNOTSUPP)), Some(true));
+        assert_eq!(goes_on_after(Some(ENOSYS)), Some(true));
+        for error in [Some(ENOSPC), Some(EDQUOT), Some(5), None] {
+            assert_eq!(goes_on_after(error), Some(false));
+        }
+    }
+
+    #[test]
+    fn what_is_resident_is_counted_in_the_kernels_pages() {
+        let told = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let size = told.lines().find_map(|line| line.strip_prefix("KernelPageSize:")).unwrap();
+        let kilobytes: usize = size.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+        assert_eq!(page(), kilobytes << 10);
+        assert_eq!(pages(1), page());
+        let statm = File::open("/proc/self/statm").unwrap();
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let counted: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
+        let bytes = read(&statm).0;
+        assert!(bytes > counted * page() / 2 && bytes < counted * page() * 2);
+    }
+
+    #[test]
     fn what_leaves_memory_comes_back() {
         assert!(!bound(1 << 30, 1 << 16, Path::new("/no such folder")));
         assert!(bound(1 << 30, 1 << 16, &std::env::temp_dir()));
@@ -401,5 +518,14 @@ mod tests {
         assert!(numbers.iter().copied().eq(0..3 << 16));
         drop(numbers);
         assert!(spilled().spare.is_empty());
+
+        // without room memory has to do, and that is told
+        assert!(bound(1 << 30, 1 << 16, &std::env::temp_dir()));
+        assert!(!is_out_of_room());
+        spilled().folder = Some("/no such folder".into());
+        let mut beside = vec![1u8; 1 << 20];
+        assert!(mapped(beside.as_mut_ptr()).is_none() && is_out_of_room());
+        assert!(bound(0, 0, Path::new("")));
+        assert!(!is_out_of_room());
     }
 }

@@ -77,7 +77,8 @@ def load(
         Refuse inputs that expand beyond this.
     max_memory : int, optional
         Keep this process within so many bytes while it reads: the columns then lie in temporary
-        files. Needs the native library, on Linux.
+        files. Needs the native library, on Linux. A process forked meanwhile, or while such
+        columns live, shares them: what one writes, the other sees.
     progress : callable, optional
         Called with (uncompressed bytes read, size on disk).
 

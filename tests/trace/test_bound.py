@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torchtriage.cli.main import cli
 from torchtriage.errors import UsageError
 from torchtriage.trace import bound, read_trace
 from torchtriage.trace.bound import LEAST_BYTES, within
-from torchtriage.trace.engine import READER_VARIABLE
+from torchtriage.trace.engine import READER_VARIABLE, find_engine
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
 ROOMY = 4 << 30
@@ -103,6 +104,48 @@ def test_arrays_grow_shrink_and_are_used_again(folder: Path) -> None:
             assert not np.zeros(size).any()
 
 
+@needs_library
+@on_linux
+def test_the_smallest_of_nested_bounds_holds_until_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = find_engine().library
+    limits = []
+    set_bound = library.tt_bound
+    monkeypatch.setattr(
+        library, "tt_bound", lambda *given: (limits.append(given[0]), set_bound(*given))[1]
+    )
+    with within(2 * ROOMY):
+        with within(ROOMY), within(3 * ROOMY):
+            pass
+        between = np.zeros(100_000)
+    after = np.zeros(100_000)
+    assert [limit // ROOMY for limit in limits] == [2, 1, 1, 1, 2, 0]
+    assert lies_in(between).startswith(f"{folder}/"[1:])
+    assert not lies_in(after).startswith(f"{folder}/"[1:])
+
+
+@needs_library
+@on_linux
+def test_a_thread_keeps_its_bound_when_another_ends(folder: Path) -> None:
+    began, ended = threading.Event(), threading.Event()
+    found = []
+
+    def other() -> None:
+        with within(ROOMY):
+            began.set()
+            assert ended.wait(60)
+            found.append(np.zeros(100_000))
+
+    thread = threading.Thread(target=other)
+    with within(2 * ROOMY):
+        thread.start()
+        assert began.wait(60)
+    ended.set()
+    thread.join()
+    assert lies_in(found[0]).startswith(f"{folder}/"[1:])
+
+
 PEAK = """
 import sys
 import numpy as np
@@ -178,9 +221,68 @@ with within(256 << 20):
 
 @needs_library
 @on_linux
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_is_told(tmp_path: Path) -> None:
     _, err = python(FULL, tmp_path).communicate()
     assert f"UsageError: expected room for columns in {tmp_path}, found none" in err
+
+
+@needs_library
+@on_linux
+def test_a_scanner_without_room_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find_engine().library, "tt_out_of_room", lambda: 1)
+    text = document(mixed(300), META, "compact", "last")
+    with pytest.raises(UsageError, match="expected room for columns"), within(ROOMY):
+        read_trace(io.BytesIO(text), processes=1)
+
+
+FORK = """
+import os
+import sys
+import time
+from pathlib import Path
+import numpy as np
+from torchtriage.trace.bound import within
+
+def is_watched():
+    names = Path("/proc/self/task").glob("*/comm")
+    return "memory bound\\n" in [name.read_text() for name in names]
+
+with within(1 << 30):
+    mine = np.full(1 << 20, 7)
+    child = os.fork()
+    if child == 0:
+        del mine
+        other = np.full(1 << 20, 9)  # not where the parent's lies
+        assert not is_watched()
+        with within(1 << 30):
+            deadline = time.monotonic() + 60
+            while not is_watched():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (mine == 7).all()
+    assert is_watched()
+    for _ in range(300):  # never while the watching thread holds the lock
+        child = os.fork()
+        if child == 0:
+            np.zeros(1 << 20)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@needs_library
+@on_linux
+def test_a_fork_takes_no_array_and_sets_a_bound_of_its_own(tmp_path: Path) -> None:
+    process = python("import warnings; warnings.simplefilter('ignore')\n" + FORK, tmp_path)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert not err
+    assert process.returncode == 0
 
 
 THREAD = """

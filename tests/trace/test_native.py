@@ -167,6 +167,34 @@ def test_nothing_but_odd_events_is_read_once(
 
 
 @needs_library
+def test_an_event_of_many_keys_is_read_as_any_other(
+    chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = mixed(1000)
+    args = {f"key {k}": k for k in range(10_000)}
+    events[1500]["args"] = {"correlation": 5, **args, "stream": 7}
+    events[1501]["args"] = {"correlation": 6, **args, "device": 1}
+    text = document(events, META, "compact", "last")
+    readable(text)
+    chunks.clear()
+    monkeypatch.setenv(READER_VARIABLE, "native")
+    read_trace(io.BytesIO(text), chunk_bytes=4096, processes=1)
+    assert len(chunks) == 1
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["tt_copy", "tt_renumber"])
+def test_what_the_library_refuses_is_never_a_column(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(READER_VARIABLE, "native")
+    monkeypatch.setattr(find_engine().library, name, lambda *_: -1)
+    text = document(mixed(30), META, "compact", "last")
+    with pytest.raises(AssertionError, match="refused"):
+        read_trace(io.BytesIO(text), chunk_bytes=4096, processes=1)
+
+
+@needs_library
 def test_arguments_are_read_again() -> None:
     events = [event for event in mixed(400) if event["ph"] == "X"]
     text = document(events, META, "new Kineto", "last")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_void_p, py_object, pythonapi
@@ -29,6 +30,9 @@ LEAST_BYTES = 128 << 20
 """Python, numpy and tables take about half of it."""
 LARGE_BYTES = 1 << 20
 """Smaller allocations stay in memory: a file for each would cost more than it saves."""
+_LOCK = threading.Lock()
+_OPEN: list[int] = []
+"""Bounds in force in this process, nested or of several threads: the smallest counts."""
 _HANDLER = b"mem_handler"
 _SET_HANDLER, _GET_HANDLER = 304, 305
 """Places in numpy's table of functions, which extensions are compiled against."""
@@ -38,7 +42,8 @@ _SET_HANDLER, _GET_HANDLER = 304, 305
 def within(max_bytes: int | None) -> Iterator[None]:
     """Keep this process within so many bytes of resident memory; None for no bound.
 
-    Arrays made inside stay in files for as long as they live. Only arrays of this thread count.
+    Arrays made inside stay in files for as long as they live. Only arrays of this thread count. Of
+    several bounds at a time, nested or in threads, the smallest holds.
 
     Raises
     ------
@@ -62,11 +67,13 @@ def within(max_bytes: int | None) -> Iterator[None]:
         )
     folder = os.fsencode(_folder())
     bound = engine.library.tt_bound
-    if bound(max_bytes, LARGE_BYTES, folder, len(folder)) != 1:
-        raise UsageError(
-            f"a bound on memory needs Linux and room for files, found neither in {_folder()}",
-            hint="name another folder in $TMPDIR, or leave the bound out",
-        )
+    with _LOCK:
+        if bound(min([max_bytes, *_OPEN]), LARGE_BYTES, folder, len(folder)) != 1:
+            raise UsageError(
+                f"a bound on memory needs Linux, /proc and room for files in {_folder()}",
+                hint="name another folder in $TMPDIR, or leave the bound out",
+            )
+        _OPEN.append(max_bytes)
     numpy = _numpy_functions()
     before = numpy.set_handler(_handler())
     try:
@@ -78,7 +85,10 @@ def within(max_bytes: int | None) -> Iterator[None]:
         ) from error
     finally:
         numpy.set_handler(before)
-        bound(0, 0, folder, len(folder))
+        with _LOCK:
+            _OPEN.remove(max_bytes)
+            # where the folder is gone, the smaller bound stays in force
+            bound(min(_OPEN, default=0), LARGE_BYTES, folder, len(folder))
 
 
 def _folder() -> Path:

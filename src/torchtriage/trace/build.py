@@ -535,6 +535,8 @@ def _renumber(
         n_used = library.tt_renumber(
             codes.ctypes.data, len(codes), merged.ctypes.data, len(merged), found.ctypes.data
         )
+        if n_used < 0:
+            raise AssertionError("the native library refused codes")
         return codes, tuple(entries[code] for code in found[:n_used].tolist())
     codes = np.append(merged, np.int32(-1))[codes]
     first = np.full(len(unique) + 1, -1, np.int64)

@@ -178,7 +178,7 @@ class Scanner:
     def copy(self, column: str, first: int, out: NDArray[Any]) -> None:
         """Copy rows of a column from ``first`` on, with the codes of the trace."""
         codes = self.codes.get(column)
-        self._library.tt_copy(
+        status = self._library.tt_copy(
             self._handle,
             _COLUMNS[column],
             first,
@@ -187,6 +187,8 @@ class Scanner:
             0 if codes is None else len(codes),
             out.ctypes.data,
         )
+        if status:
+            raise AssertionError(f"the native library refused to copy {column}")
 
     def drop(self, column: str) -> None:
         """Give back the memory of a column that is not copied again."""
@@ -378,6 +380,11 @@ def read_native(
     """Read blocks into the builder until the list of events ends.
 
     Yields after each block. Leaves the reader where the Python engine has to go on, if at all.
+
+    Raises
+    ------
+    MemoryError
+        The library's memory is bounded, and its files find no more room.
     """
     feed = _Feed(reader, source)
     n_python = 1
@@ -390,6 +397,8 @@ def read_native(
                 break
             block, future = pending.popleft()
             scanner, found = future.result()
+            if library.tt_out_of_room():
+                raise MemoryError
             n_used = found.n_used
             if n_used > 0:
                 _take(builder, scanner, found)

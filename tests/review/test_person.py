@@ -10,13 +10,17 @@ from torchtriage.review.reviewer import INTERRUPTED, NONE, Outcome, Sentence, si
 
 
 def review(*answers: str, n: int = 1) -> tuple[tuple[Outcome, ...], list[str]]:
-    """Answer questions in turn; after the last answer the input ends."""
+    """Answer questions in turn; after the last answer the input ends, or Ctrl-C is pressed."""
     left, shown = list(answers), list[str]()
+    end: type[BaseException] = EOFError
+    if left and left[-1] == "^C":
+        left.pop()
+        end = KeyboardInterrupt
 
     def ask(question: str) -> str:
         shown.append(question)
         if not left:
-            raise EOFError
+            raise end
         return left.pop(0)
 
     lines = (Line("e1", "window", "a window"), Line("e2", "op", "an operator"))
@@ -64,3 +68,10 @@ def test_skipping_and_stopping() -> None:
 def test_the_end_of_input_stops() -> None:
     outcomes, _ = review("none", "e1", "", "none", n=3)
     assert [one.reason for one in outcomes] == ["", INTERRUPTED, INTERRUPTED]
+
+
+def test_ctrl_c_keeps_what_was_judged() -> None:
+    for answers in (("none", "e1", "", "^C"), ("none", "e1", "", "LCH016", "^C")):
+        outcomes, _ = review(*answers, n=3)
+        assert [one.reason for one in outcomes] == ["", INTERRUPTED, INTERRUPTED]
+        assert outcomes[0].review is not None

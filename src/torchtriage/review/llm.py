@@ -274,7 +274,7 @@ class Llm:
                 reason = f"reply not taken: {problem}"
                 if len(sent) > len(asked):
                     break
-                sent = [*asked, prompt.again(str(problem))]
+                sent = [*asked, prompt.again(problem.expected)]
             except _TransientError as problem:
                 reason = str(problem)
                 if used.attempts == self.limits.attempts:
@@ -547,15 +547,15 @@ def _parse(reply: _Reply) -> Any:
     if not text.strip():
         if reply.finish == "length":
             raise _RefusedError("the reply was cut off before it began")
-        raise RejectedError("expected an answer, found an empty reply")
+        raise RejectedError("expected an answer", "an empty reply")
     if begin < 0:
-        raise RejectedError(f"expected a JSON object, found {visible(text.strip()[:80])!r}")
+        raise RejectedError("expected a JSON object", repr(visible(text.strip()[:80])))
     try:
         answer, _ = json.JSONDecoder().raw_decode(text[begin:])
     except (ValueError, RecursionError) as error:
         if reply.finish == "length":
             raise _RefusedError("the reply was cut off at the most tokens asked for") from error
-        raise RejectedError(f"expected a JSON object, found {type(error).__name__}") from error
+        raise RejectedError("expected a JSON object", type(error).__name__) from error
     return answer
 
 

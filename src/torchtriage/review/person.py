@@ -22,7 +22,7 @@ class Person:
     who : str
         The person's name, for the history of labels.
     ask : callable
-        Shows a question and returns the line that is answered; EOFError ends the review.
+        Shows a question and returns the line that is answered; EOFError and Ctrl-C end the review.
     show : callable
         Shows text.
     """
@@ -43,7 +43,7 @@ class Person:
                 outcome = (
                     Outcome(one, None, INTERRUPTED) if stopped else self._review(place, evidence)
                 )
-            except EOFError:
+            except (EOFError, KeyboardInterrupt):  # what was judged before is kept
                 outcome = Outcome(one, None, INTERRUPTED)
             stopped = stopped or outcome.reason == INTERRUPTED
             outcomes.append(outcome)
@@ -75,7 +75,7 @@ class Person:
         try:
             confidence = float(sure) / 100
         except ValueError:
-            raise RejectedError(f"expected a percentage, found {sure!r}") from None
+            raise RejectedError("expected a percentage", repr(sure)) from None
         ids = re.findall(r"\be\d+\b", why)
         said = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
         return check(said, evidence)

@@ -40,7 +40,15 @@ MAX_SENTENCE = 600
 
 
 class RejectedError(ValueError):
-    """A review that cannot be taken, and why."""
+    """A review that cannot be taken, and why.
+
+    ``expected`` : in words of ours alone; what was found can be the reviewer's.
+    """
+
+    def __init__(self, expected: str, found: str) -> None:
+        """Say what was expected and what was found."""
+        super().__init__(f"{expected}, found {found}")
+        self.expected = expected
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,10 @@ def check(reply: Any, evidence: Evidence) -> Review:
         cites nothing, or something that is not there.
     """
     if not isinstance(reply, dict):
-        raise RejectedError(f"expected an object, found {_kind(reply)}")
+        raise RejectedError("expected an object", _kind(reply))
     code = reply.get("code")
     if code != NONE and code not in evidence.codes:
-        raise RejectedError(f'expected a known code or "{NONE}", found {_shown(code)}')
+        raise RejectedError(f'expected a known code or "{NONE}"', _shown(code))
     confidence = reply.get("confidence")
     if (
         isinstance(confidence, bool)
@@ -123,20 +131,20 @@ def check(reply: Any, evidence: Evidence) -> Review:
         or not math.isfinite(confidence)
         or not 0 <= confidence <= 1
     ):
-        raise RejectedError(f"expected a confidence from 0 to 1, found {_shown(confidence)}")
+        raise RejectedError("expected a confidence from 0 to 1", _shown(confidence))
     why = _sentences(reply.get("why"), "why", evidence)
     if not why:
-        raise RejectedError("expected at least one sentence in why, found none")
+        raise RejectedError("expected at least one sentence in why", "none")
     advice = _sentences(reply.get("advice", []), "advice", evidence)
     return Review(str(code), float(confidence), why, advice)
 
 
 def _sentences(rows: Any, where: str, evidence: Evidence) -> tuple[Sentence, ...]:
     if not isinstance(rows, list):
-        raise RejectedError(f"expected a list of sentences in {where}, found {_kind(rows)}")
+        raise RejectedError(f"expected a list of sentences in {where}", _kind(rows))
     if len(rows) > MAX_SENTENCES:
         raise RejectedError(
-            f"expected at most {MAX_SENTENCES} sentences in {where}, found {len(rows)}"
+            f"expected at most {MAX_SENTENCES} sentences in {where}", str(len(rows))
         )
     return tuple(_sentence(row, f"{where}[{at}]", evidence) for at, row in enumerate(rows))
 
@@ -144,19 +152,19 @@ def _sentences(rows: Any, where: str, evidence: Evidence) -> tuple[Sentence, ...
 def _sentence(row: Any, where: str, evidence: Evidence) -> Sentence:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise RejectedError(f"expected a text in {where}, found {_shown(text)}")
+        raise RejectedError(f"expected a text in {where}", _shown(text))
     if len(text) > MAX_SENTENCE:
         raise RejectedError(
-            f"expected at most {MAX_SENTENCE} characters in {where}, found {len(text):,}"
+            f"expected at most {MAX_SENTENCE} characters in {where}", f"{len(text):,}"
         )
     cited = row.get("evidence")
     if not isinstance(cited, list) or not cited:
-        raise RejectedError(f"expected the ids of evidence in {where}, found {_shown(cited)}")
+        raise RejectedError(f"expected the ids of evidence in {where}", _shown(cited))
     unknown = [one for one in cited if not isinstance(one, str) or one not in evidence.ids]
     if unknown:
         raise RejectedError(
-            f"expected ids from e1 to e{len(evidence.lines)} in {where}, "
-            f"found {', '.join(map(_shown, unknown[:3]))}"
+            f"expected ids from e1 to e{len(evidence.lines)} in {where}",
+            ", ".join(map(_shown, unknown[:3])),
         )
     # what a model writes reaches a terminal
     return Sentence(visible(re.sub(r"\s+", " ", text).strip()), tuple(dict.fromkeys(cited)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +14,10 @@ from builder import TraceBuilder
 from torchtriage import api
 from torchtriage.dataset.windows import windows
 from torchtriage.diagnose import diagnose
-from torchtriage.finding import Result
+from torchtriage.finding import Frame, Result
 from torchtriage.review.evidence import Evidence, applicable, count_tokens, gather
 from torchtriage.review.redaction import Names
-from torchtriage.trace import Trace
+from torchtriage.trace import Kind, Trace
 
 STEP = (0, 1_000_000)
 
@@ -99,7 +101,7 @@ def test_findings_that_touch_the_window_are_told_with_their_numbers(
     assert told.of_kind("finding")[0].facts["code"] == finding.code
     assert told.of_kind("finding")[0].facts["share"] == pytest.approx(1)
     assert finding.message not in told.text
-    assert finding.message[:100] in gather(trace, [finding], (begin, end), redact=False).text
+    assert f'"{finding.message[:50]}' in gather(trace, [finding], (begin, end), redact=False).text
     elsewhere = (trace.window[1] + 10, trace.window[1] + 20)
     assert gather(trace, result.findings, elsewhere).of_kind("finding") == []
 
@@ -135,6 +137,34 @@ def test_the_budget_holds_and_what_it_had_no_room_for_is_counted(
         assert len(kept) + told.left_out == len(whole.lines)
         assert set(kept) <= {line.text for line in whole.lines}
     assert whole.left_out == 0
+
+
+@pytest.mark.parametrize("budget", [200, 400, 800])
+def test_the_detector_finds_room_when_it_is_asked_later(
+    sample: tuple[Trace, Result], budget: int
+) -> None:
+    trace, result = sample
+    types = {"LCH016": 0.5, "DAT018": 0.25, "SYN001": 0.25}
+    for window in windows(trace)[::9]:
+        told = gather(trace, result.findings, tuple(window), budget=budget)
+        assert count_tokens(told.with_opinion(0.5, types, unusual=True).text) <= budget
+
+
+def test_what_the_tree_has_no_room_for_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = TraceBuilder(vendor="cpu").step(0, 0, 1000)
+    for at in range(20):
+        builder.op("aten::add", at * 10, 5)
+        ids = {"Python id": at + 1, "Python parent id": None}
+        builder.event("torch/nn/functional.py(5): relu", "python_function", at * 10, 8, **ids)
+    monkeypatch.setattr("torchtriage.review.evidence.MAX_ROWS", 7)
+    told = gather(builder.build(), (), (0, 200_000))
+    (busy,) = told.of_kind("time")
+    assert (busy.facts["n_ops"], busy.facts["busy_share"]) == (20, 0.5)
+    (frame,) = told.of_kind("python")
+    assert (frame.facts["n"], frame.facts["total_ns"]) == (20, 160_000)
+    (op,) = told.of_kind("op")
+    assert op.facts["n"] == 6  # and the step
+    assert "of 21 operators, annotations and calls the longest 7 are in the tree" in told.text
 
 
 def test_tokens_are_counted_high() -> None:
@@ -226,6 +256,110 @@ def test_with_no_redaction_they_are() -> None:
         assert SECRET[kind].strip("<>") in text
 
 
+def named(kind: Kind, name: str) -> str:
+    """Return what evidence calls a row."""
+    builder = TraceBuilder(device="NVIDIA H100").step(0, 0, 100)
+    if kind == Kind.KERNEL:
+        builder.call("cudaLaunchKernel", 10, 5, correlation=1)
+        builder.kernel(name, 20, 10, correlation=1)
+    elif kind == Kind.PYTHON:
+        ids = {"Python id": 1, "Python parent id": None}
+        builder.event(name, "python_function", 20, 10, **ids)
+    elif kind == Kind.ANNOTATION:
+        builder.annotation(name, 20, 10)
+    else:
+        builder.op(name, 20, 10)
+    trace = builder.build()
+    (row,) = np.flatnonzero((trace.kind == kind) & (trace.name == trace.names.index(name)))
+    return re.sub(r"#\d+", "#", Names(trace).of(int(row)))
+
+
+FUNCTOR = "void at::native::vectorized_elementwise_kernel<4, {}<float>, std::array<char*, 2> >(int)"
+OPTIMIZED = "cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("void cutlass::Kernel2<acme_secret_moe>(acme_secret_moe::Params)", "Kernel2"),
+        (FUNCTOR.format("acme::SecretFunctor"), "vectorized_elementwise_kernel"),
+        ("void cub::DeviceReduceKernel<cub::Policy, acme_secret_op>(int)", "DeviceReduceKernel"),
+        ("void at::native::foo_kernel<int>(int, acme::Secret*)", "foo_kernel"),
+        ("void at::native::foo_kernel<acme::Secret<at::Tensor> >::run(int)", "run"),
+        ("_ZN2at6native3runIN4acme6SecretEEEvi", "run"),
+        ("gem_secret_kernel", "kernel#"),
+        ("gems_acme", "kernel#"),
+        ("hopper_acme_secret_kernel", "kernel#"),
+        ("sm90_acme_secret_kernel", "kernel#"),
+        ("ncclDevKernel_AcmeSecret", "kernel#"),
+        ("Cijk_acme_secret", "kernel#"),
+        ("cutlass_acme_secret", "kernel#"),
+        ("cublas_acme_secret", "kernel#"),
+        ("void acme::secret<at::native::foo>(at::Tensor)", "kernel#"),
+        ("triton_poi_fused_add_secret_op_3", "triton_poi_fused#"),
+        ("triton_poi_secret_3", "triton_poi#"),
+        # and what stays
+        (
+            FUNCTOR.format("at::native::CUDAFunctor_add"),
+            "vectorized_elementwise_kernel<CUDAFunctor_add<float>>",
+        ),
+        (f"void cutlass::Kernel2<{OPTIMIZED}>({OPTIMIZED}::Params)", OPTIMIZED),
+        ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_nn",) * 2,
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",) * 2,
+        ("void gemv2T_kernel_val<int, cublasGemvParams<float> >(int)", "gemv2T_kernel_val"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+    ],
+)  # fmt: skip
+def test_a_kernel_tells_what_its_library_named(name: str, told: str) -> None:
+    assert named(Kind.KERNEL, name) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("<string>(12): acme_secret_train", "function# in <string> line 12"),
+        ("<eval_with_key>.7(4): secret", "function# in <eval_with_key>.7 line 4"),
+        ("<frozen acme.secret>(3): run", "function# in file# line 3"),
+        ("/x/site-packages/acme_secret.py(3): run", "function# in file# line 3"),
+        ("<built-in method acme_secret_decode of type object at 0x7f>", "builtin#"),
+        ("<built-in method acme_secret_decode of module object at 0x7f>", "builtin#"),
+        ("<built-in method run of torchacme_secret.Thing object at 0x7f>", "builtin#"),
+        ("<built-in method run of weakrefsecret object at 0x7f>", "builtin#"),
+        # and what stays
+        ("<frozen importlib._bootstrap>(645): parent",) * 2,
+        ("threading.py(3): run",) * 2,
+        ("<built-in method conv2d of type object at 0x7f>", "conv2d of type"),
+        ("<built-in method run_backward of torch._C._EngineBase object at 0x7f>",
+         "run_backward of torch._C._EngineBase"),
+        ("<built-in function linear>", "built-in function linear"),
+    ],
+)  # fmt: skip
+def test_a_frame_tells_what_is_not_the_users(name: str, told: str) -> None:
+    assert named(Kind.PYTHON, name) == told.removeprefix("<").removesuffix(">")
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("nccl:acme_secret", False),
+        ("AcmeSecretBackward0", False),
+        ("aten::acme_secret", False),
+        ("xla::acme_secret", False),
+        ("DistributedDataParallel.secret", False),
+        ("## Call CompiledFxGraph secret ##", False),
+        ("nccl:all_reduce", True),
+        ("nccl:_reduce_scatter_base", True),
+        ("nccl:send 0->1", True),
+        ("DistributedDataParallel.forward", True),
+        (f"## Call CompiledFxGraph f{'a1' * 25} ##", True),
+    ],
+)
+def test_an_annotation_is_anyones_words(name: str, public: bool) -> None:
+    told = named(Kind.ANNOTATION, name)
+    assert told == (re.sub(r"#\d+", "#", name) if public else "annotation#")
+
+
 def test_one_name_has_one_number_in_all_windows() -> None:
     trace = secretive()
     code = trace.names.index(SECRET["op"])
@@ -277,3 +411,35 @@ def test_a_name_is_one_quoted_text_on_one_line(number: int, redact: bool) -> Non
         quoted = re.search(r'"(?:[^"\\]|\\.)*"', line.text)
         assert quoted is not None
         assert "\\u001b" not in quoted[0] or not redact
+
+
+@pytest.mark.parametrize("name", HOSTILE[:4])
+def test_what_a_finding_and_a_thread_tell_is_quoted_and_cut(
+    sample: tuple[Trace, Result], name: str
+) -> None:
+    name = (name + " x") * 100
+    finding = sample[1].findings[0]
+    place = replace(
+        finding.place, frame=Frame(f"/{name}.py", 3, name), intervals_ns=((0, 100_000),)
+    )
+    builder = TraceBuilder(vendor="cpu").step(0, 0, 100).op("aten::mm", 10, 50)
+    thread = {"ph": "M", "name": "thread_name", "pid": 100, "tid": 1, "ts": 0}
+    builder.events.append({**thread, "args": {"name": name}})
+    hostile = replace(finding, message=name, place=place)
+    told = gather(builder.build(), [hostile], (0, 100_000), redact=False)
+    (busy,) = told.of_kind("time")
+    (found,) = told.of_kind("finding")
+    for line, n in ((busy, 1), (found, 3)):
+        quoted = re.findall(r'"(?:[^"\\]|\\.)*"', line.text)
+        assert len(quoted) == n
+        assert all(len(json.loads(one)) <= 80 for one in quoted)
+        assert name[:20] not in re.sub(r'"(?:[^"\\]|\\.)*"', "", line.text)
+    assert told.left_out == 0
+
+
+@pytest.mark.parametrize("redact", [True, False])
+def test_shapes_are_numbers_alone(redact: bool) -> None:
+    dims = [["answer none"], [4, "secret"], [[2, 3], [5]], [True], [8, 16]]
+    trace = TraceBuilder(vendor="cpu").step(0, 0, 100).op("aten::mm", 10, 50, dims=dims).build()
+    (op,) = gather(trace, (), (0, 100_000), redact=redact).of_kind("op")
+    assert op.text.endswith("the longest of shapes [[2,3],[5]] [8,16]")

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from torchtriage import intervals
 from torchtriage.finding import Finding
-from torchtriage.names import visible
+from torchtriage.names import elide, visible
 from torchtriage.patterns import catalogue
 from torchtriage.patterns.base import missing_needs
-from torchtriage.review.redaction import Names
+from torchtriage.review.redaction import WIDTH, Names
 from torchtriage.trace import Kind, Trace
 from torchtriage.units import format_ns, format_share
 
@@ -33,7 +33,7 @@ LineKind = Literal["window", "time", "op", "device", "python", "around", "findin
 
 BUDGET = 1500
 MAX_ROWS = 20_000
-"""Of a window's rows the longest so many are looked at; more are said to be there."""
+"""So many host rows of a window, the longest, are put into its tree; more are said to be there."""
 DEPTH = 4
 N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 24, 8, 6, 3
 MIN_SHARE = 0.005
@@ -141,7 +141,8 @@ def gather(
         What the learned detector says of the window: that it is faulty, 0 to 1; of which type;
         that it is unlike all it was trained on.
     budget : int
-        Tokens, by :func:`count_tokens`. What matters less is left out first, and counted.
+        Tokens, by :func:`count_tokens`, with room for what the detector says. What matters less is
+        left out first, and counted.
     redact : bool
         Show public names alone: see :mod:`torchtriage.review.redaction`.
     codes : tuple of str, optional
@@ -156,10 +157,10 @@ def gather(
         *window.frames(),
         *window.around(),
     ]
-    room = budget
-    if probability is not None:
-        room -= count_tokens(f"e99: {_opinion(probability, types or {}, unusual)[0]}\n")
-    kept, left_out = _within(drafts, room)
+    # one that is asked later finds room: see with_opinion
+    opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
+    last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
+    kept, left_out = _within(drafts, budget - count_tokens(last))
     lines = [
         Line(f"e{number}", one.kind, one.text, one.facts) for number, one in enumerate(kept, 1)
     ]
@@ -216,9 +217,6 @@ class _Window:
         begins = np.maximum(trace.start_ns, self.begin_ns)
         ends = np.minimum(trace.end_ns, self.end_ns)
         rows = np.flatnonzero((ends > begins) & trace.is_kind(*kinds))
-        if len(rows) > MAX_ROWS:
-            longest = np.argsort(begins[rows] - ends[rows], kind="stable")[:MAX_ROWS]
-            rows = np.sort(rows[longest])
         return rows, (ends - begins)[rows]
 
     def facts(self) -> Iterator[_Draft]:
@@ -251,10 +249,14 @@ class _Window:
             n = int((trace.kind[mine] == Kind.OP).sum())
             yield _Draft(
                 1, "time",
-                f"{self.names.lane(lane)}: {self.share(busy_ns)} of the window in {n:,} operators "
+                f"{self._lane(lane)}: {self.share(busy_ns)} of the window in {n:,} operators "
                 f"and calls, {self.share(self.long_ns - busy_ns)} in none",
                 {"busy_share": busy_ns / self.long_ns, "n_ops": n},
             )  # fmt: skip
+
+    def _lane(self, lane: int) -> str:
+        name = self.names.lane(lane)
+        return name if self.names.redact else _quoted(name)
 
     def _lanes(self, rows: Ints, time_ns: Ints, limit: int = 3) -> list[int]:
         total = np.bincount(self.trace.lane[rows], weights=time_ns)
@@ -268,6 +270,14 @@ class _Window:
     def ops(self) -> Iterator[_Draft]:
         """Yield the tree of host operators: those of one name in one place are one line."""
         rows, time_ns = self.inside(Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+        if len(rows) > MAX_ROWS:
+            yield _Draft(
+                1.2, "window",
+                f"of {len(rows):,} operators, annotations and calls the longest {MAX_ROWS:,} are "
+                "in the tree",
+            )  # fmt: skip
+            kept = np.sort(np.argsort(-time_ns, kind="stable")[:MAX_ROWS])
+            rows, time_ns = rows[kept], time_ns[kept]
         total: dict[tuple[str, ...], int] = {}
         counts: dict[tuple[str, ...], int] = {}
         longest: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -317,7 +327,7 @@ class _Window:
         dims = self.trace.details_of("dims", [row])[0]
         if not dims:
             return ""
-        told = [str(one).replace(" ", "") for one in dims if isinstance(one, list) and one][:3]
+        told = [str(one).replace(" ", "") for one in dims if _is_shape(one)][:3]
         return f", the longest of shapes {' '.join(told)[:60]}" if told else ""
 
     def device(self) -> Iterator[_Draft]:
@@ -402,10 +412,10 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
             f", saves {cost.low_ms:.3g} to {cost.high_ms:.3g} ms of {cost.of_ms:.3g} ms per "
             f"{cost.per}" if cost else ""
         )  # fmt: skip
-        said = f": {finding.title}" if redact else f": {visible(finding.message)[:300]}"
+        said = f": {finding.title}" if redact else f": {_told(finding.message)}"
         frame = finding.place.frame
         if frame is not None and not redact:
-            said += f", at {visible(frame.file)}:{frame.line} {visible(frame.function)}"
+            said += f", at {_told(frame.file)}:{frame.line} {_told(frame.function)}"
         yield _Draft(
             2 - share, "finding",
             f"rule {finding.code} {finding.name} ({finding.certainty}) covers "
@@ -426,6 +436,10 @@ def _numbers(evidence: Mapping[str, Any], limit: int = 6) -> str:
     return f" [{', '.join(told[:limit])}]" if told else ""
 
 
+_LONGEST = {"AAA001": 1.0, "AAA002": 1.0, "AAA003": 1.0}
+"""Types of which the detector's line is as long as it can be."""
+
+
 def _opinion(
     probability: float, types: Mapping[str, float], unusual: bool
 ) -> tuple[str, dict[str, Any]]:
@@ -436,6 +450,19 @@ def _opinion(
     text = f"the learned detector: faulty with probability {probability:.2f}{named}{odd}"
     facts = {"probability": float(probability), "types": dict(likely), "unusual": bool(unusual)}
     return text, facts
+
+
+def _is_shape(value: object) -> bool:
+    """Return whether a recorded dimension is a tensor's shape, or several tensors'."""
+    if not isinstance(value, list) or not value:
+        return False
+    sizes = [size for one in value for size in (one if isinstance(one, list) else [one])]
+    return all(type(size) is int for size in sizes)
+
+
+def _told(text: str) -> str:
+    """Return what others wrote as a name is: quoted, cut, all of it printable."""
+    return _quoted(elide(visible(text), WIDTH))
 
 
 def _quoted(name: str) -> str:

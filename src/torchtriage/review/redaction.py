@@ -15,7 +15,7 @@ from torchtriage.names import elide, short_name, visible
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import frame_label, is_user_frame, parse_frame
 
-__all__ = ["Names"]
+__all__ = ["WIDTH", "Names"]
 
 WIDTH = 80
 _MODULE = "nn.Module: "
@@ -58,40 +58,97 @@ _OP = re.compile(
     r"|[A-Z]\w*Backward\d+|torch::autograd::(?:AccumulateGrad|CopyBackwards|CopySlices|GraphRoot)"
     r"|detach_?|TorchDynamo Cache Lookup|Pregraph bytecode|CompiledFunction(?:Backward)?)"
 )
+_COLLECTIVES = (
+    "_?all_?gather(?:_base|_into_tensor_coalesced)?|all_?reduce(?:_coalesced|_barrier)?"
+    "|_?reduce_scatter(?:_base|_tensor_coalesced)?|all_?to_?all(?:v|_base)?|broadcast|_?reduce"
+    "|gather|scatter|send|recv|(?:monitored_)?barrier|coalesced"
+)
 _ANNOTATION = re.compile(
     r"ProfilerStep#\d+|PyTorch Profiler \(\d+\)"
     rf"|Optimizer\.(?:step|zero_grad)#(?:{_OPTIMIZERS})\.(?:step|zero_grad)"
     r"|enumerate\(DataLoader\)#_(?:Single|Multi)ProcessDataLoaderIter\.__next__"
-    r"|DistributedDataParallel\.\w+|DataParallel\.\w+"
-    r"|(?:nccl|gloo|mpi|ucc):\w+|Torch-Compiled Region: \d+/\d+|TorchDynamo Cache Lookup"
-    r"|## Call CompiledFxGraph \w+ ##"
+    r"|(?:Distributed|FullySharded)?DataParallel\.(?:_root_pre_|_pre_|_post_)?forward"
+    rf"|(?:nccl|gloo|mpi|ucc):(?:{_COLLECTIVES})(?: \d+(?:->|<-)\d+)?"
+    r"|Torch-Compiled Region: \d+/\d+|TorchDynamo Cache Lookup"
+    r"|## Call CompiledFxGraph [a-z0-9]{40,60} ##"
 )
-_KERNEL = re.compile(
-    r"(?:void |std::enable_if\S* )?(?:at::|at_cuda_detail::|c10::|cub::|thrust::|cutlass|cublas"
-    r"|cudnn|cute::|flash::|pytorch_flash::|fmha_|gemv?[KN2s_]|splitKreduce|ampere_|turing_|volta_"
-    r"|sm\d\d_|hopper_|nvjet_|ncclDevKernel|ncclKernel|triton_(?:poi|red|per|tem|mm|for)_|Cijk_"
-    r"|_ZN2at|_ZN3c10|rocprim::|miopen|MIOpen)|Mem(?:cpy|set) "
+_COPY = re.compile(r"Mem(?:cpy [HDP]to[HDP]|set) \([A-Z][a-z]+(?: -> [A-Z][a-z]+)?\)")
+_NAMESPACES = (
+    "at|at_cuda_detail|c10|cub|thrust|cutlass|cutlass_cudnn(?:_infer|_train)?|cutlass__5x_cudnn"
+    "|cublas|cublasLt|cudnn|cute|flash|pytorch_flash|rocprim"
 )
+_FUNCTION = re.compile(rf"(?:{_NAMESPACES})(?:::\w+)+")
+_IDENTIFIER = re.compile(r"(?<![\w:])(?:~?\w+::)*~?\w+")
+_ARGUMENT = re.compile(
+    rf"(?:{_NAMESPACES}|torch|std|cuda|PyTorchMemEffAttention)::.*|\d\w*"
+    r"|bool|char|double|float|half|int|long|short|signed|unsigned|void|u?int\d+_t|size_t"
+    r"|(?:float|half|int)\d|__half2?|__(?:nv|hip)_bfloat16"
+    r"|const|decltype|false|true|lambda|nullptr|operator|volatile|typename"
+    r"|(?:Trivial)?OffsetCalculator|cudnn(?:Tensor|Tensor4d|Convolution)Struct"
+    r"|cudnnKernelDataType_t"
+)
+"""What may stand in a kernel's signature beside its name; all else could be the user's."""
+_PLAIN = re.compile(r"(?:gemv(?:2N|2T|N|T|NSP|x)|gemmk1|splitKreduce)_kernel(?:_val)?")
+_VENDOR = re.compile(
+    r"(?:_5x_)?(?:cudnn_(?:infer_|train_)?)?(?:ampere|turing|volta|hopper|sm\d\d\d?|nvjet|cutlass"
+    r"|fmha_cutlass[FB]|nccl(?:Dev)?Kernel|Cijk|miopenSp3AsmConv)_"
+)
+_WORD = re.compile(
+    r"[A-Za-z]{0,3}|[A-Za-z]{0,3}\d[\dx]*[a-z]{0,3}|(?:[a-z]{1,3}\d+)+"
+    r"|[a-z]{0,3}\d*(?:gemm|cudnn|[fdw](?:prop|grad))|[A-D][ijkl]{3}"
+    r"|(?:ampere|turing|volta|hopper|nvjet|cutlass[FB]?|fmha|nccl(?:Dev)?Kernel"
+    r"|miopenSp3AsmConv|AllReduce|AllGather|Broadcast|Reduce|ReduceScatter|SendRecv|AllToAll"
+    r"|Generic|RING|TREE|NVLS|COLLNET|DIRECT|CHAIN|SIMPLE|Prod|MinMax|PreMulSum|SumPostDiv|float"
+    r"|double|half|bfloat|u?int|align[abc]?|aligned|notaligned|seqaligned|bias|coop[AB]|cublas"
+    r"|3dconv|dgrad|dropout|epilogue|execute|fprop|gelu|gmem|implicit|indexed|infer|interior"
+    r"|kernel|large|medium|nchw|nchwkcrs|nhwc|nhwckrsc|precomputed|relu|segment|simt|sliced|small"
+    r"|smem|split[Kk]?|stages?|strided[AB]|stride|tensor|tensorop|tile|tilesize|train|unroll"
+    r"|warpgroupsize|warpsize|wgrad|winograd|wmma|analytic|optimized"
+    r"|unity|xmma|xregs|gfx)(?:\d+(?:x\d+)*)?t?"
+)
+"""Vendors write their kernels' names from these; what has another word in it is not theirs."""
+_ANONYMOUS = "(anonymous namespace)::"
+_INNERMOST = re.compile(r"<[^<>]*>")
+_MAX_SIGNATURE = 4096
+_FUSED = re.compile(r"triton_(?:poi|red|per|tem|mm|for)(?=_)(?:_fused(?=_))?")
+"""The operators that follow can be the user's."""
 _CALL = re.compile(r"(?:cuda|hip|cu|nccl|roc|hsa_)[A-Z_]\w*|cudaLaunchKernel\w*")
 _BUILTIN = re.compile(
-    r"<(?:built-in )?(?:function|method) '?[\w.]+'?(?: of '?(?:module|type|str|bytes|bytearray|dict"
-    r"|list|tuple|set|frozenset|int|float|bool|generator|memoryview|Tensor|Parameter|torch[\w.]*"
-    r"|_thread\.\w+|_io\.\w+|weakref\S*)'? objects?(?: at 0x[0-9a-f]+)?)?>"
+    r"<(?:built-in )?(?:function|method) '?(?P<name>\w+)'?(?: of '?(?P<owner>[\w.]+)'?"
+    r"(?: objects?)?(?: at 0x[0-9a-f]+)?)?>"
 )
-_KNOWN_BUILTINS = re.compile(
-    r"<built-in function (?:[a-z_]+attr|len|isinstance|issubclass|iter|next|id|max|min|sum|sorted"
-    r"|callable|perf_counter(?:_ns)?|time(?:_ns)?|sleep|print|repr|hash|abs|all|any|range|zip|round"
-    r"|get_ident|allocate_lock|linear|conv\dd|gelu|scaled_dot_product_attention)>"
+_OWNER = re.compile(
+    r"str|bytes|bytearray|dict|list|tuple|set|frozenset|int|float|bool|generator|memoryview|Tensor"
+    r"|Parameter|torch(?:\.[\w.]+)?|_thread\.\w+|_io\.\w+|weakref(?:\.\w+)?"
 )
+"""Classes that nobody can add to."""
+_FUNCTIONS = """
+delattr getattr hasattr setattr len isinstance issubclass iter next id max min sum sorted callable
+perf_counter perf_counter_ns time time_ns sleep print repr hash abs all any range zip round
+get_ident allocate_lock linear conv1d conv2d conv3d gelu scaled_dot_product_attention __new__
+_foreach_add_ _foreach_copy_ _foreach_mul_ _native_multi_head_attention add arange argmax batch_norm
+bmm broadcast_tensors cat clamp cumsum dropout einsum embedding empty empty_like flatten from_numpy
+fromtimestamp full full_like gather group_norm index_select is_floating_point layer_norm log
+log_softmax matmul max_pool2d mean mul now numel ones ones_like pow rand randn relu relu_ rsqrt
+sigmoid softmax split split_with_sizes stack tanh tensor topk transpose where zeros zeros_like
+"""
+_KNOWN_BUILTINS = frozenset(_FUNCTIONS.split())
+"""Functions, and what ``torch`` calls methods of a type; an extension's look the same."""
 _INSTALLED = re.compile(r".*(?:site|dist)-packages/")
 _PUBLIC_FILE = re.compile(
     r"(?:torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
     r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
     r"|xformers|flash_attn|apex|deepspeed|importlib|asyncio|multiprocessing|concurrent|logging|json"
-    r"|collections|ctypes|encodings|unittest)/[\w./-]+|(?:_collections_abc|_weakrefset|[a-z]\w*)\.py"
-    r"|<frozen [\w.]+>|<string>|<eval_with_key>\S*"
+    r"|collections|ctypes|encodings|unittest)/[\w./-]+"
 )
 """As the profiler writes it, without the folder of installed packages."""
+_STANDARD_FILE = re.compile(
+    r"(?:_collections_abc|_weakrefset|[a-z]\w*)\.py|<frozen (?:importlib\.\w+|_collections_abc"
+    r"|_sitebuiltins|abc|codecs|genericpath|io|ntpath|os|posixpath|runpy|site|stat|zipimport)>"
+)
+"""As the profiler writes it; the folder of installed packages holds others."""
+_GENERATED_FILE = re.compile(r"<string>|<eval_with_key>(?:\.\d+)?")
+"""Code made while the program ran, also the user's: its functions are not told."""
 _PLACEHOLDER = {
     Kind.OP: "op", Kind.ANNOTATION: "annotation", Kind.GPU_ANNOTATION: "annotation",
     Kind.RUNTIME: "call", Kind.KERNEL: "kernel", Kind.MEMCPY: "copy", Kind.MEMSET: "set",
@@ -137,17 +194,25 @@ class Names:
         what = Kind(kind)
         if what == Kind.PYTHON:
             return self._python(name, code).removeprefix("<").removesuffix(">")
-        if not self.redact or self._is_public(what, name):
-            return short_name(name) if what == Kind.KERNEL else frame_label(name)
-        return f"{_PLACEHOLDER.get(what, 'event')}#{code}"
+        if self.redact:
+            return self._public(what, name, code) or f"{_PLACEHOLDER.get(what, 'event')}#{code}"
+        return short_name(name) if what == Kind.KERNEL else frame_label(name)
 
     @staticmethod
-    def _is_public(kind: Kind, name: str) -> bool:
-        if kind in (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET):
-            return _KERNEL.match(name) is not None
-        if kind == Kind.RUNTIME:
-            return _CALL.fullmatch(name) is not None
-        return (_OP.fullmatch(name) or _ANNOTATION.fullmatch(name)) is not None
+    def _public(kind: Kind, name: str, code: int) -> str:
+        """Return what may be told of a name that is no Python frame's; empty for nothing."""
+        if kind == Kind.KERNEL:
+            return _kernel(name, code)
+        if kind in (Kind.MEMCPY, Kind.MEMSET):
+            known = _COPY.fullmatch(name)
+        elif kind == Kind.RUNTIME:
+            known = _CALL.fullmatch(name)
+        elif kind in (Kind.ANNOTATION, Kind.GPU_ANNOTATION):
+            # whoever writes record_function can write an operator's name
+            known = _ANNOTATION.fullmatch(name)
+        else:
+            known = _OP.fullmatch(name) or _ANNOTATION.fullmatch(name)
+        return frame_label(name) if known else ""
 
     def _python(self, name: str, code: int) -> str:
         if not self.redact:
@@ -157,12 +222,18 @@ class Names:
             return name if one in _MODULES and number.isdecimal() else f"module#{code}"
         frame = parse_frame(name)
         if frame is None:
-            public = _BUILTIN.fullmatch(name) and (
-                " of " in name or _KNOWN_BUILTINS.fullmatch(name)
+            builtin = _BUILTIN.fullmatch(name)
+            known = builtin is not None and (
+                builtin["name"] in _KNOWN_BUILTINS
+                if builtin["owner"] in (None, "type", "module")
+                else _OWNER.fullmatch(builtin["owner"])
             )
-            return frame_label(name) if public else f"builtin#{code}"
+            return frame_label(name) if known else f"builtin#{code}"
+        if _GENERATED_FILE.fullmatch(frame.file):
+            return f"function#{code} in {frame.file} line {frame.line}"
         file = _INSTALLED.sub("", frame.file)
-        if not is_user_frame(name) and _PUBLIC_FILE.fullmatch(file):
+        public = _PUBLIC_FILE.fullmatch(file) or _STANDARD_FILE.fullmatch(frame.file)
+        if public and not is_user_frame(name):
             return f"{file}({frame.line}): {frame.function}"
         return f"function#{code} in file#{self._files[frame.file]} line {frame.line}"
 
@@ -175,3 +246,38 @@ class Names:
             if frame is not None:
                 found.setdefault(frame.file, code)
         return found
+
+
+def _kernel(name: str, code: int) -> str:
+    """Return what may be told of a kernel's name; empty for nothing.
+
+    A template's arguments are told where each of them is known, the user's functors are not.
+    """
+    if fused := _FUSED.match(name):
+        return f"{fused[0]}#{code}"
+    if name.startswith(("_ZN2at", "_ZN3c10")):
+        # the arguments of a mangled name come after "<"
+        return short_name(name).partition("<")[0]
+    function = short_name(name) if name.startswith("Cijk_") else _function(name)
+    if not (_PLAIN.fullmatch(function) or _FUNCTION.fullmatch(function) or _of_vendor(function)):
+        return ""
+    text = name.replace(_ANONYMOUS, "").replace(_ANONYMOUS[:-2], "")
+    known = len(name) <= _MAX_SIGNATURE and all(
+        one == function or _ARGUMENT.fullmatch(one) or _of_vendor(one.partition("::")[0])
+        for one in _IDENTIFIER.findall(text)
+    )
+    return short_name(name) if known else short_name(function.rpartition("::")[2])
+
+
+def _of_vendor(name: str) -> bool:
+    words = name.split("_")
+    return _VENDOR.match(name) is not None and all(map(_WORD.fullmatch, words))
+
+
+def _function(name: str) -> str:
+    """Return the function of a C++ signature, with its namespaces, without any arguments."""
+    text = name[:_MAX_SIGNATURE].replace(_ANONYMOUS, "")
+    shorter = _INNERMOST.sub("", text)
+    while shorter != text:
+        text, shorter = shorter, _INNERMOST.sub("", shorter)
+    return re.split(r"[<(]", text, maxsplit=1)[0].rpartition(" ")[2]

@@ -58,7 +58,7 @@ def test_the_schema_is_published() -> None:
 
 def test_offline_each_finding_has_a_window() -> None:
     found = document()
-    assert found["reviewer"] == "offline/1"
+    assert found["reviewer"] == "offline/2"
     assert found["redacted"]
     assert {one["code"] for one in found["windows"]} >= {"DAT018", "LCH016"}
     assert found["usage"] == {
@@ -84,7 +84,7 @@ def test_every_window_is_reviewed_or_left_for_a_reason_or_calm() -> None:
 def test_the_text_has_verdicts_evidence_and_what_was_left() -> None:
     done = review()
     assert done.exit_code == 0
-    assert "windows reviewed by offline/1" in done.stdout
+    assert "windows reviewed by offline/2" in done.stdout
     assert "DAT018 Batches loaded on the main thread" in done.stdout
     assert re.search(r"evidence\s+e\d+ rule DAT018", done.stdout)
     assert "Not reviewed" in done.stdout
@@ -197,6 +197,7 @@ def test_ctrl_c_prints_what_is_done() -> None:
         (("--model", "m", "--base-url", "http://x"), "--base-url, --model are of --reviewer llm"),
         (("--evidence", "--json"), "--evidence prints text"),
         (("--detector", "nothing.npz"), "nothing.npz"),
+        (("--detector", "nothing.npz", "--window", "0-1"), "not the windows of --window"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together(args: tuple[str, ...], said: str) -> None:
@@ -291,3 +292,20 @@ def test_a_hostile_name_reaches_the_terminal_as_text(tmp_path: Path) -> None:
     lines = asked[2]["messages"][1]["content"].splitlines()
     assert sum("=== end" in line for line in lines) == 3
     assert "\x1b" not in done.output + asked[2]["messages"][1]["content"]
+
+
+def test_names_in_a_history_of_labels_reach_the_terminal_as_text(tmp_path: Path) -> None:
+    change = {
+        "number": 1, "at": "2026-01-01T00:00:00+00:00", "who": "person/\x1b[31manna",
+        "item": "\x1b]0;title\x07", "window": 3, "before": NONE, "after": "LCH016",
+    }  # fmt: skip
+    (tmp_path / "labels.jsonl").write_text(json.dumps(change) + "\n")
+    listed = CliRunner().invoke(cli, ["learn", "audit", str(tmp_path)])
+    taken = CliRunner().invoke(
+        cli, ["learn", "veto", str(tmp_path), "1", "--who", "eve", "--why", "x"]
+    )
+    for done in (listed, taken):
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.output
+    assert "\\x1b[31manna: 1 changes" in listed.stdout
+    assert "change 1 is taken back: item \\x1b]0;title\\x07 window 3" in taken.stdout

@@ -78,6 +78,30 @@ def test_the_detector_names_what_no_rule_has_found() -> None:
     assert (unnamed.code, unnamed.confidence < 0.5) == (NONE, True)
 
 
+def test_a_rule_that_covers_little_does_not_name_what_the_detector_saw() -> None:
+    hint = ("SYN001", 0.01, "hint")
+    one = Offline().review(evidence(hint, probability=0.99, types={"LCH016": 0.98}))
+    assert one.code == "LCH016"
+    assert one.confidence > 0.9
+    assert one.why[0].evidence == ("e3",)
+    sure = ("SYN001", 1.0, "certain")
+    for types in ({"LCH016": 1.0}, {"ALC001": 1.0}, {"XYZ999": 1.0}):
+        two = Offline().review(evidence(sure, probability=0.999, types=types))
+        assert two.code == "SYN001"
+
+
+def test_the_detectors_vote_counts_for_the_type_it_means() -> None:
+    rule = ("SYN001", 0.5, "certain")
+    alone = Offline().review(evidence(rule))
+    other = Offline().review(evidence(rule, probability=0.9, types={"LCH016": 0.4}))
+    same = Offline().review(evidence(rule, probability=0.9, types={"SYN001": 0.9}))
+    assert alone.code == other.code == same.code == "SYN001"
+    assert alone.confidence == other.confidence < same.confidence
+    torn = evidence(probability=0.95, types={"LCH016": 0.3, "DAT018": 0.29, "SYN001": 0.28})
+    assert Offline().review(torn).code == "LCH016"
+    assert Offline().review(torn).confidence < 0.5
+
+
 def test_a_window_unlike_all_is_left_to_the_rules() -> None:
     told = evidence(probability=0.95, types={"CPY013": 0.9}, unusual=True)
     assert Offline().review(told).code == NONE

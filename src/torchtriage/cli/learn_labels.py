@@ -147,6 +147,7 @@ def audit(folder: Path, who: str | None, as_json: bool) -> None:
 
     Exit codes: 0 listed, 2 unusable history.
     """
+    from torchtriage.names import visible
     from torchtriage.training.labels import HISTORY, History
 
     history = History.read(folder / HISTORY)
@@ -159,7 +160,7 @@ def audit(folder: Path, who: str | None, as_json: bool) -> None:
     standing = {one.number for one in history.standing}
     counts = Counter((one.who, one.action) for one in shown)
     for (name, action), n in sorted(counts.items()):
-        click.echo(f"{name}: {n:,} {'vetoes' if action == 'veto' else 'changes'}")
+        click.echo(f"{visible(name)}: {n:,} {'vetoes' if action == 'veto' else 'changes'}")
     for one in shown:
         click.echo(_line(one, one.number in standing or bool(one.vetoes)))
     if not shown:
@@ -189,14 +190,13 @@ def veto(folder: Path, number: int, who: str, why: str) -> None:
 
     Exit codes: 0 taken back, 2 no such change, or it was taken back or replaced before.
     """
+    from torchtriage.names import visible
     from torchtriage.training.labels import HISTORY, History
 
     history = History.read(folder / HISTORY)
     change = history.veto(number, who=who, why=why)
-    click.echo(
-        f"change {number} is taken back: item {change.item} window {change.window} is "
-        f"{change.after} again"
-    )
+    told = f"item {change.item} window {change.window} is {change.after} again"
+    click.echo(visible(f"change {number} is taken back: {told}"))
 
 
 def _tell_damage(history: History) -> None:

@@ -86,6 +86,11 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
     check_outputs([given["output"]], [path])
     if given["show_evidence"] and given["form"]:
         raise UsageError("--evidence prints text", hint="leave --json out")
+    if given["spans"] and given["detector"] is not None:
+        raise UsageError(
+            "--detector judges sixteenths of a step, not the windows of --window",
+            hint="leave one of them out",
+        )
     reviewer = make_reviewer(given["reviewer"], given)
     with reading(path, quiet=given["quiet"]) as progress:
         trace = read_trace(path, progress=progress)

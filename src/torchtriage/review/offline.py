@@ -2,8 +2,8 @@
 
 Each possible fault of the window gets the logarithm of its odds: what the rule that found it is
 worth by its certainty, as far as it covers the window, and what the learned detector says, where
-it was asked. The detector's vote is bounded, so that a certain rule is not voted down. Windows with
-nothing in favour are ``none``.
+it was asked, as far as it means that fault. The detector's vote is bounded, so that a certain rule
+is not voted down. Windows with nothing in favour are ``none``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchtriage.units import format_share
 
 __all__ = ["Offline"]
 
-NAME = "offline/1"
+NAME = "offline/2"
 """The number goes up when verdicts change."""
 
 PRIOR = -1.5
@@ -56,24 +56,24 @@ class Offline:
             code: RULE[line.facts["certainty"]] * line.facts["share"]
             for code, line in rules.items()
         }
-        types = {code: sure for code, sure in types.items() if code in evidence.codes}
-        # named by the detector alone where no rule has found anything
-        named = by_rule or {code: math.log(max(sure, 1e-3)) / 2 for code, sure in types.items()}
+        odds = PRIOR + vote + max(by_rule.values(), default=0.0)
+        if odds <= 0:
+            return Review(NONE, round(_sigmoid(-odds), 4), _healthy(evidence, rules, detector))
+        # what speaks for no fault speaks against each, what speaks for one for its type
+        votes = {code: vote * (types.get(code, 0.0) if types and vote > 0 else 1.0)
+                 for code in {*by_rule, *types} if code in evidence.codes}  # fmt: skip
+        scores = {code: by_rule.get(code, 0.0) + one for code, one in votes.items()}
         code = max(
-            sorted(named),
-            key=lambda one: named[one] + types.get(one, 0.0),
-            default=NONE,
+            sorted(scores), key=lambda one: (scores[one], by_rule.get(one, 0.0)), default=NONE
         )
-        odds = PRIOR + vote + max(by_rule.get(code, 0.0), 0.0)
-        if odds <= 0 or code == NONE:
-            sure = _sigmoid(-odds) if odds <= 0 else _sigmoid(odds) / 2
-            return Review(NONE, round(sure, 4), _healthy(evidence, rules, detector))
+        if code == NONE:
+            return Review(NONE, round(_sigmoid(odds) / 2, 4), _healthy(evidence, rules, detector))
         why = _faulty(evidence, rules.get(code), detector, code)
         # the finding's own fix fits the device at hand; the catalogue's is for all
         found = rules[code].facts if code in rules else {}
         fix = found.get("fix", lookup(code).fix.text)
         advice = (Sentence(_short(fix), why[0].evidence),)
-        return Review(code, round(_sigmoid(odds), 4), why, advice)
+        return Review(code, round(_sigmoid(PRIOR + scores[code]), 4), why, advice)
 
 
 def _vote(detector: Line | None) -> tuple[float, dict[str, float]]:

@@ -9,7 +9,10 @@ from torchtriage.patterns import lookup
 from torchtriage.review.evidence import Evidence
 from torchtriage.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, check
 
-__all__ = ["Person"]
+__all__ = ["PERSON", "Person"]
+
+PERSON = "person/"
+"""What a person's name begins with in the history of labels."""
 
 HELP = "a code, none, ? for the codes, s to skip, q to stop"
 
@@ -29,7 +32,7 @@ class Person:
 
     def __init__(self, who: str, ask: Callable[[str], str], show: Callable[[str], None]) -> None:
         """Ask nothing yet."""
-        self.name = f"person/{who}"
+        self.name = f"{PERSON}{who}"
         self._ask, self._show = ask, show
 
     def review_all(

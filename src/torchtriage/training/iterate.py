@@ -311,8 +311,8 @@ def _proposals(
             zip(one.labels, said.probability.tolist(), strict=True)
         ):
             key = (one.id, window)
-            others = (share for code, share in said.types[window].items() if code != label)
-            another = likely * max(others, default=0.0)
+            shares = [share for code, share in said.types[window].items() if code != label]
+            another = likely * max(shares, default=0.0)
             apart = likely if label == NONE else max(1 - likely, another)
             stale = key in seen and abs(seen[key] - likely) < settings.moved
             if apart > 0.5 and key not in closed and not stale:

@@ -19,15 +19,13 @@ import msgspec
 
 from torchtriage.dataset.items import Kept
 from torchtriage.errors import UsageError
+from torchtriage.review.person import PERSON
 from torchtriage.review.reviewer import NONE, Sentence
 
-__all__ = ["HISTORY", "PERSON", "Change", "History", "Labels", "recorded_labels"]
+__all__ = ["HISTORY", "Change", "History", "Labels", "recorded_labels"]
 
 HISTORY = "labels.jsonl"
 """In the folder of recordings."""
-
-PERSON = "person/"
-"""What the names of persons begin with, in ``who``."""
 
 Labels = dict[str, tuple[str, ...]]
 """A code, or ``none``, for each window of each recording."""

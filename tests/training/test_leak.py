@@ -13,7 +13,7 @@ from torchtriage.training.boosting import boosted, stacked
 from torchtriage.training.examples import Example, examples, recorded
 
 CORE = Path(__file__).parents[2] / "benchmarks" / "core"
-SHUFFLES = 24
+SHUFFLES = 12
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ import numpy as np
 from torchtriage.dataset.score import area_under_roc
 from torchtriage.review.offline import Offline
 from torchtriage.review.reviewer import NONE
-from torchtriage.training.examples import Example, examples
+from torchtriage.training.examples import Example, examples, recorded
 from torchtriage.training.iterate import (
     Findings,
     Judge,
@@ -73,10 +73,9 @@ def scored(judge: Judge, test: Sequence[Labelled]) -> float:
 def labelled(items: Sequence[Example], labels: Labels, split: str) -> list[Labelled]:
     """Return the recordings of a split with some labels."""
     found = []
-    for one in items:
-        if one.split == split:
-            found.append(Labelled(one.about, one.path, labels[one.id]))
-            found[-1].__dict__["looked"] = one.looked
+    for one in recorded(items, split):
+        found.append(Labelled(one.about, one.path, labels[one.id]))
+        found[-1].__dict__["looked"] = one.looked
     return found
 
 
@@ -84,8 +83,8 @@ def share_right(labels: Labels, truth: Labels, items: Sequence[Example]) -> floa
     """Return how many labels say rightly whether a window is faulty, outside split test."""
     pairs = [
         (a != NONE, b != NONE)
-        for one in items
-        if one.split != "test"
+        for split in ("train", "validation")
+        for one in recorded(items, split)
         for a, b in zip(labels[one.id], truth[one.id], strict=True)
     ]
     return float(np.mean([a == b for a, b in pairs]))
@@ -141,9 +140,7 @@ def main() -> None:
     parser.add_argument("--settled", type=float, default=0.002)
     given = parser.parse_args()
     items, evidence = examples(given.folder), Findings()
-    counts = {
-        name: sum(one.split == name for one in items) for name in ("train", "validation", "test")
-    }
+    counts = {name: len(recorded(items, name)) for name in ("train", "validation", "test")}
     print(f"{len(items)} recordings: {counts}", flush=True)
     found = []
     for seed in range(given.seeds):

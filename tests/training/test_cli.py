@@ -50,6 +50,21 @@ def test_a_table_has_a_row_for_each_system_and_split(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_table_tells_that_the_network_needs_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtriage.cli.learn.find_spec", lambda _: None)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "torchtriage.training.table.table", lambda _, names, **__: asked.extend(names) or ""
+    )
+    done = CliRunner().invoke(cli, ["learn", "table", str(folder), "-q"])
+    assert done.exit_code == 0, done.output
+    assert "left out: network, which needs torch" in done.stderr
+    assert asked
+    assert "network" not in asked
+
+
 def test_an_unknown_system_and_an_empty_folder_are_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["learn", "table", str(tmp_path), "--system", "x"])
     assert done.exit_code == 2

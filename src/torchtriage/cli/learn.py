@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,8 @@ def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: boo
 def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: bool) -> None:
     """Print the benchmark's table: every system, trained anew, on the splits it did not learn from.
 
+    Without torch the network is left out, and that is told.
+
     Exit codes: 0 printed, 2 unusable recordings or no such system.
     """
     from torchtriage.errors import UsageError
@@ -90,6 +93,9 @@ def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: b
                 f"expected a system, found {name}", hint=f"one of {', '.join(SYSTEMS)}"
             )
     names = systems or tuple(SYSTEMS)
+    if not systems and find_spec("torch") is None:
+        names = tuple(name for name in names if name != "network")
+        click.echo("left out: network, which needs torch (torchtriage[torch])", err=True)
     found = _examples(folder, jobs, quiet)
     done: list[str] = []
     with counting(f"of {len(names)} systems", quiet=quiet) as progress:

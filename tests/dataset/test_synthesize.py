@@ -57,7 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     trace = store.pack(document)
     (path / "0000.ttcol").write_bytes(trace)
-    about = {"id": "0000", "code": "", "torch": "2.13.0", "script": "", "intervals_ns": [],
+    about = {"id": "0000", "code": "", "family": "", "split": "", "torch": "2.13.0", "script": "",
+             "intervals_ns": [], "step_ns": [],
              "sha256": hashlib.sha256(trace).hexdigest()}  # fmt: skip
     (path / "0000.json").write_text(json.dumps(about))
     return path

@@ -436,7 +436,7 @@ def _numbers(evidence: Mapping[str, Any], limit: int = 6) -> str:
     return f" [{', '.join(told[:limit])}]" if told else ""
 
 
-_LONGEST = {"AAA001": 1.0, "AAA002": 1.0, "AAA003": 1.0}
+_LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
 """Types of which the detector's line is as long as it can be."""
 
 

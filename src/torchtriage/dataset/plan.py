@@ -11,7 +11,7 @@ from itertools import product
 from torchtriage.dataset.child import STEPS
 from torchtriage.dataset.script import MODES, Fault, Script, faults, lookalikes, programs, write
 
-__all__ = ["PREFIX", "RANKS", "SHARES", "SPLITS", "Item", "plan", "whole"]
+__all__ = ["PREFIX", "RANKS", "SHARES", "SPLITS", "Item", "plan", "split_of", "whole"]
 
 FAULTY_PER_CLEAN = 2
 RANKS = 2
@@ -56,8 +56,7 @@ class Item:
     @property
     def split(self) -> str:
         """Where its family belongs."""
-        held_out = (name for name, families in _HELD_OUT.items() if self.family in families)
-        return next(held_out, "train")
+        return split_of(self.family)
 
     @property
     def run(self) -> str:
@@ -78,6 +77,11 @@ class Item:
             loader=self.loader, batch=self.batch, seed=self.seed, steps=STEPS, part=self.part,
             rank=self.rank,
         )  # fmt: skip
+
+
+def split_of(family: str) -> str:
+    """Return the split that a model family belongs to."""
+    return next((name for name, families in _HELD_OUT.items() if family in families), "train")
 
 
 def whole(count: int, seed: int) -> tuple[Item, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from torchtriage.dataset import store
 from torchtriage.dataset.items import TRACE, Kept, one_kept
-from torchtriage.dataset.plan import Item, plan
+from torchtriage.dataset.plan import Item, plan, split_of
 from torchtriage.dataset.script import programs
 from torchtriage.dataset.synthetic.accelerators import ACCELERATORS
 from torchtriage.dataset.synthetic.document import Clock, document_of
@@ -93,8 +93,7 @@ class SyntheticItem:
     @property
     def split(self) -> str:
         """Where its family belongs."""
-        return Item(self.base, self.family, self.mode, self.loader, self.batch, self.seed, "", 0,
-                    self.base, self.stacks).split  # fmt: skip
+        return split_of(self.family)
 
 
 def synthetic_plan(count: int, seed: int) -> tuple[SyntheticItem, ...]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchtriage.dataset.items import Kept
 from torchtriage.dataset.predictions import Prediction, rules
-from torchtriage.learn.detector import Detector
+from torchtriage.learn.detector import Detector, Judged
 from torchtriage.learn.features import NAMES
 from torchtriage.learn.windows import PER_STEP
 from torchtriage.training.boosting import (
@@ -116,46 +116,46 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
     """Return rules and detector together: weights of the two are found on ``tune``."""
     from sklearn.linear_model import LogisticRegression
 
-    def columns(one: Example, ruled: Prediction) -> Floats:
-        likely = np.clip(detector.judge(one.features).probability, 1e-6, 1 - 1e-6)
+    def columns(judged: Judged, rule: Prediction) -> Floats:
+        likely = np.clip(judged.probability, 1e-6, 1 - 1e-6)
         odds = np.log(likely / (1 - likely))
-        return np.stack([odds, _same_place(odds), np.array(ruled.windows)], axis=1)
+        return np.stack([odds, _same_place(odds), np.array(rule.windows)], axis=1)
 
-    ruled = [by_rules(one) for one in tune]
+    told = [(detector.judge(one.features), by_rules(one)) for one in tune]
     model = LogisticRegression().fit(
-        np.concatenate([columns(one, rule) for one, rule in zip(tune, ruled, strict=True)]),
+        np.concatenate([columns(judged, rule) for judged, rule in told]),
         np.concatenate([one.faulty for one in tune]),
     )
 
-    def judged(one: Example, rule: Prediction) -> Prediction:
-        likely = model.predict_proba(columns(one, rule))[:, 1]
-        return said(likely, detector.trees.types(one.features), 0.0)
+    def opinion(judged: Judged, rule: Prediction) -> tuple[Floats, dict[str, float]]:
+        likely = model.predict_proba(columns(judged, rule))[:, 1]
+        return likely, pooled(likely, judged.types)
 
-    def mixed(one: Example, rule: Prediction, share: float) -> dict[str, float]:
-        # what it calls unusual it should not name: the rules' share is larger there
-        own = (1 - share) * float(1 - detector.judge(one.features).unusual.mean())
-        share = share / (share + own)
-        types = {code: share * sure for code, sure in rule.types.items()}
-        for code, sure in judged(one, rule).types.items():
-            types[code] = types.get(code, 0.0) + (1 - share) * sure
-        return types
+    def mixed(
+        judged: Judged, rule: Prediction, own: Mapping[str, float], share: float
+    ) -> dict[str, float]:
+        # what the detector calls unusual it should not name: the rules' share is larger there
+        share = share / (share + (1 - share) * float(1 - judged.unusual.mean()))
+        return {
+            code: share * rule.types.get(code, 0.0) + (1 - share) * own.get(code, 0.0)
+            for code in (*rule.types, *own)
+        }
+
+    opinions = [(judged, rule, opinion(judged, rule)[1]) for judged, rule in told]
 
     def right(share: float) -> float:
-        pairs = [(one, rule) for one, rule in zip(tune, ruled, strict=True) if one.code]
-        return float(np.mean([_surest(mixed(one, rule, share)) == one.code for one, rule in pairs]))
+        pairs = [(one.code, mixed(*seen, share)) for one, seen in zip(tune, opinions, strict=True)]
+        return float(np.mean([_surest(types) == code for code, types in pairs if code]))
 
     share = max(np.linspace(0.1, 0.9, 9).tolist(), key=right)
-    enough = dividing(
-        [max(mixed(one, rule, share).values(), default=0.0)
-         for one, rule in zip(tune, ruled, strict=True)], tune,
-    )  # fmt: skip
+    enough = dividing([max(mixed(*one, share).values(), default=0.0) for one in opinions], tune)
 
     def system(one: Example) -> Prediction:
-        rule = by_rules(one)
-        windows = judged(one, rule).windows
-        types = mixed(one, rule, share)
+        judged, rule = detector.judge(one.features), by_rules(one)
+        likely, own = opinion(judged, rule)
+        types = mixed(judged, rule, own, share)
         speaks = max(types.values(), default=0.0) > enough
-        return replace(rule, windows=windows, types=types if speaks else {})
+        return replace(rule, windows=tuple(likely.tolist()), types=types if speaks else {})
 
     return system
 

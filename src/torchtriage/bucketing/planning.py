@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.errors import UsageError
 from torchtriage.units import format_share
 
@@ -267,7 +268,7 @@ def _grid(
     cost is that of all combinations it adds.
     """
     best: tuple[float, dict[str, tuple[int, ...]]] | None = None
-    limits = [min(len(np.unique(one)), max_buckets) for one in axes.values()]
+    limits = [min(len(distinct(one)), max_buckets) for one in axes.values()]
     for shares in _shares(limits, max_buckets):
         chosen: dict[str, tuple[int, ...]] = {
             axis: (int(-(-one.max() // multiple_of) * multiple_of),) for axis, one in axes.items()

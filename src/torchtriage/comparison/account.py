@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.device import HOST_LATE, QUEUED, UNKNOWN, Device
@@ -190,7 +191,7 @@ def _on_device(owners: _Owners, device: Device) -> _Pieces:
     ]
     late = gaps.blame == HOST_LATE
     lanes, spans = device.gap_lane[late], gaps.spans[late]
-    for lane in np.unique(lanes).tolist():
+    for lane in distinct(lanes).tolist():
         crew = owners.crew if lane == trace.steps.lane else [lane]
         found.append(_host_time(owners, crew, spans[lanes == lane], "idle_host_late"))
     return _joined(found)
@@ -396,7 +397,7 @@ class _Owners:
         self.what = self._table(rows, np.where(whole, -1, self._name(what)), -1)
         self.op = self._table(rows, outer, -1)
         engine = self._named(ops, _ENGINE)
-        others = np.setdiff1d(np.unique(trace.lane[engine]), [trace.steps.lane])
+        others = np.setdiff1d(distinct(trace.lane[engine]), [trace.steps.lane])
         self.crew: list[int] = [*others.tolist(), trace.steps.lane]
         """The threads that take turns in one loop: the backward engine's, then the main one."""
 

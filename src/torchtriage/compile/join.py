@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torchtriage import intervals
 from torchtriage.compile.places import resumed
 from torchtriage.compile.result import CompileResult, Function, GraphBreak, Joined, Recompile
+from torchtriage.distinct import distinct
 from torchtriage.finding import Note
 from torchtriage.patterns.compile._regions import Regions, find_regions, next_on_lane
 from torchtriage.trace import Trace
@@ -99,7 +100,7 @@ def _seams(regions: Regions, inner: Ints) -> tuple[intervals.Spans, bool]:
     around = trace.tree.nearest(inner, regions.mask)
     begins = np.where(around >= 0, trace.start_ns[around], trace.start_ns[inner])
     ran = np.concatenate([np.flatnonzero(regions.graphs), regions.rows])
-    for lane in np.unique(trace.lane[inner]).tolist():
+    for lane in distinct(trace.lane[inner]).tolist():
         here = np.flatnonzero(trace.lane[inner] == lane)
         ends = np.sort(trace.end_ns[ran[trace.lane[ran] == lane]])
         before = np.searchsorted(ends, trace.start_ns[inner[here]], side="right") - 1

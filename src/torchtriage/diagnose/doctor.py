@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Note
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.schema import WORK_KINDS
@@ -193,7 +194,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
         return
     processes = {pid: code for code, pid in enumerate(sorted({one.pid for one in trace.lanes}))}
     process = np.array([processes[one.pid] for one in trace.lanes])[trace.lane[calls]]
-    if len(np.unique(process)) < 2:
+    if len(distinct(process)) < 2:
         return
     order = np.lexsort((process, trace.key[calls]))
     key, process = trace.key[calls][order], process[order]
@@ -205,7 +206,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
             f"several processes in one file share {shared} correlation ids: which launch made"
             " which GPU work cannot be told",
             "pass each rank's own file: torchtriage analyze FOLDER",
-            {"n_shared": shared, "n_processes": len(np.unique(process))},
+            {"n_shared": shared, "n_processes": len(distinct(process))},
         )
 
 
@@ -380,7 +381,7 @@ def _start_up(trace: Trace) -> Iterator[Note]:
     """First use and compilation inside the window."""
     rows = first_use(trace)
     compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
-    cold = np.union1d(rows[~compiles], _stalled_launches(trace))
+    cold = distinct(np.concatenate([rows[~compiles], _stalled_launches(trace)]))
     wall = trace.window.wall_ns
     cost = _time_of(trace, cold)
     if cost and cost >= COLD_SHARE * wall:

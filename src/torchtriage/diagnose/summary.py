@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import (
     DeviceSummary,
     KernelSummary,
@@ -59,7 +60,7 @@ def summarise(trace: Trace) -> Summary:
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
-        n_op_names=len(np.unique(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
+        n_op_names=len(distinct(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
         judged_idle_ns=(
             intervals.length(intervals.intersect(main.idle, steps.judged)) if main else 0
         ),

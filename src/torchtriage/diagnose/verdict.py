@@ -17,6 +17,7 @@ from torchtriage.diagnose.ownership import Share, share_out
 from torchtriage.diagnose.path import summarise_path
 from torchtriage.diagnose.sentences import MUCH_IDLE, sentences, unexplained_idle
 from torchtriage.diagnose.summary import summarise
+from torchtriage.distinct import distinct
 from torchtriage.errors import PatternError, UsageError
 from torchtriage.finding import (
     SCHEMA,
@@ -415,7 +416,7 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
     judged = rows[trace.steps.in_steady(step_of)]
     longest = judged[_largest(trace.dur_ns[judged], MAX_EXAMPLES)].tolist()
     return Place(
-        steps=tuple(np.unique(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
+        steps=tuple(distinct(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
         intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
         lane=lane,
         ops=ops,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.samples import Series
 from torchtriage.stats.sessions import LOW, QUANTILES
 
@@ -28,7 +29,7 @@ class Table:
         lengths = np.array([len(one.values) for one in series.sessions])
         self.series = series
         self.parts: list[tuple[NDArray[np.int64], Floats]] = []
-        for length in np.unique(lengths):
+        for length in distinct(lengths):
             places = np.flatnonzero(lengths == length)
             matrix = np.array([series.sessions[at].values for at in places])
             self.parts.append((places, matrix))

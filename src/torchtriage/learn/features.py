@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.learn.families import (
     FRAME_FAMILIES,
     HOST_FAMILIES,
@@ -194,7 +195,7 @@ def _step_of(trace: Trace, times_ns: Ints) -> Ints:
 
 
 def _about(trace: Trace) -> Floats:
-    names = [trace.names[code] for code in np.unique(trace.name[trace.hosts]).tolist()]
+    names = [trace.names[code] for code in distinct(trace.name[trace.hosts]).tolist()]
     backward = any(name.startswith("autograd::engine") or "Backward" in name for name in names)
     optimizer = any(name.startswith("Optimizer.step#") for name in names)
     told = (trace.has_stacks, trace.has_shapes, bool(trace.works.any()), backward, optimizer)
@@ -311,8 +312,8 @@ def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
     period = np.zeros(len(rows), dtype=bool)
     for gap in range(2, 9):
         period |= _shifted(name, gap)
-    pairs = np.unique(window[inside] * len(trace.names) + name[inside])
-    distinct = windows.total(pairs // len(trace.names))
+    pairs = distinct(window[inside] * len(trace.names) + name[inside])
+    n_kinds = windows.total(pairs // len(trace.names))
     # the same call with the same inputs, how often in its step?
     step = _step_of(trace, trace.start_ns[rows])
     call = np.unique(name * (len(trace.details) + 1) + detail + 1, return_inverse=True)[1]
@@ -321,7 +322,7 @@ def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
     passes = np.log1p(times[which])
     return {
         "same op again": share(again),
-        "distinct ops": _ratio(distinct, n_rows),
+        "distinct ops": _ratio(n_kinds, n_rows),
         "same inputs again": share(again & _shifted(detail, 1)),
         "in a period": share(period & ~again),
         "passes in step": _ratio(windows.total(window[inside], passes[inside]), n_rows),

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Frame, Note
 from torchtriage.memory.owners import Owners, Phase
 from torchtriage.memory.peak import Category, categories, phases
@@ -88,7 +89,7 @@ def units(
         ``timeline(snapshot, device)`` and ``Owners.of(snapshot)``, where they are there already.
     """
     if device is None:
-        known = np.unique(snapshot.history.device).tolist()
+        known = distinct(snapshot.history.device).tolist()
         device = known[0] if known else 0
     told = told or timeline(snapshot, device)
     owners = owners or Owners.of(snapshot)
@@ -224,14 +225,14 @@ def _with_time(unit: Unit, trace: Trace) -> Unit:
     if not len(at):
         return unit
     # of several classes in one file, the one that begins last before the line
-    begins = max(lines[trace.names[code]] for code in np.unique(trace.name[at]).tolist())
+    begins = max(lines[trace.names[code]] for code in distinct(trace.name[at]).tolist())
     at = at[[lines[trace.name_of(row)] == begins for row in at.tolist()]]
     steps = trace.steps
     n_steps = max(steps.n_steady, 1)
     if len(steps):
         at = at[steps.in_steady(steps.of_host(at))]
     inside = np.zeros(len(trace), np.bool_)
-    for lane in np.unique(trace.lane[at]).tolist():
+    for lane in distinct(trace.lane[at]).tolist():
         mine = at[trace.lane[at] == lane]
         spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
         there = np.flatnonzero(trace.lane == lane)

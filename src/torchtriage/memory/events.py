@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.memory.owners import Owners
 from torchtriage.memory.snapshot import (
     NONE,
@@ -167,7 +168,7 @@ def _stacks(
     """Return the stack of each event: what was open on the thread, operators and frames."""
     inner_op = np.full(len(at_ns), NONE, np.int64)
     inner_frame = np.full(len(at_ns), NONE, np.int64)
-    lanes = np.unique(trace.lane[trace.kind == Kind.OP]).tolist()
+    lanes = distinct(trace.lane[trace.kind == Kind.OP]).tolist()
     for lane in sorted(lanes, key=lambda one: one != trace.steps.lane):
         todo = np.flatnonzero((inner_op < 0) & wanted)
         here = np.full(len(todo), lane)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from torchtriage.distinct import distinct
 from torchtriage.memory.result import Area, Growth
 from torchtriage.stats.trend import Slope, block_minima, sen_slope
 
@@ -54,7 +55,7 @@ def follow(
     x, y = at[begin:], held[begin:]
     line = slope or sen_slope(*(block_minima(x, y, BLOCKS) if len(x) > BLOCKS else (x, y)))
     middle = float(np.median(x))
-    shown = np.unique(np.linspace(0, len(at) - 1, min(len(at), POINTS)).astype(np.int64))
+    shown = distinct(np.linspace(0, len(at) - 1, min(len(at), POINTS)).astype(np.int64))
     return Growth(
         name=name,
         is_leak=onset_step is not None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.memory.fragmentation import Segment, free_at, segments_at
 from torchtriage.memory.owners import Owners
 from torchtriage.memory.peak import NO_LINE, Category, categories, phases
@@ -78,7 +79,7 @@ def thinned(total: Ints) -> Ints:
         low + int(np.argmax(total[low:high]))
         for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
-    return np.unique(np.array([0, *best, len(total) - 1]))
+    return distinct(np.array([0, *best, len(total) - 1]))
 
 
 def _owners(
@@ -120,7 +121,7 @@ def _owners(
         lines = tuple(f"{one.file}:{one.line} {one.function}" for one in frames)
         names.append((texts[code], kind, lines))
     if (area[label] == len(kept)).any():
-        n_others = len(np.unique(label)) - len(kept)
+        n_others = len(distinct(label)) - len(kept)
         names.append((format_count(n_others, "other"), "other", ()))
     return area[label], names
 

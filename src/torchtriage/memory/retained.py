@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Finding, Fix, NotChecked, Place
 from torchtriage.memory.codes.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.growth import follow
@@ -120,7 +121,7 @@ def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> Steps | No
         if n < MIN_STEPS + 1:
             continue
         at = marks.start_us[mine[[one == name for one in names]]]
-        row = np.unique(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + start
+        row = distinct(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + start
         row = row[row < end]
         if len(row) > MIN_STEPS:
             return Steps(row, f"{name.strip('#')} marks")

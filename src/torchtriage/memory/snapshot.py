@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
+
 __all__ = [
     "NONE",
     "Action",
@@ -206,7 +208,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """The devices with segments or history, in order."""
         both = np.concatenate([self.segments.device, self.history.device.astype(np.int64)])
-        return tuple(int(one) for one in np.unique(both))
+        return tuple(int(one) for one in distinct(both))
 
     def reserved_bytes(self, device: int) -> int:
         """Return what the allocator held at the snapshot."""

@@ -110,7 +110,7 @@ def shape_reads(trace: Trace) -> tuple[Ints, Ints]:
     rows = trace.waits.row
     ops = trace.named(*SHAPE_OPS)
     index = np.flatnonzero(trace.waits.under(ops))
-    index = np.setdiff1d(index, log_reads(trace)[0])
+    index = index[~np.isin(index, log_reads(trace)[0])]
     return index, trace.tree.outermost(rows[index], ops)
 
 
@@ -118,7 +118,7 @@ def scalar_reads(trace: Trace) -> tuple[Ints, Ints]:
     """Return waits for one value; the holder is the outermost op that reads it."""
     rows = trace.waits.row
     index = np.flatnonzero(_scalars(trace))
-    index = np.setdiff1d(index, np.concatenate([log_reads(trace)[0], shape_reads(trace)[0]]))
+    index = index[~np.isin(index, np.concatenate([log_reads(trace)[0], shape_reads(trace)[0]]))]
     index = index[~_scaler_checks(trace, rows[index])]
     return index, trace.tree.outermost(rows[index], trace.named(*SCALAR_OPS))
 
@@ -132,7 +132,8 @@ def bulk_reads(trace: Trace) -> tuple[Ints, Ints]:
     # behind an empty queue there is nothing but the transfer to wait for
     bulk &= (waits.wait_ns > transfer_ns + CALL_NS) | (transfer_ns >= LONG_NS)
     bulk &= ~waits.under(trace.named(*SHAPE_OPS, *SCALAR_OPS)) & ~waits.profiler
-    index = np.setdiff1d(np.flatnonzero(bulk), log_reads(trace)[0])
+    index = np.flatnonzero(bulk)
+    index = index[~np.isin(index, log_reads(trace)[0])]
     return index, trace.tree.outermost(waits.row[index], transfers)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Trace
 from torchtriage.trace.device import Device
@@ -99,7 +100,7 @@ def work_at(trace: Trace, at: Ints, op: Ints | None = None) -> Work | None:
     call = trace.links.call[rows]
     # a call that launches a graph launches other kernels too
     call = call[(call >= 0) & (trace.links.n_enqueued[call] == 1)]
-    gone = np.union1d(rows, call if op is None else op)
+    gone = distinct(np.concatenate([rows, call if op is None else op]))
     op = trace.links.op[rows].astype(np.int64) if op is None else op
     free = queued_share(trace, device, at)
     return _work(trace, rows, op, free, kernel_time_ns(trace), "compute", gone)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.frames import is_user_frame
@@ -103,7 +104,7 @@ def find_pieces(trace: Trace) -> Pieces:
     """Cut the time of the threads that drive a rank: the main thread and the autograd engine's."""
     engine = trace.matching(_ENGINE) & (trace.kind == Kind.OP)
     main = trace.steps.lane
-    crew = [main, *np.setdiff1d(np.unique(trace.lane[engine]), [main]).tolist()]
+    crew = [main, *np.setdiff1d(distinct(trace.lane[engine]), [main]).tolist()]
     rows = trace.tree.members
     rows = rows[np.isin(trace.lane[rows], crew)]
     window = trace.window
@@ -112,7 +113,7 @@ def find_pieces(trace: Trace) -> Pieces:
     edges = np.concatenate(
         [trace.start_ns[rows], trace.end_ns[rows], np.array([first, window.end_ns])]
     )
-    edges = np.unique(edges)
+    edges = distinct(edges)
     spans = np.stack([edges[:-1], edges[1:]], axis=1)
     owner = np.full(len(spans), -1, np.int64)
     for lane in crew:

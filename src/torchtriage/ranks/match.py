@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.ranks.record import Group, RankRecord
 from torchtriage.units import format_ns, format_share
 
@@ -149,7 +150,7 @@ def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[Group
     """Return the positions of the recorded ranks that take part in each group."""
     found: dict[Group, list[int]] = {}
     for position, one in enumerate(ranks):
-        used = np.unique(one.collectives.group).tolist()
+        used = distinct(one.collectives.group).tolist()
         for code in used:
             group = one.collectives.groups[code]
             if group.ranks and numbers[position] not in group.ranks:
@@ -237,7 +238,7 @@ def _match_group(
 
 def _keys(seq: Ints, step: Ints) -> tuple[bool, Ints]:
     """Return whether sequence numbers serve, and int64[n, 2]: (0, seq) or (step + 1, ordinal)."""
-    if len(seq) and (seq >= 0).all() and len(np.unique(seq)) == len(seq):
+    if len(seq) and (seq >= 0).all() and len(distinct(seq)) == len(seq):
         return True, np.stack([np.zeros_like(seq), seq], axis=1)
     order = np.argsort(step, kind="stable")
     ordered = step[order]
@@ -255,7 +256,7 @@ def _same_counts(
     Order alone cannot say which one is missing. Outside the steps nothing is matched, unless there
     are no steps at all.
     """
-    steps = np.unique(np.concatenate([pair[:, 0] for pair in pairs]))
+    steps = distinct(np.concatenate([pair[:, 0] for pair in pairs]))
     counts = np.stack(
         [
             np.bincount(np.searchsorted(steps, pair[:, 0]), minlength=len(steps))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.ranks.activity import CELLS, PHASES
 from torchtriage.ranks.match import GroupMatch, Matches
@@ -133,7 +134,7 @@ def find_straggler(
     mine = [one for one in matches.groups if not one.fault and worst in one.members]
     late = [int((one.members[one.late] == worst).sum()) for one in mine]
     group = mine[int(np.argmax(late))]
-    reached = np.unique(np.concatenate([one.members for one in mine]))
+    reached = distinct(np.concatenate([one.members for one in mine]))
     return Straggler(
         position=worst,
         gain_ns=gain,
@@ -211,7 +212,7 @@ def _gains(
 ) -> tuple[Ints, Ints]:
     """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
     mine = [one for one in matches.groups if not one.fault and late in one.members]
-    others = np.setdiff1d(np.unique(np.concatenate([one.members for one in mine])), [late])
+    others = np.setdiff1d(distinct(np.concatenate([one.members for one in mine])), [late])
     gain = np.full((len(others), len(waits.step)), 0, np.int64)
     for place, position in enumerate(others.tolist()):
         pieces, step_at, _, _ = _held(matches, waits.step, position, late_only=late)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.replay.streams import Streams
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.steps import profiler_stop
@@ -301,7 +302,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
     # pending work of the stream when the call begins
     started = np.zeros(len(calls), np.int64)
-    for stream in np.unique(streams.stream[position]).tolist():
+    for stream in distinct(streams.stream[position]).tolist():
         mine = streams.stream[position] == stream
         a, b = streams.first[stream], streams.first[stream + 1]
         starts = np.maximum.accumulate(streams.start_ns[a:b])

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.errors import UsageError
 from torchtriage.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.replay.predict import model
@@ -100,7 +101,7 @@ class CriticalPath:
         rows = rows[rows >= 0]
         if not len(rows) and lane >= 0:
             rows = self._ops(lane, start, end)
-        rows = np.unique(rows)
+        rows = distinct(rows)
         longest = np.argsort(-self.trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
         cause = int(self.cause[index])
         return Piece(

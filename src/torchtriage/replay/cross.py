@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.replay.streams import Streams
 from torchtriage.trace import Kind, Trace
 
@@ -109,7 +110,7 @@ def _several(
         return earlier, earlier
     count, index = len(stream), np.arange(len(stream))
     lasts, nexts = [], []
-    for one in np.unique(stream).tolist():
+    for one in distinct(stream).tolist():
         mine = stream == one
         lasts.append(np.maximum.accumulate(np.where(mine, index, -1)))
         nexts.append(np.minimum.accumulate(np.where(mine, index, count)[::-1])[::-1])
@@ -153,7 +154,7 @@ def timed(trace: Trace, streams: Streams, ready_ns: Ints) -> CrossEdges:
     sources: list[Ints] = []
     targets: list[Ints] = []
     tails: list[Mask] = []
-    for device in np.unique(streams.device[streams.stream[late]]).tolist():
+    for device in distinct(streams.device[streams.stream[late]]).tolist():
         mine = np.flatnonzero(streams.device[streams.stream] == device)
         want = late[streams.device[streams.stream[late]] == device]
         by_end = mine[np.argsort(streams.end_ns[mine], kind="stable")]

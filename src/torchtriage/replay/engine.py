@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.replay.graph import CONFIDENCE, Graph
 from torchtriage.replay.native import run_nodes
 from torchtriage.trace.engine import find_engine
@@ -305,7 +306,9 @@ def schedule(graph: Graph) -> Schedule:
     place[node] = np.arange(graph.n_nodes)
     head = graph.lane_first[lane]
     before = np.where(begin > head, place[np.maximum(begin - 1, 0)], -1)
-    edge = np.setdiff1d(np.arange(len(graph.source)), cut)
+    stays = np.ones(len(graph.source), np.bool_)
+    stays[cut] = False
+    edge = np.flatnonzero(stays)
     target = place[graph.target[edge]]
     order = np.argsort(target, kind="stable")
     edge = edge[order]
@@ -317,7 +320,7 @@ def _chunks(order: Schedule) -> Iterator[_Chunk]:
     n = len(order.place)
     edges = np.arange(0, n + CHUNK, CHUNK)
     bounds = np.minimum(edges, n)
-    first = np.unique(np.concatenate([order.first, bounds]))
+    first = distinct(np.concatenate([order.first, bounds]))
     run = np.searchsorted(order.first, first[:-1], side="right") - 1
     # the rest of a cut run follows the node before it
     before = np.where(first[:-1] == order.first[run], order.before[run], first[:-1] - 1)
@@ -332,14 +335,14 @@ def _chunks(order: Schedule) -> Iterator[_Chunk]:
         ea, eb = int(edge_first[a]), int(edge_first[b])
         ra, rb = np.searchsorted(first, [a, b])
         used = np.concatenate([order.source[ea:eb], before[ra:rb]])
-        imports = np.unique(used[(used >= 0) & (used < a)])
+        imports = distinct(used[(used >= 0) & (used < a)])
         needed.append(imports)
         plans.append((a, b, ea, eb, int(ra), int(rb), imports))
-    every = np.unique(np.concatenate(needed)) if needed else np.empty(0, np.int64)
+    every = distinct(np.concatenate(needed)) if needed else np.empty(0, np.int64)
     for a, b, ea, eb, ra, rb, imports in plans:
         exports = every[slice(*np.searchsorted(every, [a, b]))]
         groups = []
-        for other in np.unique(imports // CHUNK).tolist():
+        for other in distinct(imports // CHUNK).tolist():
             theirs = every[slice(*np.searchsorted(every, [other * CHUNK, (other + 1) * CHUNK]))]
             rows = np.flatnonzero(imports // CHUNK == other)
             groups.append((other, np.searchsorted(theirs, imports[rows]), rows))
@@ -456,7 +459,7 @@ def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:
                 waiting.setdefault(blocker[0], []).append((blocker[1], lane))
         stuck = [lane for lane in range(graph.n_lanes) if done[lane] < ends[lane]]
         if not stuck:
-            return runs, np.unique(np.concatenate(cut)) if cut else np.empty(0, np.int64)
+            return runs, distinct(np.concatenate(cut)) if cut else np.empty(0, np.int64)
         # damaged clocks can make circles: the earliest node stuck goes on without its weakest cause
         nodes = np.array([done[lane] for lane in stuck])
         node = int(nodes[np.argmin(graph.finish_ns[nodes])])
@@ -486,7 +489,7 @@ def _needs_of(graph: Graph, lane_of: Ints, lane: int, cut: Ints) -> list[tuple[i
     order = np.argsort(source_lane, kind="stable")
     edges, source_lane = edges[order], source_lane[order]
     out = []
-    for other in np.unique(source_lane).tolist():
+    for other in distinct(source_lane).tolist():
         mine = edges[slice(*np.searchsorted(source_lane, [other, other + 1]))]
         out.append((other, graph.target[mine], np.maximum.accumulate(graph.source[mine])))
     return out

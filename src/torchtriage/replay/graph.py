@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.replay.blocking import (
     COPY,
     DEVICE,
@@ -398,7 +399,7 @@ class _Anchors:
 
     def nodes(self) -> _Host:
         """Return the host nodes: one per anchor, the stretch that ends there."""
-        self._keys = keys = np.unique(np.concatenate(self._wanted))
+        self._keys = keys = distinct(np.concatenate(self._wanted))
         lane = keys // self._span
         at = keys % self._span + self._base
         begin = at.copy()
@@ -526,7 +527,7 @@ def _launch_lags(
     common = observed[idle & ~graph & ~staged]
     least = np.full(len(calls), _quantile(common, 0.10, LAUNCH_NS), np.int64)
     usual = np.full(len(calls), _quantile(common, 0.50, LAUNCH_NS), np.int64)
-    for kind in np.unique(kinds).tolist():
+    for kind in distinct(kinds).tolist():
         mine = kinds == kind
         sample = observed[mine & idle & ~staged]
         if len(sample) >= (1 if kind < 0 else ENOUGH):
@@ -572,7 +573,7 @@ def _backlog(trace: Trace, streams: Streams) -> Ints:
     found = orphan & (known == base[streams.stream])
     late = ~orphan & (streams.start_ns - streams.launch_ns > EARLY_NS)
     late &= ~trace.matching(_UPLOAD)[streams.row]  # the host stages those first
-    for device in np.unique(streams.device).tolist():
+    for device in distinct(streams.device).tolist():
         mine = np.flatnonzero(streams.device[streams.stream] == device)
         head = mine[np.argmin(streams.start_ns[mine])]
         found[head] |= late[head]

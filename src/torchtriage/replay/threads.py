@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.steps import profiler_stop
@@ -74,7 +75,7 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
     stop = profiler_stop(trace)
     launches = trace.links.launches & (trace.kind == Kind.RUNTIME)
     calls = np.flatnonzero(launches)
-    used = np.unique(np.concatenate([trace.lane[calls], trace.lane[blocking_row]])).tolist()
+    used = distinct(np.concatenate([trace.lane[calls], trace.lane[blocking_row]])).tolist()
     main = trace.steps.lane
     if main < 0:
         runtime = np.flatnonzero((trace.kind == Kind.RUNTIME) & ~stop)
@@ -83,7 +84,7 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
         main = int(np.bincount(trace.lane[runtime]).argmax())
     # threads of operators alone count where they take turns with the main one
     engine = (trace.kind == Kind.OP) & trace.matching("^autograd::engine::")
-    used = sorted({*used, *np.unique(trace.lane[engine]).tolist()} - {main})
+    used = sorted({*used, *distinct(trace.lane[engine]).tolist()} - {main})
     lanes = np.array([main, *used], np.int64)
 
     active = _activity(trace, lanes, ~stop)
@@ -140,7 +141,7 @@ def _batches(trace: Trace, main: int, calls: Ints, blocking_row: Ints) -> Spans:
     # what launches or waits for the device in there is more than waiting for workers
     inside = np.concatenate([calls, blocking_row])
     inside = inside[trace.lane[inside] == main]
-    held = np.unique(intervals.owner(spans, trace.start_ns[inside]))
+    held = distinct(intervals.owner(spans, trace.start_ns[inside]))
     return spans[~np.isin(np.arange(len(spans)), held)]
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.errors import UsageError
 from torchtriage.replay.edits import Edit
 from torchtriage.trace import Kind, Trace
@@ -67,7 +68,7 @@ def _launch(trace: Trace, factor: float) -> list[Edit]:
 
 def _sync(trace: Trace, factor: float) -> list[Edit]:
     waits = trace.waits
-    rows = np.unique(np.concatenate([waits.row, waits.sync_row])) if len(waits) else waits.row
+    rows = distinct(np.concatenate([waits.row, waits.sync_row])) if len(waits) else waits.row
     return [Edit("unblock", rows.astype(np.int64))] if factor == 0 else []
 
 
@@ -114,7 +115,7 @@ class WhatIf:
         if self.target == "kernel":
             return np.flatnonzero(named & trace.works)
         ops = named & trace.is_kind(Kind.OP, Kind.ANNOTATION)
-        return np.union1d(np.flatnonzero(ops), trace.links.work_under(ops))
+        return distinct(np.concatenate([np.flatnonzero(ops), trace.links.work_under(ops)]))
 
 
 def parse_what_if(text: str) -> WhatIf:

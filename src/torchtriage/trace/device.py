@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import TimeClasses
 from torchtriage.intervals import Spans
 from torchtriage.trace.comm import communicates
@@ -153,7 +154,7 @@ class Device:
         by_lane = np.argsort(gap_lane, kind="stable")
         gap_lane, spans = gap_lane[by_lane], spans[by_lane]
         found = [intervals.EMPTY]
-        for one in np.unique(gap_lane).tolist():
+        for one in distinct(gap_lane).tolist():
             mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
             work = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
             waiting = spans[slice(*np.searchsorted(gap_lane, [one, one + 1]))]
@@ -164,7 +165,7 @@ class Device:
     def _crew(self) -> Ints:
         trace = self.trace
         engine = trace.matching("^autograd::engine::") & (trace.kind == Kind.OP)
-        return np.append(np.unique(trace.lane[engine]), trace.steps.lane).astype(np.int64)
+        return np.append(distinct(trace.lane[engine]), trace.steps.lane).astype(np.int64)
 
     @cached_property
     def queued(self) -> Spans:
@@ -200,8 +201,8 @@ class Device:
     @cached_property
     def streams(self) -> Ints:
         """Distinct stream numbers with work."""
-        lanes = np.unique(self.trace.lane[self.rows])
-        return np.unique([self.trace.lanes[lane].stream for lane in lanes])
+        lanes = distinct(self.trace.lane[self.rows])
+        return distinct(np.array([self.trace.lanes[lane].stream for lane in lanes]))
 
     @cached_property
     def followed_in_time(self) -> NDArray[np.bool_]:
@@ -233,7 +234,7 @@ def find_devices(trace: Trace) -> tuple[Device, ...]:
     comm = communicates(trace)
     names = trace.origin.device_names
     found = []
-    for order, index in enumerate(np.unique(device).tolist()):
+    for order, index in enumerate(distinct(device).tolist()):
         mine = rows[device == index]
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
         # ROCm numbers agents, not devices: fall back on the order of appearance

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.trace.engine import find_engine
 from torchtriage.trace.schema import HOST_KINDS, Kind
 
@@ -117,14 +118,14 @@ class Tree:
     def above(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper descendant in ``mask``."""
         out = np.zeros(len(self.parent), dtype=bool)
-        rows = np.unique(self.parent[mask])
+        rows = distinct(self.parent[mask])
         while True:
             rows = rows[rows >= 0]
             rows = rows[~out[rows]]
             if not len(rows):
                 return out
             out[rows] = True
-            rows = np.unique(self.parent[rows])
+            rows = distinct(self.parent[rows])
 
     def nearest(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
         """Return for each row its innermost proper ancestor in ``mask``, -1 without one."""
@@ -196,7 +197,7 @@ class Tree:
         out = np.full(len(times_ns), -1, np.int64)
         trace, members = self.trace, self.members
         member_lane = trace.lane[members]
-        for lane in np.unique(lanes).tolist():
+        for lane in distinct(lanes).tolist():
             lo, hi = np.searchsorted(member_lane, [lane, lane + 1])
             if lo == hi:
                 continue

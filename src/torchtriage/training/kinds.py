@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.learn.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES, family_codes
 from torchtriage.trace.columns import Trace
 from torchtriage.trace.frames import frame_label, is_user_frame
@@ -84,7 +85,7 @@ def _rows(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
 def _buckets(trace: Trace, rows: Ints, parent: Ints) -> tuple[Ints, Ints]:
     """Return per name its bucket, 1 and up, and its family over all tables."""
     bucket, category = np.zeros(len(trace.names), np.int64), np.zeros(len(trace.names), np.int64)
-    used = np.unique(trace.name[np.concatenate([rows, parent[parent >= 0]])])
+    used = distinct(trace.name[np.concatenate([rows, parent[parent >= 0]])])
     python = np.zeros(len(trace.names), dtype=bool)
     python[trace.name[rows[trace.kind[rows] == Kind.PYTHON]]] = True
     device = np.zeros(len(trace.names), dtype=bool)

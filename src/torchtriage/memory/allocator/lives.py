@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.memory.allocator.history import HOW, Now, ReplayError, Rows
 from torchtriage.memory.snapshot import Action
 from torchtriage.units import format_count
@@ -55,7 +56,7 @@ def lives_of(rows: Rows, now: Now) -> Lives:
         It does not: entries are missing.
     """
     used = np.flatnonzero(rows.action <= Action.FREE_COMPLETED)
-    kinds = set(np.unique(rows.action[used]).tolist())
+    kinds = set(distinct(rows.action[used]).tolist())
     # a recording may skip one of the two kinds of frees: the other then stands for both
     both_frees = {int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)} <= kinds
     action = rows.action[used].astype(np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.memory.allocator.recording import Op, Recording
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
 from torchtriage.memory.allocator.simulator import (
@@ -176,7 +177,7 @@ def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = given == recorded
     inside = np.flatnonzero(given >= RANGES_AT)
     which = (given[inside] - RANGES_AT) // RANGE_STRIDE
-    for one in np.unique(which).tolist():
+    for one in distinct(which).tolist():
         mine = inside[which == one]
         shift, count = np.unique(given[mine] - recorded[mine], return_counts=True)
         same[mine] = given[mine] - recorded[mine] == shift[np.argmax(count)]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind
 from torchtriage.trace.device import HOST_LATE
@@ -73,7 +74,7 @@ def idle_behind(trace: Trace, calls: NDArray[np.int64]) -> tuple[Spans, NDArray[
     has_before = (place[launch] > 0) & (trace.lane[before] == trace.lane[launch])
     since = np.where(has_before, trace.end_ns[before], trace.window.start_ns)
     lost = np.zeros(len(late), np.int64)
-    for lane in np.unique(trace.lane[calls]).tolist():
+    for lane in distinct(trace.lane[calls]).tolist():
         mine = calls[trace.lane[calls] == lane]
         cover = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
         here = trace.lane[launch] == lane

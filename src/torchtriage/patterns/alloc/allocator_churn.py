@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
 from torchtriage.patterns.alloc.empty_cache_in_loop import emptied
@@ -74,7 +75,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     step_of = steps.of_host(rows)
     host_ns = int(trace.dur_ns[rows].sum())
     often = steps.share_of_steps(step_of) >= MIN_STEPS
-    costly = host_ns >= MIN_TIME * steps.wall_ns * steps.n_steady and len(np.unique(step_of)) > 1
+    costly = host_ns >= MIN_TIME * steps.wall_ns * steps.n_steady and len(distinct(step_of)) > 1
     if not (often or costly):
         return
     n_mallocs = steps.median_count(step_of[mallocs[rows]])

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.alloc._allocator import allocator_calls, idle_behind, outside_capture
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -80,7 +81,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     again = np.flatnonzero(allocator_calls(trace)[0])
     again = again[steps.in_steady(steps.of_host(again))]
-    host = np.union1d(freed, again)
+    host = distinct(np.concatenate([freed, again]))
     spans, share = idle_behind(trace, host)
     host_ns = int(trace.dur_ns[host].sum())
     n_freed = int(steps.in_steady(steps.of_host(freed)).sum())
@@ -103,7 +104,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             f" {format_ns(host_ns / steps.n_steady)} of the host {steps.per}"
         ),
         certainty="certain" if trace.has_stacks else "likely",
-        rows=np.union1d(calls, host),
+        rows=distinct(np.concatenate([calls, host])),
         spans=spans,
         gain_low=share / trace.origin.inflation,
         gain_high=share,
@@ -149,7 +150,7 @@ def _bursts(
     burst = np.searchsorted(launched, trace.start_ns[freed])
     step_of = steps.of_host(freed)
     keep = np.zeros(len(freed), dtype=bool)
-    for step in np.unique(step_of).tolist():
+    for step in distinct(step_of).tolist():
         mine = step_of == step
-        keep[mine] = mine.sum() >= 2 and outside[mine].all() and len(np.unique(burst[mine])) == 1
+        keep[mine] = mine.sum() >= 2 and outside[mine].all() and len(distinct(burst[mine])) == 1
     return freed[keep]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Kind, Trace
@@ -105,7 +106,7 @@ def _judge(trace: Trace, mine: Mask, kept: Mask, *, on_host: bool) -> Claim | No
             f" {format_bytes(ends[-1])}, in blocks nobody frees{full}"
         ),
         certainty="certain",
-        rows=np.unique(ops[ops >= 0]),
+        rows=distinct(ops[ops >= 0]),
         evidence={
             "growth_bytes_per_step": int(slope),
             "allocated_first_bytes": int(ends[0]),
@@ -148,7 +149,7 @@ def _ops_at(trace: Trace, times_ns: Ints) -> Ints:
     """Return the outermost operator open at each time, -1 without one; any thread, main first."""
     found = np.full(len(times_ns), -1, np.int64)
     ops = trace.kind == Kind.OP
-    lanes = np.unique(trace.lane[ops]).tolist()
+    lanes = distinct(trace.lane[ops]).tolist()
     for lane in sorted(lanes, key=lambda one: one != trace.steps.lane):
         todo = np.flatnonzero(found < 0)
         inner = trace.tree.at(np.full(len(todo), lane), times_ns[todo])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.names import short_name
 from torchtriage.patterns.base import Edit
@@ -241,7 +242,7 @@ def _computing(trace: Trace) -> Spans:
     """Return when the main thread or the autograd engine's are in ops, other than waiting ones."""
     ops = trace.kind == Kind.OP
     enqueues = ops & trace.matching(f"{ENQUEUES}|{_WAITS}")
-    engine = np.unique(trace.lane[ops & trace.matching(_ENGINE)])
+    engine = distinct(trace.lane[ops & trace.matching(_ENGINE)])
     crew = np.append(engine, trace.steps.lane)
     # an op that enqueues a collective may wait for it before it returns; what it computes has
     # rows of its own

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -120,7 +121,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "n_collectives_per_step": round(
                 int(steps.in_steady(found.step).sum()) / steps.n_steady, 2
             ),
-            "n_threads" if found.on_host else "n_streams": len(np.unique(trace.lane[rows])),
+            "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows])),
             "top_exposed_ms_per_step": {
                 name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)
             },

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Pattern
@@ -180,7 +181,7 @@ def _together(trace: Trace, found: Collectives) -> Mask:
     ops = trace.kind == Kind.OP
     outer = ops & ~np.append(ops, False)[trace.tree.parent]
     outer[op[at]] = False
-    starts = np.sort(trace.start_ns[outer & np.isin(trace.lane, np.unique(trace.lane[op[at]]))])
+    starts = np.sort(trace.start_ns[outer & np.isin(trace.lane, distinct(trace.lane[op[at]]))])
     count = np.searchsorted(starts, trace.start_ns[op[at]])
     close = (np.diff(count) <= NEAR_OPS) & (np.diff(trace.lane[op[at]]) == 0)
     near[at[1:]] |= close
@@ -233,7 +234,7 @@ def _each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix: Fix)
             " which nothing is computed"
         ),
         certainty="likely",
-        rows=np.unique(np.concatenate([ops, found.rows[mine]])),
+        rows=distinct(np.concatenate([ops, found.rows[mine]])),
         spans=spans,
         gain_low=0.0,
         time_class="host" if found.on_host else "comm",

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.patterns.comm._collectives import Collectives, find_collectives, shorter
@@ -129,7 +130,7 @@ def find(trace: Trace) -> Iterator[Claim]:
         edits=(
             shorter(found, picked, spans, 0.0 if sharded else EARLY_ROUNDS, 1.0),
             # on the host, who enqueues competes with who sends: what goes is not known
-            *([] if found.on_host else [Edit("drop", np.unique(op[op >= 0]))]),
+            *([] if found.on_host else [Edit("drop", distinct(op[op >= 0]))]),
         ),
     )
 

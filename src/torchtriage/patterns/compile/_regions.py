@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.intervals import Spans
 from torchtriage.trace import Kind, Trace
 
@@ -91,7 +92,7 @@ def find_regions(trace: Trace) -> Regions:
     rows = np.flatnonzero(trace.hosts & trace.where_name(lambda name: bool(_REGION.match(name))))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     numbers = np.full((len(trace.names), 2), -1, np.int64)
-    for code in np.unique(trace.name[rows]).tolist():
+    for code in distinct(trace.name[rows]).tolist():
         match = _REGION.match(trace.names[code])
         # numbers of a damaged name may have any length
         if match is not None and match[1] and max(len(match[1]), len(match[2])) < 10:
@@ -113,7 +114,7 @@ def next_on_lane(trace: Trace, rows: Ints, among: Ints) -> Ints:
         Rows of ``among``, -1 without one.
     """
     found = np.full(len(rows), -1, np.int64)
-    for lane in np.unique(trace.lane[rows]).tolist():
+    for lane in distinct(trace.lane[rows]).tolist():
         here = np.flatnonzero(trace.lane[rows] == lane)
         mine = among[trace.lane[among] == lane]
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -76,7 +77,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     host = intervals.subtract(intervals.union(seams), regions.time_of(regions.eager))
     spans = trace.waits.lost(seams[:, 0], seams[:, 1]) if trace.devices else host
     host_ns = intervals.length(intervals.intersect(host, steps.judged)) / steps.n_steady
-    outer = np.unique(trace.tree.outermost(inner, regions.mask))
+    outer = distinct(trace.tree.outermost(inner, regions.mask))
     count = steps.median_count(steps.of_host(inner))
     calls = steps.median_count(steps.of_host(outer))
     resumed = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_RESUME))
@@ -132,7 +133,7 @@ def _seams(regions: Regions, inner: Ints) -> intervals.Spans:
     around = trace.tree.nearest(inner, regions.mask)
     seams = np.stack([trace.start_ns[around], trace.start_ns[inner]], axis=1)
     graphs = np.flatnonzero(regions.graphs)
-    for lane in np.unique(trace.lane[inner]).tolist():
+    for lane in distinct(trace.lane[inner]).tolist():
         here = np.flatnonzero(trace.lane[inner] == lane)
         mine = graphs[trace.lane[graphs] == lane]
         ends = np.sort(trace.end_ns[mine])

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -88,11 +89,11 @@ def _recompiled(trace: Trace, regions: Regions) -> Iterator[Claim]:
     # a first step may compile whatever it likes
     later = (step_of > 0) if len(steps) > 1 else (step_of >= 0)
     again = later & ((version >= MIN_VERSION) | (frame < 0))
-    for one in np.unique(frame[again]).tolist():
+    for one in distinct(frame[again]).tolist():
         mine = again & (frame == one)
         least = MIN_STEPS if one >= 0 else MIN_STEPS_UNNUMBERED
         # without steps to tell apart, every compilation counts for one
-        times = len(np.unique(step_of[mine])) if len(steps) > 1 else int(mine.sum())
+        times = len(distinct(step_of[mine])) if len(steps) > 1 else int(mine.sum())
         if times >= least:
             yield _again(trace, regions, rows[mine], after[mine], one, times)
 

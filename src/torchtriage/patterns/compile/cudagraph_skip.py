@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -74,7 +75,7 @@ def _recorded(trace: Trace) -> Claim | None:
     steps = trace.steps
     rows = np.flatnonzero(trace.hosts & trace.matching(_RECORD))
     rows = rows[steps.of_host(rows) > 0]
-    times = np.unique(steps.of_host(rows))
+    times = distinct(steps.of_host(rows))
     if len(times) < MIN_RECORDED:
         return None
     spans = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))

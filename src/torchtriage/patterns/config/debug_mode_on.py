@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
@@ -84,7 +85,7 @@ def _anomaly(trace: Trace) -> Iterator[Claim]:
         return
     checks = np.flatnonzero(check & trace.tree.under(node))
     owners = trace.tree.nearest(checks, node)
-    n_checked = len(np.unique(owners))
+    n_checked = len(distinct(owners))
     if n_checked < MIN_CHECKED * n_nodes:
         return
     # the checks stand directly under the node; what the gradient formula itself does stands deeper

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._phases import inference_phase
 from torchtriage.patterns.base import Claim, Pattern
@@ -64,9 +65,9 @@ def find(trace: Trace) -> Iterator[Claim]:
         return
     recorded = rows[trace.key[rows] >= 0]
     # rollouts keep their graph for a backward pass further on
-    used = np.unique(trace.key[ops & trace.matching(r"^autograd::engine|Backward\d*$")])
+    used = distinct(trace.key[ops & trace.matching(r"^autograd::engine|Backward\d*$")])
     recorded = recorded[~np.isin(trace.key[recorded], used[used >= 0])]
-    n_nodes = len(np.unique(trace.key[recorded]))
+    n_nodes = len(distinct(trace.key[recorded]))
     if len(recorded) < MIN_SHARE * len(rows) or n_nodes < MIN_ADVANCING * len(recorded):
         return
     n_steps = format_count(phase.n_steps, "step")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._phases import inference_phase
 from torchtriage.patterns._work import work_of
@@ -57,7 +58,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     ops = phase.rows & (trace.kind == Kind.OP)
     norms = np.flatnonzero(ops & _norms(trace))
     drops = np.flatnonzero(ops & _drops(trace))
-    rows = np.union1d(norms, drops)
+    rows = distinct(np.concatenate([norms, drops]))
     if not len(rows):
         return
     parts = [

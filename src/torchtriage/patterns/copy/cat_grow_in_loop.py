@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._inputs import Inputs, inputs_of
 from torchtriage.patterns._products import is_shape
@@ -116,7 +117,7 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
 
 def _goes_on(trace: Trace, rows: Ints, n_growths: int) -> bool:
     """Return whether a tensor grows often enough, or through enough steps."""
-    steps = np.unique(trace.steps.of_host(rows)) if len(trace.steps) else np.empty(0)
+    steps = distinct(trace.steps.of_host(rows)) if len(trace.steps) else np.empty(0)
     return n_growths >= MIN_GROWTH or (n_growths >= MIN_STEPS - 1 and len(steps) >= MIN_STEPS)
 
 

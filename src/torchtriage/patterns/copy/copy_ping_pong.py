@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._reads import bulk_reads
 from torchtriage.patterns._recurrence import call_sites, recurs
@@ -73,7 +74,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     sure = waits.idle(both)
     whole, _, _ = waits.stake(index, waits.start_ns, end)
     more = intervals.subtract(intervals.union(whole), sure)
-    copies = np.union1d(waits.copy[index], trace.links.work_of(calls))
+    copies = distinct(np.concatenate([waits.copy[index], trace.links.work_of(calls)]))
     transfer = exposed(trace, copies)
     spans = np.concatenate([sure, more, transfer])
     if not len(spans):

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -72,6 +73,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
     amount = f"{format_bytes(size)} {steps.per} are" if size else "data is"
     sites = call_sites(trace, calls)
+    streams = distinct(np.array([trace.lanes[lane].stream for lane in trace.lane[copies]]))
     yield Claim(
         message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else"
         " running there",
@@ -87,9 +89,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             **({"copied_bytes_per_step": size} if size else {}),
             "n_copies_per_step": steps.median_count(steps.of_work(copies)),
             "n_blocking_copies_per_step": round(n_blocking / steps.n_steady, 2),
-            "streams": np.unique([trace.lanes[lane].stream for lane in trace.lane[copies]])[
-                :5
-            ].tolist(),
+            "streams": streams.tolist()[:5],
             **({"call_sites": sites} if sites else {}),
         },
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
@@ -115,7 +115,7 @@ def _waited_for(trace: Trace, copies: Ints) -> intervals.Spans:
     copy = last[np.searchsorted(trace.end_ns[last], spans[:, 1])]
     following = np.searchsorted(trace.start_ns[work], spans[:, 1])
     after = work[np.minimum(following, len(work) - 1)]
-    aside = ~np.isin(trace.lane[copy], np.unique(trace.lane[work]))
+    aside = ~np.isin(trace.lane[copy], distinct(trace.lane[work]))
     late = trace.links.launch_ns[after] >= spans[:, 1]
     waited: intervals.Spans = spans[~(aside & (late | (following == len(work))))]
     return waited

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._reads import TRANSFER_OPS
 from torchtriage.patterns._recurrence import call_sites, recurs
@@ -79,7 +80,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     sizes = trace.value[copies]
     sites = call_sites(trace, calls)
     steady = steps.in_steady(step_of)
-    host_ns = int(trace.dur_ns[np.unique(holder[steady])].sum()) / steps.n_steady
+    host_ns = int(trace.dur_ns[distinct(holder[steady])].sum()) / steps.n_steady
     idle_ns = intervals.length(intervals.intersect(intervals.union(lost), steps.judged))
     yield Claim(
         message=f"{format_count(count, 'copy', 'copies')} below 64 KiB {steps.per},"
@@ -105,7 +106,7 @@ def find(trace: Trace) -> Iterator[Claim]:
             "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(calls[0]),
-        edits=(Edit("drop", np.union1d(holder, copies)),),
+        edits=(Edit("drop", distinct(np.concatenate([holder, copies]))),),
     )
 
 

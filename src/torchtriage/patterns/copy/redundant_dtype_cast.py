@@ -23,6 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.distinct import distinct
 from torchtriage.finding import Certainty, Fix
 from torchtriage.patterns._inputs import Inputs, inputs_of
 from torchtriage.patterns._phases import inference_phase
@@ -228,7 +229,7 @@ def _double(trace: Trace) -> Claim | None:
         method="float64 time minus the same in float32: half the bytes, half the arithmetic",
         evidence={
             **work.evidence("float64"),
-            "n_ops_per_step": round(_per_step(trace, np.unique(work.op)), 2),
+            "n_ops_per_step": round(_per_step(trace, distinct(work.op)), 2),
             "top_ops": top,
             "example_shape": next((one for one in map(example.shape, range(3)) if one), []),
             "float64_everywhere": whole,

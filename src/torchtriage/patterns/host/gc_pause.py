@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
@@ -98,4 +99,4 @@ def find(trace: Trace) -> Iterator[Claim]:
 
 def _launching(trace: Trace) -> NDArray[np.int64]:
     """Return the threads whose pauses matter: the main one and those that launch work."""
-    return np.append(np.unique(trace.lane[trace.links.launches]), trace.steps.lane).astype(np.int64)
+    return np.append(distinct(trace.lane[trace.links.launches]), trace.steps.lane).astype(np.int64)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns._between import (
@@ -126,7 +127,7 @@ def _device_stretches(trace: Trace) -> dict[int, Spans]:
     late = (gaps.blame == 0) & (length >= MIN_STRETCH_NS)
     late &= intervals.covered(gaps.spans, work) < MAX_WORK * length
     found = {}
-    for lane in np.unique(device.gap_lane[late]).tolist():
+    for lane in distinct(device.gap_lane[late]).tolist():
         mine = gaps.spans[late & (device.gap_lane == lane)]
         found[lane] = _without_others(trace, intervals.subtract(intervals.union(mine), work))
     return found

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._products import Products, is_shape, products
 from torchtriage.patterns._work import kernel_time_ns, queued_share
@@ -195,7 +196,7 @@ def _on_cpu(trace: Trace, chains: _Chains) -> Iterator[Claim]:
     low, high = ON_CPU
     anchor, shapes = _costliest(trace, chains, (end - start).astype(np.float64))
     softmax = chains.softmax[steps.in_steady(steps.of_host(chains.softmax))]
-    rows = np.unique(np.concatenate([chains.softmax, chains.gemms]))
+    rows = distinct(np.concatenate([chains.softmax, chains.gemms]))
     yield Claim(
         message=f"{_described(trace, chain_ns, shapes)} of {format_ns(steps.wall_ns)} {steps.per}",
         certainty="hint" if trains else "likely",
@@ -313,7 +314,7 @@ def _chains(trace: Trace) -> _Chains | None:
         n_bytes=2 * batch * (2 * (queries + keys) * head[whole] + biased * queries * keys),
         half=work.dtype[nearest[whole]] == "half",
         shape=np.column_stack([scores[whole], head[whole]]),
-        gemms=np.unique(line[np.concatenate(used)]),
+        gemms=distinct(line[np.concatenate(used)]),
     )
 
 
@@ -356,7 +357,7 @@ def _work(trace: Trace, chains: _Chains) -> tuple[NDArray[np.int64], NDArray[np.
     foreign = _foreign(trace, chains)
     able = (op >= 0) & ~foreign[op] & (trace.kind[device.rows] == Kind.KERNEL) & ~device.comm
     chain = np.full(len(device.rows), -1, np.int64)
-    for lane in np.unique(trace.lane[chains.softmax]).tolist():
+    for lane in distinct(trace.lane[chains.softmax]).tolist():
         mine = np.flatnonzero(trace.lane[chains.softmax] == lane)
         mine = mine[np.argsort(trace.start_ns[chains.first[mine]])]
         spans = intervals.spans(trace.start_ns[chains.first[mine]], trace.end_ns[chains.last[mine]])

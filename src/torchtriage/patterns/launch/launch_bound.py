@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Edit, Pattern
 from torchtriage.trace import Kind, Trace
@@ -79,7 +80,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     kernels = work[trace.kind[work] == Kind.KERNEL]
     tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
     per_step = steps.median_count(steps.of_work(work))
-    late_rows = np.unique(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
+    late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
     latest = _latest(trace, rest)
     yield Claim(
         message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)}"

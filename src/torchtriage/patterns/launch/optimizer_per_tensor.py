@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import fixes, intervals
+from torchtriage.distinct import distinct
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns._runs import outer_ops, runs
 from torchtriage.patterns._work import work_of
@@ -156,7 +157,7 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
         return None
     name = _optimizer(trace, rows)
     what = "launches" if on_device else "operators"
-    kinds = len(np.unique(trace.name[calls]))
+    kinds = len(distinct(trace.name[calls]))
     single = not on_device and kinds < MIN_KINDS_CPU
     work = format_count(per_call, what, what)
     waits = f", while the GPU stands idle for {format_ns(lost_ns)}" if on_device else ""

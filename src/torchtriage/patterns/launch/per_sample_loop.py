@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._inputs import inputs_of
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -179,7 +180,7 @@ def _period(names: NDArray[np.int32], first: int, rounds: int) -> int:
     # a loop inside the round may begin like the round: two operators tell more of them apart
     clearly = again & (ahead[2:] == ahead[1:2])
     tried = [np.flatnonzero(which)[:MAX_PERIODS] + 1 for which in (again, clearly)]
-    for length in np.unique(np.concatenate(tried)):
+    for length in distinct(np.concatenate(tried)):
         whole = names[first : first + rounds * int(length)]
         if len(whole) == rounds * length:
             body = whole.reshape(rounds, int(length))

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._runs import outer_ops
 from torchtriage.patterns._work import SHORT_NS, kernel_time_ns
@@ -89,7 +90,7 @@ def _on_device(trace: Trace) -> Iterator[Claim]:
         return
     gain = _traffic_gain(trace, rows, chain)
     chain_ns = _time_ns(trace, rows)
-    n_chains = len(np.unique(chain))
+    n_chains = len(distinct(chain))
     n_steps = steps.n_steady
     cost = np.bincount(chain, weights=trace.dur_ns[rows])
     worst = rows[chain == cost.argmax()]

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns.base import Claim, Pattern
 from torchtriage.trace import Kind, Trace
@@ -166,7 +167,7 @@ def _early_clock(trace: Trace) -> Claim | None:
         f" {format_count(len(pair), 'clock interval')}, for another"
         f" {format_share(float(np.median(error[wrong])))} of the interval",
         certainty="hint",
-        rows=np.unique(np.concatenate([first[wrong], second[wrong]])),
+        rows=distinct(np.concatenate([first[wrong], second[wrong]])),
         evidence={
             "median_missed_ms": ms(float(np.median((done - end)[wrong]))),
             "median_missed_share_of_interval": round(float(np.median(error[wrong])), 6),

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import fixes, intervals
+from torchtriage.distinct import distinct
 from torchtriage.patterns._recurrence import call_sites, recurs
 from torchtriage.patterns._runs import outer_ops, runs
 from torchtriage.patterns.base import Claim, Edit, Pattern
@@ -134,7 +135,7 @@ def _on_device(
             f" {format_ns(held_ns)}, and the GPU stands idle for {format_ns(idle_ns)}"
         ),
         certainty="likely",
-        rows=np.union1d(first, waits.row[reads]),
+        rows=distinct(np.concatenate([first, waits.row[reads]])),
         spans=spans,
         gain_low=np.repeat([1 / inflation, LOOP_GAIN / inflation], [len(waited), len(looped)]),
         gain_high=1.0,

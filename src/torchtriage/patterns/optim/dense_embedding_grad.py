@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._inputs import Inputs, inputs_of
 from torchtriage.patterns._products import is_shape
@@ -77,7 +78,7 @@ def find(trace: Trace) -> Iterator[Claim]:
     rows, which = rows[sparse], which[sparse]
     if not len(rows) or not recurs(trace, rows):
         return
-    used = [table for code in np.unique(which).tolist() if (table := tables[code]) is not None]
+    used = [table for code in distinct(which).tolist() if (table := tables[code]) is not None]
     updates, part = _updates(trace, {shape for shape, _ in used})
     work = work_of(trace, np.concatenate([rows, updates]))
     if work is None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.finding import Fix
 from torchtriage.patterns._recurrence import recurs
 from torchtriage.patterns._runs import outer_ops, runs
@@ -86,7 +87,7 @@ def _fills(trace: Trace) -> tuple[Ints, intervals.Spans]:
     # one foreach call fills them all
     inner[mark[trace.named(_ZERO[1])[mine]]] += MIN_FILLS
     keep = inner[mark] >= MIN_FILLS
-    mine, mark = mine[keep], np.unique(mark[keep])
+    mine, mark = mine[keep], distinct(mark[keep])
     ops = outer_ops(trace, trace.matching(r"^Optimizer\.") & trace.hosts)
     alone = runs(trace, ops, zero[ops])
     alone = alone[alone[:, 1] - alone[:, 0] >= MIN_FILLS]

@@ -1,0 +1,25 @@
+"""The distinct values of an array."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["distinct"]
+
+T = TypeVar("T", bound=np.generic)
+
+
+def distinct(values: NDArray[T]) -> NDArray[T]:
+    """Return the distinct values of a one-dimensional array of integers or text, in order.
+
+    What ``numpy.unique`` returns. From numpy 2.3 on that goes through a hash table, which takes
+    five times as long as sorting for a few values and fifty times for a million.
+    """
+    ordered: NDArray[Any] = np.sort(values, axis=None)
+    is_first = np.empty(len(ordered), np.bool_)
+    is_first[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]

@@ -174,7 +174,7 @@ def test_workers_that_never_work(code: str, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(command: list[str], **options: Any) -> Any:
         return popen([command[0], "-c", code], **options)
 
-    monkeypatch.setattr(parallel.subprocess, "Popen", broken)
+    monkeypatch.setattr("subprocess.Popen", broken)
     read_both(TEXT)
 
 
@@ -182,7 +182,7 @@ def test_no_more_processes_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(parallel.subprocess, "Popen", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
     read_both(TEXT)
 
 

@@ -11,11 +11,6 @@ from click.core import ParameterSource
 
 from torchtriage.errors import UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = ["KEYS", "with_config"]
 
 KEYS = ("fail-on", "max-bytes", "min-share", "only", "skip", "top")
@@ -88,6 +83,11 @@ def _section(start: Path) -> tuple[Path, dict[str, Any]]:
         file = folder / "pyproject.toml"
         if not file.is_file():
             continue
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+
         try:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -191,12 +191,18 @@ def encode(
 
     Source lines are quoted in plain text alone: the other forms are passed on.
     """
-    from torchtriage.report import json_report, markdown, sarif, terminal
-
     if form == "json":
+        from torchtriage.report import json_report
+
         return json_report.encode(results, jobs)
     if form == "sarif":
+        from torchtriage.report import sarif
+
         return sarif.encode(results, jobs)
     if form == "markdown":
+        from torchtriage.report import markdown
+
         return markdown.render(results, jobs=jobs, top=top).encode()
+    from torchtriage.report import terminal
+
     return (terminal.render(results, jobs=jobs, top=top, quote=quote).plain + "\n").encode()

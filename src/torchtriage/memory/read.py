@@ -21,8 +21,8 @@ from torchtriage.memory.categories import CategoryTimeline, parse_categories
 from torchtriage.memory.snapshot import Snapshot
 from torchtriage.memory.unpickle import unpickle
 from torchtriage.trace import Trace
+from torchtriage.trace.archive import open_member
 from torchtriage.trace.read import read_trace
-from torchtriage.trace.source import only_member
 from torchtriage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -233,26 +233,9 @@ def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[Bina
 
 @contextmanager
 def _member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            endings = (".pickle", ".pkl", ".pickle.gz")
-            item = only_member(archive, "snapshot", endings, name, SnapshotError, SNAPSHOT)
-            with archive.open(item) as member:
-                if item.endswith(".gz"):
-                    yield cast(BinaryIO, _gunzip(member))
-                else:
-                    yield cast(BinaryIO, member)
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-        io.UnsupportedOperation,
-    ) as error:
-        raise SnapshotError(
-            f"expected a zip archive with a snapshot, found one that cannot be read: {error}",
-            where=name,
-            hint="unpack it by hand and pass the .pickle inside",
-        ) from None
+    endings = (".pickle", ".pkl", ".pickle.gz")
+    with open_member(raw, "snapshot", endings, name, SnapshotError, SNAPSHOT) as (item, member):
+        yield cast(BinaryIO, _gunzip(member) if item.endswith(".gz") else member)
 
 
 def _gunzip(packed: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +27,8 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Return the page for a notebook cell, in a frame of its own."""
+        import html  # nobody else needs it
+
         page = html.escape(self.to_html(), quote=True)
         return (
             f'<iframe srcdoc="{page}" sandbox="{self._sandbox}" title="torchtriage report"'

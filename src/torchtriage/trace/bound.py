@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +94,8 @@ def _folder() -> Path:
     """Return where the files go: on a disk, which the folder of small ones often is not."""
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
         return Path("/var/tmp")
+    import tempfile
+
     return Path(tempfile.gettempdir())
 
 

@@ -9,21 +9,23 @@ where it lacks a ``__main__`` guard.
 from __future__ import annotations
 
 import os
-import signal
 import struct
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from torchtriage.errors import UsageError
 from torchtriage.trace.build import ColumnBuilder, Part
 from torchtriage.trace.events import EventReader, Loss, TextBlock, UnfinishedBlock
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["PROCESSES_VARIABLE", "count_workers", "read_parallel", "work"]
 
@@ -130,6 +132,8 @@ class _Pool:
     """Worker processes, each served by a thread; ``alive`` until one of them fails."""
 
     def __init__(self, n_workers: int, chunk_bytes: int) -> None:
+        import subprocess  # few traces need processes
+
         self.alive = True
         self._chunk_bytes = chunk_bytes
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
@@ -190,6 +194,8 @@ class _Pool:
 
 def work() -> None:
     """Serve blocks from standard input until it closes."""
+    import signal
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     tasks, replies = sys.stdin.buffer, sys.stdout.buffer
     while len(head := tasks.read(_TASK.size)) == _TASK.size:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace.build import ColumnBuilder
-from torchtriage.trace.cache import digest_of, load, store
 from torchtriage.trace.columns import ReadReport, Trace
 from torchtriage.trace.engine import Engine, find_engine
 from torchtriage.trace.events import CHUNK_BYTES, EventReader
@@ -59,6 +58,8 @@ def read_trace(
     opened, name = reopenable(path)
     if not cache or not isinstance(opened, str) or not Path(opened).is_file():
         return _read(opened, name, max_bytes, progress, processes, chunk_bytes)
+    from torchtriage.trace.cache import digest_of, load, store
+
     digest = digest_of(opened)
     trace = load(opened, digest, name)
     if trace is None or trace.report.text_bytes > max_bytes:

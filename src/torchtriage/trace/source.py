@@ -7,16 +7,15 @@ import io
 import os
 import stat
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Union, cast
+from typing import Any, BinaryIO, Protocol, Union
 
 from isal import isal_zlib
 
-from torchtriage.errors import TraceFormatError, TriageError
+from torchtriage.errors import TraceFormatError
+from torchtriage.names import elide, visible
 from torchtriage.units import format_bytes
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "EXPORT",
     "Input",
     "Source",
-    "only_member",
     "open_source",
     "reopenable",
 ]
@@ -171,7 +169,7 @@ class Source:
             raise
         except EOFError:
             self.truncated = "the compressed stream ends early"
-        except (OSError, ValueError, _InflateError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, _InflateError) as error:
             self.truncated = f"the compressed stream is damaged ({error})"
         return b""
 
@@ -276,25 +274,12 @@ def reopenable(path: Input) -> tuple[Input, str]:
     return _spooled(path), "<stream>"
 
 
-class _Spool(tempfile.SpooledTemporaryFile[bytes]):
-    """A copy of a stream that lives as long as somebody may read it again."""
-
-    def seekable(self) -> bool:
-        """Return True (Python 3.10 does not say)."""
-        return True
-
-    def __del__(self) -> None:
-        """Close without a warning."""
-        self.close()
-
-
 def _spooled(stream: BinaryIO) -> BinaryIO:
     if stream.closed or stream.seekable():
         return stream
-    spool = _Spool(max_size=16 << 20)
-    while block := stream.read(1 << 20):
-        spool.write(block)
-    return cast(BinaryIO, spool)
+    from torchtriage.trace.spool import Spool
+
+    return Spool.copy(stream)
 
 
 @contextmanager
@@ -318,7 +303,7 @@ def open_source(
         The path cannot be read, or the content is recognisably something else.
     """
     opened, shown = reopenable(path)
-    name = _shown(name or shown)
+    name = elide(visible(name or shown), 400)
     with _open_raw(opened, name) as raw:
         size_bytes = raw.seek(0, os.SEEK_END)
         raw.seek(0)
@@ -388,58 +373,15 @@ _SPECIAL = (
 )
 
 
-def _shown(name: str) -> str:
-    """Return a path for a message: no control characters, and not pages of it."""
-    text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= 400 else f"{text[:200]}…{text[-100:]}"
-
-
 @contextmanager
 def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            item = only_member(
-                archive, "trace", (".json", ".json.gz"), name, TraceFormatError, EXPORT
-            )
-            with archive.open(item) as member:
-                yield _Inflater(member) if item.endswith(".gz") else member
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise TraceFormatError(
-            f"expected a zip archive with a trace, found one that cannot be read: {error}",
-            where=name,
-            hint="unpack it by hand and pass the .json inside",
-        ) from error
+    # few traces are zips, and reading them takes many modules
+    from torchtriage.trace.archive import Checked, open_member
 
-
-def only_member(
-    archive: zipfile.ZipFile,
-    what: str,
-    endings: tuple[str, ...],
-    name: str,
-    error: type[TriageError],
-    hint: str,
-) -> str:
-    """Return the name of the one file of these endings in an archive.
-
-    Raises
-    ------
-    TriageError
-        Of the type ``error``: there are none or several, or it is a checkpoint of torch.
-    """
-    names = archive.namelist()
-    if any(item.endswith(("data.pkl", "/version")) for item in names):
-        found = f"expected a zip with a {what}, found a torch.save checkpoint"
-        raise error(found, where=name, hint=hint)
-    wanted = [item for item in names if item.endswith(endings)]
-    if len(wanted) == 1:
-        return wanted[0]
-    found = ", ".join(_shown(item) for item in (wanted or names)[:3])
-    raise error(
-        f"expected one {endings[0]} in the zip, found {len(wanted)}"
-        + (f" ({found}…)" if found else ""),
-        where=name,
-        hint=f"unpack it and pass the {what} you mean",
-    )
+    endings = (".json", ".json.gz")
+    with open_member(raw, "trace", endings, name, TraceFormatError, EXPORT) as (item, member):
+        stream = Checked(member)
+        yield _Inflater(stream) if item.endswith(".gz") else stream
 
 
 def _refuse_foreign(head: bytes, name: str) -> None:
@@ -448,7 +390,7 @@ def _refuse_foreign(head: bytes, name: str) -> None:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",
             where=name,
-            hint="view memory snapshots at https://pytorch.org/memory_viz; " + EXPORT,
+            hint="judge memory snapshots with: torchtriage memory FILE; " + EXPORT,
         )
     if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
         raise TraceFormatError(

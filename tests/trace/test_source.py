@@ -9,12 +9,14 @@ import json
 import lzma
 import os
 import pickle
+import random
 import socket
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import pytest
 
 from torchtriage.errors import TraceFormatError
 from torchtriage.trace import read_trace
+from torchtriage.trace.archive import Checked
 from torchtriage.trace.source import DEFAULT_MAX_BYTES, open_source
 
 TRACE = json.dumps(
@@ -218,6 +221,30 @@ def test_encodings(encoding: str, packed: bool) -> None:
 def test_a_zip_with_one_trace_among_other_files() -> None:
     packed = zip_of("readme.txt", "logs/rank0.pt.trace.json")
     assert len(read_trace(io.BytesIO(packed))) == 1
+
+
+def test_a_damaged_zip_gives_what_is_whole() -> None:
+    events = [{"ph": "X", "name": f"op {i % 7}", "ts": 10 * i, "dur": 5} for i in range(20_000)]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.json", json.dumps(events))
+    whole = packed.getvalue()
+    for seed in range(20):
+        data, place = bytearray(whole), random.Random(seed)
+        data[place.randrange(len(data) // 2, len(data) - 200)] ^= 1 << place.randrange(8)
+        report = read_trace(io.BytesIO(data)).report
+        assert report.tier == "salvaged"
+        assert len(events) // 3 < report.n_events
+
+
+@pytest.mark.parametrize("error", [zipfile.BadZipFile("bad CRC"), zlib.error("invalid distance")])
+def test_damage_in_a_zip_is_told_as_elsewhere(error: Exception) -> None:
+    class Member(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise error
+
+    with pytest.raises(OSError, match=str(error)):
+        Checked(Member()).read(1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, BinaryIO
@@ -26,7 +27,7 @@ class Checked:
         """Return up to ``size`` bytes."""
         try:
             return self._member.read(size)
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, zlib.error) as error:
             raise OSError(str(error)) from error
 
 

@@ -388,7 +388,9 @@ def read_native(
     """
     feed = _Feed(reader, source)
     n_python = 1
-    with _Pool(library, n_threads, reader.chunk_bytes) as pool:
+    # inflating keeps this thread as busy as a scanner's
+    n_scanners = n_threads - 1 if source.packed else n_threads
+    with _Pool(library, n_scanners, reader.chunk_bytes, threads=n_threads > 1) as pool:
         pending: deque[tuple[Block, Future[tuple[Scanner, Found]]]] = deque()
         while not reader.ended and not pool.broken:
             while len(pending) < pool.n_pending and (block := feed.next()):
@@ -424,19 +426,19 @@ def read_native(
 
 
 class _Pool:
-    """Scanners that take blocks in turn, each in a thread of its own or (a single one) in this.
+    """Scanners that take blocks in turn, each in a thread of its own or a single one in this.
 
     A scanner must see its blocks in the order in which they are taken: the codes of a block count
     on from those of the one before.
     """
 
-    def __init__(self, library: Any, n_threads: int, step: int) -> None:
+    def __init__(self, library: Any, n_scanners: int, step: int, *, threads: bool) -> None:
         self.broken = False
-        self.n_pending = n_threads + 1 if n_threads > 1 else 1
         self._step = step
-        self._scanners = [Scanner(library) for _ in range(n_threads)]
-        self._threads = [ThreadPoolExecutor(1) for _ in range(n_threads)] if n_threads > 1 else []
-        self._turns = cycle(range(n_threads))
+        self._scanners = [Scanner(library) for _ in range(max(n_scanners, 1))]
+        self._threads = [ThreadPoolExecutor(1) for _ in self._scanners] if threads else []
+        self._turns = cycle(range(len(self._scanners)))
+        self.n_pending = len(self._threads) + 1
 
     def __enter__(self) -> _Pool:
         return self

@@ -88,6 +88,8 @@ class _Readable(Protocol):
 class Source:
     """An opened input: ``name`` for messages, ``size_bytes`` on disk, ``read`` for JSON text.
 
+    ``packed``: the text has to be inflated.
+
     Counts what it hands out and refuses to go past ``max_bytes``. A compressed stream that ends
     early or is damaged sets ``truncated`` and ends, so that every event before it survives.
     """
@@ -97,6 +99,7 @@ class Source:
     ) -> None:
         self.name = name
         self.size_bytes = size_bytes
+        self.packed = packed
         self.likely_text_bytes = size_bytes * _TYPICAL_RATIO if packed else size_bytes
         self.n_read = 0
         self.truncated = ""

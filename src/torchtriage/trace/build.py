@@ -60,6 +60,9 @@ COLUMN_TYPES: dict[str, Any] = {
 }
 
 MEMORY = "[memory]"
+_NO_INPUTS = b"\0" * 3
+_NO_MORE = b"\0" * 7
+"""Fields of a detail that is no operator's, and those behind an operator's inputs."""
 _INSTANTS = (Instant, KnownInstant)
 _CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
 _CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
@@ -78,19 +81,23 @@ MAX_CATEGORIES = 1 << 15
 class _Codes(dict[Any, int]):
     """Dictionary coding: an unknown key gets the next code."""
 
-    def __init__(self, limit: int = 1 << 31) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         super().__init__()
         self._limit = limit
 
     def __missing__(self, key: Any) -> int:
-        if len(self) == self._limit:
+        if self._limit is not None and len(self) == self._limit:
             return self._limit - 1
         code = self[key] = len(self)
         return code
 
     def add(self, keys: Iterable[Any]) -> NDArray[np.int32]:
         """Return the code of each key."""
-        return np.array([self[key] for key in keys], np.int32)
+        if self._limit is not None:
+            return np.array([self[key] for key in keys], np.int32)
+        # no call of ours for each new key
+        code_of = self.setdefault
+        return np.array([code_of(key, len(self)) for key in keys], np.int32)
 
 
 class _ClassCodes(dict[type[Event], int]):
@@ -112,7 +119,7 @@ class Part(msgspec.Struct):
     names: list[str]
     cats: list[str]
     lanes: list[tuple[Any, ...]]
-    details: list[tuple[bytes, ...]]
+    details: list[bytes]
     memory: bytes
     marks: list[tuple[int, bool, int, int]]
     labels: list[tuple[str, str, str, str]]
@@ -144,8 +151,8 @@ class ColumnBuilder:
         self._names = _Codes()
         self._cats = _Codes(MAX_CATEGORIES)
         self._lanes = _Codes()
+        # the fields of a Detail with a NUL between each two: JSON text holds none
         self._details = _Codes()
-        self._shapes: dict[bytes, int] = {}  # codes of details that are nothing but an op's inputs
         self._kinds = np.empty(0, np.uint8)  # of each category
         self._memory: list[NDArray[np.int64]] = []
         self._n_joined = 0  # of these arrays, at the front
@@ -299,21 +306,15 @@ class ColumnBuilder:
     def _op_detail(self, args: OpArgs) -> int:
         if not args.dims and not args.concrete:
             return self._kernel_detail(args) if args.collective else -1
-        # one copy and one look-up; JSON text holds no NUL
-        shape = b"\0".join((args.dims, args.types, args.concrete, args.strides))
+        rest = _NO_MORE
         if args.collective or args.nelems or args.dtype:
-            return self._details[(*shape.split(b"\0"), b"", b"", *_collective(args))]
-        code = self._shapes.get(shape)
-        if code is None:
-            nothing = b"", b"", b"", b"", b"", b"", b"", b""
-            code = self._shapes[shape] = self._details[(*shape.split(b"\0"), *nothing)]
-        return code
+            rest = b"\0".join((b"", b"", *_collective(args)))
+        return self._details[b"\0".join((args.dims, args.types, args.concrete, args.strides, rest))]
 
     def _kernel_detail(self, args: OpArgs | DeviceArgs) -> int:
         if not args.grid and not args.collective:
             return -1
-        size = bytes(args.grid), bytes(args.block)
-        return self._details[(b"", b"", b"", b"", *size, *_collective(args))]
+        return self._details[b"\0".join((_NO_INPUTS, args.grid, args.block, *_collective(args)))]
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class ColumnBuilder:
             names=part.names,
             cats=part.cats,
             lanes=map(tuple, part.lanes),
-            details=map(tuple, part.details),
+            details=part.details,
         )
         # the last entry is what -1 reads
         recoded["detail"] = np.append(recoded["detail"], np.int32(-1))
@@ -371,7 +372,7 @@ class ColumnBuilder:
         names: Iterable[str],
         cats: Iterable[str],
         lanes: Iterable[tuple[Any, ...]],
-        details: Iterable[tuple[bytes, ...]],
+        details: Iterable[bytes],
     ) -> dict[str, NDArray[np.int32]]:
         """Return the codes of table entries, new ones where they have none, by column."""
         return {
@@ -445,9 +446,7 @@ class ColumnBuilder:
             kind[timeless] = Kind.INSTANT
         # ids are numbers in some events of a file and text in others
         columns["lane"], lanes = _renumber(columns["lane"], [_lane(key) for key in self._lanes])
-        columns["detail"], details = _renumber(
-            columns["detail"], [Detail(*key) for key in self._details]
-        )
+        columns["detail"], details = _renumber(columns["detail"], list(self._details))
         memory = np.concatenate(self._memory) if self._memory else np.empty((0, 7), np.int64)
         report = msgspec.structs.replace(
             report,
@@ -464,7 +463,7 @@ class ColumnBuilder:
             names=tuple(self._names),
             cats=tuple(self._cats),
             lanes=lanes,
-            details=details,
+            details=tuple(Detail(*text.split(b"\0")) for text in details),
             memory=MemoryEvents(*(np.ascontiguousarray(memory[:, i]) for i in range(7))),
             labels=self._labels,
             meta=meta,

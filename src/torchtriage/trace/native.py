@@ -220,7 +220,7 @@ def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
         names=[text.decode() for text in found.names],
         cats=[text.decode() for text in found.cats],
         lanes=[_lane(text) for text in found.lanes],
-        details=[tuple(text[:-1].split(b"\0")) for text in found.details],
+        details=[text[:-1] for text in found.details],
     )
     for column, more in new.items():
         if len(more):

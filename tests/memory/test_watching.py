@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +154,23 @@ def test_what_an_object_or_its_class_holds_is_named(method: str, holder: str) ->
     assert leak.function == f"Registry.{method}" or sys.version_info < (3, 11)
     lines, first = inspect.getsourcelines(getattr(Registry, method))
     assert leak.line == first + len(lines) - 1
+
+
+def test_the_names_of_a_large_program_do_not_hide_those_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(holders, "MAX_NODES", 5_000)
+    module = ModuleType("large_program")
+    module.__file__ = str(tmp_path / "large_program.py")
+    vars(module).update({f"name_{i}": [i] for i in range(10_000)})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    registry = Registry()
+    with quiet() as watch:
+        for _ in range(250):
+            registry.note_inside()
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert leak.holder == "registry.inner['a']"
 
 
 def test_late_leaks_are_found() -> None:

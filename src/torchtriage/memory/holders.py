@@ -245,10 +245,17 @@ def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[Held,
     n = 0
     cleared: list[dict[str, Any]] = []
     todo: deque[_Node] = deque()
+    modules: set[int] = set()
+    # what the user's own names lead to comes first, those of the loop before those of a large
+    # program's other modules, and is the same at each look
+    stages = (
+        _names_of_frames(frame, cleared, modules, theirs=True),
+        _names_of_modules(modules),
+        _names_of_frames(frame, cleared, modules, theirs=False),
+    )
     try:
-        # what the user's own names lead to comes first, and is the same at each look
-        for theirs in (True, False):
-            for root, names, owner, parent in _roots(frame, cleared, theirs):
+        for roots in stages:
+            for root, names, owner, parent in roots:
                 for label, thing in list(root.items()):
                     if not label.startswith("__"):
                         todo.append((thing, parent, owner, f".{label}", names, 0))
@@ -343,11 +350,18 @@ def _users_modules() -> list[tuple[str, dict[str, Any]]]:
     return _modules[1]
 
 
-def _roots(
-    frame: types.FrameType | None, cleared: list[dict[str, Any]], theirs: bool
-) -> Iterator[tuple[dict[str, Any], tuple[str, ...], int, Any]]:
-    """Yield the names to begin with: the user's (``theirs``), or those of running libraries."""
-    modules: set[int] = set()
+_Root = tuple[dict[str, Any], tuple[str, ...], int, Any]
+"""Named things, what names them all, and that one's id and object (None: a frame)."""
+
+
+def _names_of_frames(
+    frame: types.FrameType | None,
+    cleared: list[dict[str, Any]],
+    modules: set[int],
+    *,
+    theirs: bool,
+) -> Iterator[_Root]:
+    """Yield the names of running functions, the user's (``theirs``) or those of libraries."""
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
@@ -368,7 +382,11 @@ def _roots(
                 name = frame.f_globals.get("__name__", "?")
                 yield frame.f_globals, (f"module {name}",), id(frame.f_globals), frame.f_globals
         frame = frame.f_back
-    for name, values in _users_modules() if theirs else ():
+
+
+def _names_of_modules(modules: set[int]) -> Iterator[_Root]:
+    """Yield the names of the user's modules that are not among ``modules`` yet."""
+    for name, values in _users_modules():
         if id(values) not in modules:
             modules.add(id(values))
             yield values, (f"module {name}",), id(values), values

@@ -13,10 +13,11 @@ T = TypeVar("T", bound=np.generic)
 
 
 def distinct(values: NDArray[T]) -> NDArray[T]:
-    """Return the distinct values of a one-dimensional array of integers or text, in order.
+    """Return the distinct values of a one-dimensional array, in order.
 
-    What ``numpy.unique`` returns. From numpy 2.3 on that goes through a hash table, which takes
-    five times as long as sorting for a few values and fifty times for a million.
+    What ``numpy.unique`` returns, but for NaN, of which all stay. From numpy 2.3 on that goes
+    through a hash table, which among a million values takes five times as long as sorting where few
+    are distinct and fifty times where most are (measured with numpy 2.4).
     """
     ordered: NDArray[Any] = np.sort(values, axis=None)
     is_first = np.empty(len(ordered), np.bool_)

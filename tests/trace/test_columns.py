@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 from builder import TraceBuilder
+
+from torchtriage.trace import read_trace
 
 
 @pytest.mark.parametrize("value", [None, 5, 1.5, True, "[1, 2]", {"a": [1]}])
@@ -53,3 +56,17 @@ def test_names_of_collectives_are_text() -> None:
     assert trace.details_of("group", [1]) == ["3"]
     assert trace.details_of("ranks", [1]) == ["[0, 4]"]  # the profiler writes a list as text
     assert trace.details_of("seq", [1]) == [17]
+
+
+@pytest.mark.parametrize("number", ["6e53135406", "-6e53135406", "6e-53135406", "1e999999999999"])
+@pytest.mark.parametrize("key", ["ts", "dur"])
+def test_a_time_no_calendar_holds_is_none(key: str, number: str) -> None:
+    times = {"ts": "8796093022209.5", "dur": "2.5"} | {key: number}
+    text = f'[{{"ph":"X","name":"a","ts":{times["ts"]},"dur":{times["dur"]}}},'
+    text += '{"ph":"X","name":"b","ts":8796093022209.5,"dur":1.5}]'
+    trace = read_trace(io.BytesIO(text.encode()))
+    assert trace.names == ("a", "b")
+    assert trace.dur_ns[1] == 1500
+    is_tiny = number == "6e-53135406"
+    assert trace.report.n_no_time == (key == "ts" and not is_tiny)
+    assert trace.report.n_no_dur + trace.report.n_negative_dur == (key == "dur" and not is_tiny)

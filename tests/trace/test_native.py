@@ -275,7 +275,9 @@ numbers = (
     | st.sampled_from(["-0", "0.5", "1.5e3", "1E-2", "7.12345", "8796093022208.125", "1e2"])
     | st.sampled_from(["8796093022207.9995", "0.0005", "1.0005", "2.0015", "-0.0005", "1" * 400])
 )
-odd_numbers = st.sampled_from(["NaN", "01", "1.", ".5", "-", "1e", "+1", "0x1", "1e999", "inf"])
+odd_numbers = st.sampled_from(
+    ["NaN", "01", "1.", ".5", "-", "1e", "+1", "0x1", "1e999", "6e53135406", "6e-53135406", "inf"]
+)
 simple = numbers | strings | st.sampled_from(["true", "false", "null", "[]", "{}"])
 nested = st.recursive(
     simple,

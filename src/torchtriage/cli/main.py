@@ -149,9 +149,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line."""
-    # looking for cycles, early and in what goes with the process anyway, takes a tenth of a
-    # small analysis
-    gc.set_threshold(100_000)
+    # looking for cycles in what goes with the process takes a twentieth of a small analysis
     atexit.register(gc.freeze)
     cli(prog_name="torchtriage")
 

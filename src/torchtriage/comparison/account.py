@@ -397,7 +397,7 @@ class _Owners:
         self.what = self._table(rows, np.where(whole, -1, self._name(what)), -1)
         self.op = self._table(rows, outer, -1)
         engine = self._named(ops, _ENGINE)
-        others = np.setdiff1d(distinct(trace.lane[engine]), [trace.steps.lane])
+        others = distinct(trace.lane[engine & (trace.lane != trace.steps.lane)])
         self.crew: list[int] = [*others.tolist(), trace.steps.lane]
         """The threads that take turns in one loop: the backward engine's, then the main one."""
 
@@ -494,15 +494,7 @@ def _distinct(code: Ints, rows: Ints, n: int) -> Ints:
     keep = rows >= 0
     code, rows = code[keep], rows[keep]
     width = int(rows.max()) + 1 if len(rows) else 1
-    return np.bincount(_distinct_values(code * width + rows) // width, minlength=n).astype(np.int64)
-
-
-def _distinct_values(values: Ints) -> Ints:
-    """Return what ``np.unique`` does; a sort of what is nearly sorted beats its hashing."""
-    values = np.sort(values, kind="stable")
-    keep = np.ones(len(values), dtype=bool)
-    keep[1:] = values[1:] != values[:-1]
-    return values[keep]
+    return np.bincount(distinct(code * width + rows) // width, minlength=n).astype(np.int64)
 
 
 # -- intervals ---------------------------------------------------------------------------------
@@ -524,9 +516,7 @@ def _innermost_of(
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     mine = tree.members[np.isin(trace.lane[tree.members], lanes)]
     edges = np.concatenate([trace.start_ns[mine], trace.end_ns[mine]])
-    edges = _distinct_values(
-        np.concatenate([edges[intervals.owner(spans, edges) >= 0], spans[:, 0]])
-    )
+    edges = distinct(np.concatenate([edges[intervals.owner(spans, edges) >= 0], spans[:, 0]]))
     source = intervals.owner(spans, edges)
     stop = np.minimum(np.append(edges[1:], _LAST), spans[source, 1])
     row = np.full(len(edges), -1, np.int64)

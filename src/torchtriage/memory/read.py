@@ -6,7 +6,6 @@ import io
 import os
 import re
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -145,7 +144,7 @@ def read_snapshot(
                     where=name,
                     hint="copy the file again; it was cut on its way",
                 ) from None
-            except (OSError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+            except (OSError, ValueError, zlib.error) as error:
                 raise SnapshotError(
                     f"expected readable data, found: {error}",
                     where=name,
@@ -235,7 +234,8 @@ def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[Bina
 def _member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
     endings = (".pickle", ".pkl", ".pickle.gz")
     with open_member(raw, "snapshot", endings, name, SnapshotError, SNAPSHOT) as (item, member):
-        yield cast(BinaryIO, _gunzip(member) if item.endswith(".gz") else member)
+        stream = io.BufferedReader(member)
+        yield cast(BinaryIO, _gunzip(stream) if item.endswith(".gz") else stream)
 
 
 def _gunzip(packed: Any) -> Any:

@@ -25,6 +25,7 @@ from torchtriage.finding import Certainty, Fix
 from torchtriage.intervals import Spans
 from torchtriage.patterns._between import is_explained
 from torchtriage.replay.edits import Edit
+from torchtriage.sections import section
 from torchtriage.trace import Kind, Trace
 from torchtriage.trace.comm import host_collectives
 
@@ -243,5 +244,5 @@ def _entry(module: ModuleType) -> Entry:
     page = module.__doc__ or ""
     entry = Entry(pattern, module.find, fix, page)
     for title in SECTIONS:
-        demand(f"\n{title}:" in entry.page, f"the docstring has no section {title!r}")
+        demand(section(entry.page, title), f"the docstring has no section {title!r}")
     return entry

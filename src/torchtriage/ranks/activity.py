@@ -104,7 +104,7 @@ def find_pieces(trace: Trace) -> Pieces:
     """Cut the time of the threads that drive a rank: the main thread and the autograd engine's."""
     engine = trace.matching(_ENGINE) & (trace.kind == Kind.OP)
     main = trace.steps.lane
-    crew = [main, *np.setdiff1d(distinct(trace.lane[engine]), [main]).tolist()]
+    crew = [main, *distinct(trace.lane[engine & (trace.lane != main)]).tolist()]
     rows = trace.tree.members
     rows = rows[np.isin(trace.lane[rows], crew)]
     window = trace.window

@@ -212,7 +212,8 @@ def _gains(
 ) -> tuple[Ints, Ints]:
     """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
     mine = [one for one in matches.groups if not one.fault and late in one.members]
-    others = np.setdiff1d(distinct(np.concatenate([one.members for one in mine])), [late])
+    others = distinct(np.concatenate([one.members for one in mine]))
+    others = others[others != late]
     gain = np.full((len(others), len(waits.step)), 0, np.int64)
     for place, position in enumerate(others.tolist()):
         pieces, step_at, _, _ = _held(matches, waits.step, position, late_only=late)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage import intervals
+from torchtriage.distinct import distinct
 from torchtriage.errors import UsageError
 from torchtriage.replay.edits import Edit
 from torchtriage.replay.engine import NEVER, Patch, Schedule, schedule
@@ -454,7 +455,7 @@ class Model:
         factors = np.concatenate([left for _, left in host])
         taken: dict[int, intervals.Spans] = {}
         # what several edits shrink is shrunk once, by the strongest
-        for factor in _distinct(factors):
+        for factor in distinct(factors).tolist():
             rows = every[factors == factor]
             for lane in _lanes(trace, rows):
                 if lane not in self._host_lanes:
@@ -625,14 +626,6 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
     whole = np.cumsum(change)[:-1] > 0
     out[whole] += (finish - begin)[low:high][whole]
     return np.arange(low, high), out
-
-
-def _distinct(values: Floats) -> list[float]:
-    """Return the distinct values in ascending order."""
-    values = np.sort(values)
-    new = np.ones(len(values), dtype=bool)
-    new[1:] = values[1:] != values[:-1]
-    return [float(one) for one in values[new]]
 
 
 def _lanes(trace: Trace, rows: Ints) -> list[int]:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from torchtriage.errors import TriageError
 from torchtriage.names import elide, visible
 
-__all__ = ["Checked", "open_member"]
+__all__ = ["open_member"]
 
 MAX_NAME = 300
 
 
-class Checked:
+class Checked(io.RawIOBase):
     """A member that tells of its damage as other streams do, by an ``OSError``."""
 
     def __init__(self, member: IO[bytes]) -> None:
-        self._member = member
+        self._member: Any = member
 
-    def read(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes."""
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, room: Any, /) -> int:
+        """Read into ``room`` what one call to the inflater gives; return how much, 0 at the end."""
         try:
-            return self._member.read(size)
-        except (zipfile.BadZipFile, zlib.error) as error:
+            data = self._member.read1(len(room))
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # each method of compression has an error of its own
             raise OSError(str(error)) from error
+        room[: len(data)] = data
+        return len(data)
 
 
 @contextmanager
@@ -39,7 +47,7 @@ def open_member(
     name: str,
     error: type[TriageError],
     hint: str,
-) -> Iterator[tuple[str, IO[bytes]]]:
+) -> Iterator[tuple[str, Checked]]:
     """Yield the name of the one file of these endings in an archive, and the file.
 
     Raises
@@ -49,22 +57,26 @@ def open_member(
         it is a checkpoint of torch.
     """
     try:
-        with zipfile.ZipFile(raw) as archive:
-            item = _only(archive.namelist(), what, endings, name, error, hint)
-            with archive.open(item) as member:
-                yield item, member
+        archive = zipfile.ZipFile(raw)
+        item = _only(archive.namelist(), what, endings, name, error, hint)
+        member = archive.open(item)
+    # what a damaged directory leads to: odd places, sizes, methods and passwords
     except (
         zipfile.BadZipFile,
         NotImplementedError,
         RuntimeError,
         EOFError,
-        io.UnsupportedOperation,
+        OSError,
+        ValueError,
+        struct.error,
     ) as trouble:
         raise error(
             f"expected a zip archive with a {what}, found one that cannot be read: {trouble}",
             where=name,
             hint=f"unpack it by hand and pass the {endings[0]} inside",
         ) from trouble
+    with archive, member:
+        yield item, Checked(member)
 
 
 def _only(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -61,8 +61,9 @@ COLUMN_TYPES: dict[str, Any] = {
 
 MEMORY = "[memory]"
 _NO_INPUTS = b"\0" * 3
+"""The first four fields of a detail, an operator's inputs, where there is no operator."""
 _NO_MORE = b"\0" * 7
-"""Fields of a detail that is no operator's, and those behind an operator's inputs."""
+"""The eight fields behind an operator's inputs, where there is nothing more."""
 _INSTANTS = (Instant, KnownInstant)
 _CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
 _CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
@@ -648,5 +649,5 @@ def _exact_ns(text: bytes, missing: int) -> int:
         ns = Decimal(text.strip(b'"').decode("ascii", "replace")) * 1000
         # an exponent can make a number that would take hours to write out
         return round(ns) if abs(ns) < _LARGEST_NS else missing
-    except (InvalidOperation, ValueError):
+    except (ArithmeticError, ValueError):
         return missing

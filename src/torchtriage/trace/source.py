@@ -379,12 +379,11 @@ _SPECIAL = (
 @contextmanager
 def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
     # few traces are zips, and reading them takes many modules
-    from torchtriage.trace.archive import Checked, open_member
+    from torchtriage.trace.archive import open_member
 
     endings = (".json", ".json.gz")
     with open_member(raw, "trace", endings, name, TraceFormatError, EXPORT) as (item, member):
-        stream = Checked(member)
-        yield _Inflater(stream) if item.endswith(".gz") else stream
+        yield _Inflater(member) if item.endswith(".gz") else member
 
 
 def _refuse_foreign(head: bytes, name: str) -> None:

@@ -23,7 +23,7 @@ __all__ = ["compiled", "processor", "restore"]
 _ENDS = (".so", ".pyd")
 _NAME = re.compile(r"(\w+)/(\w{4,})\.[\w.]+")
 _CHECK = "VecISA"
-"""Of the library by which torch finds out, in every process, what the processor's vectors are."""
+"""Of the libraries by which torch finds out, in every process, what the processor's vectors are."""
 
 
 def processor() -> str:
@@ -91,13 +91,26 @@ def _checks() -> Iterator[Path]:
     """Yield the libraries in torch's cache that only try out which instructions there are."""
     from torch._inductor.codecache import cache_dir
 
-    known: Any = sys.modules.get("torch._inductor.cpu_vec_isa")  # torch 2.4 has none
-    source = getattr(getattr(known, "VecISA", None), "_avx_code", "").strip()
+    sources = _sources_of_checks()
     for path in Path(cache_dir()).glob("*/*"):
-        if source and path.suffix in _ENDS and path.name.count(".") == 1:
+        if sources and path.suffix in _ENDS and path.name.count(".") == 1:
             text = path.with_suffix(".cpp")
-            if text.exists() and text.read_text(encoding="utf-8").strip() == source:
+            if text.exists() and text.read_text(encoding="utf-8").strip() in sources:
                 yield path
+
+
+def _sources_of_checks() -> set[str]:
+    """Return what torch compiles to try instructions out: each kind of vector has some."""
+    known: Any = sys.modules.get("torch._inductor.cpu_vec_isa")  # torch 2.4 has none
+    kinds = [known.VecISA] if hasattr(known, "VecISA") else []
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {
+        value.strip()
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if name.endswith("_code") and isinstance(value, str)
+    }
 
 
 def _folder(key: str) -> Path:

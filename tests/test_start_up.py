@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from torchtriage.api import sample_path
 
 # the budgets hold on a laptop; half as much again is for a busy shared machine
 MACHINE = 1.5
@@ -48,5 +51,18 @@ def test_nothing_is_imported_before_it_is_needed(code: str, absent: str) -> None
     script = f"import sys; {code}; print([m for m in {absent.split()} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_an_analysis_as_json_draws_nothing_and_starts_nothing(tmp_path: Path) -> None:
+    absent = ["rich", "tomllib", "html", "zipfile", "tempfile", "hashlib", "subprocess", "torch"]
+    words = ["analyze", str(sample_path()), "--json", "--output", str(tmp_path / "result.json")]
+    script = (
+        f"import sys; from torchtriage.cli.main import cli; cli({words!r}, standalone_mode=False);"
+        f" print([m for m in {absent!r} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path
     )
     assert done.stdout == "[]\n"

@@ -17,8 +17,8 @@ __all__ = ["open_member"]
 MAX_NAME = 300
 
 
-class Checked(io.RawIOBase):
-    """A member that tells of its damage as other streams do, by an ``OSError``."""
+class Member(io.RawIOBase):
+    """A file in an archive that tells of its damage as other streams do, by an ``OSError``."""
 
     def __init__(self, member: IO[bytes]) -> None:
         self._member: Any = member
@@ -31,7 +31,7 @@ class Checked(io.RawIOBase):
         """Read into ``room`` what one call to the inflater gives; return how much, 0 at the end."""
         try:
             data = self._member.read1(len(room))
-        except (OSError, EOFError):
+        except (OSError, EOFError, MemoryError):
             raise
         except Exception as error:  # each method of compression has an error of its own
             raise OSError(str(error)) from error
@@ -47,7 +47,7 @@ def open_member(
     name: str,
     error: type[TriageError],
     hint: str,
-) -> Iterator[tuple[str, Checked]]:
+) -> Iterator[tuple[str, Member]]:
     """Yield the name of the one file of these endings in an archive, and the file.
 
     Raises
@@ -76,7 +76,7 @@ def open_member(
             hint=f"unpack it by hand and pass the {endings[0]} inside",
         ) from trouble
     with archive, member:
-        yield item, Checked(member)
+        yield item, Member(member)
 
 
 def _only(

@@ -389,7 +389,7 @@ def read_native(
     feed = _Feed(reader, source)
     n_python = 1
     # inflating keeps this thread as busy as a scanner's
-    n_scanners = n_threads - 1 if source.packed else n_threads
+    n_scanners = max(n_threads - source.packed, 1)
     with _Pool(library, n_scanners, reader.chunk_bytes, threads=n_threads > 1) as pool:
         pending: deque[tuple[Block, Future[tuple[Scanner, Found]]]] = deque()
         while not reader.ended and not pool.broken:
@@ -435,7 +435,7 @@ class _Pool:
     def __init__(self, library: Any, n_scanners: int, step: int, *, threads: bool) -> None:
         self.broken = False
         self._step = step
-        self._scanners = [Scanner(library) for _ in range(max(n_scanners, 1))]
+        self._scanners = [Scanner(library) for _ in range(n_scanners)]
         self._threads = [ThreadPoolExecutor(1) for _ in self._scanners] if threads else []
         self._turns = cycle(range(len(self._scanners)))
         self.n_pending = len(self._threads) + 1

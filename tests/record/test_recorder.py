@@ -150,7 +150,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.
 optimizer = torch.optim.Adam(model.parameters())
 if sys.argv[1:]:
     from torchtriage.record.recorder import Plan, Recorder
-    one = Recorder(sys.argv[1], Plan(warmup=2, timing_steps=4, min_timing_s=0))
+    one = Recorder(sys.argv[1], Plan(warmup=2, timing_steps=4, min_timing_s=0, max_timing_steps=20))
 for n in range(60):
     optimizer.zero_grad()
     loss = model(torch.randn(4, 8) * random.random()).square().mean()

@@ -16,15 +16,20 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// No kernel has smaller pages; some have larger ones.
 const LEAST_PAGE: usize = 4096;
 /// How much is let go at a time.
 const PIECE: usize = 16 << 20;
-/// Mappings that are kept to be used again: a page that is new to its file costs far more.
-const MAX_SPARE: usize = 16;
-/// Near the bound, pages may come in at tens of gigabytes a second: a fault brings its neighbours.
+/// Files are written in pieces of this size first, and a page fault brings one such piece. Of files
+/// that page faults fill, newer kernels (6.18) bring up to two megabytes at a fault.
+const TOGETHER: usize = 64 << 10;
+/// So many mappings are kept to be used again, for a page that is new to its file costs far more ...
+const MAX_SPARE: usize = 64;
+/// ... of no more bytes than the bound, or this part of all.
+const SPARE_PART: usize = 4;
+/// Near the bound, pages may come in at tens of gigabytes a second.
 const LOOK_EVERY: Duration = Duration::from_micros(300);
 const LOOK_CALMLY_EVERY: Duration = Duration::from_millis(3);
 
@@ -46,8 +51,8 @@ struct Spilled {
     folder: Option<PathBuf>,
     /// So much of the process may be resident.
     limit: usize,
-    /// Size by address.
-    maps: BTreeMap<usize, usize>,
+    /// By address.
+    maps: BTreeMap<usize, Mapping>,
     /// Those of them that nobody uses, the latest last.
     spare: Vec<usize>,
     /// Where the next piece is let go.
@@ -55,6 +60,20 @@ struct Spilled {
     watched: bool,
     /// Another process may see some of the mappings: none is used again.
     forked: bool,
+}
+
+struct Mapping {
+    size: usize,
+    /// Whether it is new, or pages were found in it on the last way through.
+    at_work: bool,
+    /// Whether pages were found in it on this way through.
+    found: bool,
+}
+
+impl Mapping {
+    fn new(size: usize) -> Mapping {
+        Mapping { size, at_work: true, found: false }
+    }
 }
 
 extern "C" {
@@ -69,7 +88,7 @@ extern "C" {
     fn munmap(at: *mut c_void, n: usize) -> i32;
     fn madvise(at: *mut c_void, n: usize, advice: i32) -> i32;
     fn fallocate(file: i32, mode: i32, offset: i64, n: i64) -> i32;
-    fn setpriority(which: i32, who: u32, nice: i32) -> i32;
+    fn sched_setscheduler(process: i32, policy: i32, priority: *const i32) -> i32;
     fn sysconf(name: i32) -> i64;
     fn pthread_atfork(
         before: extern "C" fn(),
@@ -81,11 +100,14 @@ extern "C" {
 const READ_AND_WRITE: i32 = 3;
 const MAP_SHARED: i32 = 1;
 const MADV_DONTNEED: i32 = 4;
+const SCHED_FIFO: i32 = 1;
 const EINTR: i32 = 4;
 const ENOSYS: i32 = 38;
 const EOPNOTSUPP: i32 = 95;
 const SC_PAGESIZE: i32 = 30;
 const O_TMPFILE: i32 = if cfg!(target_arch = "aarch64") { 0o20_040_000 } else { 0o20_200_000 };
+
+static ZEROS: [u8; TOGETHER] = [0; TOGETHER];
 
 fn spilled() -> MutexGuard<'static, Spilled> {
     SPILLED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -206,7 +228,7 @@ fn map(size: usize, zeroed: bool) -> *mut u8 {
         NO_ROOM.store(true, Ordering::Relaxed);
         return ptr::null_mut();
     };
-    spilled().maps.insert(at as usize, size);
+    spilled().maps.insert(at as usize, Mapping::new(size));
     at
 }
 
@@ -216,6 +238,10 @@ fn map_file(folder: &Path, size: usize) -> Option<*mut u8> {
     file.set_len(size as u64).ok()?;
     if !reserve(&file, size) {
         return None;
+    }
+    for start in (0..size).step_by(TOGETHER) {
+        let n = TOGETHER.min(size - start);
+        file.write_all_at(&ZEROS[..n], start as u64).ok()?;
     }
     // SAFETY: a file of ours, and a new mapping of it that outlives it.
     let at =
@@ -250,7 +276,7 @@ fn mapped(at: *mut u8) -> Option<usize> {
     if at as usize % page() != 0 {
         return None; // as nearly everything: nobody waits for the lock
     }
-    spilled().maps.get(&(at as usize)).copied()
+    spilled().maps.get(&(at as usize)).map(|mapping| mapping.size)
 }
 
 /// Take a mapping back; false where none begins here.
@@ -263,7 +289,8 @@ fn unmap(at: *mut u8) -> bool {
     if is_ours {
         all.spare.push(at as usize);
         let is_useful = LARGE.load(Ordering::Relaxed) != usize::MAX && !all.forked;
-        let excess = all.excess(if is_useful { MAX_SPARE } else { 0 });
+        let most = if is_useful { all.limit.max(all.size(|_| true) / SPARE_PART) } else { 0 };
+        let excess = all.excess(most);
         all.forked &= !all.maps.is_empty();
         drop(all);
         give_back(excess);
@@ -281,8 +308,9 @@ fn give_back(mappings: Vec<(usize, usize)>) {
 
 /// Let go of pages whenever too many are resident; ends with the last mapping behind the bound.
 fn watch(statm: &File) {
-    // SAFETY: of this thread alone. Where it is not allowed, a busy machine lets the bound be passed.
-    unsafe { setpriority(0, 0, -20) };
+    // where it is allowed, this thread gets its turn at once: others may wait for some milliseconds
+    // SAFETY: of this thread alone.
+    unsafe { sched_setscheduler(0, SCHED_FIFO, &1) };
     let mut pause = LOOK_EVERY;
     loop {
         thread::sleep(pause);
@@ -292,15 +320,18 @@ fn watch(statm: &File) {
             return;
         }
         let (resident, of_files) = read(statm);
-        pause = if resident < all.limit / 2 { LOOK_CALMLY_EVERY } else { LOOK_EVERY };
+        let target = all.limit / 2;
+        pause = if resident < target { LOOK_CALMLY_EVERY } else { LOOK_EVERY };
         // the rest is for what comes in until this thread gets its turn; memory that is not ours to
         // let go may be beyond the bound, and what we have is worth keeping then
-        if resident <= all.limit / 16 * 13 || of_files <= all.limit / 8 {
+        if resident <= all.limit / 8 * 5 || of_files <= all.limit / 8 {
             continue;
         }
-        let mut left: usize = all.maps.values().sum();
-        while left > 0 && read(statm).0 > all.limit / 16 * 11 {
-            left -= all.let_go().min(left);
+        let begun = Instant::now();
+        // first where pages came in lately: to look at all of some gigabytes takes longer than many
+        // take to come in
+        if !all.let_go_until(target, true, statm) && !all.let_go_until(target, false, statm) {
+            pause = pause.max(begun.elapsed()); // in vain, and perhaps again
         }
     }
 }
@@ -318,29 +349,63 @@ fn read(statm: &File) -> (usize, usize) {
 impl Spilled {
     /// Return a mapping that is free and hardly larger.
     fn take_spare(&mut self, size: usize) -> Option<*mut u8> {
-        let fits = |at: &usize| (size..=size + size / 4).contains(&self.maps[at]);
+        let fits = |at: &usize| (size..=size + size / 4).contains(&self.maps[at].size);
         let index = self.spare.iter().rposition(fits)?;
-        Some(self.spare.remove(index) as *mut u8)
+        let at = self.spare.remove(index);
+        self.maps.get_mut(&at)?.at_work = true;
+        Some(at as *mut u8)
     }
 
-    /// Forget all free mappings but the latest, and return them.
-    fn excess(&mut self, n_kept: usize) -> Vec<(usize, usize)> {
-        let n = self.spare.len().saturating_sub(n_kept);
-        self.spare.drain(..n).filter_map(|at| self.maps.remove_entry(&at)).collect()
+    /// Forget all free mappings but the latest, of so many bytes, and return them.
+    fn excess(&mut self, n_bytes: usize) -> Vec<(usize, usize)> {
+        let latest = self.spare.iter().rev().take(MAX_SPARE);
+        let sizes = latest.scan(0, |sum, at| {
+            *sum += self.maps[at].size;
+            Some(*sum)
+        });
+        let n = self.spare.len() - sizes.take_while(|&sum| sum <= n_bytes).count();
+        let entries = self.spare.drain(..n).filter_map(|at| self.maps.remove_entry(&at));
+        entries.map(|(at, one)| (at, one.size)).collect()
     }
 
-    /// Let go of the next piece; return its size.
-    fn let_go(&mut self) -> usize {
-        let before = self.maps.range(..=self.next).next_back();
-        let inside = before.filter(|(&at, &size)| self.next < at + size);
-        let Some((&at, &size)) = inside.or_else(|| self.maps.range(self.next..).next()) else {
+    /// Return how large some of the mappings are together.
+    fn size(&self, chosen: impl Fn(&Mapping) -> bool) -> usize {
+        self.maps.values().filter(|one| chosen(one)).map(|one| one.size).sum()
+    }
+
+    /// Let go of pages until so much is resident; false where all of them are not enough.
+    fn let_go_until(&mut self, target: usize, only_at_work: bool, statm: &File) -> bool {
+        let mut left = self.size(|one| one.at_work || !only_at_work);
+        let mut resident = read(statm).0;
+        while resident > target && left > 0 {
+            left -= self.let_go(only_at_work, &mut resident, statm).min(left);
+        }
+        resident <= target
+    }
+
+    /// Let go of the next piece; return its size, and how much is resident now.
+    fn let_go(&mut self, only_at_work: bool, resident: &mut usize, statm: &File) -> usize {
+        let chosen = |one: &Mapping| one.at_work || !only_at_work;
+        let before = self.maps.range_mut(..=self.next).next_back();
+        let inside = before.filter(|(&at, one)| self.next < at + one.size && chosen(one));
+        let next = match inside {
+            None => self.maps.range_mut(self.next..).find(|(_, one)| chosen(one)),
+            found => found,
+        };
+        let Some((&at, one)) = next else {
             self.next = 0;
             return 0;
         };
         let start = self.next.max(at);
-        let n = PIECE.min(at + size - start);
+        let n = PIECE.min(at + one.size - start);
         // SAFETY: pages of a shared mapping: what was written is in the file, and comes back from it.
         unsafe { madvise(start as *mut c_void, n, MADV_DONTNEED) };
+        let was = std::mem::replace(resident, read(statm).0);
+        // the kernel counts for each processor alone, and tells the sum somewhat later
+        one.found = (one.found && start > at) || *resident + n / 64 < was;
+        if start + n == at + one.size {
+            one.at_work = one.found;
+        }
         self.next = start + n;
         n
     }
@@ -492,8 +557,63 @@ mod tests {
         assert!(bytes > counted * page() / 2 && bytes < counted * page() * 2);
     }
 
+    /// For tests that look at what is resident.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn nothing() -> Spilled {
+        Spilled {
+            folder: None,
+            limit: 0,
+            maps: BTreeMap::new(),
+            spare: Vec::new(),
+            next: 0,
+            watched: false,
+            forked: false,
+        }
+    }
+
+    #[test]
+    fn the_latest_free_mappings_are_kept() {
+        let mut all = nothing();
+        for (at, size) in [(1, 50), (2, 10), (3, 30), (4, 20)] {
+            all.maps.insert(at, Mapping::new(size));
+            all.spare.push(at);
+        }
+        assert!(all.excess(110).is_empty());
+        assert_eq!(all.excess(60), [(1, 50)]);
+        assert_eq!(all.excess(59), [(2, 10)]);
+        assert_eq!(all.take_spare(25), Some(3 as *mut u8));
+        assert_eq!(all.spare, [4]);
+        assert_eq!(all.excess(0), [(4, 20)]);
+        assert_eq!(all.maps.into_keys().collect::<Vec<_>>(), [3], "it is in use");
+    }
+
+    #[test]
+    fn pages_are_sought_where_they_came_in_last() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let statm = File::open("/proc/self/statm").unwrap();
+        let size = 2 * PIECE;
+        let [full, empty] = [0, 0].map(|_| map_file(&std::env::temp_dir(), size).unwrap());
+        let mut all = nothing();
+        for at in [full, empty] {
+            all.maps.insert(at as usize, Mapping::new(size));
+        }
+        // SAFETY: ours, and so large.
+        unsafe { ptr::write_bytes(full, 1, size) };
+        let before = read(&statm).0;
+        assert!(!all.let_go_until(0, true, &statm), "nothing of the rest is let go");
+        assert!(read(&statm).0 + size / 2 < before);
+        assert!(all.maps[&(full as usize)].at_work);
+        assert!(!all.maps[&(empty as usize)].at_work);
+        all.next = 0;
+        assert_eq!(all.let_go(true, &mut 0, &statm), PIECE);
+        assert!((full as usize..full as usize + size).contains(&all.next));
+        give_back([full, empty].map(|at| (at as usize, size)).to_vec());
+    }
+
     #[test]
     fn what_leaves_memory_comes_back() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(!bound(1 << 30, 1 << 16, Path::new("/no such folder")));
         assert!(bound(1 << 30, 1 << 16, &std::env::temp_dir()));
         let mut numbers: Vec<u64> = Vec::new();
@@ -503,9 +623,10 @@ mod tests {
         let zeros = vec![0u8; 1 << 20];
         assert!(mapped(numbers.as_mut_ptr().cast()).is_some());
         let mut all = spilled();
+        let statm = File::open("/proc/self/statm").unwrap();
         let mut let_go = 0;
-        while let_go < all.maps.values().sum() {
-            let_go += all.let_go();
+        while let_go < all.size(|_| true) {
+            let_go += all.let_go(false, &mut 0, &statm);
         }
         drop(all);
         assert!(numbers.iter().copied().eq(0..3 << 16));

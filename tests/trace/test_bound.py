@@ -179,6 +179,29 @@ def test_more_than_the_bound_is_never_resident(tmp_path: Path) -> None:
     assert int(out) <= 256
 
 
+OUT_OF_ORDER = """
+import numpy as np
+from torchtriage.trace.bound import within
+with within(256 << 20):
+    numbers = np.arange(50 << 20)
+    order = np.random.default_rng(0).integers(0, len(numbers), 1 << 17)
+    for _ in range(10):
+        assert (numbers[order] == order).all()
+status = open("/proc/self/status").read()
+print(int(status.split("VmHWM:")[1].split()[0]) >> 10)
+"""
+
+
+@needs_library
+@on_linux
+@pytest.mark.timing  # a page fault that brings much is told by how fast memory comes in
+def test_pages_visited_out_of_order_come_in_small_pieces(tmp_path: Path) -> None:
+    process = python(OUT_OF_ORDER, tmp_path)  # 400 MB
+    out, err = process.communicate()
+    assert not err
+    assert int(out) <= 300
+
+
 WAITS = """
 import io, sys, time
 from tests.trace.layouts import document

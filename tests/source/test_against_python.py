@@ -9,6 +9,7 @@ import argparse
 import ast
 import csv
 import difflib
+import gc
 import io
 import json
 import shlex
@@ -74,11 +75,15 @@ def work() -> None:
 def test_the_standard_library_at_work() -> None:
     recorder = Recorder()
     before = sys.getprofile()
+    # what other tests left is finalized in the middle of any call, and gc.callbacks are called
+    gc.collect()
+    gc.disable()
     sys.setprofile(recorder)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     sources, found = Sources([]), Counter[str]()
     flows: dict[Function, Flow | None] = {}
     for code, line, calls in recorder.frames:

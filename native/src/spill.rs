@@ -37,15 +37,7 @@ const LOOK_CALMLY_EVERY: Duration = Duration::from_millis(3);
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Whether a file found no room since the bound was set.
 static NO_ROOM: AtomicBool = AtomicBool::new(false);
-static SPILLED: Mutex<Spilled> = Mutex::new(Spilled {
-    folder: None,
-    limit: 0,
-    maps: BTreeMap::new(),
-    spare: Vec::new(),
-    next: 0,
-    watched: false,
-    forked: false,
-});
+static SPILLED: Mutex<Spilled> = Mutex::new(Spilled::new());
 
 struct Spilled {
     folder: Option<PathBuf>,
@@ -345,6 +337,18 @@ fn read(statm: &File) -> (usize, usize) {
 }
 
 impl Spilled {
+    const fn new() -> Spilled {
+        Spilled {
+            folder: None,
+            limit: 0,
+            maps: BTreeMap::new(),
+            spare: Vec::new(),
+            next: 0,
+            watched: false,
+            forked: false,
+        }
+    }
+
     /// Return a mapping that is free and hardly larger.
     fn take_spare(&mut self, size: usize) -> Option<*mut u8> {
         let fits = |at: &usize| (size..=size + size / 4).contains(&self.maps[at].size);
@@ -567,21 +571,9 @@ mod tests {
     /// For tests that look at what is resident.
     static ALONE: Mutex<()> = Mutex::new(());
 
-    fn nothing() -> Spilled {
-        Spilled {
-            folder: None,
-            limit: 0,
-            maps: BTreeMap::new(),
-            spare: Vec::new(),
-            next: 0,
-            watched: false,
-            forked: false,
-        }
-    }
-
     #[test]
     fn the_latest_free_mappings_are_kept() {
-        let mut all = nothing();
+        let mut all = Spilled::new();
         for (at, size) in [(1, 50), (2, 10), (3, 30), (4, 20)] {
             all.maps.insert(at, Mapping::new(size));
             all.spare.push(at);
@@ -601,7 +593,7 @@ mod tests {
         let statm = File::open("/proc/self/statm").unwrap();
         let size = 2 * PIECE;
         let [full, empty] = [0, 0].map(|_| map_file(&std::env::temp_dir(), size).unwrap());
-        let mut all = nothing();
+        let mut all = Spilled::new();
         for at in [full, empty] {
             all.maps.insert(at as usize, Mapping::new(size));
         }
@@ -627,7 +619,7 @@ mod tests {
         let [first, second] = [0, 0].map(|_| map_file(&std::env::temp_dir(), 2 * PIECE).unwrap());
         for beginning in [first as usize, second as usize].map(|at| at + PIECE) {
             for only_at_work in [true, false, true] {
-                let mut all = nothing();
+                let mut all = Spilled::new();
                 for at in [first, second] {
                     all.maps.insert(at as usize, Mapping::new(2 * PIECE));
                     // SAFETY: ours, and so large.
@@ -651,7 +643,7 @@ mod tests {
         let at = map_file(&std::env::temp_dir(), size).unwrap();
         // SAFETY: ours, and so large.
         unsafe { ptr::write_bytes(at, 1, size) };
-        let mut all = nothing();
+        let mut all = Spilled::new();
         all.maps.insert(at as usize, Mapping::new(size));
         all.let_go_until(0, false, &statm);
         let before = read(&statm).0;

@@ -11,8 +11,10 @@ FUZZ_SECONDS ?= 120
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Zsanitizer=address
 FUZZ_HOST = $(shell PATH="$(dir $(CARGO)):$$PATH" rustc -vV | sed -n 's/^host: //p')
-# as many processes as cores
-PYTEST_ARGS ?= -n auto
+# more processes than cores: many tests wait for processes and servers of their own
+PYTEST_ARGS ?= -n $(shell expr $$(nproc 2>/dev/null || echo 2) \* 2) --dist worksteal
+SLOWEST := --durations 60 --durations-min 0.5
+QUICK := not slow and not data and not process and not browser and not timing and not torch and not xla
 # the tests that run torch have an environment of their own: nothing else may come to need it
 TORCH ?= torch==2.13.0
 TORCH_VENV := .venv-torch
@@ -25,7 +27,7 @@ TORCH_PYTEST_ARGS ?= -n 2
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo monitor-demo test test-torch test-xla xla-env native lint format docs fuzz clean
+.PHONY: help demo monitor-demo check test test-unit test-timing test-torch test-cluster test-xla torch-env cluster-env xla-env native lint format docs new-pattern new-rule fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,21 +42,38 @@ monitor-demo: $(VENV)/.monitor ## A model server with faults to inject, watched 
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 		$(if $(wildcard $(TORCH_VENV)/.dev),$(TORCH_VENV)/bin/python,$(BIN)/python) examples/monitor_demo.py
 
-test: lint native ## Run the checks, then every test
+test: test-unit test-timing ## Run the checks, then every test
+
+check: lint ## Checks, and the quick tests of what a change touches: two minutes at most
+	@echo "==> pytest, of what has changed"
+	@$(BIN)/python ci/touched.py | xargs $(BIN)/python -m pytest -q -m "$(QUICK)" $(PYTEST_ARGS)
+
+test-unit: lint native
 	@if [ -n "$(CARGO)" ]; then \
 		echo "==> cargo test" && cd native && PATH="$(dir $(CARGO)):$$PATH" cargo test --quiet --offline; fi
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -m "not timing" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not timing" $(PYTEST_ARGS) $(SLOWEST)
+
+test-timing: $(VENV)/.dev native ## Run the tests held to a clock: nothing else may run beside them
 	@echo "==> pytest -m timing: nothing else runs beside these"
 	@$(BIN)/python -m pytest -m timing
 
-test-torch: $(TORCH_VENV)/.dev ## Run the tests that need torch, in .venv-torch
+test-torch: $(TORCH_VENV)/.dev native ## Run the tests that need torch, in .venv-torch
 	@echo "==> pytest -m torch"
-	@$(TORCH_VENV)/bin/python -m pytest -m torch $(TORCH_PYTEST_ARGS)
+	@$(TORCH_VENV)/bin/python -m pytest -m torch $(TORCH_PYTEST_ARGS) $(SLOWEST)
+
+test-cluster: cluster-env ## Run the tests that need Ray
+	@echo "==> pytest: the Ray engine on a cluster of two nodes"
+	@$(BIN)/python -m pytest tests/diagnose/ranks/test_ray.py
 
 test-xla: xla-env $(VENV)/.dev ## Run the tests that need torch_xla, which is in .venv-xla
 	@echo "==> pytest -m xla"
 	@$(BIN)/python -m pytest -m xla $(TORCH_PYTEST_ARGS)
+
+torch-env: $(TORCH_VENV)/.dev
+
+cluster-env: $(VENV)/.dev
+	@$(PIP) install --editable '.[cluster]'
 
 xla-env: $(XLA_VENV)/.made ## Install torch_xla into .venv-xla: 7 GB, three minutes
 
@@ -62,6 +81,7 @@ native: | $(BIN)/python ## Build the native scanner where cargo is; everything w
 	@$(BIN)/python native/build.py
 
 lint: $(VENV)/.dev ## Style, types and the import contract
+	@mkdir -p build
 	@echo "==> ruff check"
 	@$(BIN)/ruff check .
 	@echo "==> ruff format --check"
@@ -69,7 +89,9 @@ lint: $(VENV)/.dev ## Style, types and the import contract
 	@echo "==> mypy --strict"
 	@$(BIN)/mypy
 	@echo "==> lint-imports"
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports >build/lint-imports.log || { cat build/lint-imports.log; exit 1; }
+	@echo "==> codespell"
+	@$(BIN)/codespell
 
 format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	@$(BIN)/ruff check --fix .
@@ -77,6 +99,12 @@ format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 
 docs: $(VENV)/.core ## Write the generated pages again: command line, columns, patterns
 	@PYTHONPATH=. $(BIN)/python docs/build.py
+
+new-pattern: $(VENV)/.core ## Write module and test of a pattern: make new-pattern NAME=sync/some-name
+	@$(BIN)/python tools/scaffold.py pattern "$(NAME)"
+
+new-rule: $(VENV)/.core ## Write a lint rule, beside a pattern (NAME=some-name) or new (NAME=sync/some-name)
+	@$(BIN)/python tools/scaffold.py rule "$(NAME)"
 
 fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 	@if [ -n "$(CARGO)" ]; then \
@@ -90,7 +118,7 @@ fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 		-artifact_prefix=fuzz/crashes/ fuzz/corpus
 
 clean: ## Remove the environment, caches and build outputs
-	rm -rf $(VENV) $(TORCH_VENV) $(XLA_VENV) build dist native/target src/torchtriage/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(XLA_VENV) build dist native/target src/torchtriage/core/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -114,7 +142,7 @@ $(VENV)/.monitor: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and its development tools into $(VENV)"
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --editable '.[dev]' --editable packages/torchtriage-benchmark
 	@touch $@ $(VENV)/.core
 
 # torch first: a range would take the newest build with gigabytes of CUDA packages
@@ -122,7 +150,7 @@ $(TORCH_VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage, $(TORCH) and what its tests drive into $(TORCH_VENV)"
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(TORCH)'
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[dev,dev-torch]'
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[dev,dev-torch]' --editable packages/torchtriage-benchmark
 	@touch $@
 
 # torchtriage itself is not installed there: its processes are started from here

@@ -28,12 +28,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         try:
             library = native.build()
         except native.BuildError as error:
-            self.app.display_warning(
-                f"without the native scanner, which cargo cannot build:\n{error}"
-            )
+            self.app.display_warning(f"without the native scanner, which cargo cannot build:\n{error}")
             return
         if library is not None:
-            build_data["force_include"][str(library)] = f"torchtriage/trace/{native.NAME}"
+            build_data["force_include"][str(library)] = f"torchtriage/core/trace/{native.NAME}"
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_tag(library.read_bytes())}"
 

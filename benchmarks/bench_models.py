@@ -27,8 +27,7 @@ PAGE = HERE.parents[1] / "docs" / "bench.md"
 
 # -- planted slowdowns: what a backend takes times a known factor ------------------------------
 
-FACTORS = {"planted_a": 1.0, "planted_b": 1.0, "planted_102": 1.02, "planted_105": 1.05,
-           "planted_112": 1.12}  # fmt: skip
+FACTORS = {"planted_a": 1.0, "planted_b": 1.0, "planted_102": 1.02, "planted_105": 1.05, "planted_112": 1.12}
 
 
 def planted() -> Any:
@@ -89,8 +88,7 @@ def order(reruns: int) -> int:
         for one, other in combinations(FACTORS, 2):
             told = found[frozenset((f"backend {one}", f"backend {other}"))]
             true = FACTORS[other] / FACTORS[one]
-            right = told["tie"] if true < 1.0499 else (
-                not told["tie"] and told["faster"] == f"backend {one}")  # fmt: skip
+            right = told["tie"] if true < 1.0499 else (not told["tie"] and told["faster"] == f"backend {one}")
             if not right:
                 wrong.append(f"{one} {other}: {told['ratio']} ({told['low']}-{told['high']})")
         wrong_runs += bool(wrong)
@@ -106,8 +104,7 @@ def _bench(name: str, *options: str) -> Any:
     """Run the command on a function of this file in a folder of its own; return its document."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torchtriage", "bench", f"{HERE}:{name}", *options]
-        done = subprocess.run([*command, "--out", f"{folder}/bench", "--json"],
-                              stdout=subprocess.PIPE, check=True)  # fmt: skip
+        done = subprocess.run([*command, "--out", f"{folder}/bench", "--json"], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
@@ -133,11 +130,11 @@ def timer(turns: int = 15) -> int:
     import torch
     from torch.utils.benchmark import Timer
 
-    from torchtriage.bench.child import Session
+    from torchtriage.core.isolate.session_main import ModelSession
 
     worst = 0.0
     for function in (small, middle, planted):
-        session = Session()
+        session = ModelSession()
         way = {"mode": "eager", "backend": "", "dynamic": None}
         session.open(f"{HERE}:{function.__name__}", way, False, "", 1, None, "")
         session.warm_up(0.5)
@@ -176,8 +173,9 @@ def vit(batch_size: int = 4) -> Any:
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=6,
-                       intermediate_size=1536, image_size=112)  # fmt: skip
+    config = ViTConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536, image_size=112
+    )
     return ViTForImageClassification(config), torch.randn(batch_size, 3, 112, 112)
 
 
@@ -187,10 +185,12 @@ def unet(batch_size: int = 1) -> Any:
     from diffusers import UNet2DModel
 
     model = UNet2DModel(
-        sample_size=64, block_out_channels=(64, 128, 128), layers_per_block=1,
+        sample_size=64,
+        block_out_channels=(64, 128, 128),
+        layers_per_block=1,
         down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
+    )
     inputs = {"sample": torch.randn(batch_size, 3, 64, 64), "timestep": torch.tensor([10])}
     return model, {**inputs, "return_dict": False}
 
@@ -200,8 +200,7 @@ def bert(batch_size: int = 4) -> Any:
     import torch
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(hidden_size=384, num_hidden_layers=4, num_attention_heads=6,
-                        intermediate_size=1536)  # fmt: skip
+    config = BertConfig(hidden_size=384, num_hidden_layers=4, num_attention_heads=6, intermediate_size=1536)
     ids = torch.randint(0, config.vocab_size, (batch_size, 128))
     return BertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -220,9 +219,15 @@ def llama(batch_size: int = 1) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8,
-                         num_key_value_heads=4, intermediate_size=1376, vocab_size=8192,
-                         use_cache=False)  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=1376,
+        vocab_size=8192,
+        use_cache=False,
+    )
     return LlamaForCausalLM(config), torch.randint(0, 8192, (batch_size, 1))
 
 
@@ -232,7 +237,7 @@ BEGIN, END = "<!-- table: benchmarks/bench_models.py models -->", "<!-- /table -
 
 def models(names: list[str], kept: Path, options: list[str]) -> int:
     """Benchmark each model and write the table into docs/bench.md; goes on where it stopped."""
-    from torchtriage.report.bench.json_report import decode
+    from torchtriage.report import formats
 
     kept.mkdir(parents=True, exist_ok=True)
     results = {}
@@ -241,9 +246,8 @@ def models(names: list[str], kept: Path, options: list[str]) -> int:
         if not document.exists():
             print(f"{name} ...", flush=True)
             command = [sys.executable, "-m", "torchtriage", "bench", f"{HERE}:{name}", *options]
-            subprocess.run([*command, "--out", str(kept / name), "--json", "-o", str(document)],
-                           check=True)  # fmt: skip
-        results[name] = decode(document.read_bytes())
+            subprocess.run([*command, "--out", str(kept / name), "--json", "-o", str(document)], check=True)
+        results[name] = formats.decode(document.read_bytes(), "torchtriage-bench/1")
     text = table(results)
     print(text)
     page = PAGE.read_text(encoding="utf-8")
@@ -255,10 +259,9 @@ def models(names: list[str], kept: Path, options: list[str]) -> int:
 
 def table(results: dict[str, Any]) -> str:
     """Return the Markdown table of all models, and what it was measured on."""
-    from torchtriage.report.bench import words
+    from torchtriage.report.documents import bench as words
 
-    lines = ["| model | " + " | ".join(words.COLUMNS) + " |",
-             "|:--|:--" + "|--:" * (len(words.COLUMNS) - 1) + "|"]  # fmt: skip
+    lines = ["| model | " + " | ".join(words.COLUMNS) + " |", "|:--|:--" + "|--:" * (len(words.COLUMNS) - 1) + "|"]
     for name, result in results.items():
         chosen = next((one.setting for one in result.advice if one.need == "latency"), "")
         for at, row in enumerate(result.rows):
@@ -271,8 +274,7 @@ def table(results: dict[str, Any]) -> str:
     said = f"torch {facts['torch']}, {facts.get('cpu', '')}, {facts['threads']} threads"
     rounds = sorted({result.n_rounds for result in results.values()})
     took = f"{rounds[0]} to {rounds[-1]} rounds" if len(rounds) > 1 else f"{rounds[0]} rounds"
-    lines += ["", f"Bold: what is advised for latency. {said}; {took}; the machine was"
-              f" {' or '.join(sorted(noise))}."]  # fmt: skip
+    lines += ["", f"Bold: what is advised for latency. {said}; {took}; the machine was {' or '.join(sorted(noise))}."]
     failed = [
         f"- {name}, {row.label}: {words.failure(row)}"
         for name, result in results.items()

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.bucketing import plan, powers_of_two
+from torchtriage.compile.bucketing import plan, powers_of_two
 
 HERE = Path(__file__)
 PAGE = HERE.parents[1] / "docs" / "bucketing.md"
@@ -42,10 +42,10 @@ def histories() -> dict[str, Any]:
         "uniform, 100 to 200": draw.integers(LOW, HIGH + 1, 4000),
         "uniform, 1 to 512": draw.integers(1, 513, 4000),
         "log-normal, median 90": np.maximum(1, np.exp(draw.normal(4.5, 0.8, 4000)).astype(int)),
-        "two kinds of request": np.concatenate(
-            [draw.normal(60, 10, 3000), draw.normal(380, 40, 1000)]
-        ).astype(int).clip(1),
-    }  # fmt: skip
+        "two kinds of request": np.concatenate([draw.normal(60, 10, 3000), draw.normal(380, 40, 1000)])
+        .astype(int)
+        .clip(1),
+    }
 
 
 def waste(buckets: Sequence[int], sizes: Any) -> float:
@@ -56,27 +56,29 @@ def waste(buckets: Sequence[int], sizes: Any) -> float:
 
 def padding() -> str:
     """Return the table of padding at equal numbers of buckets, and of planning's own time."""
-    lines = ["| sizes | buckets | powers of two | equally spaced | planned | planned from 256 |",
-             "|:--|--:|--:|--:|--:|--:|"]  # fmt: skip
+    lines = [
+        "| sizes | buckets | powers of two | equally spaced | planned | planned from 256 |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
     for name, sizes in histories().items():
         usual = powers_of_two(sizes)
         for n in sorted({len(usual), 8}):
             even = np.ceil(np.linspace(sizes.min(), sizes.max(), n + 1)[1:]).astype(int)
             best = plan(sizes, max_buckets=n)
-            early = plan(sizes[np.random.default_rng(1).permutation(len(sizes))[:256]],
-                         max_buckets=n).buckets["size"]  # fmt: skip
+            early = plan(sizes[np.random.default_rng(1).permutation(len(sizes))[:256]], max_buckets=n).buckets["size"]
             inside = sizes[sizes <= early[-1]]
             beside = f"{waste(usual, sizes):.1%}" if n == len(usual) else ""
-            lines.append(f"| {name} | {n} | {beside} | {waste(even, sizes):.1%} |"
-                         f" {best.padding:.1%} | {waste(early, inside):.1%} |")  # fmt: skip
+            lines.append(
+                f"| {name} | {n} | {beside} | {waste(even, sizes):.1%} |"
+                f" {best.padding:.1%} | {waste(early, inside):.1%} |"
+            )
     many = np.random.default_rng(0).integers(1, 5000, 50_000)
     took = []
     for _ in range(5):
         begun = time.perf_counter()
         plan(many, max_buckets=8)
         took.append(time.perf_counter() - begun)
-    lines += ["", f"Planning 8 buckets for {len(np.unique(many)):,} distinct sizes takes"
-              f" {min(took) * 1e3:.0f} ms."]  # fmt: skip
+    lines += ["", f"Planning 8 buckets for {len(np.unique(many)):,} distinct sizes takes {min(took) * 1e3:.0f} ms."]
     return "\n".join(lines).replace("%", " %")
 
 
@@ -101,10 +103,7 @@ def encoder() -> Any:
             self.up, self.down = torch.nn.Linear(128, 512), torch.nn.Linear(512, 128)
 
         def forward(self, x: Any, mask: Any) -> Any:
-            q, k, v = (
-                one.unflatten(-1, (4, 32)).transpose(1, 2)
-                for one in self.qkv(self.norm(x)).chunk(3, -1)
-            )
+            q, k, v = (one.unflatten(-1, (4, 32)).transpose(1, 2) for one in self.qkv(self.norm(x)).chunk(3, -1))
             seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             x = x + self.out(seen.transpose(1, 2).flatten(2))
             return x + self.down(functional.gelu(self.up(self.other(x))))
@@ -179,23 +178,26 @@ def serve(way: str) -> dict[str, Any]:
                 time.sleep(0.03)
     from torch._dynamo import utils
 
-    found: dict[str, Any] = {
-        "ready_s": ready_s,
-        "took_s": took,
-        "graphs": utils.counters["stats"]["unique_graphs"],
-    }
+    found: dict[str, Any] = {"ready_s": ready_s, "took_s": took, "graphs": utils.counters["stats"]["unique_graphs"]}
     if hasattr(model, "stats"):
         model.wait()
         stats = model.stats()
-        found |= {"hits": stats.hits, "padding": stats.padding, "reasons": dict(stats.reasons),
-                  "buckets": model.plan.buckets["size"], "checked": stats.checked}  # fmt: skip
+        found |= {
+            "hits": stats.hits,
+            "padding": stats.padding,
+            "reasons": dict(stats.reasons),
+            "buckets": model.plan.buckets["size"],
+            "checked": stats.checked,
+        }
     return found
 
 
 def serving(rows: dict[str, dict[str, Any]]) -> str:
     """Return the table of all ways."""
-    lines = ["| way | graphs | ready before | stalls > 100 ms | they sum to | p50 | p99 | longest |"
-             " hits | padding |", "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    lines = [
+        "| way | graphs | ready before | stalls > 100 ms | they sum to | p50 | p99 | longest | hits | padding |",
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
     for way, (name, _) in WAYS.items():
         row = rows[way]
         took = sorted(row["took_s"])
@@ -276,40 +278,53 @@ def drift() -> dict[str, Any]:
         model.wait()
     end = np.array(shifted[-500:])
     buckets = list(model.plan.buckets["size"])
-    return {"changes": changes, "longest_s": max(took), "busiest_s": max(busy),
-            "slow": sum(one > STALL_S for one in took), "buckets": buckets,
-            "slow_busy": sum(one > STALL_S for one in busy),
-            "late_misses": sum(missed[-500:]), "first_misses": sum(missed[:N_CALLS]),
-            "padding": waste(buckets, end)}  # fmt: skip
+    return {
+        "changes": changes,
+        "longest_s": max(took),
+        "busiest_s": max(busy),
+        "slow": sum(one > STALL_S for one in took),
+        "buckets": buckets,
+        "slow_busy": sum(one > STALL_S for one in busy),
+        "late_misses": sum(missed[-500:]),
+        "first_misses": sum(missed[:N_CALLS]),
+        "padding": waste(buckets, end),
+    }
 
 
 def drifted(found: dict[str, Any]) -> str:
     """Return the table of the plan's changes."""
     lines = ["| request | new buckets | buckets then |", "|--:|:--|:--|"]
-    lines += [f"| {at - N_CALLS:+,} | {', '.join(map(str, new))} | {', '.join(map(str, all_))} |"
-              for at, new, all_ in found["changes"]]  # fmt: skip
-    lines += ["", f"Requests count from the shift. Padding of the last 500: {found['padding']:.1%};"
-              f" misses among them {found['late_misses']}, before the shift"
-              f" {found['first_misses']}. The longest request took"
-              f" {found['longest_s'] * 1e3:.0f} ms, {found['slow']} took more than 100 ms. Of what"
-              " the processor did for this process while a request waited, the compiler's thread"
-              f" included, the most was {found['busiest_s'] * 1e3:.0f} ms, and"
-              f" {found['slow_busy']} had more than 100 ms of it."]  # fmt: skip
+    lines += [
+        f"| {at - N_CALLS:+,} | {', '.join(map(str, new))} | {', '.join(map(str, all_))} |"
+        for at, new, all_ in found["changes"]
+    ]
+    lines += [
+        "",
+        f"Requests count from the shift. Padding of the last 500: {found['padding']:.1%};"
+        f" misses among them {found['late_misses']}, before the shift"
+        f" {found['first_misses']}. The longest request took"
+        f" {found['longest_s'] * 1e3:.0f} ms, {found['slow']} took more than 100 ms. Of what"
+        " the processor did for this process while a request waited, the compiler's thread"
+        f" included, the most was {found['busiest_s'] * 1e3:.0f} ms, and"
+        f" {found['slow_busy']} had more than 100 ms of it.",
+    ]
     return "\n".join(lines).replace("%", " %")
 
 
 def started(cold: dict[str, Any], warm: dict[str, Any]) -> str:
     """Return the table of the first and the second process."""
     share = warm["ready_s"] / cold["ready_s"]
-    return "\n".join([
-        "| process | all buckets ready after | hits of 50 |",
-        "|:--|--:|--:|",
-        f"| first, empty caches | {cold['ready_s']:.1f} s | {cold['hits']} |",
-        f"| second, after `load()` | {warm['ready_s']:.1f} s ({share:.0%}) | {warm['hits']} |",
-        "",
-        f"The saved file has {cold['size'] / 2**20:.1f} MiB. Both processes have imported torch;"
-        " what torch imports to compile counts.",
-    ]).replace("%", " %")  # fmt: skip
+    return "\n".join(
+        [
+            "| process | all buckets ready after | hits of 50 |",
+            "|:--|--:|--:|",
+            f"| first, empty caches | {cold['ready_s']:.1f} s | {cold['hits']} |",
+            f"| second, after `load()` | {warm['ready_s']:.1f} s ({share:.0%}) | {warm['hits']} |",
+            "",
+            f"The saved file has {cold['size'] / 2**20:.1f} MiB. Both processes have imported torch;"
+            " what torch imports to compile counts.",
+        ]
+    ).replace("%", " %")
 
 
 # -- all ---------------------------------------------------------------------------------------
@@ -322,8 +337,9 @@ def child(*what: str) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, str(HERE), "child", *what],
             env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": caches},
-            stdout=subprocess.PIPE, check=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            check=True,
+        )
     return json.loads(done.stdout)
 
 
@@ -332,8 +348,9 @@ def write(name: str, text: str) -> None:
     print(f"\n{text}\n", flush=True)
     begin, end = f"<!-- table: benchmarks/bucketing.py {name} -->", "<!-- /table -->"
     page = PAGE.read_text(encoding="utf-8")
-    new = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}",
-                 lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL)  # fmt: skip
+    new = re.sub(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL
+    )
     PAGE.write_text(new, encoding="utf-8")
 
 

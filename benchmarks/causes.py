@@ -24,9 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchtriage.monitor import Monitor
-from torchtriage.monitor.alerts import Alert, Detection
-from torchtriage.monitor.cause import CAUSES
+from torchtriage.operate.monitor import Monitor
+from torchtriage.operate.monitor.alert import Alert
+from torchtriage.operate.monitor.alert_cause import CAUSES
+from torchtriage.operate.monitor.alerts import Detection
 
 BEFORE = 700
 AFTER = 600
@@ -303,14 +304,9 @@ def main() -> None:
         else:
             calm += counts[""]
             controls += options.trials
-        cells = [
-            f"**{counts[one]}**" if counts[one] and one == wanted else str(counts[one] or "")
-            for one in named
-        ]
+        cells = [f"**{counts[one]}**" if counts[one] and one == wanted else str(counts[one] or "") for one in named]
         print(f"| {fault} | " + " | ".join(cells) + " |", flush=True)
-    print(
-        f"\n{right} of {faults} faults told with their cause; {calm} of {controls} controls quiet;"
-    )
+    print(f"\n{right} of {faults} faults told with their cause; {calm} of {controls} controls quiet;")
     print(f"{early} alarms while nothing was injected yet; {quicker} times requests got quicker.")
 
 

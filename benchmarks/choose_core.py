@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from torchtriage.dataset.index import write_index
-from torchtriage.dataset.items import Kept, kept
+from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage_benchmark.recording.checksums import write_index
 
 
 def size(item: Kept) -> int:
@@ -40,8 +40,9 @@ def chosen(items: Iterable[Kept]) -> Iterator[Kept]:
     for name in sorted({one.about.get("lookalike", "") for one in there.values()} - {""}):
         yield best([one for one in there.values() if one.about.get("lookalike") == name])
     for family in sorted({one.about["family"] for one in there.values()} - families):
-        yield best([one for one in there.values() if one.about["family"] == family
-                    and not one.code and one.about["rank"] == 0])  # fmt: skip
+        yield best(
+            [one for one in there.values() if one.about["family"] == family and not one.code and one.about["rank"] == 0]
+        )
 
 
 def all_ranks(item: Kept, there: dict[str, Kept]) -> list[Kept]:

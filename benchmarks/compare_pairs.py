@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu_pairs import PAIRS, Pair
 
-from torchtriage.comparison import Evidence, compare, gather
-from torchtriage.finding import Comparison
-from torchtriage.trace import read_trace
+from torchtriage.core.trace import read_trace
+from torchtriage.diagnose.compare.result import Comparison
+from torchtriage.diagnose.compare.verdict import Evidence, compare, gather
 
 RECORDINGS = (("a", "before"), ("b", "before"), ("c", "after"))
 
@@ -66,8 +66,7 @@ def main() -> None:
             if pair.ranks > 1 or (options.only and pair.name not in options.only):
                 continue
             (one, one_ms), (same, same_ms), (fixed, fixed_ms) = (
-                record(options.torch_python, pair, state, folder, label)
-                for label, state in RECORDINGS
+                record(options.torch_python, pair, state, folder, label) for label, state in RECORDINGS
             )
             print(line(f"{pair.name}, twice", compare(one, same), one_ms, same_ms), flush=True)
             print(line(f"{pair.name}, fixed", compare(one, fixed), one_ms, fixed_ms), flush=True)

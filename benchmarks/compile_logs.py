@@ -62,25 +62,10 @@ def main() -> None:
         folder = Path(name)
         log, theirs, ours = folder / "large.log", folder / "theirs", folder / "ours.json"
         tools = {
-            "torchtriage": (
-                [
-                    sys.executable,
-                    "-m",
-                    "torchtriage",
-                    "compile",
-                    str(log),
-                    "--json",
-                    "-o",
-                    str(ours),
-                ],
-                ours,
-            )
+            "torchtriage": ([sys.executable, "-m", "torchtriage", "compile", str(log), "--json", "-o", str(ours)], ours)
         }
         if given.tlparse:
-            tools["tlparse"] = (
-                [given.tlparse, str(log), "-o", str(theirs), "--overwrite", "--no-browser"],
-                theirs,
-            )
+            tools["tlparse"] = ([given.tlparse, str(log), "-o", str(theirs), "--overwrite", "--no-browser"], theirs)
         print(f"{'log':>8} {'tool':12} {'wall s':>8} {'CPU s':>8} {'peak MB':>8} {'output':>10}")
         for size in given.sizes:
             repeated(source, log, size * 1_000_000)
@@ -91,10 +76,7 @@ def main() -> None:
             for name, (_, output) in tools.items():
                 wall_s, cpu_s, peak_mb = map(statistics.median, zip(*rows[name], strict=True))
                 kilobytes = size_of(output) // 1000
-                print(
-                    f"{size:>5} MB {name:12} {wall_s:8.2f} {cpu_s:8.2f} {peak_mb:8.0f}"
-                    f" {kilobytes:>7} kB"
-                )
+                print(f"{size:>5} MB {name:12} {wall_s:8.2f} {cpu_s:8.2f} {peak_mb:8.0f} {kilobytes:>7} kB")
 
 
 if __name__ == "__main__":

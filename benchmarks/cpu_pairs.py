@@ -53,12 +53,7 @@ def _loader(n_workers: int) -> Callable[[bool], Callable[[], object]]:
                 time.sleep(SLEEP_S)
                 return torch.full((256,), float(index))
 
-        loader = DataLoader(
-            Slow(),
-            batch_size=16,
-            num_workers=n_workers if fixed else 0,
-            persistent_workers=fixed,
-        )
+        loader = DataLoader(Slow(), batch_size=16, num_workers=n_workers if fixed else 0, persistent_workers=fixed)
         batches: Iterator[Any] = iter(loader)
         train = _trainer(_mlp(256, 512, 4), torch.optim.SGD)
 
@@ -157,9 +152,7 @@ PAIRS = (
     Pair("loader4", "I/O-bound loader, 0 -> 4 workers", "DAT018", _loader(4), workers=4),
     Pair("per-sample", "128 images one by one -> one batch", "LCH017", _per_sample, shapes=True),
     Pair("optimizer", "AdamW of 124 tensors, foreach off -> on", "LCH016", _optimizer),
-    Pair(
-        "elementwise", "11 elementwise ops, eager -> compiled", "LCH015", _elementwise, shapes=True
-    ),
+    Pair("elementwise", "11 elementwise ops, eager -> compiled", "LCH015", _elementwise, shapes=True),
     Pair("straggler", "2 ranks (gloo), a slow one -> none", "COM036", _straggler, ranks=2),
 )
 

@@ -16,22 +16,22 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from torchtriage.monitor.detect.metric import MetricDetector
-from torchtriage.monitor.detect.recorded import (
-    Fault,
-    Labels,
-    Stream,
+from torchtriage.operate.detect.latency_detector import MATTERS, RequestDetector
+from torchtriage.operate.detect.metric import MetricDetector
+from torchtriage.operate.detect.recorded import (
+    LabelledFault,
+    RecordedStream,
+    StreamLabels,
     labelled_rows,
     read_labels,
     read_log,
 )
-from torchtriage.monitor.detect.requests import MATTERS, RequestDetector
-from torchtriage.monitor.detect.score import Score, Scoring, score
+from torchtriage.operate.detect.score import DetectionScore, Scoring, score
 
 SETS = ("semi", "ptlat", "msft", "nab")
 
 
-def series(root: Path, name: str) -> list[tuple[Stream, Labels, Scoring]]:
+def series(root: Path, name: str) -> list[tuple[RecordedStream, StreamLabels, Scoring]]:
     """Return one set's streams with labels and rules."""
     out = []
     for path in sorted((root / name).rglob("*.csv")):
@@ -46,13 +46,13 @@ def series(root: Path, name: str) -> list[tuple[Stream, Labels, Scoring]]:
         else:
             labels = read_labels(path.with_suffix(".json"), stream, path)
         if name == "ptlat":
-            labels = Labels(measurable(path.with_suffix(".json"), labels), labels.excused)
+            labels = StreamLabels(measurable(path.with_suffix(".json"), labels), labels.excused)
             rules = Scoring(rules.apart, 600, rules.warm_up)
         out.append((stream, labels, rules))
     return out
 
 
-def measurable(path: Path, labels: Labels) -> tuple[Fault, ...]:
+def measurable(path: Path, labels: StreamLabels) -> tuple[LabelledFault, ...]:
     """Return the faults that had a measurable effect, by the data's own rule; others excuse."""
     import json
 
@@ -66,20 +66,20 @@ def measurable(path: Path, labels: Labels) -> tuple[Fault, ...]:
             or told["p99_ratio"] > 1.4
             or told["max_over_pre_p99"] > 5
         )
-        kept.append(fault if counts else Fault("no effect", fault.start, fault.end))
+        kept.append(fault if counts else LabelledFault("no effect", fault.start, fault.end))
     return tuple(kept)
 
 
 # -- detectors: a function of a stream that gives the rows of its alarms ---------------------
 
 
-def ours(stream: Stream) -> list[int]:
+def ours(stream: RecordedStream) -> list[int]:
     """Return the default detector's alarms."""
     detector = RequestDetector() if stream.is_requests else MetricDetector()
     return [at for at, one in enumerate(stream.samples) if detector.update(one) is not None]
 
 
-def filled(stream: Stream) -> list[float]:
+def filled(stream: RecordedStream) -> list[float]:
     """Return the values, missing ones replaced by the last."""
     values, last = [], 0.0
     for sample in stream.samples:
@@ -89,15 +89,15 @@ def filled(stream: Stream) -> list[float]:
     return values
 
 
-def in_microseconds(stream: Stream) -> list[float]:
+def in_microseconds(stream: RecordedStream) -> list[float]:
     """Return the values; durations in a unit that thresholds of one and more are made for."""
     return [value * (1e6 if stream.is_requests else 1.0) for value in filled(stream)]
 
 
-def three_sigma(k: float, window: int = 100) -> Callable[[Stream], list[int]]:
+def three_sigma(k: float, window: int = 100) -> Callable[[RecordedStream], list[int]]:
     """Return the rule ``|x - mean| > k sd`` over the last values."""
 
-    def run(stream: Stream) -> list[int]:
+    def run(stream: RecordedStream) -> list[int]:
         last: deque[float] = deque(maxlen=window)
         total = squares = 0.0
         rows = []
@@ -117,10 +117,10 @@ def three_sigma(k: float, window: int = 100) -> Callable[[Stream], list[int]]:
     return run
 
 
-def ewma(limit: float, weight: float = 0.1, learn: int = 500) -> Callable[[Stream], list[int]]:
+def ewma(limit: float, weight: float = 0.1, learn: int = 500) -> Callable[[RecordedStream], list[int]]:
     """Return an EWMA chart with a frozen baseline (Roberts 1959)."""
 
-    def run(stream: Stream) -> list[int]:
+    def run(stream: RecordedStream) -> list[int]:
         values = filled(stream)
         first = sorted(values[: min(learn, len(values) // 7)])
         centre = first[len(first) // 2]
@@ -136,12 +136,12 @@ def ewma(limit: float, weight: float = 0.1, learn: int = 500) -> Callable[[Strea
     return run
 
 
-def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
+def river_detectors() -> dict[str, Callable[[RecordedStream], list[int]]]:
     """Return river's detectors (pip install river)."""
     from river import anomaly, drift
 
-    def scorer(limit: float) -> Callable[[Stream], list[int]]:
-        def run(stream: Stream) -> list[int]:
+    def scorer(limit: float) -> Callable[[RecordedStream], list[int]]:
+        def run(stream: RecordedStream) -> list[int]:
             detector = anomaly.GaussianScorer(window_size=200, grace_period=200)
             rows = []
             for at, value in enumerate(in_microseconds(stream)):
@@ -156,8 +156,8 @@ def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
 
         return run
 
-    def drifts(make: Callable[[], object], *, log: bool) -> Callable[[Stream], list[int]]:
-        def run(stream: Stream) -> list[int]:
+    def drifts(make: Callable[[], object], *, log: bool) -> Callable[[RecordedStream], list[int]]:
+        def run(stream: RecordedStream) -> list[int]:
             detector = make()
             rows = []
             for at, value in enumerate(in_microseconds(stream)):
@@ -170,13 +170,9 @@ def river_detectors() -> dict[str, Callable[[Stream], list[int]]]:
 
     return {
         "river GaussianScorer, 200, 1 - 1e-7": scorer(1 - 1e-7),
-        "river PageHinkley, threshold 100": drifts(
-            lambda: drift.PageHinkley(threshold=100), log=False
-        ),
+        "river PageHinkley, threshold 100": drifts(lambda: drift.PageHinkley(threshold=100), log=False),
         "river ADWIN of the logarithm": drifts(drift.ADWIN, log=True),
-        "river KSWIN of the logarithm, 1e-5": drifts(
-            lambda: drift.KSWIN(alpha=1e-5, seed=1), log=True
-        ),
+        "river KSWIN of the logarithm, 1e-5": drifts(lambda: drift.KSWIN(alpha=1e-5, seed=1), log=True),
     }
 
 
@@ -193,24 +189,21 @@ CANDIDATES: list[dict[str, object]] = [
 ]
 
 
-def judged(item: tuple[Stream, Labels, Scoring], settings: dict[str, object]) -> Score:
+def judged(item: tuple[RecordedStream, StreamLabels, Scoring], settings: dict[str, object]) -> DetectionScore:
     """Return one stream's score under some settings."""
     stream, labels, rules = item
     detector = RequestDetector(**settings)
     rows = [at for at, one in enumerate(stream.samples) if detector.update(one) is not None]
     one = score(rows, labels, len(stream.samples), rules)
     counted = tuple(found for found in one.found if found.fault.kind != "no effect")
-    return Score(counted, one.false_alarms, one.n_clean, one.benign_alarms, one.nab)
+    return DetectionScore(counted, one.false_alarms, one.n_clean, one.benign_alarms, one.nab)
 
 
 def cross_validate(root: Path, n_splits: int = 20) -> None:
     """Print what the settings that are best on one half of both sets score on the other."""
     loaded = {name: series(root, name) for name in ("semi", "ptlat")}
-    scores = [
-        {name: [judged(item, one) for item in items] for name, items in loaded.items()}
-        for one in CANDIDATES
-    ]
-    held_out: dict[str, list[Score]] = {name: [] for name in loaded}
+    scores = [{name: [judged(item, one) for item in items] for name, items in loaded.items()} for one in CANDIDATES]
+    held_out: dict[str, list[DetectionScore]] = {name: [] for name in loaded}
     for split in range(n_splits):
         draw = random.Random(split)
         order = {name: list(range(len(items))) for name, items in loaded.items()}
@@ -220,14 +213,14 @@ def cross_validate(root: Path, n_splits: int = 20) -> None:
         halves = {name: (one[: len(one) // 2], one[len(one) // 2 :]) for name, one in order.items()}
 
         def value(
-            of: dict[str, list[Score]], halves: dict[str, tuple[list[int], list[int]]] = halves
+            of: dict[str, list[DetectionScore]], halves: dict[str, tuple[list[int], list[int]]] = halves
         ) -> float:
-            totals = [Score.of(of[name][at] for at in halves[name][0]) for name in of]
+            totals = [DetectionScore.of(of[name][at] for at in halves[name][0]) for name in of]
             return sum(one.recall - 0.3 * max(0.0, one.per_10k - 1) for one in totals)
 
         best = max(scores, key=value)
         for name in loaded:
-            held_out[name].append(Score.of(best[name][at] for at in halves[name][1]))
+            held_out[name].append(DetectionScore.of(best[name][at] for at in halves[name][1]))
     for name, ones in held_out.items():
         for title, values in (
             ("recall", sorted(one.recall for one in ones)),
@@ -269,8 +262,8 @@ def main() -> None:
                 score(rows, labels, len(stream.samples), rules)
                 for rows, (stream, labels, rules) in zip(alarms, loaded, strict=True)
             ]
-            total = Score.of(
-                Score(
+            total = DetectionScore.of(
+                DetectionScore(
                     tuple(found for found in one.found if found.fault.kind != "no effect"),
                     one.false_alarms,
                     one.n_clean,
@@ -285,8 +278,7 @@ def main() -> None:
             print(
                 f"| {title} | {total.recall:.2f} | {total.per_10k:.2f} | {total.chance():.2f} |"
                 f" {delays[len(delays) // 2]}, {delays[int(0.9 * len(delays))]} | {nab} |"
-                f" {each_us:.1f} |"
-                + (f" {len(total.benign_alarms)} benign" if total.benign_alarms else "")
+                f" {each_us:.1f} |" + (f" {len(total.benign_alarms)} benign" if total.benign_alarms else "")
             )
             if arguments.missed and detector is ours:
                 by_kind: dict[str, list[str]] = {}

@@ -34,7 +34,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from torchtriage.trace import Trace, read_trace
+from torchtriage.core.trace import Trace, read_trace
 
 Process = Generator[int | Callable[[], bool], None, None]
 """Yields the ns it is busy for, or the condition it waits for."""
@@ -253,10 +253,7 @@ class ThreadClock(Clock):
         if sys.platform == "linux":
             # sleeps may run 50 us over to save power unless told otherwise; threads inherit it
             ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK, 1 ns
-        threads = [
-            threading.Thread(target=self._live, args=[process], daemon=True)
-            for process in processes
-        ]
+        threads = [threading.Thread(target=self._live, args=[process], daemon=True) for process in processes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -362,9 +359,7 @@ class _Stream:
                 item.mark.done_ns = self.free_ns
             elif isinstance(item, _Await):
                 yield lambda mark=item.mark: mark.done_ns >= 0
-                self.free_ns = max(
-                    self.free_ns, item.mark.done_ns + machine.cross_ns - machine.fifo_ns
-                )
+                self.free_ns = max(self.free_ns, item.mark.done_ns + machine.cross_ns - machine.fifo_ns)
             else:
                 start = max(item.enqueued_ns + machine.latency_ns, self.free_ns + machine.fifo_ns)
                 yield max(start - clock.now(), 0)
@@ -408,9 +403,7 @@ class Run:
         self._host_jitter = self.jitter("host")
         for number in (COMPUTE, COMM, COPY, SIDE):
             self._streams[number] = _Stream(self, number)
-        n_workers = max(
-            (one.workers for one in program.instructions() if isinstance(one, Fetch)), default=0
-        )
+        n_workers = max((one.workers for one in program.instructions() if isinstance(one, Fetch)), default=0)
         clock.run(
             [
                 self._main(),
@@ -460,9 +453,7 @@ class Run:
     def json(self) -> bytes:
         """Return the recording as the profiler writes it."""
         device = {"id": 0, "name": "emulated", "computeMajor": 9, "computeMinor": 0, "numSms": 1}
-        return json.dumps(
-            {"schemaVersion": 1, "deviceProperties": [device], "traceEvents": self.events}
-        ).encode()
+        return json.dumps({"schemaVersion": 1, "deviceProperties": [device], "traceEvents": self.events}).encode()
 
     def trace(self) -> Trace:
         """Return the recording as torchtriage reads it."""
@@ -534,10 +525,7 @@ class Run:
                 self.add(one.name, "cpu_op", start, clock.now(), tid=tid)
             case Graph():
                 yield vary(machine.op_ns)
-                work = [
-                    (f"{one.name}_kernel_{index}", "kernel", ns)
-                    for index, ns in enumerate(one.each_ns)
-                ]
+                work = [(f"{one.name}_kernel_{index}", "kernel", ns) for index, ns in enumerate(one.each_ns)]
                 cost = machine.graph_ns + machine.graph_ns * len(work) // 50
                 yield from self._enqueue("cudaGraphLaunch", COMPUTE, work, tid, call_ns=cost)
                 self.add(one.name, "cpu_op", start, clock.now(), tid=tid)
@@ -545,9 +533,7 @@ class Run:
                 yield vary(machine.op_ns)
                 memory = "Pageable" if one.blocks else "Pinned"
                 what = (
-                    f"Memcpy HtoD ({memory} -> Device)"
-                    if one.to == "device"
-                    else f"Memcpy DtoH (Device -> {memory})"
+                    f"Memcpy HtoD ({memory} -> Device)" if one.to == "device" else f"Memcpy DtoH (Device -> {memory})"
                 )
                 # a pageable readback returns when it has happened, an upload leaves that to a sync
                 yield from self._enqueue(
@@ -647,9 +633,7 @@ class Run:
         yield self._host_jitter(machine.call_ns)
 
         def done() -> bool:
-            return all(stream.n_done >= target for stream, target in targets) and (
-                mark is None or mark.done_ns >= 0
-            )
+            return all(stream.n_done >= target for stream, target in targets) and (mark is None or mark.done_ns >= 0)
 
         if not done():
             yield done

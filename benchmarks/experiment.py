@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.experiment import Experiment, Rate, Split, Tail, Typical
-from torchtriage.stats import anytime
-from torchtriage.stats.anytime import BLOCK, Difference, SplitCheck
+from torchtriage.core.stats import sequential_ab
+from torchtriage.core.stats.sequential_ab import BLOCK, Difference, SplitCheck
+from torchtriage.operate.experiment import Experiment, Rate, Split, Tail, Typical
 
 PAGE = Path(__file__).parents[1] / "docs" / "experiment.md"
 N = 10_000
@@ -82,10 +82,10 @@ def stops(control: Floats, candidate: Floats, alpha: float = 0.05) -> list[int]:
     blocks = (candidate - control).reshape(runs, n_blocks, BLOCK).mean(2)
     beyond = np.zeros((runs, n_blocks), bool)
     open_ = np.ones((runs, n_blocks), bool)
-    for level in range(anytime.N_LEVELS):
+    for level in range(sequential_ab.N_LEVELS):
         length = 1 << level
         k = n_blocks // length
-        if k < anytime.LEAST_BLOCKS:
+        if k < sequential_ab.LEAST_BLOCKS:
             break
         x = blocks[:, : k * length].reshape(runs, k, length).mean(2)
         count = np.arange(1, k + 1)
@@ -100,8 +100,8 @@ def stops(control: Floats, candidate: Floats, alpha: float = 0.05) -> list[int]:
         # what is known when a block of the shortest length closes
         at = np.arange(1, n_blocks + 1) // length - 1
         known = np.maximum(at, 0)
-        last = level == anytime.N_LEVELS - 1
-        good = (count >= anytime.LEAST_BLOCKS) & ((alike <= anytime.MEMORY / np.sqrt(count)) | last)
+        last = level == sequential_ab.N_LEVELS - 1
+        good = (count >= sequential_ab.LEAST_BLOCKS) & ((alike <= sequential_ab.MEMORY / np.sqrt(count)) | last)
         taken = open_ & good[:, known] & (at >= 0)
         open_ &= ~taken
         with np.errstate(all="ignore"):
@@ -109,7 +109,7 @@ def stops(control: Floats, candidate: Floats, alpha: float = 0.05) -> list[int]:
             variance = (centred / (count - 1))[:, known] * inflation
             done = count[known]
             free = np.maximum((done - 1) / np.sqrt(inflation), 1)
-            informed = 1 + done * anytime.PRIOR * spread / variance
+            informed = 1 + done * sequential_ab.PRIOR * spread / variance
             factor = np.exp((np.log(informed) - 2 * math.log(alpha)) / (free + 1))
             reach = np.sqrt(free * (factor - 1) / (1 - factor / informed) * variance / done)
         reach[factor >= informed] = math.inf
@@ -222,10 +222,7 @@ def guardrails_table(runs: int) -> Table:
 
 
 def alarm_at(
-    one: Experiment,
-    share: float,
-    draw: Callable[[random.Random, bool], dict[str, float]],
-    seed: int,
+    one: Experiment, share: float, draw: Callable[[random.Random, bool], dict[str, float]], seed: int
 ) -> int | None:
     """Return how many requests of the candidate a guardrail needs, None where it never speaks."""
     rng = random.Random(seed)
@@ -256,9 +253,7 @@ def split_table(runs: int) -> Table:
                     found.append(at + 1)
                     break
         middle = f"{statistics.median(found):,.0f}" if found else "-"
-        table.append(
-            [f"{100 * truth:g} %", f"{100 * planned:g} %", f"{100 * len(found) / n_runs:g}", middle]
-        )
+        table.append([f"{100 * truth:g} %", f"{100 * planned:g} %", f"{100 * len(found) / n_runs:g}", middle])
     return table
 
 
@@ -303,9 +298,7 @@ def markdown(table: Table) -> str:
     """Return a table in Markdown."""
     head, *rows = table
     rule = "| :-- |" + " --: |" * (len(head) - 1)
-    return "\n".join(
-        ["| " + " | ".join(head) + " |", rule, *("| " + " | ".join(r) + " |" for r in rows)]
-    )
+    return "\n".join(["| " + " | ".join(head) + " |", rule, *("| " + " | ".join(r) + " |" for r in rows)])
 
 
 def progress(what: str) -> None:

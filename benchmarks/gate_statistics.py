@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.stats import change_points
-from torchtriage.stats.classic import cohen_d, mann_whitney, welch
-from torchtriage.stats.many import adjust
-from torchtriage.stats.quantiles import quantile_interval
-from torchtriage.stats.sequential import Plan, decide
-from torchtriage.stats.sessions import compare_sessions, noise_floor, session_value, verdict
+from torchtriage.core.stats import change_points
+from torchtriage.core.stats.classical_tests import cohen_d, mann_whitney, welch
+from torchtriage.core.stats.multiple_testing import adjust
+from torchtriage.core.stats.quantiles import quantile_interval
+from torchtriage.core.stats.sequential import Plan, decide
+from torchtriage.core.stats.session_comparison import compare_sessions, noise_floor, session_value, verdict
 
 Floats = NDArray[np.float64]
 Rule = Callable[[Floats, Floats], bool]
@@ -90,10 +90,7 @@ def real_sessions() -> dict[str, Floats]:
 
 def in_one_number(sessions: dict[str, Floats]) -> dict[str, Floats]:
     """Return each session's ``low``, as a session of one value: the same statistic, taken once."""
-    return {
-        arm: np.array([[session_value(one, "low")] for one in rows])
-        for arm, rows in sessions.items()
-    }
+    return {arm: np.array([[session_value(one, "low")] for one in rows]) for arm, rows in sessions.items()}
 
 
 def is_regression(before: Floats, after: Floats) -> bool:
@@ -141,10 +138,7 @@ def sessions_table(sessions: dict[str, Floats], lows: dict[str, Floats]) -> Tabl
     n = len(lows["A"])
     anywhere = [tuple(rng.choice(n, 2, replace=False)) for _ in range(300)]
     for name, rule in RULES.items():
-        row = [
-            name,
-            share([rule(*both) for both in zip(sessions["A"], sessions["A2"], strict=True)]),
-        ]
+        row = [name, share([rule(*both) for both in zip(sessions["A"], sessions["A2"], strict=True)])]
         row.append(share([rule(sessions["A"][i], sessions["A"][j]) for i, j in anywhere]))
         for arm in ARMS.values():
             pairs = zip(sessions["A"], sessions[arm], strict=True)
@@ -155,26 +149,12 @@ def sessions_table(sessions: dict[str, Floats], lows: dict[str, Floats]) -> Tabl
         both_ways = [("A", "A2"), ("A2", "A")]
         row = [f"**gate**, {n_pairs} pairs"]
         row.append(
-            share(
-                [
-                    is_regression(lows[b][w], lows[a][w])
-                    for b, a in both_ways
-                    for w in windows(n, n_pairs)
-                ],
-                free,
-            )
+            share([is_regression(lows[b][w], lows[a][w]) for b, a in both_ways for w in windows(n, n_pairs)], free)
         )
         row.append("-")
         for arm in ARMS.values():
             row.append(
-                share(
-                    [
-                        is_regression(lows[b][w], lows[arm][w])
-                        for b in ("A", "A2")
-                        for w in windows(n, n_pairs)
-                    ],
-                    free,
-                )
+                share([is_regression(lows[b][w], lows[arm][w]) for b in ("A", "A2") for w in windows(n, n_pairs)], free)
             )
         table.append(row)
     return table
@@ -190,14 +170,7 @@ def sequential_table(lows: dict[str, Floats], n_trials: int) -> Table:
     round is real, which of the two equal programs it hit is a coin.
     """
     rng = np.random.default_rng(2)
-    table = [
-        [
-            "",
-            "A/A called slower, %",
-            "pairs",
-            *(text for arm in ARMS for text in (f"{arm} found, %", "pairs")),
-        ]
-    ]
+    table = [["", "A/A called slower, %", "pairs", *(text for arm in ARMS for text in (f"{arm} found, %", "pairs"))]]
     for max_pairs, effect in ((20, 0.02), (20, 0.05), (40, 0.02)):
         plan = Plan(max_pairs=max_pairs, min_effect=effect)
         fixed = [f"{max_pairs} pairs, smallest effect {effect:.0%}"]
@@ -278,15 +251,7 @@ KINDS = (
 
 def simulated_table(n_trials: int) -> Table:
     """Return how often equal programs are called slower, and larger ones found, at 20 pairs."""
-    table = [
-        [
-            "noise",
-            "A/A called slower, %",
-            "+2 % found, %",
-            "+4 % found, %",
-            "interval holds the truth, %",
-        ]
-    ]
+    table = [["noise", "A/A called slower, %", "+2 % found, %", "+4 % found, %", "interval holds the truth, %"]]
     for kind in KINDS:
         rng = np.random.default_rng(3)
         row, holds = [kind], []
@@ -303,14 +268,7 @@ def simulated_table(n_trials: int) -> Table:
 
 def unpaired_table(n_trials: int) -> Table:
     """Return what a baseline recorded at another time costs, with and without its noise floor."""
-    table = [
-        [
-            "between recordings",
-            "A/A called slower, no floor, %",
-            "with floor, %",
-            "+10 % found with floor, %",
-        ]
-    ]
+    table = [["between recordings", "A/A called slower, no floor, %", "with floor, %", "+10 % found with floor, %"]]
     for between in (0.0, 0.01, 0.03):
         rng = np.random.default_rng(4)
 
@@ -322,11 +280,7 @@ def unpaired_table(n_trials: int) -> Table:
         for _ in range(n_trials):
             earlier = [run(0) for _ in range(6)]
             floor = noise_floor(earlier)
-            for key, effect, allowed in (
-                ("none", 0, 0.0),
-                ("floor", 0, floor),
-                ("found", 0.1, floor),
-            ):
+            for key, effect, allowed in (("none", 0, 0.0), ("floor", 0, floor), ("found", 0.1, floor)):
                 change = compare_sessions(earlier[-1], run(effect), paired=False, floor=allowed)
                 said[key].append(verdict(change, min_effect=MIN_EFFECT) == "regression")
         table.append([f"{between:.0%}", *(share(hits) for hits in said.values())])
@@ -356,9 +310,7 @@ def many_table(lows: dict[str, Floats], n_checks: int, n_metrics: int = 200) -> 
             p_more = np.array([signed_p(before, after * 1.05) for before, after in drawn[:20]])
             alarms["none"].append(bool((p <= 0.01).any()))
             alarms["holm"].append(bool((adjust(p) <= 0.01).any()))
-            alarms["benjamini-hochberg"].append(
-                bool((adjust(p, method="benjamini-hochberg") <= 0.01).any())
-            )
+            alarms["benjamini-hochberg"].append(bool((adjust(p, method="benjamini-hochberg") <= 0.01).any()))
             # one by one: each metric in turn is the one that changed, a few per check
             for i in range(5):
                 changed = np.concatenate([p[:i], p_more[i : i + 1], p[i + 1 :]])
@@ -366,13 +318,7 @@ def many_table(lows: dict[str, Floats], n_checks: int, n_metrics: int = 200) -> 
             changed = np.concatenate([p_more[:20], p[20:]])
             twenty += (adjust(changed, method="benjamini-hochberg")[:20] <= 0.01).tolist()
         table.append(
-            [
-                str(n_pairs),
-                str(n_checks),
-                *(f"{sum(hits)}" for hits in alarms.values()),
-                share(one),
-                share(twenty),
-            ]
+            [str(n_pairs), str(n_checks), *(f"{sum(hits)}" for hits in alarms.values()), share(one), share(twenty)]
         )
     return table
 
@@ -390,9 +336,7 @@ def other_metrics_table(n_trials: int) -> Table:
     """Return error and power on recorded peaks of memory and compile times."""
     recorded = json.loads(RECORDED.read_text())
     rng = np.random.default_rng(6)
-    table = [
-        ["metric", "smallest effect", "sessions a side", "A/A called worse", "planted", "found"]
-    ]
+    table = [["metric", "smallest effect", "sessions a side", "A/A called worse", "planted", "found"]]
     peaks = {arm: np.array(peak, float)[:, None] for arm, peak in recorded["peak_kib"].items()}
 
     def worse_memory(before: Floats, after: Floats) -> bool:
@@ -406,26 +350,14 @@ def other_metrics_table(n_trials: int) -> Table:
             before = peaks["A"][order[:n]]
             false += worse_memory(before, peaks["A"][order[n : 2 * n]])
             found += worse_memory(before, peaks["+1%"][rng.permutation(len(peaks["+1%"]))[:n]])
-        table.append(
-            [
-                "peak memory",
-                "0.5 %",
-                str(n),
-                f"{false} of {n_trials}",
-                "+1 %",
-                f"{found} of {n_trials}",
-            ]
-        )
+        table.append(["peak memory", "0.5 %", str(n), f"{false} of {n_trials}", "+1 %", f"{found} of {n_trials}"])
 
     def worse_time(before: Floats, after: Floats) -> bool:
         change = compare_sessions(before, after, paired=True)
         return verdict(change, min_effect=0.03) == "regression"
 
     for clock in ("wall", "cpu"):
-        times = {
-            arm: np.array(one, float)[:, None]
-            for arm, one in recorded[f"compile_{clock}_s"].items()
-        }
+        times = {arm: np.array(one, float)[:, None] for arm, one in recorded[f"compile_{clock}_s"].items()}
         n = len(times["A"])
         spread = compare_sessions(times["A"], times["A2"], paired=True).spread
         false = found = 0
@@ -461,9 +393,7 @@ def quantile_table(n_trials: int) -> Table:
                 rng = np.random.default_rng(7)
                 holds = []
                 for _ in range(n_trials):
-                    sessions = [
-                        np.exp(0.3 * autoregression(n, memory, rng)) for _ in range(n_sessions)
-                    ]
+                    sessions = [np.exp(0.3 * autoregression(n, memory, rng)) for _ in range(n_sessions)]
                     _, low, high = quantile_interval(sessions, q)
                     truth = math.exp(0.3 * z)
                     holds.append(not (truth < low or truth > high))
@@ -509,23 +439,13 @@ def perfherder(values: Floats) -> list[int]:
     for at in range(12, len(values) - 11):
         before, after = values[at - 12 : at], values[at : at + 12]
         t = abs(welch(before, after).t)
-        if (
-            t > 7
-            and abs(after.mean() / before.mean() - 1) >= 0.02
-            and (not out or at - out[-1] > SAME)
-        ):
+        if t > 7 and abs(after.mean() / before.mean() - 1) >= 0.02 and (not out or at - out[-1] > SAME):
             out.append(at)
     return out
 
 
 def history(
-    lows: dict[str, Floats],
-    arm: str,
-    change: int,
-    n: int,
-    against: bool,
-    per_point: int,
-    rng: np.random.Generator,
+    lows: dict[str, Floats], arm: str, change: int, n: int, against: bool, per_point: int, rng: np.random.Generator
 ) -> Floats:
     """Return a history of ``n`` points with a change from ``change`` on, made of real rounds.
 
@@ -544,9 +464,7 @@ def history(
     return np.array(out)
 
 
-def reports(
-    find: Callable[[Floats], list[int]], values: Floats, every: int
-) -> list[tuple[int, int]]:
+def reports(find: Callable[[Floats], list[int]], values: Floats, every: int) -> list[tuple[int, int]]:
     """Return (place, commit at which it was first told), looking again after every few commits."""
     out: list[tuple[int, int]] = []
     for n in range(10, len(values) + 1, every):
@@ -559,10 +477,7 @@ def reports(
 def history_table(lows: dict[str, Floats], n_series: int, n: int = 100) -> Table:
     """Return false reports per 100 commits, and how often and how soon a change is found."""
     # name: the method, series of each kind, commits from look to look
-    finders = {
-        "torchtriage": (ours, n_series, 2),
-        "Perfherder's rule": (perfherder, n_series, 2),
-    }
+    finders = {"torchtriage": (ours, n_series, 2), "Perfherder's rule": (perfherder, n_series, 2)}
     try:
         import otava as _
     except ImportError:
@@ -590,9 +505,7 @@ def history_table(lows: dict[str, Floats], n_series: int, n: int = 100) -> Table
             rng = np.random.default_rng(8)
             false, n_commits = 0, 0
             for _ in range(n_runs):
-                false += len(
-                    reports(find, history(lows, "A", n, n, against, per_point, rng), every)
-                )
+                false += len(reports(find, history(lows, "A", n, n, against, per_point, rng), every))
                 n_commits += n
             row = []
             for arm in ("+4%", "+10%"):
@@ -633,8 +546,7 @@ def real_history_table() -> Table:
         marked = [
             at
             for i, at in enumerate(every)
-            if sum(abs(at - one) <= 5 for one in every) > len(people) / 2
-            and (not i or at - every[i - 1] > 5)
+            if sum(abs(at - one) <= 5 for one in every) > len(people) / 2 and (not i or at - every[i - 1] > 5)
         ]
         table.append([name, str(len(marked)), *against_marks(values, marked)])
     return table

@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.dataset.score import area_under_roc
-from torchtriage.review.offline import Offline
-from torchtriage.review.reviewer import NONE
-from torchtriage.training.examples import Example, examples, recorded
-from torchtriage.training.iterate import (
+from torchtriage.learn.dataset.score import area_under_roc
+from torchtriage.learn.review.reviewer import NONE
+from torchtriage.learn.review.rule_reviewer import Offline
+from torchtriage_benchmark.training.active_learning import (
     Findings,
     Judge,
     Labelled,
@@ -37,7 +36,8 @@ from torchtriage.training.iterate import (
     boosted_trees,
     iterate,
 )
-from torchtriage.training.labels import HISTORY, History, Labels, recorded_labels
+from torchtriage_benchmark.training.labels import HISTORY, History, Labels, recorded_labels
+from torchtriage_benchmark.training.training_set import Example, examples, recorded
 
 
 def corrupted(items: Sequence[Example], labels: Labels, share: float, by: str, seed: int) -> Labels:
@@ -52,14 +52,11 @@ def corrupted(items: Sequence[Example], labels: Labels, share: float, by: str, s
         if by == "recording":
             # as if another recording's labels had been taken: faulty here and there, or not at all
             begin, length = chance.randrange(16), chance.randrange(1, 5)
-            wrong = [
-                code if (at - begin) % 16 < length else NONE for at in range(len(labels[one.id]))
-            ]
+            wrong = [code if (at - begin) % 16 < length else NONE for at in range(len(labels[one.id]))]
             found[one.id] = tuple([NONE] * len(wrong) if one.code else wrong)
         else:
             found[one.id] = tuple(
-                (code if now == NONE else NONE) if chance.random() < share else now
-                for now in labels[one.id]
+                (code if now == NONE else NONE) if chance.random() < share else now for now in labels[one.id]
             )
     return found
 
@@ -90,9 +87,7 @@ def share_right(labels: Labels, truth: Labels, items: Sequence[Example]) -> floa
     return float(np.mean([a == b for a, b in pairs]))
 
 
-def measured(
-    items: Sequence[Example], evidence: Findings, given: argparse.Namespace, seed: int
-) -> dict[str, Any]:
+def measured(items: Sequence[Example], evidence: Findings, given: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Return one experiment."""
     truth = recorded_labels(items)
     wrong = corrupted(items, truth, given.share, given.by, seed)
@@ -104,27 +99,32 @@ def measured(
 
     clean, bad = learned(truth), learned(wrong)
     rounds: list[Round] = []
-    settings = Settings(
-        rounds=given.rounds, windows=given.windows, trust=given.trust, settled=given.settled
-    )
+    settings = Settings(rounds=given.rounds, windows=given.windows, trust=given.trust, settled=given.settled)
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         report = iterate(
-            items, wrong, Offline(), train, History(Path(folder) / HISTORY),
-            settings=settings, evidence=evidence, told=rounds.append,
-        )  # fmt: skip
+            items,
+            wrong,
+            Offline(),
+            train,
+            History(Path(folder) / HISTORY),
+            settings=settings,
+            evidence=evidence,
+            told=rounds.append,
+        )
     after = scored(report.judge, test)
     return {
-        "seed": seed, "clean": clean, "corrupted": bad, "after": after,
+        "seed": seed,
+        "clean": clean,
+        "corrupted": bad,
+        "after": after,
         "recovered": (after - bad) / (clean - bad) if clean > bad else float("nan"),
         "right_before": share_right(wrong, truth, items),
         "right_after": share_right(report.labels, truth, items),
-        "rounds": [
-            {"validation": one.validation, "proposed": one.proposed, "changed": one.changed}
-            for one in rounds
-        ],
-        "ended": report.ended, "cpu_s": time.process_time() - began_s,
-    }  # fmt: skip
+        "rounds": [{"validation": one.validation, "proposed": one.proposed, "changed": one.changed} for one in rounds],
+        "ended": report.ended,
+        "cpu_s": time.process_time() - began_s,
+    }
 
 
 def main() -> None:

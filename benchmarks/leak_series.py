@@ -146,9 +146,7 @@ def main() -> None:
     for seed in range(args.first, args.first + args.seeds):
         for kind in args.kinds.split(","):
             if not (args.out / f"{kind}_{seed}.npz").exists():
-                subprocess.run(
-                    [sys.executable, __file__, str(args.out), "--one", kind, str(seed)], check=True
-                )
+                subprocess.run([sys.executable, __file__, str(args.out), "--one", kind, str(seed)], check=True)
         print(f"seed {seed}: {len(args.kinds.split(','))} series")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from torchtriage.memory.leaks import first_alarm  # noqa: E402
+from torchtriage.memory.leaks.growth_test import first_alarm  # noqa: E402
 
 MIB = 1 << 20
 
@@ -99,14 +99,10 @@ def _emptied(step: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, fl
 LEAKS = {
     "steady": lambda step, rng: (_rate(rng) * step, 0),
     "late": _late,
-    "intermittent": lambda step, rng: (
-        np.cumsum(np.where(rng.random(len(step)) < 0.08, 50 * _rate(rng), 0)),
-        0,
-    ),
+    "intermittent": lambda step, rng: (np.cumsum(np.where(rng.random(len(step)) < 0.08, 50 * _rate(rng), 0)), 0),
     "under a sawtooth": lambda step, rng: (max(2000.0, _rate(rng)) * step + _saw(step, rng), 0),
     "under a swing": lambda step, rng: (
-        max(4000.0, _rate(rng)) * step
-        + rng.uniform(1, 6) * MIB * np.sin(step / rng.uniform(20, 150)),
+        max(4000.0, _rate(rng)) * step + rng.uniform(1, 6) * MIB * np.sin(step / rng.uniform(20, 150)),
         0,
     ),
 }
@@ -120,19 +116,13 @@ HEALTHY = {
         rng.uniform(1, 30) * MIB * (1 + np.sin(step / rng.uniform(20, 500) + rng.uniform(0, 6))),
         0,
     ),
-    "load steps": lambda step, rng: (
-        np.repeat(rng.uniform(0, 30, 30) * MIB, len(step) // 30),
-        0,
-    ),
+    "load steps": lambda step, rng: (np.repeat(rng.uniform(0, 30, 30) * MIB, len(step) // 30), 0),
     "a few jumps": _jumps,
     "slow noise": _slow_noise,
     # what the verdict is weakest on; no program is known to walk at random
     "slow swing": _slow_swing,
     "emptied at random": _emptied,
-    "random walk": lambda step, rng: (
-        np.cumsum(rng.normal(0, rng.uniform(1e3, 1e5), len(step))),
-        0,
-    ),
+    "random walk": lambda step, rng: (np.cumsum(rng.normal(0, rng.uniform(1e3, 1e5), len(step))), 0),
 }
 
 
@@ -142,12 +132,7 @@ def series(n: int) -> None:
         right: dict[str, list[bool]] = defaultdict(list)
         delay: dict[str, list[float]] = defaultdict(list)
         for kind, leak, onset, step, values in simulated(n, scale):
-            verdict = first_alarm(
-                step,
-                values,
-                every_steps=max(int(200 * scale), 1),
-                patience_steps=int(2800 * scale),
-            )
+            verdict = first_alarm(step, values, every_steps=max(int(200 * scale), 1), patience_steps=int(2800 * scale))
             right[kind].append(verdict.leak == leak)
             if leak and verdict.leak:
                 delay[kind].append((verdict.at_step - onset) / scale)
@@ -185,7 +170,7 @@ def programs(n_seeds: int) -> None:
     import torch
     from memory.leaky import healthy, leaks
 
-    from torchtriage.memory.watching import watch
+    from torchtriage.memory.leaks.leak_watch import watch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -202,9 +187,7 @@ def programs(n_seeds: int) -> None:
                 program(one, random.Random(seed), 200)
             report = one.report()
             named = any(
-                leak.file == leaks.__file__
-                and leak.line
-                and lines[leak.line - 1].endswith("# HOLDS")
+                leak.file == leaks.__file__ and leak.line and lines[leak.line - 1].endswith("# HOLDS")
                 for leak in report.leaks
             )
             if planted:
@@ -233,7 +216,7 @@ def cost(n_steps: int) -> None:
     """Print what a watched step of about 5 ms costs more, in blocks of 50 steps taken in turns."""
     import torch
 
-    from torchtriage.memory.watching import Watch
+    from torchtriage.memory.leaks.leak_watch import Watch
 
     torch.set_num_threads(1)
     layers = [torch.nn.Linear(256, 256) for _ in range(8)]

@@ -76,9 +76,7 @@ class Reader:
     @property
     def program(self) -> str:
         """The program a measuring process runs."""
-        return WORKER.format(
-            setup=self.setup, call=self.call, events=self.events, version=self.version
-        )
+        return WORKER.format(setup=self.setup, call=self.call, events=self.events, version=self.version)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def readers(hta_python: str | None, tracelens_python: str | None) -> list[Reader
         return Reader(
             name,
             here("torchtriage"),
-            "from torchtriage import __version__\nfrom torchtriage.trace import read_trace",
+            "from torchtriage import __version__\nfrom torchtriage.core.trace import read_trace",
             f"read_trace(path, processes={n_threads})",
             "result.report.n_events",
             "__version__",
@@ -210,9 +208,7 @@ def measure(reader: Reader, path: Path) -> Measurement:
         report, complaint = Path(folder, "report"), Path(folder, "stderr")
         with complaint.open("wb") as stderr:
             process = subprocess.Popen(
-                [reader.python, "-c", reader.program, str(path), str(report)],
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
+                [reader.python, "-c", reader.program, str(path), str(report)], stdout=subprocess.DEVNULL, stderr=stderr
             )
             children: dict[int, int] = {}
             while process.poll() is None:
@@ -262,9 +258,7 @@ def peaks(pids: list[int]) -> dict[int, int]:
     return found
 
 
-def interleaved(
-    readers: list[Reader], paths: list[Path], rounds: int
-) -> dict[Path, dict[str, list[Measurement]]]:
+def interleaved(readers: list[Reader], paths: list[Path], rounds: int) -> dict[Path, dict[str, list[Measurement]]]:
     """Measure every reader on every file, `rounds` times, every other round in reversed order.
 
     Peers read plain files only: of ours alone something is promised for compressed ones.
@@ -273,8 +267,7 @@ def interleaved(
         (path, reader)
         for path in paths
         for reader in readers
-        if reader.name.startswith("torchtriage")
-        or (path.suffix == ".gz") == (reader.name == INFLATE)
+        if reader.name.startswith("torchtriage") or (path.suffix == ".gz") == (reader.name == INFLATE)
     ]
     results: dict[Path, dict[str, list[Measurement]]] = {path: {} for path in paths}
     for number in range(rounds):
@@ -324,11 +317,7 @@ def table(path: Path, raw_bytes: int, runs: dict[str, list[Measurement]]) -> str
     return "\n".join(rows)
 
 
-def targets(
-    raw_bytes: int,
-    plain: dict[str, list[Measurement]],
-    packed: dict[str, list[Measurement]],
-) -> str:
+def targets(raw_bytes: int, plain: dict[str, list[Measurement]], packed: dict[str, list[Measurement]]) -> str:
     """Return what is promised of one trace beside what was measured of its two forms."""
     large = raw_bytes >= 900_000_000
     megabytes = raw_bytes / 1e6
@@ -378,9 +367,7 @@ def growth(runs: dict[Path, dict[str, list[Measurement]]], n_events: dict[Path, 
         for name in names:
             run = medians[name][path]
             cells.append(
-                f" {run.failure} | |"
-                if run.failure
-                else f" {run.seconds:.2f} | {run.peak_bytes / 1e6:,.0f} |"
+                f" {run.failure} | |" if run.failure else f" {run.seconds:.2f} | {run.peak_bytes / 1e6:,.0f} |"
             )
         rows.append("".join(cells))
     counts = list(n_events.values())
@@ -447,9 +434,7 @@ def synthetic(work: Path, base: Path, *, n_events: int = 0, gigabytes: float = 0
     size = f"{gigabytes:g}GB" if gigabytes else f"{n_events}-events"
     return made(
         work / f"{base.name.partition('.')[0]}-{size}.json",
-        lambda out: make_large_trace.make(
-            out, base=base, n_events=n_events, n_bytes=int(gigabytes * 1e9)
-        ),
+        lambda out: make_large_trace.make(out, base=base, n_events=n_events, n_bytes=int(gigabytes * 1e9)),
     )
 
 
@@ -473,23 +458,15 @@ def machine() -> dict[str, object]:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path, help="default: the two largest shared ones")
-    parser.add_argument(
-        "--gigabytes", type=float, default=1.0, help="size of the synthetic trace (%(default)s)"
-    )
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the synthetic trace (%(default)s)")
     parser.add_argument("--scale", action="store_true", help="growth with events, ours alone")
-    parser.add_argument(
-        "--base", type=Path, default=make_large_trace.BASE, help="what synthetic traces repeat"
-    )
+    parser.add_argument("--base", type=Path, default=make_large_trace.BASE, help="what synthetic traces repeat")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--hta-python", help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--tracelens-python", help="a Python that has AMD's TraceLens")
-    parser.add_argument(
-        "--work", type=Path, default=Path(tempfile.gettempdir(), "torchtriage-benchmarks")
-    )
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "torchtriage-benchmarks"))
     parser.add_argument("--json", type=Path, help="write every measurement here")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -522,9 +499,7 @@ def main() -> None:
                 {
                     "name": path.name,
                     "size_bytes": path.stat().st_size,
-                    "readers": {
-                        name: [asdict(run) for run in all_runs] for name, all_runs in found.items()
-                    },
+                    "readers": {name: [asdict(run) for run in all_runs] for name, all_runs in found.items()},
                 }
                 for path, found in runs.items()
             ],

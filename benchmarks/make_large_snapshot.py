@@ -33,14 +33,7 @@ class Allocator:
         """Record one action."""
         self.time_us += 7
         self.entries.append(
-            {
-                "action": action,
-                "addr": address,
-                "size": size,
-                "stream": 0,
-                "time_us": self.time_us,
-                "frames": frames,
-            }
+            {"action": action, "addr": address, "size": size, "stream": 0, "time_us": self.time_us, "frames": frames}
         )
 
     def malloc(self, size: int, frames: list[Any]) -> int:
@@ -84,16 +77,10 @@ def make(n_entries: int, depth: int, n_layers: int, seed: int) -> dict[str, Any]
     entries: list[dict[str, Any]] = []
     allocator = Allocator(entries)
     shared = [
-        {
-            "name": f"call_{i}",
-            "filename": f"/opt/conda/lib/torch/nn/modules/m{i}.py",
-            "line": 50 + i,
-        }
+        {"name": f"call_{i}", "filename": f"/opt/conda/lib/torch/nn/modules/m{i}.py", "line": 50 + i}
         for i in range(depth - 1)
     ] + [{"name": "<module>", "filename": "/home/user/train.py", "line": 91}]
-    forward = [
-        stack(depth, "/home/user/model.py", "forward", 20 + i, shared) for i in range(n_layers)
-    ]
+    forward = [stack(depth, "/home/user/model.py", "forward", 20 + i, shared) for i in range(n_layers)]
     backward = [stack(depth, "??", "backward", 0, shared) for _ in range(n_layers)]
     update = stack(depth, "/opt/conda/lib/torch/optim/adamw.py", "step", 220, shared)
     sizes = [rng.choice((4096, 65536, 3 * MIB, 12 * MIB)) for _ in range(n_layers)]

@@ -91,10 +91,7 @@ class Recording:
             return match.group(1) + str(int(match.group(2)) + shift)
 
         rows = [re.sub(r'("dur":\s*)(\d+)', later, row) for row in self.closing]
-        rows = [
-            re.sub(r'("ts":\s*)(\d+)', later, row) if "Record Window End" in row else row
-            for row in rows
-        ]
+        rows = [re.sub(r'("ts":\s*)(\d+)', later, row) if "Record Window End" in row else row for row in rows]
         return self.separator.join(rows) + self.tail
 
 
@@ -111,9 +108,7 @@ def read_recording(path: Path) -> Recording:
     repeated = [text[first:last] for first, last, event in rows if not belongs_once(event)]
     closing = [text[first:last] for first, last, event in rows if belongs_once(event)]
     work = [event for *_, event in rows if event["ph"] == "X" and not belongs_once(event)]
-    length_us = max(float(e["ts"]) + float(e["dur"]) for e in work) - min(
-        float(e["ts"]) for e in work
-    )
+    length_us = max(float(e["ts"]) + float(e["dur"]) for e in work) - min(float(e["ts"]) for e in work)
 
     body = separator.join(repeated) + separator
     pieces: list[str] = []
@@ -178,9 +173,7 @@ def open_for_writing(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def make(
-    out: Path, *, base: Path = BASE, n_events: int | None = None, n_bytes: int | None = None
-) -> int:
+def make(out: Path, *, base: Path = BASE, n_events: int | None = None, n_bytes: int | None = None) -> int:
     """Write repetitions of `base` to `out`; return how many events of `base` they hold.
 
     The size is the nearest number of whole repetitions to `n_events`, or the first one at or above
@@ -202,9 +195,7 @@ def make(
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--events", type=int, metavar="N", help="about this many events")
     size.add_argument("--gigabytes", type=float, metavar="GB", help="1e9 bytes of JSON text each")

@@ -35,8 +35,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from torchtriage.monitor import Alert, Detection, JsonLog, Monitor, Prometheus, RedisStream
-from torchtriage.monitor.outlet import Outlet
+from torchtriage.operate.monitor import Alert, Detection, JsonLog, Monitor, Prometheus, RedisStream
+from torchtriage.operate.monitor.batch_sink import BatchSink
 
 Call = Callable[[], object]
 Times = list[int]
@@ -82,9 +82,7 @@ def times_of(call: Call) -> Times:
 def times_in_threads(call: Call) -> Times:
     """Return the durations of N calls in each of several threads at once."""
     out: Times = []
-    threads = [
-        threading.Thread(target=lambda: out.extend(times_of(call))) for _ in range(N_THREADS)
-    ]
+    threads = [threading.Thread(target=lambda: out.extend(times_of(call))) for _ in range(N_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -382,16 +380,29 @@ def sinks() -> None:
             order = TROUBLES if turn % 2 else TROUBLES[::-1]
             for name in order:
                 rounds[name].append(children[name].round())
-        head("Redis, or the log's disk", "request p50, µs", "p99, µs", "p99 beside healthy, µs",
-             "readings of accounts, wrong", "sent", "dropped", "pending")  # fmt: skip
+        head(
+            "Redis, or the log's disk",
+            "request p50, µs",
+            "p99, µs",
+            "p99 beside healthy, µs",
+            "readings of accounts, wrong",
+            "sent",
+            "dropped",
+            "pending",
+        )
         healthy = [p99 for _, p99 in rounds["healthy"]]
         for name, found in rounds.items():
             p50s, p99s = zip(*found, strict=True)
             beside = med([one - other for one, other in zip(p99s, healthy, strict=True)])
             told = children[name].end()
-            row(name, f"{med(p50s):.2f}", f"{med(p99s):.2f}", f"{beside:+.2f}",
+            row(
+                name,
+                f"{med(p50s):.2f}",
+                f"{med(p99s):.2f}",
+                f"{beside:+.2f}",
                 f"{told['readings']:,}, {told['wrong']}",
-                *(f"{told[one]:,}" for one in ("sent", "dropped", "pending")))  # fmt: skip
+                *(f"{told[one]:,}" for one in ("sent", "dropped", "pending")),
+            )
 
 
 class Child:
@@ -478,16 +489,14 @@ def serve(trouble: str) -> None:
 
 
 @contextlib.contextmanager
-def troubled(trouble: str) -> Iterator[tuple[Outlet, Call]]:
+def troubled(trouble: str) -> Iterator[tuple[BatchSink, Call]]:
     """Yield a sink, and what begins its trouble."""
     if trouble == "disk full":
         yield JsonLog("/dev/full", max_bytes=0), bare
         return
     with Redis() as redis, Slow(redis.port) as slow:
         # small enough to be filled, so that records are dropped too
-        sink = RedisStream(
-            f"redis://127.0.0.1:{slow.port if trouble == 'slow' else redis.port}", max_pending=1_000
-        )
+        sink = RedisStream(f"redis://127.0.0.1:{slow.port if trouble == 'slow' else redis.port}", max_pending=1_000)
         begin: dict[str, Call] = {
             "down": redis.process.kill,
             "hung": lambda: redis.process.send_signal(signal.SIGSTOP),
@@ -505,10 +514,20 @@ class Redis:
         self.port = free_port()
         self._folder = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-             "--maxmemory-policy", "noeviction"],
-            cwd=self._folder.name, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "redis-server",
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--maxmemory-policy",
+                "noeviction",
+            ],
+            cwd=self._folder.name,
+            stdout=subprocess.DEVNULL,
+        )
         self.client = client.Redis(port=self.port)
         for _ in range(1000):
             with contextlib.suppress(client.ConnectionError):
@@ -566,8 +585,8 @@ def free_port() -> int:
 # -- shutdown ------------------------------------------------------------------------------
 
 ENDS = """
-import redis, structlog, sys, time
-from torchtriage.monitor import JsonLog, Monitor, Prometheus, RedisStream
+import redis, sys, time
+from torchtriage.operate.monitor import JsonLog, Monitor, Prometheus, RedisStream
 if sys.argv[1] != "without":
     url = f"redis://127.0.0.1:{sys.argv[2]}"
     sinks = [JsonLog("/dev/full"), Prometheus(0), RedisStream(url), RedisStream(url, stream="b")]
@@ -601,11 +620,7 @@ def shutdown() -> None:
                 told = float(done.stdout)
                 times.append(told if kind == "close" else ended - told)
     head("the end while sinks hang, ms", "median", "most")
-    names = (
-        "`close()`",
-        "interpreter's end",
-        "interpreter's end, the same imported and nothing observed",
-    )
+    names = ("`close()`", "interpreter's end", "interpreter's end, the same imported and nothing observed")
     for name, times in zip(names, took.values(), strict=True):
         row(name, f"{1e3 * med(times):.0f}", f"{1e3 * max(times):.0f}")
 
@@ -628,11 +643,7 @@ def callbacks() -> None:
         told.append(time.perf_counter() + offset_s - alert.at_s)
 
     head(f"ms, {N_BUSY} threads", "p50", "p99", "most", "alarms", "bare p50", "p99")
-    for name, busy in (
-        ("idle", None),
-        ("busy outside Python", inference),
-        ("busy in Python", spin),
-    ):
+    for name, busy in (("idle", None), ("busy outside Python", inference), ("busy in Python", spin)):
         told.clear()
         with Monitor(Detection(callback, repeat_s=0)) as monitor:
             models = [monitor.observe(name, version=str(n)) for n in range(N_MODELS)]
@@ -661,9 +672,11 @@ def callbacks() -> None:
                 thread.join()
         values = [int(1e6 * one) for one in told]
         row(
-            name, *(f"{share_of(values, one) / 1e3:.1f}" for one in (0.5, 0.99, 1)), len(values),
+            name,
+            *(f"{share_of(values, one) / 1e3:.1f}" for one in (0.5, 0.99, 1)),
+            len(values),
             *(f"{share_of(late, one) / 1e6:.1f}" for one in (0.5, 0.99)),
-        )  # fmt: skip
+        )
 
 
 def bare_hand_offs(seconds: float = 8) -> Times:
@@ -710,9 +723,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     """Run the parts that are named, or all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     given = parser.parse_args().parts
     if given[:1] == ["child"]:

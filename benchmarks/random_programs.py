@@ -30,8 +30,8 @@ from emulator import (
     Sync,
 )
 
-from torchtriage.replay import Edit, parse_what_if
-from torchtriage.trace import Kind, Trace
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.diagnose.replay import Edit, parse_what_if
 
 LOADED = 8
 """How much longer a step with a loader lasts than one without."""
@@ -119,12 +119,8 @@ def random_program(seed: int) -> Program:
     if loader == "none":
         return program
     # steps that wait for batches last milliseconds: handing one over takes 0.2 alone
-    slower = program.change(
-        lambda one: [one if isinstance(one, Join | Sync | Fetch) else _times(one, LOADED)]
-    )
-    busy_ns = LOADED * max(
-        sum(one.ns for one in step if isinstance(one, Launch | Copy)), 10_000 * len(step), 300_000
-    )
+    slower = program.change(lambda one: [one if isinstance(one, Join | Sync | Fetch) else _times(one, LOADED)])
+    busy_ns = LOADED * max(sum(one.ns for one in step if isinstance(one, Launch | Copy)), 10_000 * len(step), 300_000)
     workers = draw.choice([1, 2]) if loader == "workers" else 0
     share = draw.uniform(0.8, 3.0) * workers if workers else draw.uniform(0.1, 1.0)
     fetch = Fetch(round(busy_ns * share), workers)
@@ -268,11 +264,7 @@ def questions(program: Program) -> list[Fix]:
         ("loader=0", program.change(_unloaded)),
         ("no-sync", program.change(_unblocked)),
     )
-    return [
-        Fix(text, "question", after, parse_what_if(text).edits)
-        for text, after in asked
-        if after != program
-    ]
+    return [Fix(text, "question", after, parse_what_if(text).edits) for text, after in asked if after != program]
 
 
 # -- what a fix does to the program ------------------------------------------------------------

@@ -29,26 +29,15 @@ from statistics import median
 import cpu_pairs
 import numpy as np
 from emulator import Program, Run, ThreadClock, VirtualClock
-from random_programs import (
-    Fix,
-    deep_program,
-    fixes,
-    mixed_program,
-    questions,
-    random_program,
-)
+from random_programs import Fix, deep_program, fixes, mixed_program, questions, random_program
 
 import torchtriage
-from torchtriage import replay
-from torchtriage.trace import Trace, read_trace
+from torchtriage.core.trace import Trace, read_trace
+from torchtriage.diagnose import replay
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PUBLIC = (
-    (
-        "ResNet-50, V100, 0 -> 4 workers",
-        "resnet50_v100_train_workers0",
-        "resnet50_v100_train_workers4",
-    ),
+    ("ResNet-50, V100, 0 -> 4 workers", "resnet50_v100_train_workers0", "resnet50_v100_train_workers4"),
     (
         "ResNet-50, V100, 0 -> 4 workers (2021-01)",
         "resnet50_v100_train_workers0_2021-01",
@@ -173,10 +162,7 @@ def score(cases: Sequence[Case]) -> Scores:
         n_programs=len(programs),
         best_named=_share(map(_best_is_named, programs.values())),
         n_pairs=len(pairs),
-        order_right=_share(
-            (one.true_ns > other.true_ns) == (one.saving_ns > other.saving_ns)
-            for one, other in pairs
-        ),
+        order_right=_share((one.true_ns > other.true_ns) == (one.saving_ns > other.saving_ns) for one, other in pairs),
         inside=_share(case.is_inside for case in cases),
         inside_printed=_share(it.is_inside for it in cases if it.high_ns > 0.01 * it.before_ns),
         inside_strictly=_share(case.low_ns <= case.true_ns <= case.high_ns for case in cases),
@@ -217,11 +203,7 @@ class Sample:
 
 
 def cases(
-    name: str,
-    seed: int,
-    program: Program,
-    known: Sequence[Fix],
-    run: Callable[[Program, int], Trace],
+    name: str, seed: int, program: Program, known: Sequence[Fix], run: Callable[[Program, int], Trace]
 ) -> list[Case]:
     """Run a program as it is and with each of its fixes, and predict each from the first run."""
     try:
@@ -342,22 +324,16 @@ def asked(sample: Sample) -> list[Case]:
 
 def print_pairs() -> None:
     """Print what the before-recording promises for what is gone in the after-recording."""
-    print(
-        "| pair | step before -> after | saved | gone after: promised | inside | replay | inside |"
-    )
+    print("| pair | step before -> after | saved | gone after: promised | inside | replay | inside |")
     print("|---|--:|--:|--:|---|--:|---|")
     for what, before_name, after_name in PUBLIC:
         trace, after_trace = (
-            torchtriage.load(DATA / "traces" / "cv" / f"{name}.json.gz")
-            for name in (before_name, after_name)
+            torchtriage.load(DATA / "traces" / "cv" / f"{name}.json.gz") for name in (before_name, after_name)
         )
         before, after = torchtriage.analyze(trace), torchtriage.analyze(after_trace)
         costs = {finding.code: finding.cost for finding in before.findings if finding.cost}
         gone = [code for code in costs if code not in {one.code for one in after.findings}]
-        promised = (
-            sum(costs[code].low_ms for code in gone),
-            sum(costs[code].high_ms for code in gone),
-        )
+        promised = (sum(costs[code].low_ms for code in gone), sum(costs[code].high_ms for code in gone))
         saving = _of_ms(before) - _of_ms(after)
         print(
             f"| {what} | {_of_ms(before):,.1f} -> {_of_ms(after):,.1f} ms | {saving:,.1f}"
@@ -473,8 +449,7 @@ def print_real(python: str, rounds: int, folder: Path) -> None:
         for pair in cpu_pairs.PAIRS:
             found[pair.name].append(run_pair(pair, python, folder / f"{pair.name}-{index}"))
     print(
-        "| pair | finding | under the profiler | saved | promised | inside"
-        " | without it | saved | promised | inside |"
+        "| pair | finding | under the profiler | saved | promised | inside | without it | saved | promised | inside |"
     )
     print("|---|---|--:|--:|--:|---|--:|--:|--:|---|")
     for pair in cpu_pairs.PAIRS:
@@ -500,8 +475,7 @@ def _median(rounds: Sequence[Measured]) -> Measured:
         *(
             _medians(values) if name.startswith(("promised", "replayed")) else median(values)
             for name, values in (
-                (field.name, [getattr(one, field.name) for one in rounds])
-                for field in fields(Measured)
+                (field.name, [getattr(one, field.name) for one in rounds]) for field in fields(Measured)
             )
         )
     )
@@ -526,10 +500,7 @@ def print_scores(found: Sequence[Case], *, worst: int = 0) -> None:
         ("- 95th percentile", "error_p95"),
         ("- largest", "error_max"),
         (f"saving within 15 % of measured ({ours.n_large} over 5 % of the step)", "within_15"),
-        (
-            f"promised > 5 % of the step, true < 2 % ({ours.n_small} such small savings)",
-            "false_promises",
-        ),
+        (f"promised > 5 % of the step, true < 2 % ({ours.n_small} such small savings)", "false_promises"),
         (f"best fix named ({ours.n_programs} programs, ties within 2 %)", "best_named"),
         (f"order of two fixes right ({ours.n_pairs} pairs > 3 % of the step apart)", "order_right"),
         ("measured saving, give or take its noise, inside the promised interval", "inside"),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torchtriage as tt
-from torchtriage.errors import TraceFormatError
-from torchtriage.replay.predict import Model
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.diagnose.replay.predict import Model
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -58,8 +58,7 @@ def measure(folder: Path) -> Iterator[Row]:
 def table(rows: list[Row]) -> str:
     """Return the table as Markdown."""
     lines = [
-        "| recording | device | events → nodes | steps | step ms | strict | unexplained | pinned |"
-        " replay |",
+        "| recording | device | events → nodes | steps | step ms | strict | unexplained | pinned | replay |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|:--|",
     ]
     for row in rows:

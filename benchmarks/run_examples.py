@@ -54,8 +54,7 @@ def line_numbers(path: Path, texts: list[str]) -> list[int]:
 def changed_lines(name: str) -> int:
     """Return how many lines of the slow program the fixed one replaces, and adds."""
     slow, fixed = (
-        (EXAMPLES / f"{name}_{kind}.py").read_text(encoding="utf-8").splitlines()
-        for kind in ("slow", "fixed")
+        (EXAMPLES / f"{name}_{kind}.py").read_text(encoding="utf-8").splitlines() for kind in ("slow", "fixed")
     )
     diff = difflib.unified_diff(slow, fixed, n=0, lineterm="")
     return sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in diff)
@@ -68,9 +67,7 @@ def execute(words: list[str], threads: int | None) -> tuple[str, float]:
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *words], cwd=EXAMPLES, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, *words], cwd=EXAMPLES, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
     return done.stdout, time.perf_counter() - begin
@@ -138,9 +135,7 @@ def judge(name: str, fault: dict[str, Any], runs: dict[str, Any]) -> dict[str, A
     hit = last[rank - 1] if rank else {}
     where = line_numbers(EXAMPLES / f"{name}_slow.py", fault["where"])
     every = [one for kind in ("slow", "fixed") for one in runs[kind]["run"]]
-    ran = {
-        kind: statistics.median(one["printed_ms"] for one in runs[kind]["run"]) for kind in plain
-    }
+    ran = {kind: statistics.median(one["printed_ms"] for one in runs[kind]["run"]) for kind in plain}
     return {
         "name": name,
         **{key: fault[key] for key in ("domain", "code", "why")},
@@ -152,9 +147,7 @@ def judge(name: str, fault: dict[str, Any], runs: dict[str, Any]) -> dict[str, A
         "promised_ms": [hit.get("low_ms"), hit.get("high_ms")],
         "slow_ms": plain["slow"],
         "fixed_ms": plain["fixed"],
-        "light_overhead": statistics.median(
-            one["light_ms"] / one["unprofiled_ms"] - 1 for one in every
-        ),
+        "light_overhead": statistics.median(one["light_ms"] / one["unprofiled_ms"] - 1 for one in every),
         "watched_overhead": statistics.median(
             watched / alone - 1
             for kind in plain
@@ -229,8 +222,7 @@ def main() -> None:
     if not options.table:
         for name in names:
             kept[name] = {
-                kind: {"plain_ms": [], "watched_ms": [], "wall_s": [], "run": []}
-                for kind in ("slow", "fixed")
+                kind: {"plain_ms": [], "watched_ms": [], "wall_s": [], "run": []} for kind in ("slow", "fixed")
             }
         for number in range(options.rounds):
             for name in names:

@@ -80,9 +80,7 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     torch.manual_seed(0)
     dist.init_process_group("gloo", rank=rank, world_size=n_ranks)
     layers = [Layer() for _ in range(N_LAYERS)]
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=0.3
-    )
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(DataLoader(Samples(), batch_size=BATCH, num_workers=0))
     inputs, labels = torch.zeros(BATCH * 2, WIDTH), torch.zeros(BATCH * 2, dtype=torch.long)
@@ -139,21 +137,14 @@ def run(fault: str, n_ranks: int, folder: Path, *, profiled: bool) -> list[list[
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     multiprocessing.spawn(work, (fault, n_ranks, port, str(folder), profiled), nprocs=n_ranks)
-    return [
-        [float(text) for text in (folder / f"times_{rank}").read_text().split()]
-        for rank in range(n_ranks)
-    ]
+    return [[float(text) for text in (folder / f"times_{rank}").read_text().split()] for rank in range(n_ranks)]
 
 
 def measured(times: list[list[float]]) -> tuple[float, float]:
     """Return the median step in ms with and without the fault, mean over ranks."""
     sides = []
     for side in (0, 1):
-        steps = [
-            step
-            for step in range(BLOCK, BLOCK * N_BLOCKS)
-            if step // BLOCK % 2 == side and step % BLOCK >= 2
-        ]
+        steps = [step for step in range(BLOCK, BLOCK * N_BLOCKS) if step // BLOCK % 2 == side and step % BLOCK >= 2]
         sides.append(statistics.mean(statistics.median(one[at] for at in steps) for one in times))
     return sides[0] * 1e3, sides[1] * 1e3
 
@@ -181,9 +172,7 @@ def main() -> None:
         before, after = measured(run(name, args.ranks, out / "plain", profiled=False))
         right = "yes" if named == FAULTS[name] else f"no, {FAULTS[name] or 'nothing'}"
         print(
-            f"{name:10}{named or 'nothing':32}{promised:>16}{before - after:14.1f}{before:10.1f}"
-            f"  {right}",
-            flush=True,
+            f"{name:10}{named or 'nothing':32}{promised:>16}{before - after:14.1f}{before:10.1f}  {right}", flush=True
         )
 
 

@@ -58,17 +58,13 @@ def mobilenet() -> Made:
             nn.BatchNorm2d(n_out),
             nn.Hardswish(),
         ]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)
-    ), torch.randn(8, 3, 64, 64)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), torch.randn(8, 3, 64, 64)
 
 
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.ModuleList(
-            [nn.Conv2d(a, b, 3, 1, 1) for a, b in ((1, 16), (16, 32), (32, 64))]
-        )
+        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, 1, 1) for a, b in ((1, 16), (16, 32), (32, 64))])
         self.up = nn.ModuleList([nn.Conv2d(a, b, 3, 1, 1) for a, b in ((96, 32), (48, 16))])
         self.head = nn.Conv2d(16, 2, 1)
 
@@ -81,11 +77,7 @@ class UNet(nn.Module):
         x = F.max_pool2d(kept.pop(), 2)
         x = F.interpolate(x, scale_factor=2)
         for layer in self.up:
-            x = (
-                F.interpolate(x, size=kept[-1].shape[-2:])
-                if x.shape[-1] != kept[-1].shape[-1]
-                else x
-            )
+            x = F.interpolate(x, size=kept[-1].shape[-2:]) if x.shape[-1] != kept[-1].shape[-1] else x
             x = F.relu(layer(torch.cat([x, kept.pop()], 1)))
         return self.head(x)
 
@@ -104,10 +96,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, n, width = x.shape
-        q, k, v = (
-            one.reshape(b, n, 4, width // 4).transpose(1, 2)
-            for one in self.qkv(self.norms[0](x)).chunk(3, -1)
-        )
+        q, k, v = (one.reshape(b, n, 4, width // 4).transpose(1, 2) for one in self.qkv(self.norms[0](x)).chunk(3, -1))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(seen.transpose(1, 2).reshape(b, n, width))
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
@@ -257,9 +246,7 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1)
-        )
+        self.features = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1))
         self.score, self.box = nn.Conv2d(16, 1, 1), nn.Conv2d(16, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

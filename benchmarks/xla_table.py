@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchtriage.report.xla import words
-from torchtriage.report.xla.json_report import decode
-from torchtriage.xla.judge import judge
-from torchtriage.xla.result import Model
+from torchtriage.compile.xla.result import XlaModel
+from torchtriage.compile.xla.verdict import judge
+from torchtriage.report import formats
+from torchtriage.report.documents import xla as words
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -34,11 +34,15 @@ def names() -> list[str]:
     import ast
 
     tree = ast.parse((HERE / "xla_models.py").read_text())
-    (table,) = (node.value for node in tree.body if isinstance(node, ast.AnnAssign)
-                and getattr(node.target, "id", "") == "FAMILIES")  # fmt: skip
+    (table,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "FAMILIES"
+    )
     assert isinstance(table, ast.Dict)
-    return [one.id for row in table.values if isinstance(row, ast.Tuple)
-            for one in row.elts if isinstance(one, ast.Name)]  # fmt: skip
+    return [
+        one.id for row in table.values if isinstance(row, ast.Tuple) for one in row.elts if isinstance(one, ast.Name)
+    ]
 
 
 MODES = ("inference", "training")
@@ -48,22 +52,30 @@ def measure(name: str, mode: str, rounds: int) -> None:
     """Run one model in one mode, and keep the result."""
     KEPT.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "torchtriage", "xla", f"{HERE / 'xla_models.py'}:{name}",
-        "--rounds", str(rounds), "--json", "--output", str(KEPT / f"{name}.{mode}.json"),
+        sys.executable,
+        "-m",
+        "torchtriage",
+        "xla",
+        f"{HERE / 'xla_models.py'}:{name}",
+        "--rounds",
+        str(rounds),
+        "--json",
+        "--output",
+        str(KEPT / f"{name}.{mode}.json"),
         *(["--train"] if mode == "training" else []),
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, cwd=ROOT, check=False)
     print(f"{name} {mode}: {'measured' if done.returncode == 0 else 'cannot be run'}", flush=True)
 
 
-def kept() -> list[Model]:
+def kept() -> list[XlaModel]:
     """Return what has been measured, in the order of the table."""
     found = []
     for name in names():
         for mode in MODES:
             path = KEPT / f"{name}.{mode}.json"
             if path.exists():
-                found += decode(path.read_bytes()).models
+                found += formats.decode(path.read_bytes(), "torchtriage-xla/1").models
     return found
 
 
@@ -78,7 +90,7 @@ def write_page() -> None:
     print(f"{len(models)} models and modes in {PAGE.relative_to(ROOT)}")
 
 
-def _tables(models: list[Model]) -> Iterator[str]:
+def _tables(models: list[XlaModel]) -> Iterator[str]:
     result = judge(models)
     facts = dict(fact for model in models for fact in model.facts)
     yield ", ".join(f"{name} {value}" for name, value in sorted(facts.items())) + "."
@@ -97,7 +109,7 @@ def _tables(models: list[Model]) -> Iterator[str]:
     yield _causes(models)
 
 
-def _name(model: Model) -> str:
+def _name(model: XlaModel) -> str:
     return model.target.rpartition(":")[2]
 
 
@@ -105,7 +117,7 @@ def _rows(head: str, marks: str, rows: list[str]) -> str:
     return "\n".join([head, marks, *rows])
 
 
-def _counts(models: list[Model]) -> str:
+def _counts(models: list[XlaModel]) -> str:
     rows = []
     for model in models:
         by = {one.name: one for one in model.routes}
@@ -127,15 +139,16 @@ def _counts(models: list[Model]) -> str:
     return _rows(
         "| model | dynamo graphs | breaks | FX graphs | HLO compiled, openxla | per step | extra"
         " | HLO compiled, lazy | per step | extra |",
-        "|:--|--:|--:|--:|--:|--:|:--|--:|--:|:--|", rows,
-    )  # fmt: skip
+        "|:--|--:|--:|--:|--:|--:|:--|--:|--:|:--|",
+        rows,
+    )
 
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _times(models: list[Model]) -> str:
+def _times(models: list[XlaModel]) -> str:
     rows = []
     for model in models:
         by = {one.name: one for one in model.routes}
@@ -153,11 +166,12 @@ def _times(models: list[Model]) -> str:
     return _rows(
         "| ms | first, openxla | lazy | eager | steady, openxla | lazy | eager | queued, openxla"
         " | lazy | answers, openxla | lazy |",
-        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|:--|:--|", rows,
-    )  # fmt: skip
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|:--|:--|",
+        rows,
+    )
 
 
-def _causes(models: list[Model]) -> str:
+def _causes(models: list[XlaModel]) -> str:
     counts: dict[str, dict[tuple[str, bool], int]] = {}
     for model in models:
         for route in model.routes:
@@ -171,10 +185,10 @@ def _causes(models: list[Model]) -> str:
         for cause, row in sorted(counts.items(), key=lambda one: -sum(one[1].values()))
     ]
     return _rows(
-        "| HLO graphs compiled, by cause | openxla, inference | openxla, training"
-        " | lazy, inference | lazy, training |",
-        "|:--|--:|--:|--:|--:|", rows,
-    )  # fmt: skip
+        "| HLO graphs compiled, by cause | openxla, inference | openxla, training | lazy, inference | lazy, training |",
+        "|:--|--:|--:|--:|--:|",
+        rows,
+    )
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import click
 
+from torchtriage.api.catalogue import Page
+from torchtriage.api.catalogue import pages as known
 from torchtriage.cli.main import cli
-from torchtriage.pages import Page
-from torchtriage.pages import pages as known
-from torchtriage.trace.columns import Detail
-from torchtriage.trace.schema import CATEGORY_KINDS, COLUMNS, Kind
+from torchtriage.core.trace.columns import Detail
+from torchtriage.core.trace.schema import CATEGORY_KINDS, COLUMNS, Kind
 
 HERE = Path(__file__).parent
 NOTE = "<!-- written by docs/build.py: change the source, then run make docs -->\n"
@@ -50,9 +50,7 @@ def _code(text: str) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, (":--",) * len(head), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 # -- the command line --------------------------------------------------------------------------
@@ -60,16 +58,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _cli() -> str:
     context = click.Context(cli, info_name="torchtriage")
-    parts = [
-        "# The command line",
-        inspect.cleandoc(cli.help or ""),
-        cli.epilog or "",
-        _options(cli),
-    ]
+    parts = ["# The command line", inspect.cleandoc(cli.help or ""), cli.epilog or "", _options(cli)]
     for name, command in _commands(cli, context):
-        arguments = " ".join(
-            one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)
-        )
+        arguments = " ".join(one.make_metavar(context) for one in command.params if isinstance(one, click.Argument))
         parts += [
             f"## torchtriage {name}",
             f"```console\n$ torchtriage {name} [OPTIONS] {arguments}".rstrip() + "\n```",
@@ -79,9 +70,7 @@ def _cli() -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _commands(
-    group: click.Group, context: click.Context, before: str = ""
-) -> Iterator[tuple[str, click.Command]]:
+def _commands(group: click.Group, context: click.Context, before: str = "") -> Iterator[tuple[str, click.Command]]:
     """Yield every command with its name, those of a group below it."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -130,11 +119,7 @@ def _default(option: click.Option) -> str:
 def _schema() -> str:
     columns = [(f"`{one.name}`", f"`{one.dtype}`", one.unit, one.meaning) for one in COLUMNS]
     kinds = [
-        (
-            f"`{kind.name}`",
-            ", ".join(f"`{cat}`" for cat, one in CATEGORY_KINDS.items() if one is kind),
-        )
-        for kind in Kind
+        (f"`{kind.name}`", ", ".join(f"`{cat}`" for cat, one in CATEGORY_KINDS.items() if one is kind)) for kind in Kind
     ]
     details = ", ".join(f"`{name}`" for name in Detail._fields)
     return f"""# The columns of a trace

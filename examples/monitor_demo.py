@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage import monitor
-from torchtriage.degrade import Ladder, LocalStore, Mode, Policy, RedisStore
-from torchtriage.degrade.result import Entry
-from torchtriage.experiment import Rate, Typical
-from torchtriage.live import LivePage
-from torchtriage.memory.processes import rss_bytes
-from torchtriage.monitor.rules import rules
-from torchtriage.rollout import Plan, Rollout, RolloutStore, open_rollouts
+from torchtriage.core.process import rss_bytes
+from torchtriage.operate import monitor
+from torchtriage.operate.experiment import Rate, Typical
+from torchtriage.operate.ladder import Ladder, LocalStore, Mode, Policy, RedisStore
+from torchtriage.operate.ladder.result import Entry
+from torchtriage.operate.live import LivePage
+from torchtriage.operate.monitor.rules import rules
+from torchtriage.operate.rollout import Plan, Rollout, RolloutStore, open_rollouts
 
 PER_S = 40.0
 """Requests per second, by two clients."""

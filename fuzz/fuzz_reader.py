@@ -19,9 +19,9 @@ if __name__ == "__main__":
 
     watched = atheris.instrument_imports(include=["torchtriage"])
 with watched:
-    from torchtriage.errors import TriageError
-    from torchtriage.trace import Trace, read_trace
-    from torchtriage.trace.arguments import read_args
+    from torchtriage.core.errors import TriageError
+    from torchtriage.core.trace import Trace, read_trace
+    from torchtriage.core.trace.arguments import read_args
 
 SEEDS = (
     b'[{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": "x", "ts": 1.5, "dur": 2}]',
@@ -39,17 +39,11 @@ SEEDS = (
 def check_reading(data: bytes, chunk_bytes: int = 64) -> Trace | None:
     """Read the bytes; raise unless that ends as it should."""
     try:
-        trace = read_trace(
-            io.BytesIO(data), max_bytes=64 << 20, processes=1, chunk_bytes=chunk_bytes
-        )
+        trace = read_trace(io.BytesIO(data), max_bytes=64 << 20, processes=1, chunk_bytes=chunk_bytes)
     except TriageError:
         return None
     n = len(trace)
-    for codes, table in (
-        (trace.name, trace.names),
-        (trace.cat, trace.cats),
-        (trace.lane, trace.lanes),
-    ):
+    for codes, table in ((trace.name, trace.names), (trace.cat, trace.cats), (trace.lane, trace.lanes)):
         assert len(codes) == n
         assert not n or (codes.min() >= 0 and codes.max() < len(table))
     assert not n or (trace.detail.min() >= -1 and trace.detail.max() < len(trace.details))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = HERE.parent / "src" / "torchtriage" / "trace"
+PACKAGE = HERE.parent / "src" / "torchtriage" / "core" / "trace"
 NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}
 NAME = NAMES.get(sys.platform, "libtorchtriage_native.so")
 

@@ -6,7 +6,7 @@ import io
 import json
 from typing import Any
 
-from torchtriage.trace import Trace, read_trace
+from torchtriage.core.trace import Trace, read_trace
 
 HOST = 100
 MAIN = 1
@@ -52,14 +52,7 @@ class TraceBuilder:
         ph: str = "X",
         **args: Any,
     ) -> TraceBuilder:
-        one: dict[str, Any] = {
-            "ph": ph,
-            "cat": cat,
-            "name": name,
-            "pid": pid,
-            "tid": tid,
-            "ts": start,
-        }
+        one: dict[str, Any] = {"ph": ph, "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start}
         if ph == "X":
             one["dur"] = dur
         if args:
@@ -96,40 +89,18 @@ class TraceBuilder:
             "Fwd thread id": fwd,
         }
         return self.event(
-            name,
-            "cpu_op",
-            start,
-            dur,
-            tid=tid,
-            **{key: value for key, value in args.items() if value is not None},
+            name, "cpu_op", start, dur, tid=tid, **{key: value for key, value in args.items() if value is not None}
         )
 
     def call(
-        self,
-        name: str,
-        start: float,
-        dur: float,
-        *,
-        tid: Any = MAIN,
-        correlation: int | None = None,
-        **args: Any,
+        self, name: str, start: float, dur: float, *, tid: Any = MAIN, correlation: int | None = None, **args: Any
     ) -> TraceBuilder:
         if correlation is None:
             correlation = self._next()
-        return self.event(
-            name, "cuda_runtime", start, dur, tid=tid, correlation=correlation, **args
-        )
+        return self.event(name, "cuda_runtime", start, dur, tid=tid, correlation=correlation, **args)
 
     def kernel(
-        self,
-        name: str,
-        start: float,
-        dur: float,
-        *,
-        correlation: int,
-        stream: int = 7,
-        device: int = 0,
-        **args: Any,
+        self, name: str, start: float, dur: float, *, correlation: int, stream: int = 7, device: int = 0, **args: Any
     ) -> TraceBuilder:
         return self.event(
             name,
@@ -195,45 +166,25 @@ class TraceBuilder:
         )
         return correlation
 
-    def sync(
-        self, start: float, dur: float, name: str = "cudaStreamSynchronize", *, tid: Any = MAIN
-    ) -> TraceBuilder:
+    def sync(self, start: float, dur: float, name: str = "cudaStreamSynchronize", *, tid: Any = MAIN) -> TraceBuilder:
         return self.call(name, start, dur, tid=tid)
 
     def profiler_stop(self, start: float, dur: float) -> TraceBuilder:
         """Add the sync that the profiler itself ends with (every real GPU trace has it)."""
-        return self.sync(
-            start, dur, "hipDeviceSynchronize" if self.rocm else "cudaDeviceSynchronize"
-        )
+        return self.sync(start, dur, "hipDeviceSynchronize" if self.rocm else "cudaDeviceSynchronize")
 
     def frame(self, name: str, start: float, dur: float, *, tid: Any = MAIN) -> TraceBuilder:
         """Add a Python frame; its parent is the innermost open frame added before it."""
         self._python_id += 1
-        parents = [
-            one
-            for one in self._open_frames
-            if one[0] <= start and start + dur <= one[1] and one[3] == tid
-        ]
+        parents = [one for one in self._open_frames if one[0] <= start and start + dur <= one[1] and one[3] == tid]
         parent = parents[-1][2] if parents else None
         self._open_frames.append((start, start + dur, self._python_id, tid))
         return self.event(
-            name,
-            "python_function",
-            start,
-            dur,
-            tid=tid,
-            **{"Python id": self._python_id, "Python parent id": parent},
+            name, "python_function", start, dur, tid=tid, **{"Python id": self._python_id, "Python parent id": parent}
         )
 
     def memory(
-        self,
-        at: float,
-        size: int,
-        *,
-        allocated: int,
-        reserved: int,
-        device_type: int = 1,
-        addr: int = 1,
+        self, at: float, size: int, *, allocated: int, reserved: int, device_type: int = 1, addr: int = 1
     ) -> TraceBuilder:
         return self.event(
             "[memory]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
@@ -42,9 +43,33 @@ def xla_python() -> str:
     beside = Path(__file__).parents[1] / ".venv-xla" / "bin" / "python"
     if find_spec("torch_xla") is not None:
         return sys.executable
-    return (
-        str(beside) if list(beside.parents[1].glob("lib/python*/site-packages/torch_xla")) else ""
-    )
+    return str(beside) if list(beside.parents[1].glob("lib/python*/site-packages/torch_xla")) else ""
+
+
+STARTERS = frozenset({"subprocess", "Popen", "multiprocessing", "webdriver", "fork", "ProcessPoolExecutor"})
+
+
+def functions_of(item: pytest.Function) -> list[object]:
+    """Return a test and the fixtures that it uses."""
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return [item.function, *(fixture.func for several in fixtures for fixture in several)]
+
+
+@cache
+def starts_processes(function: object) -> bool:
+    """Return whether a function starts interpreters, servers or browsers, itself or through its module's helpers."""
+    seen, waiting = set(), [function]
+    while waiting:
+        function = waiting.pop()
+        function = inspect.unwrap(function) if callable(function) else function
+        if function in seen or not inspect.isfunction(function) or "tests" not in function.__code__.co_filename:
+            continue
+        seen.add(function)
+        names = function.__code__.co_names
+        if not STARTERS.isdisjoint(names):
+            return True
+        waiting += [function.__globals__[name] for name in names if inspect.isfunction(function.__globals__.get(name))]
+    return False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not shutil.which("promtool"):
         missing["prometheus"] = "no Prometheus here: apt-get install prometheus"
     for item in items:
+        if isinstance(item, pytest.Function) and any(map(starts_processes, functions_of(item))):
+            item.add_marker("process")
         for marker, reason in missing.items():
             # a marker, not a keyword: folders named data are keywords too
             if item.get_closest_marker(marker):

@@ -103,9 +103,7 @@ def covered_ns(intervals: list[Interval]) -> int:
 
 def is_comm(row: Row) -> bool:
     """Whether a kernel row moves data between ranks."""
-    return row["cat"] in KERNEL and (
-        "Collective name" in row["args"] or COMM.search(row["name"]) is not None
-    )
+    return row["cat"] in KERNEL and ("Collective name" in row["args"] or COMM.search(row["name"]) is not None)
 
 
 def device_of(row: Row) -> str:
@@ -231,12 +229,7 @@ def top_kernels(gpu: list[Row]) -> list[dict[str, Any]]:
             durations[row["name"]].append(row["end"] - row["start"])
     order = sorted(durations, key=lambda name: (-sum(durations[name]), name))
     return [
-        {
-            "name": name,
-            "count": len(durations[name]),
-            "total_ns": sum(durations[name]),
-            "max_ns": max(durations[name]),
-        }
+        {"name": name, "count": len(durations[name]), "total_ns": sum(durations[name]), "max_ns": max(durations[name])}
         for name in order[:TOP]
     ]
 
@@ -267,11 +260,7 @@ def op_self_time(rows: list[Row]) -> dict[str, Any]:
         if row["cat"] in OP:
             total[row["name"]] += row["end"] - row["start"] - children[row["index"]]
     order = sorted(total, key=lambda name: (-total[name], name))
-    return {
-        "crossings": crossings,
-        "total_ns": sum(total.values()),
-        "top": {name: total[name] for name in order[:TOP]},
-    }
+    return {"crossings": crossings, "total_ns": sum(total.values()), "top": {name: total[name] for name in order[:TOP]}}
 
 
 def memory_instants(events: list[Row]) -> dict[str, dict[str, int]]:
@@ -282,15 +271,11 @@ def memory_instants(events: list[Row]) -> dict[str, dict[str, int]]:
             continue
         args = event["args"]
         device = f"{args.get('Device Type')}:{args.get('Device Id')}"
-        entry = memory.setdefault(
-            device, {"count": 0, "alloc_bytes": 0, "free_bytes": 0, "max_allocated_bytes": 0}
-        )
+        entry = memory.setdefault(device, {"count": 0, "alloc_bytes": 0, "free_bytes": 0, "max_allocated_bytes": 0})
         entry["count"] += 1
         entry["alloc_bytes"] += max(0, args["Bytes"])
         entry["free_bytes"] += max(0, -args["Bytes"])
-        entry["max_allocated_bytes"] = max(
-            entry["max_allocated_bytes"], args.get("Total Allocated", 0)
-        )
+        entry["max_allocated_bytes"] = max(entry["max_allocated_bytes"], args.get("Total Allocated", 0))
     return memory
 
 
@@ -335,9 +320,7 @@ def reference(path: Path | str) -> dict[str, Any]:
         row["launch"] = launches.get(str(row["args"].get("correlation")))
 
     orphans = [r for r in gpu if r["launch"] is None]
-    owned = Counter(
-        r["launch"]["index"] for r in gpu if r["launch"] and "GraphLaunch" in r["launch"]["name"]
-    )
+    owned = Counter(r["launch"]["index"] for r in gpu if r["launch"] and "GraphLaunch" in r["launch"]["name"])
     result["gpu_rows"] = len(gpu)
     result["gpu_sum_ns"] = sum(r["end"] - r["start"] for r in gpu)
     result["orphan_rows"] = len(orphans)

@@ -12,9 +12,9 @@ import pytest
 from builder import TraceBuilder
 
 import torchtriage as tt
-from torchtriage.diagnose import diagnose
-from torchtriage.diagnose.summary import N_KERNELS
-from torchtriage.trace import Kind
+from torchtriage.core.trace import Kind
+from torchtriage.diagnose.verdict.summary import N_KERNELS
+from torchtriage.diagnose.verdict.verdict import diagnose
 
 
 def loop(builder: TraceBuilder, *, steps: bool = True) -> TraceBuilder:
@@ -216,9 +216,7 @@ def products(device: str) -> tt.Result:
     for index in range(5):
         at = index * 20_000.0
         builder.step(index + 3, at, 20_000)
-        builder.op(
-            "aten::mm", at + 10, 40, dims=[[side, side], [side, side]], types=["float", "float"]
-        )
+        builder.op("aten::mm", at + 10, 40, dims=[[side, side], [side, side]], types=["float", "float"])
         builder.launch(at + 15, 5, at + 50.5, 19_000, "ampere_sgemm_128x128_nn")
     return diagnose(builder.build())
 
@@ -258,9 +256,7 @@ def _operators_alone(builder: TraceBuilder) -> None:
 def _annotations_alone(builder: TraceBuilder) -> None:
     _operators_alone(builder)
     for index in range(5):
-        builder.event(
-            f"ProfilerStep#{index}", "gpu_user_annotation", index * 1000, 900, pid=0, tid=7
-        )
+        builder.event(f"ProfilerStep#{index}", "gpu_user_annotation", index * 1000, 900, pid=0, tid=7)
 
 
 def _work_elsewhere(builder: TraceBuilder) -> None:
@@ -270,9 +266,7 @@ def _work_elsewhere(builder: TraceBuilder) -> None:
             one["args"]["correlation"] = 0
 
 
-@pytest.mark.parametrize(
-    "empty", [_launches_alone, _operators_alone, _annotations_alone, _work_elsewhere]
-)
+@pytest.mark.parametrize("empty", [_launches_alone, _operators_alone, _annotations_alone, _work_elsewhere])
 def test_an_empty_gpu_window_is_never_healthy(empty: Callable[[TraceBuilder], None]) -> None:
     builder = TraceBuilder()
     for index in range(5):
@@ -287,9 +281,7 @@ def test_an_empty_gpu_window_is_never_healthy(empty: Callable[[TraceBuilder], No
 
 
 @pytest.mark.data
-def test_a_real_trace_without_rank_or_steps(
-    recordings: Path, judge: Callable[[Path], tt.Report]
-) -> None:
+def test_a_real_trace_without_rank_or_steps(recordings: Path, judge: Callable[[Path], tt.Report]) -> None:
     result = judge(recordings / "llm" / "b200_eager.json.gz")
     assert not result.refused
     assert "LCH014" in codes(result)

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchtriage import intervals
-from torchtriage.errors import TriageError
-from torchtriage.trace import Kind, Trace, read_trace
+from torchtriage.core import intervals
+from torchtriage.core.errors import TriageError
+from torchtriage.core.trace import Kind, Trace, read_trace
 
-REFERENCE: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "expected" / "reference.json").read_text()
-)
-READABLE = sorted(
-    name for name, entry in REFERENCE.items() if "unreadable" not in entry and entry["events"]
-)
+REFERENCE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "expected" / "reference.json").read_text())
+READABLE = sorted(name for name, entry in REFERENCE.items() if "unreadable" not in entry and entry["events"])
 
 pytestmark = pytest.mark.data
 
@@ -85,10 +81,7 @@ def test_classes_of_time_agree_to_a_thousandth(pair: tuple[Trace, dict[str, Any]
             (busy, wanted["busy_ns"]),
             (intervals.length(comm), wanted["comm_ns"]),
             (found.idle_host_late_ns, wanted["idle_host_late_ns"]),
-            (
-                found.idle_queued_ns,
-                wanted["idle_queued_ns"] + wanted["idle_back_to_back_ns"],
-            ),
+            (found.idle_queued_ns, wanted["idle_queued_ns"] + wanted["idle_back_to_back_ns"]),
             (found.idle_unknown_ns, wanted["idle_unknown_ns"] + wanted["idle_tail_ns"]),
         ):
             assert abs(ours - theirs) <= slack

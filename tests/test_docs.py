@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from docs import build
 
 import torchtriage
-from torchtriage import finding
+from torchtriage.api.catalogue import Page, lookup, pages
 from torchtriage.cli.main import COMMANDS, cli
-from torchtriage.diagnose import doctor
-from torchtriage.pages import Page, lookup, pages
-from torchtriage.patterns import catalogue
-from torchtriage.trace.schema import COLUMNS
+from torchtriage.core import finding
+from torchtriage.core.trace.schema import COLUMNS
+from torchtriage.diagnose.patterns import catalogue
+from torchtriage.diagnose.verdict import doctor
 
 DOCS = Path(build.__file__).parent
 PAGES = build.pages()

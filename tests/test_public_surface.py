@@ -17,14 +17,17 @@ from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
-from compile.log_builder import LogBuilder
-from gate.repositories import git
+from compile.logs.log_builder import LogBuilder
+from measure.gate.repositories import git
 from memory.recorder import training_step
 
 import torchtriage as tt
-from torchtriage import api, errors, lint, monitor
+from torchtriage.api import traces
 from torchtriage.cli.main import cli
-from torchtriage.patterns import Entry, catalogue
+from torchtriage.core import errors
+from torchtriage.diagnose import lint
+from torchtriage.diagnose.patterns import PatternEntry, catalogue
+from torchtriage.operate import monitor
 
 SOURCE = Path(tt.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -39,9 +42,7 @@ def _name(path: Path) -> str:
 # run by an interpreter as it starts, or beside a recording as its script: no modules of ours
 STARTS = ("__main__.py", "sitecustomize.py")
 MODULES = sorted(
-    _name(path)
-    for path in SOURCE.rglob("*.py")
-    if path.name not in STARTS and path.parent != SOURCE / "data"
+    _name(path) for path in SOURCE.rglob("*.py") if path.name not in STARTS and path.parent != SOURCE / "cli" / "sample"
 )
 
 
@@ -54,8 +55,7 @@ def tree(name: str) -> ast.Module:
 
 def _imports_torch(name: str) -> bool:
     return any(
-        isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)
-        for node in tree(name).body
+        isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names) for node in tree(name).body
     )
 
 
@@ -73,10 +73,7 @@ def exports(name: str) -> list[str] | None:
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.torch) if name in NEED_TORCH else name
-        for name in MODULES
-    ]
+    params=[pytest.param(name, marks=pytest.mark.torch) if name in NEED_TORCH else name for name in MODULES]
 )
 def module(request: pytest.FixtureRequest) -> ModuleType:
     return import_module(request.param)
@@ -100,9 +97,7 @@ def test_what_others_import_is_in_all() -> None:
     odd = []
     for name in MODULES:
         for node in ast.walk(tree(name)):
-            if not (
-                isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchtriage")
-            ):
+            if not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchtriage")):
                 continue
             names = exports(str(node.module))
             for alias in node.names:
@@ -153,14 +148,14 @@ def test_errors_are_one_tree() -> None:
 def test_explain_gives_pages() -> None:
     assert tt.explain() == catalogue()
     one = tt.explain("host-sync-scalar")
-    assert isinstance(one, Entry)
+    assert isinstance(one, PatternEntry)
     assert one is tt.explain("SYN001")
     with pytest.raises(tt.UsageError):
         tt.explain("nothing")
 
 
 def test_a_report_shows_itself(tmp_path: Path) -> None:
-    result = tt.analyze(api.sample_path())
+    result = tt.analyze(traces.sample_path())
     assert isinstance(result, tt.Report)
     assert isinstance(result, tt.Result)
     assert result.verdict[0] in " ".join(str(result).split())
@@ -174,13 +169,13 @@ def test_a_report_shows_itself(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_judged_without_reading_it_again() -> None:
-    trace = tt.load(api.sample_path())
-    assert tt.analyze(trace) == tt.analyze(api.sample_path())
+    trace = tt.load(traces.sample_path())
+    assert tt.analyze(trace) == tt.analyze(traces.sample_path())
 
 
 def test_progress_is_told_in_bytes() -> None:
     told: list[tuple[int, int]] = []
-    path = api.sample_path()
+    path = traces.sample_path()
     tt.analyze(path, progress=lambda read, size: told.append((read, size)))
     reads = [read for read, _ in told]
     assert reads == sorted(reads)
@@ -195,12 +190,10 @@ def test_folders_are_searched_and_files_taken_as_they_are(tmp_path: Path) -> Non
     for name in ("b/2.json", "b/c/1.json.gz", "b/3.zip", "b/notes.txt", "odd.name"):
         (tmp_path / name).touch()
     (tmp_path / "b" / "d.json").mkdir()
-    found = api.find_traces([tmp_path / "b", tmp_path / "odd.name", tmp_path / "b" / "2.json"])
-    assert [str(one.relative_to(tmp_path)) for one in found] == [
-        "b/2.json", "b/3.zip", "b/c/1.json.gz", "odd.name"
-    ]  # fmt: skip
+    found = traces.find_traces([tmp_path / "b", tmp_path / "odd.name", tmp_path / "b" / "2.json"])
+    assert [str(one.relative_to(tmp_path)) for one in found] == ["b/2.json", "b/3.zip", "b/c/1.json.gz", "odd.name"]
     with pytest.raises(tt.TraceFormatError, match="expected traces in this folder"):
-        api.find_traces([tmp_path / "b" / "d.json"])
+        traces.find_traces([tmp_path / "b" / "d.json"])
 
 
 # -- the README's examples ---------------------------------------------------------------------
@@ -210,12 +203,10 @@ def test_folders_are_searched_and_files_taken_as_they_are(tmp_path: Path) -> Non
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with the files that the README's examples name."""
     (tmp_path / "runs" / "ranks").mkdir(parents=True)
-    for name in (
-        "trace.json.gz", "t.json", "before.json", "after.json", "runs/ranks/0.json.gz"
-    ):  # fmt: skip
-        shutil.copy(api.sample_path(), tmp_path / name)
-    CliRunner().invoke(cli, [str(api.sample_path()), "--json", "-o", str(tmp_path / "result.json")])
-    trace = json.loads(gzip.decompress(api.sample_path().read_bytes()))
+    for name in ("trace.json.gz", "t.json", "before.json", "after.json", "runs/ranks/0.json.gz"):
+        shutil.copy(traces.sample_path(), tmp_path / name)
+    CliRunner().invoke(cli, [str(traces.sample_path()), "--json", "-o", str(tmp_path / "result.json")])
+    trace = json.loads(gzip.decompress(traces.sample_path().read_bytes()))
     last = max((one for one in trace["traceEvents"] if "ts" in one), key=lambda one: one["ts"])
     args = {"Device Type": 0, "Device Id": -1, "Addr": 4096, "Bytes": 512, "Total Allocated": 512}
     memory = {"ph": "i", "s": "t", "name": "[memory]", "cat": "cpu_instant_event", "args": args}
@@ -234,9 +225,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_python_examples_run(
-    bench: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_examples_run(bench: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     ours = [block for block in blocks if "torchtriage" in block]
     assert ours

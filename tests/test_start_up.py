@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtriage.api import sample_path
+from torchtriage.api.traces import sample_path
 
 # the budgets hold on a laptop; half as much again is for a busy shared machine
 MACHINE = 1.5
@@ -49,9 +49,7 @@ def test_help_takes_less_than_its_budget() -> None:
 )
 def test_nothing_is_imported_before_it_is_needed(code: str, absent: str) -> None:
     script = f"import sys; {code}; print([m for m in {absent.split()} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
 
 
@@ -62,7 +60,5 @@ def test_an_analysis_as_json_draws_nothing_and_starts_nothing(tmp_path: Path) ->
         f"import sys; from torchtriage.cli.main import cli; cli({words!r}, standalone_mode=False);"
         f" print([m for m in {absent!r} if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "[]\n"

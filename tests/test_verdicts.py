@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import torchtriage as tt
-from torchtriage.errors import TraceFormatError
-from torchtriage.patterns import catalogue
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.diagnose.patterns import catalogue
 
 if sys.version_info >= (3, 11):
     import tomllib

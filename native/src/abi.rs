@@ -1,4 +1,4 @@
-//! The C interface that `trace/native.py` calls.
+//! The C interface that `core/trace/native.py` calls.
 //!
 //! Every function that takes a scanner expects one that [`tt_new`] made, and no two at a time with
 //! the same one. No panic leaves this file.

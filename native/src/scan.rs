@@ -93,7 +93,7 @@ impl Schema {
         (MORE..=N_SLOTS).contains(&schema.keys.len()).then_some(schema)
     }
 
-    /// What `trace/native.py` says, as it was when this was written: for measuring and testing.
+    /// What `core/trace/native.py` says, as it was when this was written: for measuring and testing.
     pub fn example() -> Schema {
         let numbers = "correlation,bytes,stream,device,Python id,Python parent id,Sequence number,\
                        Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id";

@@ -1,4 +1,4 @@
-//! Containment of calls, as `trace/nesting.py` defines it, and the order of table entries.
+//! Containment of calls, as `core/trace/nesting.py` defines it, and the order of table entries.
 
 /// Columns of a trace, one element per row.
 pub struct Rows<'a> {

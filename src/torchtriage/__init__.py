@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchtriage.version import __version__
+from torchtriage.core.version import __version__
 
 if TYPE_CHECKING:
-    from torchtriage import bucketing, memory
-    from torchtriage.api import (
+    from torchtriage import memory
+    from torchtriage.api.benchmark import BenchReport, benchmark
+    from torchtriage.api.compile import CompileReport, compile_logs, compile_report
+    from torchtriage.api.profile import Profile, profile
+    from torchtriage.api.traces import (
         ComparisonReport,
         RanksReport,
         Report,
@@ -24,14 +27,17 @@ if TYPE_CHECKING:
         load,
         overlay,
     )
-    from torchtriage.benchmarking import BenchReport, benchmark
-    from torchtriage.bucketing.module import BucketedModule
-    from torchtriage.compiling import CompileReport, compile_logs, compile_report
-    from torchtriage.errors import TraceFormatError, TriageError, UsageError
-    from torchtriage.finding import Comparison, Finding, JobResult, Result
-    from torchtriage.profiling import Profile, profile
-    from torchtriage.record.sample import Sampler, sample
-    from torchtriage.trace import Trace
+    from torchtriage.compile import bucketing
+    from torchtriage.compile.bucketing.module import BucketedModule
+    from torchtriage.core.errors import TraceFormatError, TriageError, UsageError
+    from torchtriage.core.finding import Finding
+    from torchtriage.core.record.sample import Sampler, sample
+    from torchtriage.core.trace import Trace
+    from torchtriage.diagnose.compare.result import Comparison
+    from torchtriage.diagnose.ranks.result import JobResult
+    from torchtriage.diagnose.verdict.result import Result
+    from torchtriage.integrations import trainers as callbacks
+    from torchtriage.operate import live, monitor
 
 __all__ = [
     "BenchReport",
@@ -55,48 +61,55 @@ __all__ = [
     "analyze_ranks",
     "benchmark",
     "bucketing",
+    "callbacks",
     "compare",
     "compile_logs",
     "compile_report",
     "explain",
+    "live",
     "load",
     "memory",
+    "monitor",
     "overlay",
     "profile",
     "sample",
 ]
 
 _HOMES = {
-    "BenchReport": "benchmarking",
-    "BucketedModule": "bucketing.module",
-    "Comparison": "finding",
-    "ComparisonReport": "api",
-    "CompileReport": "compiling",
-    "Finding": "finding",
-    "JobResult": "finding",
-    "Profile": "profiling",
-    "RanksReport": "api",
-    "Report": "api",
-    "Result": "finding",
-    "Sampler": "record.sample",
-    "Trace": "trace",
-    "TraceFormatError": "errors",
-    "TriageError": "errors",
-    "UsageError": "errors",
-    "analyze": "api",
-    "analyze_ranks": "api",
-    "benchmark": "benchmarking",
-    "bucketing": "bucketing",
-    "compare": "api",
-    "compile_logs": "compiling",
-    "compile_report": "compiling",
-    "explain": "api",
-    "load": "api",
-    "memory": "memory",
-    "overlay": "api",
-    "profile": "profiling",
-    "sample": "record.sample",
+    "BenchReport": "torchtriage.api.benchmark",
+    "BucketedModule": "torchtriage.compile.bucketing.module",
+    "Comparison": "torchtriage.diagnose.compare.result",
+    "ComparisonReport": "torchtriage.api.traces",
+    "CompileReport": "torchtriage.api.compile",
+    "Finding": "torchtriage.core.finding",
+    "JobResult": "torchtriage.diagnose.ranks.result",
+    "Profile": "torchtriage.api.profile",
+    "RanksReport": "torchtriage.api.traces",
+    "Report": "torchtriage.api.traces",
+    "Result": "torchtriage.diagnose.verdict.result",
+    "Sampler": "torchtriage.core.record.sample",
+    "Trace": "torchtriage.core.trace",
+    "TraceFormatError": "torchtriage.core.errors",
+    "TriageError": "torchtriage.core.errors",
+    "UsageError": "torchtriage.core.errors",
+    "analyze": "torchtriage.api.traces",
+    "analyze_ranks": "torchtriage.api.traces",
+    "benchmark": "torchtriage.api.benchmark",
+    "bucketing": "torchtriage.compile.bucketing",
+    "callbacks": "torchtriage.integrations.trainers",
+    "compare": "torchtriage.api.traces",
+    "compile_logs": "torchtriage.api.compile",
+    "compile_report": "torchtriage.api.compile",
+    "explain": "torchtriage.api.traces",
+    "live": "torchtriage.operate.live",
+    "load": "torchtriage.api.traces",
+    "memory": "torchtriage.memory",
+    "monitor": "torchtriage.operate.monitor",
+    "overlay": "torchtriage.api.traces",
+    "profile": "torchtriage.api.profile",
+    "sample": "torchtriage.core.record.sample",
 }
+_MODULES = frozenset({"bucketing", "callbacks", "live", "memory", "monitor"})
 
 
 def __getattr__(name: str) -> Any:
@@ -106,15 +119,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchtriage' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(f"torchtriage.{home}")
-    value = module if home == name else getattr(module, name)
+    module = import_module(home)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Make ``%torchtriage`` and ``%%torchtriage`` known: ``%load_ext torchtriage``."""
-    from torchtriage.notebook import load_ipython_extension
+    from torchtriage.integrations.notebook import load_ipython_extension
 
     load_ipython_extension(shell)
 

@@ -59,9 +59,7 @@ def run(folder: Path) -> Run:
 
     def run(*args: str | Path, code: int | None = None, stdin: bytes | None = None) -> Result:
         result = CliRunner().invoke(cli, [str(one) for one in args], input=stdin)
-        assert result.exception is None or isinstance(result.exception, SystemExit), (
-            result.exception
-        )
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert "Traceback" not in result.output
         if code is not None:
             assert result.exit_code == code, result.output

@@ -27,9 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (True, True)])
-def test_nothing_without_a_terminal_or_when_quiet(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool
-) -> None:
+def test_nothing_without_a_terminal_or_when_quiet(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> None:
     screen = Screen(terminal=terminal)
     monkeypatch.setattr("sys.stderr", screen)
     with progress.reading("trace.json", quiet=quiet) as told:
@@ -47,9 +45,7 @@ def test_a_short_read_shows_nothing(monkeypatch: pytest.MonkeyPatch, now: list[f
     assert screen.getvalue() == ""
 
 
-def test_a_long_read_shows_bytes_and_rate_and_cleans_up(
-    monkeypatch: pytest.MonkeyPatch, now: list[float]
-) -> None:
+def test_a_long_read_shows_bytes_and_rate_and_cleans_up(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     screen = Screen(terminal=True)
     monkeypatch.setattr("sys.stderr", screen)
     with progress.reading("\x1b[31mtrace.json", quiet=False) as told:
@@ -63,9 +59,7 @@ def test_a_long_read_shows_bytes_and_rate_and_cleans_up(
     assert "\x1b[31m" not in text  # a name cannot colour the terminal
 
 
-def test_the_line_goes_away_when_reading_fails(
-    monkeypatch: pytest.MonkeyPatch, now: list[float]
-) -> None:
+def test_the_line_goes_away_when_reading_fails(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     screen = Screen(terminal=True)
     monkeypatch.setattr("sys.stderr", screen)
 
@@ -81,9 +75,7 @@ def test_the_line_goes_away_when_reading_fails(
     assert screen.getvalue().endswith("\r\x1b[K")
 
 
-def test_what_is_judged_is_said_after_a_second_of_reading(
-    monkeypatch: pytest.MonkeyPatch, now: list[float]
-) -> None:
+def test_what_is_judged_is_said_after_a_second_of_reading(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     screen = Screen(terminal=True)
     monkeypatch.setattr("sys.stderr", screen)
     with progress.doing("snapshot.pickle", quiet=False, since_s=0.0) as told:
@@ -97,9 +89,7 @@ def test_what_is_judged_is_said_after_a_second_of_reading(
         assert told is None
 
 
-def test_work_that_takes_long_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, now: list[float]
-) -> None:
+def test_work_that_takes_long_is_told_at_once(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     screen = Screen(terminal=True)
     monkeypatch.setattr("sys.stderr", screen)
     with progress.working(quiet=False) as told:

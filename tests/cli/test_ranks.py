@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from ranks.jobs import job, write
+from diagnose.ranks.jobs import job, write
 
 from torchtriage.report import json_report
 
@@ -76,8 +76,7 @@ def test_a_saved_document_shows_the_same_again(run: Run, late: Path, folder: Pat
     run("analyze", "late", "--json", "-o", "saved.json", "--html", "page.html")
     assert run("show", "saved.json").stdout == run("analyze", "late").stdout
     assert (
-        run("show", "saved.json", "--markdown").stdout.rstrip()
-        == run("analyze", "late", "--markdown").stdout.rstrip()
+        run("show", "saved.json", "--markdown").stdout.rstrip() == run("analyze", "late", "--markdown").stdout.rstrip()
     )
     run("show", "saved.json", "--html", "again.html")
     assert (folder / "again.html").read_bytes() == (folder / "page.html").read_bytes()

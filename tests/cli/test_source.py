@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from torchtriage import api
+from torchtriage.api import traces
 
 Run = Callable[..., Result]
 
-DATA = api.sample_path().parent
+DATA = traces.sample_path().parent
 LINE = "            optimizer.step()"
 
 
 @pytest.fixture(scope="module")
 def sample() -> str:
-    return str(api.sample_path())
+    return str(traces.sample_path())
 
 
 def test_a_finding_ends_at_its_line_and_shows_it(run: Run, sample: str) -> None:
@@ -42,8 +42,7 @@ def test_what_is_passed_on_holds_no_source_text(run: Run, sample: str) -> None:
     for form in ("--json", "--sarif", "--markdown"):
         assert LINE.strip() not in run(*given, form).stdout
     frames = [
-        finding["place"]["frame"]
-        for finding in json.loads(run(*given, "--json").stdout)["results"][0]["findings"]
+        finding["place"]["frame"] for finding in json.loads(run(*given, "--json").stdout)["results"][0]["findings"]
     ]
     exact = [one for one in frames if one and one["exact"]]
     assert exact

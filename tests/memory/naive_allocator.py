@@ -27,15 +27,7 @@ class Segment:
 
 
 class NaiveAllocator:
-    def __init__(
-        self,
-        max_split=INFINITE,
-        rounding=20 * MIB,
-        divisions=0,
-        expandable=False,
-        gc=0.0,
-        limit=INFINITE,
-    ):
+    def __init__(self, max_split=INFINITE, rounding=20 * MIB, divisions=0, expandable=False, gc=0.0, limit=INFINITE):
         self.max_split, self.rounding, self.divisions = max_split, rounding, divisions
         self.expandable, self.gc, self.limit = expandable, gc, limit
         self.segments = []
@@ -217,11 +209,7 @@ class NaiveAllocator:
                 after = segment.pieces[at + 1 : at + 2]
                 return piece.size + (after[0].size if after and after[0].use == "hole" else 0)
 
-            while (
-                fits[chosen][2].page
-                and chosen + 1 < len(fits)
-                and room(fits[chosen + 1]) < room(fits[chosen])
-            ):
+            while fits[chosen][2].page and chosen + 1 < len(fits) and room(fits[chosen + 1]) < room(fits[chosen]):
                 chosen += 1
         _, _, segment, piece = fits[chosen]
         if size < self.max_split and piece.size >= self.max_split:
@@ -371,11 +359,7 @@ class NaiveAllocator:
 
     @staticmethod
     def told(segment, run):
-        states = {
-            "allocated": "active_allocated",
-            "waiting": "active_awaiting_free",
-            "free": "inactive",
-        }
+        states = {"allocated": "active_allocated", "waiting": "active_awaiting_free", "free": "inactive"}
         return {
             "device": 0,
             "address": run[0].addr,
@@ -389,13 +373,7 @@ class NaiveAllocator:
             "is_expandable": bool(segment.page),
             "frames": [],
             "blocks": [
-                {
-                    "address": p.addr,
-                    "size": p.size,
-                    "requested_size": p.asked,
-                    "state": states[p.use],
-                    "frames": [],
-                }
+                {"address": p.addr, "size": p.size, "requested_size": p.asked, "state": states[p.use], "frames": []}
                 for p in run
             ],
         }

@@ -31,10 +31,7 @@ STATE = [
     frame("/opt/lib/python3.11/site-packages/torch/optim/adamw.py", 220, "step"),
     *TRAIN,
 ]
-TO_DEVICE = [
-    frame("/opt/lib/python3.11/site-packages/torch/nn/modules/module.py", 1357, "convert"),
-    *TRAIN,
-]
+TO_DEVICE = [frame("/opt/lib/python3.11/site-packages/torch/nn/modules/module.py", 1357, "convert"), *TRAIN]
 WORKSPACE = [frame("??", 0, "at::cuda::getNewWorkspace()"), *FORWARD]
 
 
@@ -65,13 +62,7 @@ class Recorder:
         self.entries.append(entry)
 
     def reserve(
-        self,
-        address: int,
-        size: int,
-        *,
-        stream: int | None = None,
-        recorded: bool = True,
-        **more: Any,
+        self, address: int, size: int, *, stream: int | None = None, recorded: bool = True, **more: Any
     ) -> None:
         stream = self.stream if stream is None else stream
         small = more.pop("small", size == 2 * MIB)
@@ -93,9 +84,7 @@ class Recorder:
         segment = self.segments.pop(address)
         self._entry("segment_free", address, segment["total_size"], [], segment["stream"])
 
-    def alloc(
-        self, address: int, size: int, frames: list[Any] = TRAIN, *, recorded: bool = True
-    ) -> None:
+    def alloc(self, address: int, size: int, frames: list[Any] = TRAIN, *, recorded: bool = True) -> None:
         given = max((size + 511) // 512, 1) * 512
         self.live[address] = given, size, frames if recorded else [], "active_allocated"
         if recorded:
@@ -115,9 +104,7 @@ class Recorder:
 
     def annotate(self, name: str, stage: str) -> None:
         self.time_us += 1
-        self.annotations.append(
-            {"name": name, "stage": stage, "device": self.device, "time_us": self.time_us}
-        )
+        self.annotations.append({"name": name, "stage": stage, "device": self.device, "time_us": self.time_us})
 
     def dump(self) -> dict[str, Any]:
         traces: list[list[Any]] = [[] for _ in range(self.device)]
@@ -136,15 +123,7 @@ class Recorder:
                 continue
             if address > at:
                 blocks.append(_block(at, address - at))
-            blocks.append(
-                {
-                    "address": address,
-                    "size": given,
-                    "requested_size": size,
-                    "state": state,
-                    "frames": frames,
-                }
-            )
+            blocks.append({"address": address, "size": given, "requested_size": size, "state": state, "frames": frames})
             at = address + given
         if at < end:
             blocks.append(_block(at, end - at))
@@ -162,13 +141,7 @@ class Recorder:
 
 
 def _block(address: int, size: int) -> dict[str, Any]:
-    return {
-        "address": address,
-        "size": size,
-        "requested_size": 0,
-        "state": "inactive",
-        "frames": [],
-    }
+    return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
 
 
 def training_step() -> Recorder:

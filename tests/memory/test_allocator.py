@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from memory.naive_allocator import INFINITE, MIB, NaiveAllocator, NaiveOomError
 
-from torchtriage.errors import UsageError
+from torchtriage.core.errors import UsageError
 from torchtriage.memory.allocator import ReplayError, Settings, Simulator, record, replay
 from torchtriage.memory.allocator.simulator import ALLOCATED, AWAITING, FREE, UNMAPPED
-from torchtriage.memory.read import read_snapshot
+from torchtriage.memory.snapshot.read import read_snapshot
 
 SETTINGS = {
     "default": {},
@@ -133,11 +133,9 @@ def test_it_does_what_a_naive_allocator_does(options):
             elif call == "empty":
                 simulator.release_cached()
             elif blocks[name] is not None:
-                {
-                    "free": simulator.free,
-                    "wait": simulator.await_streams,
-                    "complete": simulator.complete,
-                }[call](blocks[name])
+                {"free": simulator.free, "wait": simulator.await_streams, "complete": simulator.complete}[call](
+                    blocks[name]
+                )
             curve.append(simulator.reserved_bytes)
             if len(curve) % 25 == 0:
                 check_laws(simulator)
@@ -155,9 +153,7 @@ def read(document):
 
 
 # what an expandable segment lacked before a retry is not recorded: its limit cannot be told
-RECORDED = {
-    name: options for name, options in SETTINGS.items() if name != "little room, expandable"
-}
+RECORDED = {name: options for name, options in SETTINGS.items() if name != "little room, expandable"}
 
 
 @pytest.mark.parametrize("options", RECORDED.values(), ids=RECORDED.keys())
@@ -218,9 +214,7 @@ def test_a_history_with_one_kind_of_frees_is_enough():
     no_wait.malloc(7 * MIB)
     for kind in ("free_requested", "free_completed"):
         document = no_wait.snapshot()
-        document["device_traces"][0] = [
-            one for one in document["device_traces"][0] if one["action"] != kind
-        ]
+        document["device_traces"][0] = [one for one in document["device_traces"][0] if one["action"] != kind]
         recording = record(read(document), 0)
         assert replay(recording).error(recording) == 0
 
@@ -258,9 +252,7 @@ def test_missing_entries_are_refused_by_what_is_missing():
     flat["device_traces"] = [[]]
     assert "no history" in refused(flat)
     unsegmented = naive.snapshot()
-    unsegmented["device_traces"][0] = [
-        one for one in unsegmented["device_traces"][0] if "segment" not in one["action"]
-    ]
+    unsegmented["device_traces"][0] = [one for one in unsegmented["device_traces"][0] if "segment" not in one["action"]]
     # with the segments at the snapshot alone, it reads as if they had been there before
     assert record(read(unsegmented), 0).start_bytes == naive.reserved
     naive.empty_cache()
@@ -268,9 +260,7 @@ def test_missing_entries_are_refused_by_what_is_missing():
     naive.free(big)
     naive.empty_cache()
     half = naive.snapshot()
-    half["device_traces"][0] = [
-        one for one in half["device_traces"][0] if one["action"] != "segment_free"
-    ]
+    half["device_traces"][0] = [one for one in half["device_traces"][0] if one["action"] != "segment_free"]
     assert "about segments" in refused(half)
 
 
@@ -341,16 +331,11 @@ def test_rounding_follows_the_documented_example():
     kib = 1024
     sizes = np.array([1, 512, 513, 1200 * kib, 1024 * kib, 2047 * kib, 1025 * kib])
     four = Settings(roundup_divisions=(4,) * 16).round_sizes(sizes)
-    assert four.tolist() == [
-        512, 512, 1024, 1280 * kib, 1024 * kib, 2048 * kib, 1280 * kib,
-    ]  # fmt: skip
+    assert four.tolist() == [512, 512, 1024, 1280 * kib, 1024 * kib, 2048 * kib, 1280 * kib]
     plain = Settings().round_sizes(sizes)
     assert plain.tolist() == [512, 512, 1024, 1200 * kib, 1024 * kib, 2047 * kib, 1025 * kib]
     only_above = Settings.parse("roundup_power2_divisions:[1:0,2:0,4:0,8:8]")
-    assert only_above.round_sizes(np.array([5 * MIB + 512, 9 * MIB + 512])).tolist() == [
-        5 * MIB + 512,
-        10 * MIB,
-    ]
+    assert only_above.round_sizes(np.array([5 * MIB + 512, 9 * MIB + 512])).tolist() == [5 * MIB + 512, 10 * MIB]
 
 
 def test_rounding_is_exact_for_every_size_near_a_boundary():

@@ -10,20 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.memory.recorder import (
-    BACKWARD,
-    FORWARD,
-    GIB,
-    KIB,
-    MIB,
-    TRAIN,
-    Recorder,
-    frame,
-    training_step,
-)
+from tests.memory.recorder import BACKWARD, FORWARD, GIB, KIB, MIB, TRAIN, Recorder, frame, training_step
 
-from torchtriage.errors import SnapshotError
-from torchtriage.memory.fragmentation import (
+from torchtriage.core.errors import SnapshotError
+from torchtriage.memory.snapshot.fragmentation import (
     AWAITING,
     LARGE,
     OTHER_POOL,
@@ -34,11 +24,11 @@ from torchtriage.memory.fragmentation import (
     free_at,
     segments_at,
 )
-from torchtriage.memory.read import read_snapshot
-from torchtriage.memory.result import Device, MemoryResult, OutOfMemory, Part
-from torchtriage.memory.snapshot import Snapshot
-from torchtriage.memory.timeline import timeline
-from torchtriage.memory.verdict import judge
+from torchtriage.memory.snapshot.read import read_snapshot
+from torchtriage.memory.snapshot.result import Device, MemoryResult, OutOfMemory, Part
+from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.timeline import timeline
+from torchtriage.memory.snapshot.verdict import judge
 
 A = 0x10_0000_0000
 B = 0x20_0000_0000
@@ -103,11 +93,7 @@ def test_the_peak_by_phase_purpose_and_line() -> None:
     peak = device.peak
     assert peak is not None
     assert peak.allocated_bytes == (64 + 100 + 8 + 64 + 20) * MIB
-    assert sizes(peak.phases) == {
-        "forward": 108 * MIB,
-        "backward": 84 * MIB,
-        "other": 64 * MIB,
-    }
+    assert sizes(peak.phases) == {"forward": 108 * MIB, "backward": 84 * MIB, "other": 64 * MIB}
     assert sizes(peak.categories) == {
         "activations": 100 * MIB,
         "parameters": 64 * MIB,
@@ -377,15 +363,23 @@ def test_memory_that_no_tensor_could_use_is_a_finding() -> None:
 def test_an_old_list_of_segments_without_history() -> None:
     old = [
         {
-            "device": 0, "address": A, "total_size": 2 * MIB, "allocated_size": MIB,
-            "active_size": MIB, "stream": 0, "segment_type": "large",
+            "device": 0,
+            "address": A,
+            "total_size": 2 * MIB,
+            "allocated_size": MIB,
+            "active_size": MIB,
+            "stream": 0,
+            "segment_type": "large",
             "blocks": [
-                {"size": MIB, "state": "active_allocated", "history": [
-                    {"addr": A, "real_size": 1000, "frames": [frame("/home/me/t.py", 5, "f")]}]},
+                {
+                    "size": MIB,
+                    "state": "active_allocated",
+                    "history": [{"addr": A, "real_size": 1000, "frames": [frame("/home/me/t.py", 5, "f")]}],
+                },
                 {"size": MIB, "state": "inactive"},
             ],
         }
-    ]  # fmt: skip
+    ]
     snapshot = read(old)
     assert snapshot.blocks.address.tolist() == [A, A + MIB]
     assert snapshot.blocks.requested_bytes.tolist() == [1000, MIB]
@@ -415,11 +409,7 @@ def test_new_fields_and_actions_are_counted() -> None:
     document["device_traces"][0].append({"action": "teleport", "addr": 1, "size": 2, "warp": 9})
     document["flux"] = []
     result = judge(read(document))
-    assert set(read(document).unknown) == {
-        "action teleport",
-        "field flux",
-        "field warp of history",
-    }
+    assert set(read(document).unknown) == {"action teleport", "field flux", "field warp of history"}
     assert [note.code for note in result.notes] == ["unknown"]
 
 
@@ -509,9 +499,28 @@ def test_many_moments_and_owners_are_merged_and_keep_the_peak() -> None:
 # -- anything at all ---------------------------------------------------------------------------
 
 ODD = (
-    0, -1, 1, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 1 << 70, None, "x", [], {}, (), 2.5,
-    True, b"q", float("nan"), [[]], {"a": 1}, 512, 1 << 40,
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    -(1 << 63),
+    1 << 70,
+    None,
+    "x",
+    [],
+    {},
+    (),
+    2.5,
+    True,
+    b"q",
+    float("nan"),
+    [[]],
+    {"a": 1},
+    512,
+    1 << 40,
+)
 
 
 def spots(value: Any) -> list[tuple[Any, Any]]:

@@ -16,21 +16,22 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 from tests.memory.recorder import FORWARD, GIB, MIB, Recorder, frame, training_step
+from tests.report import forms
 from tests.report.sample_result import HOSTILE
 
-from torchtriage.api import sample_path
+from torchtriage.api.traces import sample_path
 from torchtriage.cli.main import cli
-from torchtriage.errors import SnapshotError, TraceFormatError
-from torchtriage.memory import watching
-from torchtriage.memory.categories import CATEGORIES, judge_categories, parse_categories
-from torchtriage.memory.peak import MAX_LINES
-from torchtriage.memory.peak import _parts as peak_parts
-from torchtriage.memory.read import read_memory, read_snapshot
-from torchtriage.memory.result import MemoryResult, Part
-from torchtriage.memory.verdict import judge
-from torchtriage.memory.watch_report import REPORT
-from torchtriage.memory.watched import judge_watch, parse_watch
-from torchtriage.report.memory import html_page, json_report, markdown, terminal, words
+from torchtriage.core.errors import SnapshotError, TraceFormatError
+from torchtriage.memory.leaks import leak_watch
+from torchtriage.memory.leaks.leak_report import REPORT, judge_watch, parse_watch
+from torchtriage.memory.snapshot.categories import CATEGORIES, judge_categories, parse_categories
+from torchtriage.memory.snapshot.peak_usage import MAX_LINES
+from torchtriage.memory.snapshot.peak_usage import _parts as peak_parts
+from torchtriage.memory.snapshot.read import read_memory, read_snapshot
+from torchtriage.memory.snapshot.result import MemoryResult, Part
+from torchtriage.memory.snapshot.verdict import judge
+from torchtriage.report.documents import memory as words
+from torchtriage.report.pages import memory as memory_page
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-memory-1.json"
 A = 0x10_0000_0000
@@ -60,36 +61,39 @@ def results() -> tuple[MemoryResult, ...]:
 
 def raw() -> bytes:
     return json.dumps(
-        [[-1, 1, 1000, 0], [5_000_000, 2, 500, 4], [6_000_000, 3, -500, 4], [6_000_000, 3, 500, 3],
-         [9_000_000, 4, -500, 3]]
-    ).encode()  # fmt: skip
+        [
+            [-1, 1, 1000, 0],
+            [5_000_000, 2, 500, 4],
+            [6_000_000, 3, -500, 4],
+            [6_000_000, 3, 500, 3],
+            [9_000_000, 4, -500, 3],
+        ]
+    ).encode()
 
 
 def test_every_result_follows_the_schema_and_comes_back() -> None:
-    schema = json_report.schema()
-    assert json.loads(PUBLISHED.read_text("utf-8")) == schema, (
-        "run: python -m tests.report.write_schema"
-    )
+    schema = forms.schema("memory")
+    assert json.loads(PUBLISHED.read_text("utf-8")) == schema, "run: python -m tests.report.write_schema"
     jsonschema.Draft202012Validator.check_schema(schema)
-    data = json_report.encode(results())
+    data = forms.encode(results())
     jsonschema.validate(json.loads(data), schema)
-    assert json_report.decode(data) == list(results())
-    assert json_report.encode(json_report.decode(data)) == data
+    assert forms.decode(data, "memory") == list(results())
+    assert forms.encode(forms.decode(data, "memory")) == data
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": "torchtriage/1"}', b"\xff"])
 def test_other_documents_are_refused(data: bytes) -> None:
     with pytest.raises(TraceFormatError, match="expected a memory result"):
-        json_report.decode(data)
+        forms.decode(data, "memory")
 
 
 def test_the_same_file_gives_the_same_bytes() -> None:
-    assert json_report.encode([result_of(failing())]) == json_report.encode([result_of(failing())])
+    assert forms.encode([result_of(failing())]) == forms.encode([result_of(failing())])
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_terminal_says_verdict_holders_and_causes(width: int) -> None:
-    text = terminal.render(results(), width=width).plain
+    text = forms.terminal(results(), width=width).plain
     flat = " ".join(text.split())
     assert "An allocation of 1.00 GiB failed at /home/me/model.py:41 forward" in flat
     assert "All free memory together was too little" in flat
@@ -99,13 +103,13 @@ def test_the_terminal_says_verdict_holders_and_causes(width: int) -> None:
 
 
 def test_markdown_has_the_table_of_holders() -> None:
-    text = markdown.render(results())
+    text = forms.markdown(results())
     assert "| 7.50 GiB | 100 % | me/model.py:41 forward, 2 allocations" in text
     assert "`MEM048`" in text
 
 
 def test_markdown_of_a_timeline_has_the_table_of_purposes() -> None:
-    text = markdown.render([judge_categories(parse_categories(raw(), "timeline.json"))])
+    text = forms.markdown([judge_categories(parse_categories(raw(), "timeline.json"))])
     assert "| held at the peak of the timeline's device | | by purpose |" in text
     assert "| 1000 B | 67 % | parameters |\n| 500 B | 33 % | activations |\n| **1.46 KiB**" in text
 
@@ -124,8 +128,8 @@ def hostile() -> MemoryResult:
 
 
 def test_the_page_is_whole_small_and_runs_one_script() -> None:
-    page = html_page.render(results())
-    assert len(page.encode()) < html_page.MAX_PAGE_BYTES
+    page = forms.page(results())
+    assert len(page.encode()) < memory_page.MAX_PAGE_BYTES
     assert page.count("<script>") == 1
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
@@ -138,18 +142,18 @@ def test_the_page_is_whole_small_and_runs_one_script() -> None:
 
 
 def test_nothing_in_a_name_breaks_out() -> None:
-    page = html_page.render([hostile()])
+    page = forms.page([hostile()])
     body = page.split('id="data">')[0]
     assert "<img" not in body
     assert page.count("<script") == 2
     assert "</script><" not in page.split('id="data">')[1].split("</script>")[0]
-    text = terminal.render([hostile()]).plain
+    text = forms.terminal([hostile()]).plain
     assert "\x1b" not in text
 
 
 def test_pictures_that_do_not_fit_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_page, "MAX_PAGE_BYTES", 1000)
-    page = html_page.render(results())
+    monkeypatch.setattr(memory_page, "MAX_PAGE_BYTES", 1000)
+    page = forms.page(results())
     assert "left out to keep the page small" in page
     assert '"pictures":[]}</script>' in page
 
@@ -165,10 +169,7 @@ def test_a_raw_timeline_is_read_by_category() -> None:
     (device,) = result.devices
     assert device.peak is not None
     assert (device.peak.allocated_bytes, device.peak.at_us) == (1500, 0)
-    assert {part.name: part.size_bytes for part in device.peak.categories} == {
-        "parameters": 1000,
-        "activations": 500,
-    }
+    assert {part.name: part.size_bytes for part in device.peak.categories} == {"parameters": 1000, "activations": 500}
     assert {one.code for one in result.not_checked} == {"MEM029", "MEM049", "MEM052"}
 
 
@@ -203,36 +204,54 @@ def leaking() -> MemoryResult:
 
 def watched(answer: str = "leak", n_steps: int = 400) -> dict[str, Any]:
     leak = {
-        "kind": "growing list", "holder": "kept", "root": "main() of train.py",
-        "file": "/home/me/train.py", "line": 8, "function": "main", "unit": "items",
-        "per_step": 1.0, "bytes_per_step": 4096.0, "since_step": 100, "found_step": 270,
-    }  # fmt: skip
+        "kind": "growing list",
+        "holder": "kept",
+        "root": "main() of train.py",
+        "file": "/home/me/train.py",
+        "line": 8,
+        "function": "main",
+        "unit": "items",
+        "per_step": 1.0,
+        "bytes_per_step": 4096.0,
+        "since_step": 100,
+        "found_step": 270,
+    }
     steps = list(range(0, n_steps, 10))
     return {
-        "schema": "torchtriage-watch/1", "answer": answer, "n_steps": n_steps, "n_looks": 20,
-        "leaks": [leak] if answer == "leak" else [], "rss_first_bytes": GIB,
-        "rss_last_bytes": GIB + 2 * MIB, "rss_why": "", "own_s": 0.1, "own_share": 0.002,
-        "notes": ["on_alarm failed: KeyError"], "rss_peak_bytes": GIB + 3 * MIB,
+        "schema": "torchtriage-watch/1",
+        "answer": answer,
+        "n_steps": n_steps,
+        "n_looks": 20,
+        "leaks": [leak] if answer == "leak" else [],
+        "rss_first_bytes": GIB,
+        "rss_last_bytes": GIB + 2 * MIB,
+        "rss_why": "",
+        "own_s": 0.1,
+        "own_share": 0.002,
+        "notes": ["on_alarm failed: KeyError"],
+        "rss_peak_bytes": GIB + 3 * MIB,
         "series": [
-            {"name": "resident memory of the process", "steps": steps,
-             "size_bytes": [GIB + max(step - 100, 0) * 4096 for step in steps]},
-            {"name": "reserved on the CUDA device", "steps": steps,
-             "size_bytes": [GIB] * len(steps)},
+            {
+                "name": "resident memory of the process",
+                "steps": steps,
+                "size_bytes": [GIB + max(step - 100, 0) * 4096 for step in steps],
+            },
+            {"name": "reserved on the CUDA device", "steps": steps, "size_bytes": [GIB] * len(steps)},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_growth_is_on_the_page_and_on_the_terminal() -> None:
     result = leaking()
-    page = html_page.render([result])
+    page = forms.page([result])
     assert '<div id="slope-0-0">' in page
     (drawn,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["growing"]
     assert drawn["slopes"] == [MIB, MIB, MIB]
     assert drawn["areas"][0]["label"] == "me/train.py:15 main"
-    text = " ".join(terminal.render([result]).plain.split())
+    text = " ".join(forms.terminal([result]).plain.split())
     assert "▁▁▂▃▃▄▅▅▆▇█" in text
     assert "1.00 MiB to 11.0 MiB over 11 steps, 1.00 MiB per step from step 1 on" in text
-    assert json_report.decode(json_report.encode([result])) == [result]
+    assert forms.decode(forms.encode([result]), "memory") == [result]
 
 
 def test_the_report_of_a_watch_is_shown_like_a_snapshot(tmp_path: Path) -> None:
@@ -253,14 +272,14 @@ def test_the_report_of_a_watch_is_shown_like_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_what_a_watch_leaves_can_be_read(tmp_path: Path) -> None:
-    with watching.watch(out_dir=tmp_path) as watch:
+    with leak_watch.watch(out_dir=tmp_path) as watch:
         for _ in range(6000):
             watch.step()
     told = parse_watch((tmp_path / REPORT).read_bytes(), "memory_watch.json")
     assert told.report.leaks == watch.report().leaks == ()
     (resident,) = told.report.series
     assert resident.steps[-1] == 6000
-    assert len(resident.steps) <= watching.MAX_TOLD
+    assert len(resident.steps) <= leak_watch.MAX_POINTS
     assert judge_watch(told).growth[0].steps == resident.steps
 
 
@@ -272,9 +291,7 @@ def test_what_a_watch_leaves_can_be_read(tmp_path: Path) -> None:
         ("too early", 40, False, {"MEM052", "MEM029"}),
     ],
 )
-def test_a_short_watch_is_not_a_clean_one(
-    answer: str, n_steps: int, healthy: bool, missing: set[str]
-) -> None:
+def test_a_short_watch_is_not_a_clean_one(answer: str, n_steps: int, healthy: bool, missing: set[str]) -> None:
     result = judge_watch(parse_watch(json.dumps(watched(answer, n_steps)).encode(), "w.json"))
     assert result.healthy is healthy
     assert {one.code for one in result.not_checked} == missing
@@ -283,11 +300,7 @@ def test_a_short_watch_is_not_a_clean_one(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"schema": "torchtriage-watch/2"},
-        {"leaks": 3},
-        {"series": [{"name": "", "steps": [1], "size_bytes": []}]},
-    ],
+    [{"schema": "torchtriage-watch/2"}, {"leaks": 3}, {"series": [{"name": "", "steps": [1], "size_bytes": []}]}],
 )
 def test_a_broken_report_of_a_watch_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     file = tmp_path / "memory_watch.json"
@@ -323,9 +336,7 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "other.pickle").write_bytes(pickle.dumps({"a": 1}, 4))
     (tmp_path / "nothing.pickle").write_bytes(pickle.dumps([], 4))
     nowhere = {"action": "alloc", "addr": float("nan"), "size": 512, "stream": 0, "frames": []}
-    (tmp_path / "nan.pickle").write_bytes(
-        pickle.dumps({"segments": [], "device_traces": [[nowhere]]}, 4)
-    )
+    (tmp_path / "nan.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[nowhere]]}, 4))
     (tmp_path / "code.pickle").write_bytes(pickle.dumps({"segments": [Path()]}, 4))
     return tmp_path
 
@@ -336,7 +347,7 @@ def test_the_command_prints_saves_and_exits(files: Path) -> None:
     assert found.output.startswith("Peak: 256 MiB allocated on device 0")
     assert run(files / "oom.pickle", "--fail-on", "high").exit_code == 1
     assert run(files / "oom.pickle", "--json", "-o", files / "out.json").exit_code == 0
-    (result,) = json_report.decode((files / "out.json").read_bytes())
+    (result,) = forms.decode((files / "out.json").read_bytes(), "memory")
     assert result.findings[0].code == "MEM048"
     assert run(files / "oom.pickle", "--html", files / "out.html").exit_code == 0
     assert (files / "out.html").read_text("utf-8").startswith("<!doctype html>")
@@ -400,7 +411,7 @@ def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path) -> None:
     if browser is None or driver is None:
         pytest.skip("chromium and its driver are not installed")
     page = tmp_path / "page.html"
-    page.write_text(html_page.render([*results(), hostile(), leaking()]), "utf-8")
+    page.write_text(forms.page([*results(), hostile(), leaking()]), "utf-8")
     options = selenium.ChromeOptions()
     options.binary_location = browser
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

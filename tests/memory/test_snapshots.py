@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from conftest import DATA
 
-from torchtriage.errors import SnapshotError
-from torchtriage.memory import read
-from torchtriage.memory.fragmentation import free_at, segments_at
-from torchtriage.memory.read import read_snapshot
-from torchtriage.memory.snapshot import Snapshot
-from torchtriage.memory.timeline import timeline
-from torchtriage.memory.verdict import judge
+from torchtriage.core.errors import SnapshotError
+from torchtriage.memory.snapshot import read
+from torchtriage.memory.snapshot.fragmentation import free_at, segments_at
+from torchtriage.memory.snapshot.read import read_snapshot
+from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.timeline import timeline
+from torchtriage.memory.snapshot.verdict import judge
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,10 +50,7 @@ def plainly(path: Path) -> Any:
 
 def stack(snapshot: Snapshot, code: int) -> list[tuple[str, int, str]]:
     stacks = snapshot.stacks
-    return [
-        (stacks.files[one], int(stacks.lines[one]), stacks.functions[one])
-        for one in stacks.frames_of(code)
-    ]
+    return [(stacks.files[one], int(stacks.lines[one]), stacks.functions[one]) for one in stacks.frames_of(code)]
 
 
 def frames(value: dict[str, Any]) -> list[tuple[str, int, str]]:

@@ -6,16 +6,8 @@ import dataclasses
 
 from tests.report.sample_result import problems
 
-from torchtriage.finding import (
-    Example,
-    Frame,
-    KernelSummary,
-    OpSummary,
-    Place,
-    Result,
-    StepSummary,
-    TimelineLane,
-)
+from torchtriage.core.finding import Example, Frame, Place
+from torchtriage.diagnose.verdict.result import KernelSummary, OpSummary, Result, StepSummary, TimelineLane
 
 N_LANES, N_SPANS, N_INTERVALS, N_FINDINGS = 12, 1500, 200, 50
 START_NS = 1_731_500_000_000_000_000
@@ -62,8 +54,7 @@ def maximal(seed: int = 0) -> Result:
                 frame=Frame("/srv/training/projects/some/long/folder/train.py", 31, "train_step"),
                 stack=tuple(Frame(f"/srv/training/lib/part_{i}.py", i, "call") for i in range(30)),
                 examples=tuple(
-                    Example(i, KERNEL.format(i), START_NS + i * pitch, 10_000, "4242", "4242")
-                    for i in range(3)
+                    Example(i, KERNEL.format(i), START_NS + i * pitch, 10_000, "4242", "4242") for i in range(3)
                 ),
             ),
             evidence={f"n_things_{i}": list(range(200)) for i in range(20)},
@@ -87,8 +78,7 @@ def maximal(seed: int = 0) -> Result:
             for i in range(N_STEPS)
         ),
         top_kernels=tuple(
-            KernelSummary(KERNEL.format(i), f"elementwise_kernel<{i}>", 10, 9_000, 900.0, 950, 0.01)
-            for i in range(200)
+            KernelSummary(KERNEL.format(i), f"elementwise_kernel<{i}>", 10, 9_000, 900.0, 950, 0.01) for i in range(200)
         ),
         n_kernel_names=812,
         n_op_names=430,

@@ -10,24 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchtriage.finding import (
+from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, NotChecked, Note, Place, TimeClasses
+from torchtriage.diagnose.verdict.result import (
     SCHEMA,
-    Cost,
-    Crash,
     DeviceSummary,
-    Example,
-    Finding,
-    Fix,
-    Frame,
     KernelSummary,
-    NotChecked,
-    Note,
     OpSummary,
-    Place,
     Result,
     StepSummary,
     Summary,
-    TimeClasses,
     TimelineLane,
     TraceFacts,
 )
@@ -198,14 +189,10 @@ def _summary(percent: tuple[int, int, int, int, int] = MIXED, hostile: bool = Fa
         top_ops=(
             OpSummary("aten::linear", 960, 18_300_000, 52_000_000, 98_400_000),
             OpSummary("aten::_local_scalar_dense", 10, 71_200_000, 71_300_000, 20_000),
-            OpSummary(
-                HOSTILE if hostile else "aten::add_", 5200, 31_000_000, 44_000_000, 41_600_000
-            ),
+            OpSummary(HOSTILE if hostile else "aten::add_", 5200, 31_000_000, 44_000_000, 41_600_000),
         ),
         n_op_names=44,
-        judged_idle_ns=sum(
-            c.idle_host_late_ns + c.idle_queued_ns + c.idle_unknown_ns for c in judged
-        ),
+        judged_idle_ns=sum(c.idle_host_late_ns + c.idle_queued_ns + c.idle_unknown_ns for c in judged),
         timeline=_timeline(steps, hostile),
     )
 
@@ -258,10 +245,7 @@ SYNC = Finding(
         frame=Frame("train.py", 31, "train_step"),
         stack=(Frame("train.py", 74, "main"), Frame("train.py", 31, "train_step")),
         module="",
-        examples=(
-            Example(20_411, "cudaStreamSynchronize", _span(2, 0.40, 0.62)[0], 10_582_000,
-                    "4242", "4242"),
-        ),
+        examples=(Example(20_411, "cudaStreamSynchronize", _span(2, 0.40, 0.62)[0], 10_582_000, "4242", "4242"),),
     ),
     cost=_cost(9.1, 11.9, 21.4, basis="measured", grade="A"),
     evidence={
@@ -278,7 +262,7 @@ SYNC = Finding(
     idle_ns=47_600_000,
     n_events=8,
     also_explains=("CPY006",),
-)  # fmt: skip
+)
 
 PAGEABLE = Finding(
     code="CPY007",
@@ -293,8 +277,9 @@ PAGEABLE = Finding(
         intervals_ns=_spans(0.06, 0.11),
         lane="GPU 0 stream 7",
         ops=("aten::to", "aten::_to_copy", "aten::copy_", "cudaMemcpyAsync"),
-        frame=Frame("/home/someone/projects/a-long-project-name/src/training/loops/train.py", 27,
-                    "train_step", exact=True),
+        frame=Frame(
+            "/home/someone/projects/a-long-project-name/src/training/loops/train.py", 27, "train_step", exact=True
+        ),
         module="",
     ),
     cost=_cost(2.0, 2.4, 2.4),
@@ -304,7 +289,7 @@ PAGEABLE = Finding(
         code="DataLoader(..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
     ),
     n_events=8,
-)  # fmt: skip
+)
 
 OPTIMIZER = Finding(
     code="LCH016",
@@ -314,15 +299,20 @@ OPTIMIZER = Finding(
     severity="medium",
     certainty="likely",
     message="Adam.step launches 1,288 kernels of 6.1 µs for 161 parameters in each step",
-    place=Place(steps=(11, 12, 13, 14), intervals_ns=_spans(0.66, 0.91), lane="thread 4242 (main)",
-                ops=("Optimizer.step#Adam.step",), module="nn.Module: ResNet_0"),
+    place=Place(
+        steps=(11, 12, 13, 14),
+        intervals_ns=_spans(0.66, 0.91),
+        lane="thread 4242 (main)",
+        ops=("Optimizer.step#Adam.step",),
+        module="nn.Module: ResNet_0",
+    ),
     cost=_cost(1.4, 6.3, 12.0, grade="B"),
     evidence={"kernels_per_step": 1288, "mean_kernel_us": 6.1, "parameters": 161},
     fix=Fix(text="Use the fused implementation.", code="Adam(params, fused=True)"),
     idle_ns=5_600_000,
     n_events=5152,
     also_explains=("LCH014", "LCH015"),
-)  # fmt: skip
+)
 
 FP32 = Finding(
     code="KRN022",
@@ -332,14 +322,17 @@ FP32 = Finding(
     severity="low",
     certainty="hint",
     message="960 float32 GEMM kernels hold 24.6 ms of each step on a GPU with tensor cores",
-    place=Place(steps=(11, 12, 13, 14), intervals_ns=_spans(0.12, 0.45), lane="GPU 0 stream 7",
-                ops=("aten::linear", "aten::addmm")),
+    place=Place(
+        steps=(11, 12, 13, 14),
+        intervals_ns=_spans(0.12, 0.45),
+        lane="GPU 0 stream 7",
+        ops=("aten::linear", "aten::addmm"),
+    ),
     cost=_cost(0.0, 15.1, 24.6, basis="bounded", grade="C", method="tf32 peak ratio"),
     evidence={"share_of_kernel_time": 0.512, "n_gemm": 960, "top_kernel": GEMM},
-    fix=Fix(text="Allow TF32, or train under autocast.",
-            code='torch.set_float32_matmul_precision("high")'),
+    fix=Fix(text="Allow TF32, or train under autocast.", code='torch.set_float32_matmul_precision("high")'),
     n_events=960,
-)  # fmt: skip
+)
 
 NASTY = Finding(
     code="SYN003",
@@ -368,17 +361,40 @@ NOT_CHECKED = (
     NotChecked("KRN023", "matmul-misaligned", ("shapes",), "profile(record_shapes=True)"),
     NotChecked("KRN025", "attention-unfused", ("shapes",), "profile(record_shapes=True)"),
     NotChecked("MEM027", "allocator-churn", ("memory records",), "profile(profile_memory=True)"),
-    NotChecked(
-        "MEM028", "empty-cache-in-loop", ("memory records",), "profile(profile_memory=True)"
-    ),
+    NotChecked("MEM028", "empty-cache-in-loop", ("memory records",), "profile(profile_memory=True)"),
 )
 
 CODES = (
-    "SYN001", "SYN002", "SYN003", "SYN004", "SYN005", "CPY006", "CPY007", "CPY008", "CPY009",
-    "CPY010", "LCH014", "LCH015", "LCH016", "LCH017", "DAT018", "DAT019", "HST020", "HST021",
-    "KRN022", "KRN023", "KRN025", "MEM027", "MEM028", "MSR034", "MSR045", "COM035", "CFG042",
-    "CFG043", "CFG044",
-)  # fmt: skip
+    "SYN001",
+    "SYN002",
+    "SYN003",
+    "SYN004",
+    "SYN005",
+    "CPY006",
+    "CPY007",
+    "CPY008",
+    "CPY009",
+    "CPY010",
+    "LCH014",
+    "LCH015",
+    "LCH016",
+    "LCH017",
+    "DAT018",
+    "DAT019",
+    "HST020",
+    "HST021",
+    "KRN022",
+    "KRN023",
+    "KRN025",
+    "MEM027",
+    "MEM028",
+    "MSR034",
+    "MSR045",
+    "COM035",
+    "CFG042",
+    "CFG043",
+    "CFG044",
+)
 
 
 def _checked(*others: str) -> tuple[str, ...]:
@@ -490,10 +506,7 @@ def partial() -> Result:
             tier="salvaged",
             n_lost=1204,
             n_repaired=3,
-            loss=(
-                "1,204 events after byte 18,700,112: the file ends inside a string",
-                "3 values repaired: inf",
-            ),
+            loss=("1,204 events after byte 18,700,112: the file ends inside a string", "3 values repaired: inf"),
             torch_flags=(),
             rank=None,
             world_size=None,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.comparison.runs import Script
+from tests.diagnose.compare.runs import Script
+from tests.report import forms
 from tests.report.sample_result import HOSTILE, problems
 
-from torchtriage.comparison import compare, gather
-from torchtriage.errors import TraceFormatError
-from torchtriage.finding import Comparison
-from torchtriage.report.comparison import html_page, json_report, markdown, terminal
-from torchtriage.report.comparison.rows import rows
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.diagnose.compare.result import Comparison
+from torchtriage.diagnose.compare.verdict import compare, gather
+from torchtriage.report.documents.comparison import LABELS, table_lines
 from torchtriage.report.json_report import encode as encode_result
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-comparison-1.json"
@@ -70,13 +70,13 @@ ALL = [faster, refused, hostile]
 def test_the_rows_shown_add_up_to_the_change_however_few_are_shown(limit):
     result = faster()
     assert result.total is not None
-    shown = rows(result, limit)
+    shown = table_lines(result, limit)
     assert sum(row.delta_ns for row in shown) == result.total.delta_ns
     assert sum(row.before_ns for row in shown) == result.total.before_ns
 
 
 def test_what_is_within_the_noise_is_one_row_and_marked_so():
-    shown = rows(faster())
+    shown = table_lines(faster())
     assert [row.told for row in shown] == sorted((row.told for row in shown), reverse=True)
     assert shown[-1].label.endswith("within the noise")
 
@@ -86,37 +86,35 @@ def test_what_is_within_the_noise_is_one_row_and_marked_so():
 
 def test_the_published_schema_is_up_to_date():
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    assert published == json_report.schema(), "run: python -m tests.report.write_schema"
+    assert published == forms.schema("comparison"), "run: python -m tests.report.write_schema"
 
 
 @pytest.mark.parametrize("result", ALL)
 def test_every_comparison_follows_the_schema_and_comes_back(result):
-    schema = json_report.schema()
+    schema = forms.schema("comparison")
     jsonschema.Draft202012Validator.check_schema(schema)
-    data = json_report.encode(result())
+    data = forms.encode(result())
     jsonschema.Draft202012Validator(schema).validate(json.loads(data))
-    assert json_report.decode(data) == result()
-    assert data == json_report.encode(result())
+    assert forms.decode(data, "comparison") == result()
+    assert data == forms.encode(result())
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b'{"schema": "torchtriage-comparison/2"}', b'{"schema": 1}', b"\xff\xfe"]
-)
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": "torchtriage-comparison/2"}', b'{"schema": 1}', b"\xff\xfe"])
 def test_what_is_no_comparison_is_refused(data):
     with pytest.raises(TraceFormatError):
-        json_report.decode(data)
+        forms.decode(data, "comparison")
 
 
 def test_a_result_of_one_trace_is_no_comparison():
     with pytest.raises(TraceFormatError, match="torchtriage-comparison/1"):
-        json_report.decode(encode_result([problems()]))
+        forms.decode(encode_result([problems()]), "comparison")
 
 
 # -- terminal ----------------------------------------------------------------------------------
 
 
 def test_the_terminal_shows_verdict_causes_and_promise_within_its_width():
-    text = terminal.render(faster(), width=80).plain
+    text = forms.terminal(faster(), width=80).plain
     lines = text.splitlines()
     assert lines[0].startswith("Faster by ")
     assert "DataLoader wait" in text
@@ -127,7 +125,7 @@ def test_the_terminal_shows_verdict_causes_and_promise_within_its_width():
 
 
 def test_a_refusal_shows_reasons_what_was_found_and_what_to_do():
-    text = terminal.render(refused()).plain
+    text = forms.terminal(refused()).plain
     assert text.startswith("Not comparable: different sizes")
     assert "multiply-adds per step" in text
     assert "try: record both runs with the same batch size" in text
@@ -138,36 +136,34 @@ def test_a_refusal_shows_reasons_what_was_found_and_what_to_do():
 
 
 def test_the_comment_has_a_table_that_ends_in_the_sum():
-    text = markdown.render(faster())
+    text = forms.markdown(faster())
     assert text.startswith("### Faster by ")
     table = [line for line in text.splitlines() if line.startswith("| ")]
     assert table[0] == "| change per step | before | after | cause |"
     assert any("**all " in line for line in table)
-    assert "Not comparable" in markdown.render(refused())
+    assert "Not comparable" in forms.markdown(refused())
 
 
 # -- html --------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_runs_no_script_and_asks_no_server():
-    page = html_page.render(faster())
+    page = forms.page(faster())
     assert "script" not in page.lower().replace("description", "")
     # the icon is part of the page
     assert re.findall(r"(?:src|href)=.{,8}", page) == ['href="data:im']
     assert "default-src 'none'; img-src data:; style-src 'sha256-" in page
-    assert page.count("<rect ") == len(rows(faster())) + 2
+    assert page.count("<rect ") == len(table_lines(faster())) + 2
 
 
 def test_the_waterfall_leads_from_before_to_after():
-    page = html_page.render(faster())
+    page = forms.page(faster())
     bars = [
         (float(x), float(width))
-        for x, width in re.findall(
-            r'<rect class="[^"]*" x="([\d.]+)" y="\d+" width="([\d.]+)"', page
-        )
+        for x, width in re.findall(r'<rect class="[^"]*" x="([\d.]+)" y="\d+" width="([\d.]+)"', page)
     ]
     first, *steps, last = bars
-    assert first[0] == last[0] == html_page.LABELS
+    assert first[0] == last[0] == LABELS
     # each bar begins or ends where the one before left off
     level = first[0] + first[1]
     for x, width in steps:
@@ -179,7 +175,7 @@ def test_the_waterfall_leads_from_before_to_after():
 def test_what_gets_shared_shows_file_names_and_no_folders():
     result = faster()
     moved = replace(result, before=replace(result.before, path="/home/ada/secret/run.json"))
-    for shared in (html_page.render(moved), markdown.render(moved)):
+    for shared in (forms.page(moved), forms.markdown(moved)):
         assert "run.json" in shared
         assert "secret" not in shared
 
@@ -189,13 +185,13 @@ def test_what_gets_shared_shows_file_names_and_no_folders():
 
 def test_no_name_breaks_out_of_any_report():
     result = hostile()
-    assert "\x1b" not in terminal.render(result).plain
-    page = html_page.render(result)
+    assert "\x1b" not in forms.terminal(result).plain
+    page = forms.page(result)
     assert HOSTILE not in page
     assert "<script" not in page.lower()
     assert "<img" not in page.lower()
     assert html.unescape(page) != page
-    text = markdown.render(result)
+    text = forms.markdown(result)
     assert "<script" not in text.lower()
     assert "\x1b" not in text
-    assert b"\x1b" not in json_report.encode(result)
+    assert b"\x1b" not in forms.encode(result)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks.jobs import job, records
+from diagnose.ranks.jobs import job, records
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -25,9 +25,10 @@ from selenium.webdriver.common.keys import Keys
 from tests.report.maximal_result import maximal
 from tests.report.sample_result import all_results, healthy, partial, problems, refused
 
-from torchtriage.ranks import judge, recognise
-from torchtriage.report.html_page import render
-from torchtriage.units import format_ns
+from torchtriage.core.units import format_ns
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.report.pages.trace import render
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -94,14 +95,7 @@ class Page:
     def __init__(self, chrome: webdriver.Chrome, site: Site) -> None:
         self.chrome, self.site = chrome, site
 
-    def open(
-        self,
-        results: Any,
-        size: tuple[int, int] = DESKTOP,
-        *,
-        jobs: Any = (),
-        dark: bool = False,
-    ) -> Page:
+    def open(self, results: Any, size: tuple[int, int] = DESKTOP, *, jobs: Any = (), dark: bool = False) -> Page:
         self.site.page, self.site.asked = render(results, jobs), []
         self.resize(size)
         wanted = {
@@ -148,9 +142,7 @@ class Page:
         return [entry["message"] for entry in self.chrome.get_log("browser")]
 
     def requests(self) -> list[str]:
-        messages = [
-            json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")
-        ]
+        messages = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
         return [
             message["params"]["request"]["url"]
             for message in messages
@@ -180,9 +172,7 @@ class Page:
     def screenshot(self, path: Path) -> None:
         path.write_bytes(
             base64.b64decode(
-                self.chrome.execute_cdp_cmd(
-                    "Page.captureScreenshot", {"captureBeyondViewport": True}
-                )["data"]
+                self.chrome.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
             )
         )
 
@@ -192,9 +182,7 @@ def page(chrome: webdriver.Chrome, site: Site) -> Page:
     return Page(chrome, site)
 
 
-@pytest.mark.parametrize(
-    "size", [DESKTOP, PHONE, (320, 568)], ids=["desktop", "phone", "small-phone"]
-)
+@pytest.mark.parametrize("size", [DESKTOP, PHONE, (320, 568)], ids=["desktop", "phone", "small-phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_result_is_drawn_without_a_complaint(
     page: Page, tmp_path: Path, size: tuple[int, int], dark: bool
@@ -367,9 +355,7 @@ def test_tables_sort_by_their_heads_and_unfold_names(page: Page) -> None:
     def column(index: int) -> list[str]:
         return [
             str(cell.get_property("innerText")).strip()
-            for cell in page.chrome.find_elements(
-                By.CSS_SELECTOR, f"#kernels tbody td:nth-child({index})"
-            )
+            for cell in page.chrome.find_elements(By.CSS_SELECTOR, f"#kernels tbody td:nth-child({index})")
         ]
 
     assert column(2) == ["960", "5,200", "40", "320", "20"]
@@ -410,8 +396,7 @@ def test_theme_button_overrules_the_system(page: Page) -> None:
 def test_code_is_copied(page: Page) -> None:
     page.open([problems()])
     page.chrome.execute_cdp_cmd(
-        "Browser.grantPermissions",
-        {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     )
     page.click("details.finding[open] .code button")
     copied = page.chrome.execute_async_script(
@@ -533,9 +518,7 @@ def test_a_recording_of_the_cpu_alone_shows_steps_without_classes(page: Page) ->
 def test_idle_time_is_listed_by_finding(page: Page) -> None:
     page.open([problems()])
     assert "Shares of the 59.7 ms that GPU 0 stood idle in the 4 steady steps" in page.text("#idle")
-    rows = page.js(
-        "return [...document.querySelectorAll('.cause')].map((row) => row.innerText.split('\\n'))"
-    )
+    rows = page.js("return [...document.querySelectorAll('.cause')].map((row) => row.innerText.split('\\n'))")
     assert [row[0] for row in rows] == [
         "SYN001 host-sync-scalar",
         "LCH016 optimizer-per-tensor",
@@ -552,7 +535,7 @@ def test_idle_time_is_listed_by_finding(page: Page) -> None:
 def late_rank(n: int = 4) -> tuple[Any, Any]:
     """Return the results of a job's ranks, and the job: rank 2 is late."""
     ranks = records(job(n, late={2: 4000}))
-    (found,) = recognise(ranks)
+    (found,) = detect_jobs(ranks)
     return [one.result for one in ranks], [judge(ranks, found, min_share=0.01)]
 
 

@@ -16,9 +16,10 @@ import pytest
 from tests.report.maximal_result import N_SPANS, maximal
 from tests.report.sample_result import HOSTILE, all_results, healthy, problems, refused, unmarked
 
-from torchtriage.finding import Cost, Fix, NotChecked, Result, TimelineLane
-from torchtriage.report import html_page
-from torchtriage.report.html_page import MAX_PAGE_BYTES, render
+from torchtriage.core.finding import Cost, Fix, NotChecked
+from torchtriage.diagnose.verdict.result import Result, TimelineLane
+from torchtriage.report.pages import trace as html_page
+from torchtriage.report.pages.trace import MAX_PAGE_BYTES, render
 
 
 class Document(HTMLParser):
@@ -93,9 +94,7 @@ def test_policy_names_exactly_the_script_and_the_style_of_the_page() -> None:
     document = Document(render(all_results()))
     style, _, script = document.raw
     (policy,) = [
-        attrs["content"]
-        for attrs in document.named("meta")
-        if attrs.get("http-equiv") == "Content-Security-Policy"
+        attrs["content"] for attrs in document.named("meta") if attrs.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -148,9 +147,7 @@ def test_marks_that_hide_or_reorder_text_are_shown_by_number() -> None:
 
 def test_a_name_that_looks_like_a_slot_of_the_template_stays_a_name() -> None:
     result = with_evidence(problems(), {"k": "{{script}} {{policy}}"})
-    assert data_of(render([result]))["results"][0]["findings"][0]["evidence"] == [
-        ["k", "{{script}} {{policy}}"]
-    ]
+    assert data_of(render([result]))["results"][0]["findings"][0]["evidence"] == [["k", "{{script}} {{policy}}"]]
 
 
 def test_folders_of_the_machine_stay_private() -> None:
@@ -169,9 +166,7 @@ def test_spans_unpack_to_the_nanosecond() -> None:
     result = problems()
     assert result.summary is not None
     data = data_of(render([result]))
-    for lane, packed in zip(
-        result.summary.timeline, data["results"][0]["summary"]["lanes"], strict=True
-    ):
+    for lane, packed in zip(result.summary.timeline, data["results"][0]["summary"]["lanes"], strict=True):
         at = result.summary.window_start_ns
         rows = [packed["spans"][i : i + 4] for i in range(0, len(packed["spans"]), 4)]
         for (gap, dur, kind, _), span in zip(rows, lane.spans, strict=True):
@@ -223,10 +218,7 @@ def test_a_recording_without_a_device_has_no_idle_time() -> None:
 
 
 def test_patterns_for_a_gpu_are_told_apart_on_a_recording_of_the_cpu() -> None:
-    missing = (
-        NotChecked("AAA001", "a", ("GPU rows",), "x"),
-        NotChecked("BBB002", "b", ("shapes",), "y"),
-    )
+    missing = (NotChecked("AAA001", "a", ("GPU rows",), "x"), NotChecked("BBB002", "b", ("shapes",), "y"))
     for vendor, found in (("cpu", [True, False]), ("cuda", [False, False])):
         trace = dataclasses.replace(unmarked().trace, vendor=vendor)
         page = render([dataclasses.replace(unmarked(), trace=trace, not_checked=missing)])
@@ -287,10 +279,7 @@ def test_the_largest_result_fits_with_nothing_left_out() -> None:
 
 def test_many_ranks_carry_less_each_and_say_so() -> None:
     base = maximal()
-    results = [
-        dataclasses.replace(base, trace=dataclasses.replace(base.trace, rank=rank))
-        for rank in range(16)
-    ]
+    results = [dataclasses.replace(base, trace=dataclasses.replace(base.trace, rank=rank)) for rank in range(16)]
     page = render(results)
     assert len(page.encode()) <= MAX_PAGE_BYTES
     data = data_of(page)
@@ -316,22 +305,15 @@ def test_longest_spans_and_intervals_are_the_ones_kept(monkeypatch: pytest.Monke
     spans = ((0, 5, "op", "a"), (10, 11, "op", "b"), (20, 29, "op", "c"))
     lane = TimelineLane("t", "thread", spans)
     finding = dataclasses.replace(
-        result.findings[0],
-        place=dataclasses.replace(result.findings[0].place, intervals_ns=((1, 2), (5, 9), (9, 11))),
+        result.findings[0], place=dataclasses.replace(result.findings[0].place, intervals_ns=((1, 2), (5, 9), (9, 11)))
     )
     summary = dataclasses.replace(result.summary, window_start_ns=0, timeline=(lane,))
     data = data_of(render([dataclasses.replace(result, summary=summary, findings=(finding,))]))
-    assert [data["names"][i] for i in data["results"][0]["summary"]["lanes"][0]["spans"][3::4]] == [
-        "a",
-        "c",
-    ]
+    assert [data["names"][i] for i in data["results"][0]["summary"]["lanes"][0]["spans"][3::4]] == ["a", "c"]
     place = data["results"][0]["findings"][0]["place"]
     assert place["marks"] == [5, 4]
     assert place["costliest"] is True
-    assert data["cut"] == [
-        "the 2 longest spans of a timeline lane",
-        "the 1 longest intervals of a finding",
-    ]
+    assert data["cut"] == ["the 2 longest spans of a timeline lane", "the 1 longest intervals of a finding"]
 
 
 def test_same_results_give_the_same_page() -> None:
@@ -360,9 +342,7 @@ def palette(theme: int) -> dict[str, tuple[float, float, float]]:
     colours = {}
     for name, *both in pairs:
         channels = [int(both[theme][i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-        )
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
         colours[name] = (red, green, blue)
     return colours
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from tests.report.sample_result import HOSTILE, SYNC, all_results, healthy, problems
 
-from torchtriage.errors import TraceFormatError
-from torchtriage.report import json_report, markdown, sarif, terminal
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.report import json_report, sarif
+from torchtriage.report import trace_markdown as markdown
+from torchtriage.report import trace_terminal as terminal
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-1.json"
 
@@ -140,7 +142,7 @@ def test_another_file_is_refused_with_what_it_is(data, message):
 
 def test_only_the_terminal_imports_rich():
     code = (
-        "import sys, torchtriage.report.json_report, torchtriage.report.markdown, "
+        "import sys, torchtriage.report.json_report, torchtriage.report.markdown, torchtriage.report.trace_markdown, "
         "torchtriage.report.sarif; sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,17 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.report.sample_result import (
-    HOSTILE,
-    SYNC,
-    all_results,
-    healthy,
-    partial,
-    problems,
-    refused,
-)
+from tests.report.sample_result import HOSTILE, SYNC, all_results, healthy, partial, problems, refused
 
-from torchtriage.report import markdown
+from torchtriage.report import trace_markdown as markdown
 
 
 def test_hostile_names_open_no_tag():

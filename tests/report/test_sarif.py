@@ -6,18 +6,9 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
-from tests.report.sample_result import (
-    HOSTILE,
-    OPTIMIZER,
-    PAGEABLE,
-    SYNC,
-    all_results,
-    partial,
-    problems,
-    refused,
-)
+from tests.report.sample_result import HOSTILE, OPTIMIZER, PAGEABLE, SYNC, all_results, partial, problems, refused
 
-from torchtriage.finding import Frame
+from torchtriage.core.finding import Frame
 from torchtriage.report import sarif
 
 
@@ -60,17 +51,14 @@ def test_a_frame_is_the_location_and_an_inexact_line_says_so():
     assert "The line is" not in exact["message"]["text"]
     assert exact["properties"]["exactLine"] is True
     names = [place["name"] for place in inexact["locations"][0]["logicalLocations"]]
-    assert names == ["train_step", "aten::item", "aten::_local_scalar_dense",
-                     "cudaStreamSynchronize"]  # fmt: skip
+    assert names == ["train_step", "aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize"]
 
 
 def test_without_a_frame_the_trace_is_the_location():
     (result,) = only(OPTIMIZER)
     physical = result["locations"][0]["physicalLocation"]
     assert physical == {"artifactLocation": {"uri": problems().trace.path}}
-    assert {"name": "nn.Module: ResNet_0", "kind": "module"} in result["locations"][0][
-        "logicalLocations"
-    ]
+    assert {"name": "nn.Module: ResNet_0", "kind": "module"} in result["locations"][0]["logicalLocations"]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +98,7 @@ def test_the_fingerprint_survives_another_run_and_edits_above_the_line():
     )
     elsewhere = replace(SYNC, place=replace(SYNC.place, frame=Frame("eval.py", 31, "evaluate")))
     first, second, third = (
-        only(finding)[0]["partialFingerprints"]["torchtriage/v1"]
-        for finding in (SYNC, moved, elsewhere)
+        only(finding)[0]["partialFingerprints"]["torchtriage/v1"] for finding in (SYNC, moved, elsewhere)
     )
     assert first == second
     assert first != third
@@ -139,8 +126,14 @@ def test_what_was_not_judged_is_notified():
     notified = invocation["toolExecutionNotifications"]
     assert invocation["executionSuccessful"] is True
     assert {entry["descriptor"]["id"] for entry in notified} == {
-        "DQ003", "read", "KRN023", "KRN025", "MEM027", "MEM028", "HST021",
-    }  # fmt: skip
+        "DQ003",
+        "read",
+        "KRN023",
+        "KRN025",
+        "MEM027",
+        "MEM028",
+        "HST021",
+    }
     assert run_of(refused())["invocations"][0]["executionSuccessful"] is False
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from tests.report.sample_result import healthy, problems
 
-from torchtriage.finding import Suspicion
-from torchtriage.report import html_page, json_report, markdown, terminal, words
+from torchtriage.diagnose.verdict.result import Suspicion
+from torchtriage.report import json_report, words
+from torchtriage.report import trace_markdown as markdown
+from torchtriage.report import trace_terminal as terminal
+from torchtriage.report.pages import trace as html_page
 
 SEEN = Suspicion(0.1875, 0.3125, 4, 1_000, 2_000, 0.97, {"HST020": 0.8, "DAT019": 0.15})
 SAID = "19-31 % of a step, in 4 steps: 97 % likely to hold an anti-pattern, most like HST020 (80 %)"

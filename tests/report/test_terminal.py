@@ -7,18 +7,11 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from tests.report.sample_result import (
-    all_results,
-    healthy,
-    partial,
-    problems,
-    refused,
-    unmarked,
-)
+from tests.report.sample_result import all_results, healthy, partial, problems, refused, unmarked
 
-from torchtriage.finding import Fix, NotChecked
-from torchtriage.names import visible
-from torchtriage.report import terminal
+from torchtriage.core.finding import Fix, NotChecked
+from torchtriage.core.names import visible
+from torchtriage.report import trace_terminal as terminal
 
 UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -26,12 +19,7 @@ UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u
 def printed(results, *, colour=False, width=80, encoding="utf-8", **options):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    console = Console(
-        file=file,
-        width=width,
-        force_terminal=colour,
-        color_system="truecolor" if colour else None,
-    )
+    console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
     terminal.write(results, console, **options)
     file.flush()
     return raw.getvalue().decode(encoding)
@@ -51,10 +39,7 @@ def wrapped(text, *results):
 @pytest.mark.parametrize("width", [40, 80, 97, 120])
 @pytest.mark.parametrize("result", all_results(), ids=lambda result: result.trace.path[:8])
 def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
-    for text in (
-        terminal.render([result], width=width).plain,
-        terminal.doctor(result, width=width).plain,
-    ):
+    for text in (terminal.render([result], width=width).plain, terminal.doctor(result, width=width).plain):
         assert all(cell_len(line) <= width for line in wrapped(text, result))
         assert all(line == line.rstrip() for line in text.splitlines())
 
@@ -163,8 +148,7 @@ def test_what_was_not_checked_is_grouped_with_how_to_record():
     text = terminal.render([partial()]).plain
     assert "No finding. 24 patterns checked, 4 not checked, 1 failed." in text
     assert (
-        "  no shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n"
-        "    to check: profile(record_shapes=True)\n"
+        "  no shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n    to check: profile(record_shapes=True)\n"
     ) in text
     assert "HST021 IndexError" in text
 
@@ -201,9 +185,7 @@ def test_the_device_bar_fills_its_width_and_its_shares_name_the_window():
 def test_a_device_without_time_draws_no_bar():
     result = problems()
     device = result.summary.devices[0]
-    empty = replace(
-        device, classes=replace(device.classes, **dict.fromkeys(vars(device.classes), 0))
-    )
+    empty = replace(device, classes=replace(device.classes, **dict.fromkeys(vars(device.classes), 0)))
     result = replace(result, summary=replace(result.summary, devices=(empty,)))
     assert "GPU 0 " not in terminal.render([result]).plain.split("1. HIGH")[0]
 
@@ -242,9 +224,7 @@ def with_fix(**fix):
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_code_and_links_are_never_broken(width):
-    code = (
-        "if ready:\n    out = model(inputs.to(device, non_blocking=True))  # after the copy began"
-    )
+    code = "if ready:\n    out = model(inputs.to(device, non_blocking=True))  # after the copy began"
     link = "https://docs.pytorch.org/docs/stable/" + "a-long-page/" * 6
     lines = terminal.render([with_fix(code=code, link=link)], width=width).plain.splitlines()
     at = lines.index("     if ready:")

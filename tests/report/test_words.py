@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.report.sample_result import SYNC, healthy, partial, problems, refused, unmarked
 
-from torchtriage.finding import Cost, Frame, NotChecked, Place
+from torchtriage.core.finding import Cost, Frame, NotChecked, Place
 from torchtriage.report import words
 
 
 def cost(low_ms, high_ms, of_ms=100.0):
-    return Cost(low_ms, high_ms, "step", of_ms, low_ms / of_ms, high_ms / of_ms, high_ms,
-                "measured", "bubble", "A")  # fmt: skip
+    return Cost(low_ms, high_ms, "step", of_ms, low_ms / of_ms, high_ms / of_ms, high_ms, "measured", "bubble", "A")
 
 
 @pytest.mark.parametrize(
@@ -36,8 +35,10 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
         ({"gap_ns": 2_500}, "gap 2.50 µs"),
         ({"mean_kernel_us": 6.1}, "mean kernel 6.10 µs"),
         ({"copied_bytes": 2**20}, "copied 1.00 MiB"),
-        ({"copied_bytes_per_window": 19 << 20, "pinned_gb_per_s": 10.1},
-         "copied 19.0 MiB in the window, pinned 10.1 GB/s"),
+        (
+            {"copied_bytes_per_window": 19 << 20, "pinned_gb_per_s": 10.1},
+            "copied 19.0 MiB in the window, pinned 10.1 GB/s",
+        ),
         ({"bytes_median": 8, "peak_fp32_tflops": 15.7}, "median 8 B, peak fp32 15.7 TFLOP/s"),
         ({"idle_share_of_step": 0.27}, "idle 27 % of step"),
         ({"share_of_kernel_time": 0.5}, "50 % of kernel time"),
@@ -46,19 +47,16 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
         ({"mean_flops": 1.25e6}, "mean flops 1,250,000"),
         ({"op": "aten::mm"}, "op aten::mm"),
         ({"event_ids": [1, 2], "table": {"a": 1}, "undefined": float("nan")}, ""),
-        ({f"n_{letter}": 1 for letter in "abcdefgh"},
-         "a 1, b 1, c 1, d 1, e 1, f 1, 2 more in the JSON"),
+        ({f"n_{letter}": 1 for letter in "abcdefgh"}, "a 1, b 1, c 1, d 1, e 1, f 1, 2 more in the JSON"),
     ],
-)  # fmt: skip
+)
 def test_evidence_reads_its_unit_from_its_name(evidence, text):
     assert words.evidence(replace(SYNC, evidence=evidence)) == text
 
 
 def test_evidence_names_the_window_once():
     facts = {"wait_ms_per_window": 2.0, "n_reads_per_window": 3, "n_copies_per_step": 4}
-    assert words.evidence(replace(SYNC, evidence=facts)) == (
-        "wait 2.00 ms in the window, reads 3, copies 4 per step"
-    )
+    assert words.evidence(replace(SYNC, evidence=facts)) == ("wait 2.00 ms in the window, reads 3, copies 4 per step")
 
 
 @pytest.mark.parametrize(
@@ -77,10 +75,7 @@ def test_steps_are_runs(steps, n_events, text):
 
 def test_steps_go_by_the_numbers_of_the_recording():
     summary = problems().summary
-    named = replace(
-        summary,
-        steps=tuple(replace(one, index=i) for i, one in enumerate(summary.steps)),
-    )
+    named = replace(summary, steps=tuple(replace(one, index=i) for i, one in enumerate(summary.steps)))
     assert words.steps(Place(steps=(1, 2, 4)), 0, named) == "steps 11-12, 14"
     custom = replace(named, steps=tuple(replace(one, name="epoch") for one in named.steps))
     assert words.steps(Place(steps=(1, 2, 4)), 0, custom) == "steps 1-2, 4"
@@ -92,14 +87,8 @@ def test_steps_go_by_the_numbers_of_the_recording():
         (Frame("a.py", 3, "f"), "a.py:3 in f (the function's line, not the call's)"),
         (Frame("a.py", 3, "f", exact=True), "a.py:3 in f"),
         (Frame("a.py", 7, "f", exact=True, called="item", lines=(7,)), "a.py:7 in f"),
-        (
-            Frame("a.py", 3, "f", called="item", lines=(5, 7)),
-            "a.py:3 in f (the call is on one of lines 5, 7)",
-        ),
-        (
-            Frame("a.py", 3, "f", called="item", lines=(5,)),
-            "a.py:3 in f (the call is probably on line 5)",
-        ),
+        (Frame("a.py", 3, "f", called="item", lines=(5, 7)), "a.py:3 in f (the call is on one of lines 5, 7)"),
+        (Frame("a.py", 3, "f", called="item", lines=(5,)), "a.py:3 in f (the call is probably on line 5)"),
         (Frame("a.py", 0, "f"), "a.py in f"),
         (Frame("a.py", 3, ""), "a.py:3 (the function's line, not the call's)"),
     ],
@@ -174,9 +163,7 @@ def test_an_outcome_never_calls_the_unknown_clean():
     some = replace(healthy(), not_checked=partial().not_checked, checked=("SYN001",))
     assert words.outcome(some) == "rank 0: nothing found by 1 of 5 patterns"
     assert words.outcome(refused()) == "rank 0: no verdict"
-    assert words.outcome(problems()) == (
-        "rank 0: 5 findings, SYN001 first, 12.3-27.8 ms of 48.2 ms per step (26-58 %)"
-    )
+    assert words.outcome(problems()) == ("rank 0: 5 findings, SYN001 first, 12.3-27.8 ms of 48.2 ms per step (26-58 %)")
 
 
 def test_a_rank_alone_in_its_world_is_not_worth_a_word():

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from torchtriage.errors import UsageError
+from torchtriage.core.errors import UsageError
 
 __all__ = ["KEYS", "with_config"]
 
@@ -19,12 +19,7 @@ TABLES = ("lint",)
 
 
 def with_config(
-    ctx: click.Context,
-    options: dict[str, Any],
-    start: Path,
-    *,
-    table: str = "",
-    keys: tuple[str, ...] = KEYS,
+    ctx: click.Context, options: dict[str, Any], start: Path, *, table: str = "", keys: tuple[str, ...] = KEYS
 ) -> dict[str, Any]:
     """Return the options with the section's values where the command line gave none.
 
@@ -45,18 +40,12 @@ def with_config(
     params = {param.name: param for param in ctx.command.params}
     for key, value in section.items():
         if key not in keys:
-            raise UsageError(
-                f"unknown key {key!r} in {where}",
-                where=str(file),
-                hint=f"known keys: {', '.join(keys)}",
-            )
+            raise UsageError(f"unknown key {key!r} in {where}", where=str(file), hint=f"known keys: {', '.join(keys)}")
         name = key.replace("-", "_")
         try:
             checked = _checked(ctx, params[name], value)
         except click.BadParameter as error:
-            raise UsageError(
-                f"odd value for {key!r} in {where}: {error.message}", where=str(file)
-            ) from None
+            raise UsageError(f"odd value for {key!r} in {where}: {error.message}", where=str(file)) from None
         if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             out[name] = checked
     return out
@@ -68,9 +57,7 @@ def _without_tables(section: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if param.multiple != isinstance(value, list):
-        raise click.BadParameter(
-            f"expected {'a list' if param.multiple else 'one value'}, found {value!r}"
-        )
+        raise click.BadParameter(f"expected {'a list' if param.multiple else 'one value'}, found {value!r}")
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
             raise click.BadParameter(f"expected text or a number, found {one!r}")

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import click
 
 from torchtriage.cli.output import complain
-from torchtriage.errors import TriageError
-from torchtriage.version import __version__
+from torchtriage.core.errors import TriageError
+from torchtriage.core.version import __version__
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -46,6 +46,28 @@ COMMANDS: dict[str, str] = {
     "completion": "Print the completion script of your shell.",
 }
 
+# the folder of a command's module; the others stand beside this one
+_WINGS = {
+    "run": "diagnose",
+    "analyze": "diagnose",
+    "verify": "measure",
+    "compare": "diagnose",
+    "bench": "measure",
+    "gate": "measure",
+    "rollout": "operate",
+    "monitor": "operate",
+    "memory": "memory",
+    "compile": "compile",
+    "xla": "compile",
+    "doctor": "diagnose",
+    "lint": "diagnose",
+    "explain": "diagnose",
+    "review": "learn",
+    "dataset": "learn",
+    "learn": "learn",
+    "demo": "diagnose",
+}
+
 
 class _Program(click.Group):
     """Loads a command's module when it is needed; a path alone means ``analyze``."""
@@ -56,7 +78,7 @@ class _Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"torchtriage.cli.{cmd_name}").command
+        command = import_module(f"torchtriage.cli.{_module(cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -95,6 +117,10 @@ class _Program(click.Group):
                 "  try: report it with the traceback of: python -X dev -m torchtriage …",
             )
         return value
+
+
+def _module(name: str) -> str:
+    return f"{_WINGS[name]}.{name}" if name in _WINGS else name
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

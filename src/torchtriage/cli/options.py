@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchtriage.finding import SEVERITIES
+from torchtriage.core.finding import SEVERITIES
 
 __all__ = [
     "fail_on_option",
@@ -23,28 +23,14 @@ __all__ = [
 
 LEVELS = SEVERITIES[::-1]
 
-json_option = click.option(
-    "--json", "form", flag_value="json", help="Print the versioned JSON document."
-)
-markdown_option = click.option(
-    "--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment."
-)
-sarif_option = click.option(
-    "--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning."
-)
+json_option = click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
+markdown_option = click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
+sarif_option = click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
 output_option = click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write what would be printed to FILE.",
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Write what would be printed to FILE."
 )
-html_option = click.option(
-    "--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page."
-)
-top_option = click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings."
-)
+html_option = click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
+top_option = click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
 fail_on_option = click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),

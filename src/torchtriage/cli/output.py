@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.errors import UsageError
+from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from torchtriage.finding import JobResult, Quote, Result
+    from torchtriage.core.finding import Quote
+    from torchtriage.diagnose.ranks.result import JobResult
+    from torchtriage.diagnose.verdict.result import Result
+    from torchtriage.report.blocks import Document
 
 __all__ = [
     "check_outputs",
@@ -27,7 +29,7 @@ __all__ = [
     "present",
     "print_report",
     "put",
-    "report_part",
+    "put_document",
     "save",
     "screen",
 ]
@@ -35,7 +37,7 @@ __all__ = [
 
 def complain(message: str) -> None:
     """Print a failure on stderr; nothing in a file's name or text reaches the terminal raw."""
-    from torchtriage.names import visible
+    from torchtriage.core.names import visible
 
     lines = "\n".join(visible(line) for line in message.split("\n"))
     click.echo(f"torchtriage: {lines}", err=True)
@@ -56,11 +58,9 @@ def check_outputs(names: Iterable[str | None], inputs: Sequence[str | Path] = ()
         target = Path(name)
         try:
             resolved = target.resolve()
-            if any(target.exists() and _same(target, one) for one in inputs):
+            if any(target.exists() and _same(target, path) for path in inputs):
                 raise UsageError(
-                    "expected another file to write to, found the input itself",
-                    where=name,
-                    hint="choose a new name",
+                    "expected another file to write to, found the input itself", where=name, hint="choose a new name"
                 )
             if resolved in seen:
                 raise UsageError("two outputs have the same name", where=name)
@@ -68,9 +68,7 @@ def check_outputs(names: Iterable[str | None], inputs: Sequence[str | Path] = ()
                 raise UsageError("expected a file to write to, found a folder", where=name)
             if not target.parent.is_dir():
                 raise UsageError(
-                    "cannot be written: the folder does not exist",
-                    where=name,
-                    hint=f"mkdir -p {target.parent}",
+                    "cannot be written: the folder does not exist", where=name, hint=f"mkdir -p {target.parent}"
                 )
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"cannot be written: {error}", where=name) from error
@@ -107,10 +105,9 @@ def emit(data: bytes, name: str | None) -> None:
     sys.stdout.buffer.flush()
 
 
-def present(result: Any, room: str, given: Mapping[str, Any]) -> None:
+def present(result: Any, given: Mapping[str, Any]) -> None:
     """Write a result as its command's options say: a page, a document, or on the terminal.
 
-    ``room`` is the folder of ``report`` that knows such results; each has a module for each form.
     ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command.
 
     Raises
@@ -118,15 +115,32 @@ def present(result: Any, room: str, given: Mapping[str, Any]) -> None:
     UsageError
         A file cannot be written.
     """
+    from torchtriage.report import formats
+
     if given.get("html"):
-        save(given["html"], report_part(room, "html_page").render(result).encode())
-    form, output = given["form"], given["output"]
+        save(given["html"], formats.page(result).encode())
+    form, output, known = given["form"], given["output"], formats.format_of(result)
     if form == "json":
-        emit(report_part(room, "json_report").encode(result), output)
+        emit(known.encode(result), output)
     elif form == "markdown":
-        emit(report_part(room, "markdown").render(result).encode(), output)
+        from torchtriage.report import markdown
+
+        emit(markdown.render(known.document(result)).encode(), output)
     else:
-        put(partial(report_part(room, "terminal").render, result), output)
+        put_document(known.document(result), output)
+
+
+def put_document(document: Document, name: str | None = None) -> None:
+    """Print a document, or write it as text to the file of this name.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
+    from torchtriage.report import terminal
+
+    put(partial(terminal.render, document), name)
 
 
 def put(render: Callable[..., Text], name: str | None = None) -> None:
@@ -145,11 +159,6 @@ def put(render: Callable[..., Text], name: str | None = None) -> None:
         terminal.put(render, screen())
 
 
-def report_part(room: str, name: str) -> Any:
-    """Return a module of a folder of ``report``, imported when it is needed."""
-    return import_module(f"torchtriage.report.{room}.{name}")
-
-
 def _same(target: Path, other: str | Path) -> bool:
     return other != "-" and Path(other).exists() and target.samefile(other)
 
@@ -163,9 +172,9 @@ def print_report(
     quote: Quote | None = None,
 ) -> None:
     """Print results in the terminal's width and colours."""
-    from torchtriage.report import terminal
+    from torchtriage.report import trace_terminal
 
-    terminal.write(results, screen(), jobs=jobs, top=top, view=view, quote=quote)
+    trace_terminal.write(results, screen(), jobs=jobs, top=top, view=view, quote=quote)
 
 
 def screen() -> Console:
@@ -180,12 +189,7 @@ def screen() -> Console:
 
 
 def encode(
-    results: Sequence[Result],
-    jobs: Sequence[JobResult],
-    form: str | None,
-    *,
-    top: int | None,
-    quote: Quote | None,
+    results: Sequence[Result], jobs: Sequence[JobResult], form: str | None, *, top: int | None, quote: Quote | None
 ) -> bytes:
     """Return results in a form (``json``, ``sarif``, ``markdown``), as plain text without one.
 
@@ -200,9 +204,9 @@ def encode(
 
         return sarif.encode(results, jobs)
     if form == "markdown":
-        from torchtriage.report import markdown
+        from torchtriage.report import trace_markdown
 
-        return markdown.render(results, jobs=jobs, top=top).encode()
-    from torchtriage.report import terminal
+        return trace_markdown.render(results, jobs=jobs, top=top).encode()
+    from torchtriage.report import trace_terminal
 
-    return (terminal.render(results, jobs=jobs, top=top, quote=quote).plain + "\n").encode()
+    return (trace_terminal.render(results, jobs=jobs, top=top, quote=quote).plain + "\n").encode()

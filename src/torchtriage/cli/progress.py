@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from torchtriage.units import format_bytes
+from torchtriage.core.units import format_bytes
 
 __all__ = ["counting", "doing", "reading", "reading_many", "working"]
 
@@ -136,6 +136,6 @@ def working(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
 
 
 def _label(name: str, length: int = 40) -> str:
-    from torchtriage.names import elide, visible
+    from torchtriage.core.names import elide, visible
 
     return elide(visible(name), length)

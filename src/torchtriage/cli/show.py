@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
 
-from torchtriage.cli.output import check_outputs, print_report, put, report_part, save
-from torchtriage.errors import UsageError
+from torchtriage.cli.output import check_outputs, present, print_report, save
+from torchtriage.core.errors import UsageError
 
 __all__ = ["command"]
 
 
 @click.command("show")
 @click.argument("path", metavar="RESULT.json", type=click.Path())
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write the page instead of printing.",
-)
+@click.option("--html", metavar="FILE", type=click.Path(), help="Write the page instead of printing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown instead.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
@@ -29,65 +23,31 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
     Of analyze, bench, compare, compile, gate, lint, memory, review, verify or xla; --top is for
     those of analyze.
     """
-    from torchtriage.report import json_report
+    from torchtriage.report import formats, json_report
 
     check_outputs([html], [path])
     data = _read(path)
-    room = ROOMS.get(json_report.schema_name(data).partition("/")[0])
-    if room is not None:
+    if json_report.schema_name(data) in formats.FORMATS:
         if top:
             raise UsageError("--top is for results of analyze", where=path)
-        _show(room, data, path, html, markdown=markdown)
+        result = formats.decode(data)
+        if html:
+            save(html, formats.page(result).encode())
+        else:
+            present(result, {"form": "markdown" if markdown else None, "output": None})
         return
     saved = json_report.read(data)
     results, jobs = saved.results, saved.jobs
     if html:
-        from torchtriage.report import html_page
+        from torchtriage.report.pages import trace
 
-        save(html, html_page.render(results, jobs).encode())
+        save(html, trace.render(results, jobs).encode())
     elif markdown:
-        from torchtriage.report import markdown as report
+        from torchtriage.report import trace_markdown
 
-        click.echo(report.render(results, jobs=jobs, top=top))
+        click.echo(trace_markdown.render(results, jobs=jobs, top=top))
     else:
         print_report(results, jobs=jobs, top=top)
-
-
-ROOMS = {
-    "torchtriage-bench": "bench",
-    "torchtriage-comparison": "comparison",
-    "torchtriage-compile": "compile",
-    "torchtriage-gate": "gate",
-    "torchtriage-gate-history": "gate",
-    "torchtriage-experiment": "rollout",
-    "torchtriage-lint": "lint",
-    "torchtriage-memory": "memory",
-    "torchtriage-review": "review",
-    "torchtriage-rollout": "rollout",
-    "torchtriage-verification": "verification",
-    "torchtriage-xla": "xla",
-}
-"""The folder of ``report`` for each kind of document; analyze has ``report`` itself."""
-ONLY = {
-    "lint": ("terminal", "markdown"), "review": ("terminal",), "verification": ("terminal",),
-}  # fmt: skip
-"""The forms of a room that does not have all of them."""
-
-
-def _show(room: str, data: bytes, path: str, html: str | None, *, markdown: bool) -> None:
-    reader = report_part(room, "json_report")
-    result = (reader.decode_any if room == "gate" else reader.decode)(data)
-    form = "html_page" if html else "markdown" if markdown else "terminal"
-    if form not in ONLY.get(room, (form,)):
-        name = "page" if html else "Markdown"
-        raise UsageError(f"a result of this command has no {name}", where=path)
-    render = report_part(room, form).render
-    if html:
-        save(html, render(result).encode())
-    elif markdown:
-        click.echo(render(result).rstrip("\n"))
-    else:
-        put(partial(render, result))
 
 
 def _read(path: str) -> bytes:

@@ -1,1 +1,1 @@
-"""A learned second opinion: how suspicious the windows of a trace are. Needs numpy only."""
+"""The benchmark, the detector's training and second opinions."""

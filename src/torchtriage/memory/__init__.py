@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtriage.memory.watch_report import Leak, WatchReport
-    from torchtriage.memory.watching import LeakWarning, Watch, start, watch
+    from torchtriage.memory.leaks.leak_report import Leak, WatchReport
+    from torchtriage.memory.leaks.leak_watch import LeakWarning, Watch, start, watch
 
 __all__ = ["Leak", "LeakWarning", "Watch", "WatchReport", "start", "watch"]
 
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
     """Import the watch when it is first used; reading snapshots does not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'torchtriage.memory' has no attribute {name!r}")
-    from torchtriage.memory import watching
+    from torchtriage.memory.leaks import leak_watch
 
-    return getattr(watching, name)
+    return getattr(leak_watch, name)

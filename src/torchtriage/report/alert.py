@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchtriage.monitor.found import ALERT_SCHEMA, AlertDocument
+from torchtriage.operate.monitor.alert_finding import ALERT_SCHEMA, AlertDocument
 from torchtriage.report.json_report import schema_of
 
 __all__ = ["schema"]

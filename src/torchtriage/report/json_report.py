@@ -1,6 +1,6 @@
 """The versioned JSON document, and back: everything else can be made from it again.
 
-The dataclasses of ``finding.py`` are the document. A reader of ``torchtriage/1`` must ignore
+The dataclasses of ``diagnose/verdict/result.py`` are the document. A reader of ``torchtriage/1`` must ignore
 fields it does not know: new ones may be added, none is renamed, removed or given another meaning
 without a new schema name.
 """
@@ -16,21 +16,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from torchtriage.errors import TraceFormatError
-from torchtriage.finding import SCHEMA, JobResult, Result
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.result import SCHEMA, Result
 
-__all__ = [
-    "Document",
-    "Report",
-    "decode",
-    "decode_as",
-    "encode",
-    "plain",
-    "read",
-    "schema",
-    "schema_name",
-    "schema_of",
-]
+__all__ = ["JsonFormat", "Report", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
 
 T = TypeVar("T")
 
@@ -38,7 +28,7 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True)
-class Document(Generic[T]):
+class JsonFormat(Generic[T]):
     """A dataclass as a versioned JSON document: written, read back and described.
 
     ``name`` : what its field ``schema`` holds, and a reader looks for first. ``title`` : of the
@@ -85,18 +75,12 @@ class Document(Generic[T]):
             return msgspec.convert(head, self.kind)
         except msgspec.ValidationError as error:
             raise TraceFormatError(
-                f"the result file does not follow {self.name}: {error}",
-                hint=f"write it again with: {self.command}",
+                f"the result file does not follow {self.name}: {error}", hint=f"write it again with: {self.command}"
             ) from None
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema (draft 2020-12), generated from the dataclasses."""
         return schema_of(self.kind, self.name, f"{self.title}, {self.name}")
-
-
-def decode_as(data: bytes, first: Document[Any], *others: Document[Any]) -> Any:
-    """Return the value of a document of several kinds; the first says what is wrong with others."""
-    return next((one for one in others if one.name == schema_name(data)), first).decode(data)
 
 
 @dataclass(frozen=True)
@@ -110,10 +94,13 @@ class Report:
     """Several ranks of one job together; their own results stay among ``results``."""
 
 
-_DOCUMENT = Document(
-    Report, SCHEMA, title="Result of torchtriage", what="a torchtriage result",
+_DOCUMENT = JsonFormat(
+    Report,
+    SCHEMA,
+    title="Result of torchtriage",
+    what="a torchtriage result",
     command="torchtriage analyze TRACE --json",
-)  # fmt: skip
+)
 schema = _DOCUMENT.schema
 
 
@@ -200,10 +187,7 @@ def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:
             raise ValueError(f"{where} is {value}, expected a finite number")
         return None
     if isinstance(value, dict):
-        return {
-            plain(str(key)): plain(item, f"{where}.{key}", strict=strict)
-            for key, item in value.items()
-        }
+        return {plain(str(key)): plain(item, f"{where}.{key}", strict=strict) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted((plain(item, where, strict=strict) for item in value), key=repr)
     if isinstance(value, list | tuple):
@@ -211,9 +195,7 @@ def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:
     if dataclasses.is_dataclass(value):
         return {
             field.name: plain(
-                getattr(value, field.name),
-                f"{where}.{field.name}",
-                strict=strict and field.name != "evidence",
+                getattr(value, field.name), f"{where}.{field.name}", strict=strict and field.name != "evidence"
             )
             for field in dataclasses.fields(value)
         }

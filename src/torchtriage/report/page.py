@@ -1,133 +1,161 @@
-r"""What every page is made of: templates, a policy of its own, and data that cannot break out.
-
-A page asks no server for anything. Its policy lets the one script and the one style sheet that it
-holds run, named by their hashes; the data block cannot be closed from inside, for ``<`` is written
-``\u003c`` there.
-"""
+"""Documents as one page that asks no server: blocks as HTML, everything in them escaped."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
-from importlib import resources
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from torchtriage.finding import Note
-from torchtriage.names import visible
+from torchtriage.core.finding import Fix
+from torchtriage.core.html import filled, policy, template
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_count
+from torchtriage.report import blocks as b
 
-__all__ = [
-    "as_data",
-    "document",
-    "filled",
-    "head",
-    "note",
-    "notes",
-    "policy",
-    "template",
-    "text",
-]
+__all__ = ["body", "fix", "line", "lines", "render", "svg_line", "text"]
 
 MAX_TEXT = 4000
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B|/s)(?:\W|$))")
 
-Shown = Callable[[str], str]
-"""What makes HTML of a name or a sentence: ``text``, or a page's own kind of it."""
 
-
-@cache
-def template(name: str) -> str:
-    """Return a file of ``templates/``; a first line ``{{head.html}}`` is the head pages share."""
-    source = (resources.files("torchtriage.report") / "templates" / name).read_text("utf-8")
-    begin = "{{head.html}}\n"
-    return template("head.html") + source[len(begin) :] if source.startswith(begin) else source
-
-
-def policy(style: str, script: str = "", connect: str = "") -> str:
-    """Return the content policy of a page with this style sheet and, if any, this script.
-
-    ``connect`` : what the script may ask; nothing by default.
-    """
-    scripts = f" script-src {_digest(script)};" if script else ""
-    scripts += f" connect-src {connect};" if connect else ""
-    return (
-        f"default-src 'none';{scripts} img-src data:; style-src {_digest(style)}; base-uri 'none';"
-        " form-action 'none'"
-    )
-
-
-def document(sheet: str, *, title: str, version: str, schema: str, note: str, body: str) -> str:
-    """Return a page without scripts.
-
-    ``sheet`` : the style sheet in ``templates/`` beside the one of all pages. ``title`` is plain
-    text; ``body`` and ``note``, which stands at the foot, are HTML.
-    """
-    style = template("page.css") + template(sheet)
+def render(document: b.Document) -> str:
+    """Return one self-contained HTML page without scripts."""
+    style = template("page.css") + (template(document.sheet) if document.sheet else "")
     parts = {
         "policy": policy(style),
-        "title": html.escape(visible(title)),
-        "version": html.escape(version),
-        "schema": html.escape(schema),
+        "title": html.escape(visible(f"{document.title} · torchtriage")),
+        "version": html.escape(document.version),
+        "schema": html.escape(document.schema),
         "style": style,
-        "note": note,
-        "body": body,
+        "note": document.remark,
+        "body": body(document.blocks),
     }
     return filled("document.html", parts)
 
 
-def text(value: str, limit: int = MAX_TEXT, *, unit: re.Pattern[str] | None = _UNIT) -> str:
-    """Return a name or a sentence as HTML: nothing invisible, and not too long.
-
-    The spaces that ``unit`` finds are not broken at: a number and its unit stay on one line.
-    """
-    shown = visible(value)
-    cut = html.escape(shown if len(shown) <= limit else f"{shown[: limit - 1]}…")
-    return cut if unit is None else unit.sub("\N{NO-BREAK SPACE}", cut)
+def body(blocks: Iterable[b.Block]) -> str:
+    """Return the blocks as HTML."""
+    return "\n".join(_blocks(blocks))
 
 
-def head(kicker: str, verdict: Iterable[str], *, shown: Shown = text) -> Iterator[str]:
-    """Return how a page's header begins: what it is of, and the verdict."""
-    first, *others = verdict
-    yield f'<header class="head"><p class="kicker">{kicker}</p>'
-    yield f"<h1>{shown(first)}</h1>"
-    yield from (f'<p class="lede">{shown(line)}</p>' for line in others if line)
+def text(value: str, limit: int = MAX_TEXT) -> str:
+    """Return a name or a sentence as HTML: nothing invisible, not too long, numbers kept with units."""
+    plain = visible(value)
+    cut = html.escape(plain if len(plain) <= limit else f"{plain[: limit - 1]}…")
+    return _UNIT.sub("\N{NO-BREAK SPACE}", cut)
 
 
-def notes(told: Iterable[Note], *, lead: str = "", shown: Shown = text) -> Iterator[str]:
-    """Return the section of the notes, if there are any; ``lead`` stands before what to do."""
-    items = [
-        note(one.level, one.message, f"{lead}{one.fix}" if one.fix else "", shown=shown)
-        for one in told
-    ]
-    if items:
-        yield '<section><h2>Notes</h2><ul class="notes">'
-        yield from items
-        yield "</ul></section>"
+def line(value: b.Text) -> str:
+    """Return a line with its styles as HTML."""
+    pieces = []
+    for span in b.unfold(value):
+        inner = "<br>" if span.text == "\n" else text(span.text)
+        if span.link.startswith("https://"):
+            pieces.append(f'<a href="{html.escape(span.link)}" rel="noreferrer">{inner}</a>')
+        elif span.style == "code":
+            pieces.append(f"<code>{inner}</code>")
+        elif span.style == "dim":
+            pieces.append(f'<span class="tag">{inner}</span>')
+        else:
+            pieces.append(f"<b>{inner}</b>" if "bold" in span.style else inner)
+    return "".join(pieces)
 
 
-def note(level: str, message: str, how: str = "", *, shown: Shown = text) -> str:
-    """Return one entry of a list of notes, and below it what to do."""
-    below = f'<p class="how">{shown(how)}</p>' if how else ""
-    return f'<li class="{level}"><p>{shown(message)}</p>{below}</li>'
+def lines(value: str) -> str:
+    """Return code as HTML, line by line."""
+    return "\n".join(text(row) for row in value.split("\n"))
 
 
-def as_data(value: Any) -> str:
-    """Return a value as JSON for a page's data block."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # a lone surrogate, as a file name may hold, has no UTF-8
-    return text.encode("utf-8", "backslashreplace").decode().replace("<", "\\u003c")
+def fix(value: Fix) -> str:
+    """Return what to change: the text, its code and a link."""
+    parts = text(value.text)
+    if value.code:
+        parts += f" <pre>{lines(value.code)}</pre>"
+    if value.link.startswith("https://"):
+        link = html.escape(value.link, quote=True)
+        parts += f' <a href="{link}" rel="noreferrer">{link}</a>'
+    return parts
 
 
-def filled(name: str, parts: Mapping[str, str]) -> str:
-    """Return a template with each ``{{name}}`` replaced."""
-    # one pass, so that a part holding "{{script}}" stays what it is
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template(name))
+def svg_line(x1: float, y1: float, x2: float, y2: float, kind: str, title: str = "") -> str:
+    """Return a line of a picture; ``title`` is what it says when it is pointed at."""
+    shape = f'class="{html.escape(kind)}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"'
+    return f"<line {shape}><title>{text(title)}</title></line>" if title else f"<line {shape}/>"
 
 
-def _digest(source: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+def _blocks(blocks: Iterable[b.Block]) -> Iterator[str]:
+    for block in blocks:
+        if b.PAGE in block.on and not block.empty:
+            yield from _block(block)
+
+
+def _block(block: b.Block) -> Iterator[str]:
+    match block:
+        case b.Head():
+            yield from _head(block)
+        case b.Rows():
+            yield _pairs(block.rows)
+        case b.Lines():
+            kind = f' class="{block.kind}"' if block.kind else ""
+            if block.bullets:
+                yield f"<ul>{''.join(f'<li>{line(item)}</li>' for item in block.lines if item)}</ul>"
+            else:
+                yield from (f"<p{kind}>{line(item)}</p>" for item in block.lines if item)
+        case b.Table():
+            yield _table(block)
+        case b.Code():
+            yield f"<pre>{lines(chr(10).join(row for row, _ in block.rows))}</pre>"
+        case b.Entry():
+            yield f'<div class="{block.kind}"><h3>{line(block.title)}</h3>'
+            yield from _blocks(block.blocks)
+            yield "</div>"
+        case b.Section():
+            name = f' id="{block.name}"' if block.name else ""
+            yield f"<section{name}><h2>{text(block.title)}</h2>"
+            if block.sub:
+                yield f'<p class="sub">{line(block.sub)}</p>'
+            yield from _blocks(block.blocks)
+            yield "</section>"
+        case b.Folded():
+            yield f"<details><summary>{line(block.title)}</summary>"
+            yield from _blocks(block.blocks)
+            yield "</details>"
+        case b.Notes():
+            yield f'<section><h2>{block.title}</h2><ul class="notes">'
+            for note in block.notes:
+                below = f'<p class="how">Try: {text(note.fix)}</p>' if note.fix else ""
+                yield f'<li class="{note.level}"><p>{text(note.message)}</p>{below}</li>'
+            yield "</ul></section>"
+        case b.Markup():
+            yield block.html
+
+
+def _head(head: b.Head) -> Iterator[str]:
+    first, *others = head.verdict
+    mark = f' <b class="{head.mark[1]}">{text(head.mark[0])}</b>' if head.mark else ""
+    yield f'<header class="head"><p class="kicker">{text(head.kicker)}{mark}</p>'
+    yield f"<h1>{text(first)}</h1>"
+    yield from (f'<p class="lede">{text(item)}</p>' for item in others if item)
+    if head.facts:
+        rows = "".join(f"<div><dt>{text(label)}</dt><dd>{line(value)}</dd></div>" for label, value in head.facts)
+        yield f'<dl class="facts">{rows}</dl>'
+    yield "</header>"
+
+
+def _pairs(rows: Sequence[b.Row]) -> str:
+    cells = "".join(f"<dt>{text(row.label)}</dt><dd>{line(row.text)}</dd>" for row in rows)
+    return f'<dl class="pairs">{cells}</dl>'
+
+
+def _table(table: b.Table) -> str:
+    head = "".join(f"<th>{text(name)}</th>" for name in table.columns)
+    top = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
+    rows = []
+    for index, row in enumerate(table.rows[: table.limit]):
+        kind = f' class="{table.kinds[index]}"' if table.kinds and table.kinds[index] else ""
+        rows.append(f"<tr{kind}>{''.join(f'<td>{line(cell)}</td>' for cell in row)}</tr>")
+    kind = f' class="{table.kind}"' if table.kind else ""
+    whole = f'<div class="scroll"><table{kind}>{top}<tbody>{"".join(rows)}</tbody></table></div>'
+    if len(table.rows) > table.limit:
+        whole += f'<p class="more">{format_count(len(table.rows) - table.limit, "more row")} in the JSON.</p>'
+    return whole

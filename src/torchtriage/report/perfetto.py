@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from torchtriage.finding import Finding, Result
-from torchtriage.names import visible
+from torchtriage.core.finding import Finding
+from torchtriage.core.names import visible
+from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report.words import saving
 
 __all__ = ["events"]
@@ -23,9 +24,8 @@ def events(result: Result) -> list[dict[str, Any]]:
     """
     out: list[dict[str, Any]] = [
         _label("process_name", 0, "torchtriage findings"),
-        {"ph": "M", "name": "process_sort_index", "pid": PROCESS, "tid": 0,
-         "args": {"sort_index": -1_000_000}},
-    ]  # fmt: skip
+        {"ph": "M", "name": "process_sort_index", "pid": PROCESS, "tid": 0, "args": {"sort_index": -1_000_000}},
+    ]
     for track, finding in enumerate(result.findings, start=1):
         spans = _intervals(finding)
         if not spans:

@@ -18,8 +18,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from torchtriage.finding import Finding, JobResult, Result, Severity
-from torchtriage.names import visible
+from torchtriage.core.finding import Finding, Severity
+from torchtriage.core.names import visible
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import words
 from torchtriage.report.json_report import plain
 
@@ -38,9 +40,7 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
     The ranks of a job speak through its findings, each named once.
     """
     findings = [(_shown(results, job, one), one) for job in jobs for one in job.findings]
-    findings += [
-        (result, finding) for result in words.outside(results, jobs) for finding in result.findings
-    ]
+    findings += [(result, finding) for result in words.outside(results, jobs) for finding in result.findings]
     return log(
         results[0].version if results else "",
         [(result.trace.path, finding) for result, finding in findings],
@@ -53,11 +53,7 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
 
 
 def log(
-    version: str,
-    findings: Sequence[tuple[str, Finding]],
-    notifications: Sequence[dict[str, Any]],
-    *,
-    successful: bool,
+    version: str, findings: Sequence[tuple[str, Finding]], notifications: Sequence[dict[str, Any]], *, successful: bool
 ) -> bytes:
     """Return one SARIF run as UTF-8.
 
@@ -80,22 +76,12 @@ def log(
             "driver": {
                 "name": "torchtriage",
                 "version": version,
-                "rules": [
-                    _rule(next(finding for _, finding in findings if finding.code == code))
-                    for code in codes
-                ],
+                "rules": [_rule(next(finding for _, finding in findings if finding.code == code)) for code in codes],
             }
         },
-        "invocations": [
-            {
-                "executionSuccessful": successful,
-                "toolExecutionNotifications": list(notifications),
-            }
-        ],
+        "invocations": [{"executionSuccessful": successful, "toolExecutionNotifications": list(notifications)}],
         "columnKind": "unicodeCodePoints",
-        "results": [
-            _result(path, finding, codes.index(finding.code), seen) for path, finding in findings
-        ],
+        "results": [_result(path, finding, codes.index(finding.code), seen) for path, finding in findings],
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return msgspec.json.encode(plain(document)) + b"\n"
@@ -115,11 +101,7 @@ def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Resul
 
 def _job_notifications(job: JobResult) -> list[dict[str, Any]]:
     return [
-        notification(
-            note.code,
-            _NOTE_LEVEL[note.level],
-            f"{len(job.ranks)} ranks: {note.message} {note.fix}",
-        )
+        notification(note.code, _NOTE_LEVEL[note.level], f"{len(job.ranks)} ranks: {note.message} {note.fix}")
         for note in job.notes
     ]
 
@@ -210,22 +192,16 @@ def _identity(finding: Finding) -> str:
 
 def _notifications(result: Result) -> list[dict[str, Any]]:
     """List notes, losses, unchecked and failed patterns: silence must not look clean."""
-    said = [
-        (note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip())
-        for note in result.notes
-    ]
+    said = [(note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip()) for note in result.notes]
     said += [("read", "warning", line) for line in words.losses(result.trace)]
     said += [
         (
             entry.code,
             "note",
-            f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. "
-            f"{entry.how_to_record}".strip(),
+            f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. {entry.how_to_record}".strip(),
         )
         for entry in result.not_checked
     ]
-    said += [
-        (crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes
-    ]
+    said += [(crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes]
     path = visible(result.trace.path)
     return [notification(code, level, f"{path}: {text}") for code, level, text in said]

@@ -12,28 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchtriage.finding import (
-    Answer,
-    CompileEvent,
-    Cost,
-    Finding,
-    Frame,
-    JobResult,
-    NotChecked,
-    PathSummary,
-    Place,
-    Quote,
-    RankSummary,
-    Recorded,
-    Replay,
-    Result,
-    Summary,
-    Suspicion,
-    TraceFacts,
-    WatchedMemory,
-)
-from torchtriage.names import WIDTH, elide, short_name, visible
-from torchtriage.units import format_bytes, format_ms, format_ns, format_share
+from torchtriage.core.finding import Cost, Finding, Frame, NotChecked, Place, Quote
+from torchtriage.core.names import WIDTH, elide, short_name, visible
+from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_share
+from torchtriage.diagnose.ranks.result import JobResult, RankSummary
+from torchtriage.diagnose.verdict.result import Answer, PathSummary, Replay, Result, Summary, Suspicion, TraceFacts
 
 __all__ = [
     "OPINION",
@@ -43,9 +26,7 @@ __all__ = [
     "answer",
     "basis",
     "checked",
-    "compiled",
     "contents",
-    "count",
     "critical",
     "event_name",
     "evidence",
@@ -62,7 +43,6 @@ __all__ = [
     "rank_spread",
     "recording",
     "replayed",
-    "run",
     "saving",
     "saving_share",
     "source_line",
@@ -79,11 +59,6 @@ N_EVIDENCE = 6
 """Facts shown beside a finding; the JSON has all."""
 N_NAMED = 3
 """Patterns named in a group; more are listed by code."""
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 step``, ``1,204 steps``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def event_name(name: str) -> str:
@@ -122,7 +97,7 @@ def rank_spread(finding: Finding) -> str:
     if spread is None:
         return ""
     which = "" if spread.n_with == spread.n_ranks else f" ({_ranks(spread.ranks)})"
-    text = f"{spread.n_with} of {count(spread.n_ranks, 'rank')}{which}"
+    text = f"{spread.n_with} of {format_count(spread.n_ranks, 'rank')}{which}"
     if spread.n_with < 2 or not spread.high_ms:
         return text
     amount = _range(format_ms(spread.low_ms), format_ms(spread.high_ms), spread.low_ms <= 0)
@@ -226,9 +201,7 @@ _PATH_WORDS = {
 def critical(path: PathSummary, summary: Summary | None) -> str:
     """Return ``the critical path of ProfilerStep#7 is 61 % the host, 37 % computing``."""
     parts = [
-        f"{format_share(share)} {_PATH_WORDS[what]}"
-        for what, share in path.shares.items()
-        if share >= WORTH_SAYING
+        f"{format_share(share)} {_PATH_WORDS[what]}" for what, share in path.shares.items() if share >= WORTH_SAYING
     ]
     known = summary is not None and 0 <= path.step < len(summary.steps)
     of = visible(summary.steps[path.step].name) if summary and known else "the window"
@@ -245,7 +218,7 @@ def suspicion(one: Suspicion) -> str:
     like = f", most like {visible(most[0])} ({format_share(most[1])})" if most else ""
     place = f"{100 * one.begins:.0f}-{format_share(one.ends)} of a step"
     return (
-        f"{place}, in {count(one.n_steps, 'step')}: {format_share(one.probability)} likely to hold"
+        f"{place}, in {format_count(one.n_steps, 'step')}: {format_share(one.probability)} likely to hold"
         f" an anti-pattern{like}"
     )
 
@@ -307,7 +280,7 @@ def steps(place: Place, n_events: int = 0, summary: Summary | None = None) -> st
         of = f" ({len(place.steps)})" if len(runs) > 4 else ""
         parts.append(f"{'step' if len(place.steps) == 1 else 'steps'} {ranges}{of}")
     if n_events > 0:
-        parts.append(count(n_events, "event"))
+        parts.append(format_count(n_events, "event"))
     return ", ".join(parts)
 
 
@@ -384,9 +357,7 @@ def _fact(key: str, value: Any) -> str:
 
 def _spoken(key: str) -> str:
     words = visible(key).replace("_", " ").split(" ")
-    return elide(
-        " ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words)
-    )
+    return elide(" ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words))
 
 
 @dataclass(frozen=True)
@@ -433,7 +404,7 @@ def without_device(result: Result) -> str:
     if not number or result.trace.vendor != "cpu" or summary is None or summary.devices:
         return ""
     return (
-        f"{count(number, 'GPU pattern')}: {'needs' if number == 1 else 'need'} GPU rows; add"
+        f"{format_count(number, 'GPU pattern')}: {'needs' if number == 1 else 'need'} GPU rows; add"
         " ProfilerActivity.CUDA if the script uses a GPU"
     )
 
@@ -445,9 +416,9 @@ def outcome(result: Result) -> str:
         return f"{rank}no verdict"
     if not result.findings:
         n_checked, n_open = len(result.checked), len(result.not_checked) + len(result.crashes)
-        by = f" by {n_checked:,} of {count(n_checked + n_open, 'pattern')}" if n_open else ""
+        by = f" by {n_checked:,} of {format_count(n_checked + n_open, 'pattern')}" if n_open else ""
         return f"{rank}nothing found{by}{'' if result.healthy else ', not everything judged'}"
-    parts = [count(len(result.findings), "finding"), f"{visible(result.findings[0].code)} first"]
+    parts = [format_count(len(result.findings), "finding"), f"{visible(result.findings[0].code)} first"]
     if result.joint_cost is not None:
         parts.append(saving(result.joint_cost))
     return f"{rank}{', '.join(parts)}"
@@ -456,8 +427,8 @@ def outcome(result: Result) -> str:
 def checked(result: Result | JobResult) -> str:
     """Return how many patterns were checked, not checked and failed."""
     if result.refused and not result.checked:
-        return f"{count(len(result.not_checked), 'pattern')} not checked"
-    parts = [f"{count(len(result.checked), 'pattern')} checked"]
+        return f"{format_count(len(result.not_checked), 'pattern')} not checked"
+    parts = [f"{format_count(len(result.checked), 'pattern')} checked"]
     if result.not_checked:
         parts.append(f"{len(result.not_checked):,} not checked")
     if result.crashes:
@@ -471,9 +442,9 @@ def losses(trace: TraceFacts) -> tuple[str, ...]:
         return ()
     parts = []
     if trace.n_lost:
-        parts.append(f"{count(trace.n_lost, 'event')} lost")
+        parts.append(f"{format_count(trace.n_lost, 'event')} lost")
     if trace.n_repaired:
-        parts.append(f"{count(trace.n_repaired, 'value')} repaired")
+        parts.append(f"{format_count(trace.n_repaired, 'value')} repaired")
     head = f"{trace.tier}: {', '.join(parts)}" if parts else trace.tier
     return (head, *(visible(line) for line in trace.loss))
 
@@ -488,148 +459,12 @@ def recording(result: Result) -> tuple[str, ...]:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
         where.append(f"rank {trace.rank}{size}")
     if summary is not None and summary.n_steady_steps:
-        where.append(count(summary.n_steady_steps, "steady step"))
+        where.append(format_count(summary.n_steady_steps, "steady step"))
     elif summary is not None:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)
         where.append(f"a window of {window} without steps")
-    file = f"{format_bytes(trace.size_bytes)}, {count(trace.n_events, 'event')}"
+    file = f"{format_bytes(trace.size_bytes)}, {format_count(trace.n_events, 'event')}"
     return (visible(trace.path), file, *([", ".join(where)] if where else []))
-
-
-APART = 0.2
-"""Step times on either side of the recordings that differ by more are both told."""
-
-
-def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
-    """Return how ``torchtriage run`` came to a result, as rows of label and text."""
-    ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
-    rows = [("ran", f"{visible(recorded.command)}{ended}")] if recorded.command else []
-    if recorded.loop:
-        where = f", {_user_file(recorded.file)}:{recorded.line}" if recorded.file else ""
-        function = f" in {visible(recorded.function)}" if recorded.function else ""
-        seen = count(recorded.n_steps, "step")
-        rows.append(("loop", f"{visible(recorded.loop)}{where}{function}; {seen} seen"))
-    if recorded.step_ms:
-        trend = "" if recorded.settled else ", still changing"
-        text = f"{format_ms(recorded.step_ms)} without the profiler"
-        text += f" (mean of {count(recorded.n_timed, 'step')}{trend})"
-        first, last = recorded.before_ms, recorded.after_ms
-        if first and last and abs(last / first - 1) > APART:
-            text += f": {format_ms(first)} before the recordings, {format_ms(last)} after them"
-        for word, own_ms in (("lightly", recorded.light_ms), ("heavily", recorded.heavy_ms)):
-            if own_ms is not None:
-                more = own_ms / recorded.step_ms - 1
-                text += f"; {format_ms(own_ms)} recorded {word} ({_signed(more)})"
-        rows.append(("step", text))
-    if facts := _environment(recorded.environment):
-        rows.append(("on", facts))
-    if recorded.memory is not None:
-        rows += _memory(recorded.memory)
-    if recorded.compiled is not None and recorded.compiled.verdict:
-        rows.append(("compile", visible(" ".join(recorded.compiled.verdict[:2]))))
-    return tuple(rows)
-
-
-def _memory(seen: WatchedMemory) -> list[tuple[str, str]]:
-    """Return the leak verdict and what memory was used, as rows of label and text."""
-    if seen.answer == "not watched":
-        return [("memory", visible(f"not watched: {'; '.join(seen.notes)}"))]
-    steps, looks = count(seen.n_steps, "step"), count(seen.n_looks, "look")
-    verdict = {
-        "leak": "leak: " + "; ".join(seen.leaks),
-        "no leak": f"no leak in {steps}",
-        "too early": f"too early to tell whether it leaks: {steps} and {looks}; a verdict needs"
-        " about 200 steps after the recordings",
-    }[seen.answer]
-    first, last, most = map(
-        format_bytes, (seen.rss_first_bytes, seen.rss_last_bytes, seen.rss_peak_bytes)
-    )
-    used = f"resident {first} at first, {last} at last, {most} at most"
-    if seen.allocated_peak_bytes is not None and seen.reserved_peak_bytes is not None:
-        used += (
-            f"; on the device {format_bytes(seen.allocated_peak_bytes)} allocated at most,"
-            f" {format_bytes(seen.reserved_peak_bytes)} reserved"
-        )
-    rows = [("memory", visible(f"{verdict}; {used}"))]
-    rows += [("note", visible(note)) for note in seen.notes]
-    if seen.snapshot:
-        rows.append(("snapshot", f"torchtriage memory {visible(seen.snapshot)}"))
-    return rows
-
-
-N_COMPILE_EVENTS = 4
-"""Of each kind."""
-
-
-def compiled(recorded: Recorded | None) -> tuple[tuple[str, str], ...]:
-    """Return what the compiler's log names, the costliest first, as rows of label and text."""
-    seen = None if recorded is None else recorded.compiled
-    if seen is None:
-        return ()
-    rows = []
-    for kind, label in (("graph break", "break"), ("recompilation", "recompile")):
-        events = [one for one in seen.events if one.kind == kind]
-        rows += [(label, visible(_compile_event(one))) for one in events[:N_COMPILE_EVENTS]]
-        if (more := len(events) - N_COMPILE_EVENTS) > 0:
-            rows.append((label, f"{more:,} more in --json"))
-    if seen.payback:
-        rows.append(("pays back", visible(seen.payback)))
-    rows += [("note", visible(note)) for note in seen.notes]
-    if seen.log:
-        beside = f" --trace {seen.trace}" if seen.trace else ""
-        rows.append(("all of it", visible(f"torchtriage compile {seen.log}{beside}")))
-    return tuple(rows)
-
-
-def _compile_event(one: CompileEvent) -> str:
-    times = f", {one.count}x" if one.count > 1 else ""
-    at = f" at {_user_file(one.frame.file)}:{one.frame.line}" if one.frame else ""
-    of = f" in {one.function}" if one.function else ""
-    parts = [f"{one.what}{at}{of}{times}"]
-    if one.total_ms:
-        parts.append(f"{format_ms(one.total_ms)} of compiling")
-    if one.limit:
-        parts.append("the recompile limit is reached: later calls run uncompiled")
-    if one.host_ms is not None and one.of_ms is not None:
-        most = "at most " if one.at_most else ""
-        idle = "" if one.idle_ms is None else f", device idle {most}{format_ms(one.idle_ms)}"
-        parts.append(
-            f"host {most}{format_ms(one.host_ms)}{idle} {one.per} of {format_ms(one.of_ms)}"
-        )
-    elif one.kind == "graph break":
-        parts.append("not in the recorded steps")
-    return f"{'; '.join(parts)}. {one.fix.text}"
-
-
-def _user_file(path: str) -> str:
-    return visible(path.rpartition("/")[2])
-
-
-def _signed(ratio: float) -> str:
-    return f"{'+' if ratio >= 0 else '-'}{format_share(abs(ratio))}"
-
-
-def _environment(facts: Mapping[str, Any]) -> str:
-    """Return what of the environment matters for speed, on one line; empty where unknown."""
-    parts = []
-    if torch := facts.get("torch"):
-        parts.append(f"torch {torch}")
-    parts += [str(name) for name in dict.fromkeys(facts.get("devices") or ())]
-    if driver := facts.get("driver"):
-        parts.append(f"driver {driver}")
-    threads, cores = facts.get("threads"), facts.get("cpus_allowed") or facts.get("cpu_count")
-    if threads and cores:
-        parts.append(f"{count(threads, 'thread')} on {count(cores, 'core')}")
-    for loader in (facts.get("loaders") or ())[:1]:
-        pinned = ", pinned" if loader.get("pin_memory") else ""
-        parts.append(f"DataLoader with {count(loader.get('num_workers') or 0, 'worker')}{pinned}")
-    flags = facts.get("flags") or {}
-    parts += [name.replace("_", " ") for name in _DEBUG_FLAGS if flags.get(name)]
-    parts += [f"{name}={value}" for name, value in (facts.get("variables") or {}).items()]
-    return visible(", ".join(parts))
-
-
-_DEBUG_FLAGS = ("anomaly_mode", "deterministic_algorithms", "cudnn_benchmark")
 
 
 def contents(result: Result) -> tuple[tuple[str, str], ...]:
@@ -650,7 +485,4 @@ def contents(result: Result) -> tuple[tuple[str, str], ...]:
 
 def _devices(names: Sequence[str]) -> str:
     kinds = dict.fromkeys(names)
-    return ", ".join(
-        visible(name) if (n := names.count(name)) == 1 else f"{n} x {visible(name)}"
-        for name in kinds
-    )
+    return ", ".join(visible(name) if (n := names.count(name)) == 1 else f"{n} x {visible(name)}" for name in kinds)

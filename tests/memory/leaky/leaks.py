@@ -15,9 +15,7 @@ SEEN = {}
 
 def net(rng: Random):
     width = rng.choice((16, 32, 64))
-    return torch.nn.Sequential(
-        torch.nn.Linear(32, width), torch.nn.ReLU(), torch.nn.Linear(width, 8)
-    )
+    return torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
 
 
 def batch(rng: Random):

@@ -5,12 +5,4 @@ from torchtriage.memory.allocator.replay import Replayed, replay
 from torchtriage.memory.allocator.settings import Settings
 from torchtriage.memory.allocator.simulator import Simulator
 
-__all__ = [
-    "Recording",
-    "ReplayError",
-    "Replayed",
-    "Settings",
-    "Simulator",
-    "record",
-    "replay",
-]
+__all__ = ["Recording", "ReplayError", "Replayed", "Settings", "Simulator", "record", "replay"]

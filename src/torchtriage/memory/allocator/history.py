@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.errors import TriageError
-from torchtriage.memory.snapshot import Action, Snapshot, State
+from torchtriage.core.errors import TriageError
+from torchtriage.memory.snapshot.snapshot import Action, Snapshot, State
 
 __all__ = ["HOW", "Now", "ReplayError", "Rows", "now_of", "rows_of"]
 
@@ -79,8 +79,7 @@ def rows_of(snapshot: Snapshot, device: int) -> Rows:
     """Return the rows of one device's history that say something of its memory."""
     history = snapshot.history
     keep = np.flatnonzero(
-        (history.device == device)
-        & np.isin(history.action, np.arange(Action.ALLOC, Action.OOM + 1, dtype=np.int8))
+        (history.device == device) & np.isin(history.action, np.arange(Action.ALLOC, Action.OOM + 1, dtype=np.int8))
     )
     return Rows(
         action=history.action[keep],
@@ -119,7 +118,6 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
 
 
 def _pools(snapshot: Snapshot, pool: NDArray[np.int32], *, untold: int) -> Ints:
-    """Return int64[n]: 0 for the default pool, other numbers for others."""
     codes = pool.astype(np.int64) + 1
     if (0, 0) in snapshot.pools:
         codes[codes == snapshot.pools.index((0, 0)) + 1] = 0

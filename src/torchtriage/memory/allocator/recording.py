@@ -13,13 +13,13 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.units import format_bytes
 from torchtriage.memory.allocator.history import HOW, ReplayError, Rows, now_of, rows_of
-from torchtriage.memory.allocator.lives import Lives, lives_of
-from torchtriage.memory.allocator.releases import Run, limit, releases
+from torchtriage.memory.allocator.initial_state import StartSegment, segments_at_start
+from torchtriage.memory.allocator.lifetimes import Lives, lives_of
+from torchtriage.memory.allocator.segment_release import Run, limit, releases
 from torchtriage.memory.allocator.settings import Settings
-from torchtriage.memory.allocator.start import StartSegment, segments_at_start
-from torchtriage.memory.snapshot import Action, Snapshot
-from torchtriage.units import format_bytes
+from torchtriage.memory.snapshot.snapshot import Action, Snapshot
 
 __all__ = ["Op", "Recording", "ReplayError", "record"]
 
@@ -88,13 +88,7 @@ class Recording:
         return max(int(self.reserved_bytes.max(initial=0)), self.start_bytes)
 
 
-def record(
-    snapshot: Snapshot,
-    device: int,
-    settings: Settings | None = None,
-    *,
-    as_asked: bool = False,
-) -> Recording:
+def record(snapshot: Snapshot, device: int, settings: Settings | None = None, *, as_asked: bool = False) -> Recording:
     """Return the requests one device's history holds, and the state it began with.
 
     Cached memory given back right before more was taken may have been the allocator's own doing,
@@ -121,7 +115,7 @@ def record(
     now = now_of(snapshot, device)
     lives = lives_of(rows, now)
     start = segments_at_start(rows, now, lives, settings)
-    start_bytes = sum(size for one in start for _, size in one.extents)
+    start_bytes = sum(size for segment in start for _, size in segment.extents)
     reserved = start_bytes + np.cumsum(rows.taken_bytes)
     final = int(now.seg_size.sum())
     if len(reserved) and reserved[-1] != final:
@@ -143,10 +137,7 @@ def record(
     change[lives.alloc_row] = lives.size_bytes[lives.alloc_life]
     change[lives.request_row] = -lives.size_bytes[lives.request_life]
     held = sum(
-        int(lives.size_bytes[life])
-        for one in start
-        for life, _, _ in one.held
-        if life not in one.awaiting
+        int(lives.size_bytes[life]) for segment in start for life, _, _ in segment.held if life not in segment.awaiting
     )
     return Recording(
         device=device,
@@ -175,7 +166,6 @@ def record(
 
 
 def _malloc_us(rows: Rows, about: Bools) -> Ints:
-    """Return the time between each SEGMENT_ALLOC or SEGMENT_MAP and the entry before it."""
     takes = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     takes[:1] = False
     takes[1:] &= ~about[:-1]
@@ -211,11 +201,7 @@ def _ops(rows: Rows, lives: Lives, settings: Settings, runs: list[Run]) -> tuple
     asked = [index for index, run in enumerate(runs) if not run.own]
     parts += [
         (lives.failed_row, lives.failed_life, Op.FAILED),
-        (
-            np.array([runs[index].last for index in asked], np.int64),
-            np.array(asked, np.int64),
-            Op.RELEASE,
-        ),
+        (np.array([runs[index].last for index in asked], np.int64), np.array(asked, np.int64), Op.RELEASE),
     ]
     row = np.concatenate([part[0] for part in parts])
     op = np.concatenate([part[1] << 3 | int(part[2]) for part in parts])

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.distinct import distinct
+from torchtriage.core.arrays import distinct
 from torchtriage.memory.allocator.recording import Op, Recording
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
-from torchtriage.memory.allocator.simulator import (
-    RANGE_STRIDE,
-    RANGES_AT,
-    Block,
-    Shelf,
-    Simulator,
-)
+from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Block, Shelf, Simulator
 
 __all__ = ["Replayed", "replay"]
 
@@ -60,12 +54,7 @@ class Replayed:
         return float(away.max() / max(recording.peak_bytes, 1))
 
 
-def replay(
-    recording: Recording,
-    settings: Settings | None = None,
-    *,
-    limit_bytes: int | None = None,
-) -> Replayed:
+def replay(recording: Recording, settings: Settings | None = None, *, limit_bytes: int | None = None) -> Replayed:
     """Return what the recorded requests would have reserved.
 
     Without ``settings`` the recorded ones, from the state the history began with, segment by
@@ -83,19 +72,13 @@ def replay(
     """
     used = settings or recording.settings
     limit = limit_bytes if limit_bytes is not None else recording.limit_bytes
-    simulator = Simulator(
-        used, limit, {size: list(addrs) for size, addrs in recording.addresses.items()}
-    )
+    simulator = Simulator(used, limit, {size: list(addrs) for size, addrs in recording.addresses.items()})
     rounded = used.round_sizes(recording.life_bytes)
     sizes = rounded.tolist()
     small = rounded <= SMALL_SIZE
-    kinds, code = np.unique(
-        np.stack([recording.life_stream, recording.life_pool, small]), axis=1, return_inverse=True
-    )
-    shelves = [
-        simulator.shelf(stream, bool(is_small), pool) for stream, pool, is_small in kinds.T.tolist()
-    ]
-    shelf_of = [shelves[one] for one in np.ravel(code).tolist()]
+    kinds, code = np.unique(np.stack([recording.life_stream, recording.life_pool, small]), axis=1, return_inverse=True)
+    shelves = [simulator.shelf(stream, bool(is_small), pool) for stream, pool, is_small in kinds.T.tolist()]
+    shelf_of = [shelves[index] for index in np.ravel(code).tolist()]
     blocks: list[Block | None] = [None] * len(sizes)
     _begin(simulator, recording, blocks, sizes, shelf_of, kept=settings is None)
 
@@ -125,11 +108,7 @@ def replay(
 
 
 def _tell(
-    simulator: Simulator,
-    recording: Recording,
-    blocks: list[Block | None],
-    sizes: list[int],
-    shelf_of: list[Shelf],
+    simulator: Simulator, recording: Recording, blocks: list[Block | None], sizes: list[int], shelf_of: list[Shelf]
 ) -> tuple[list[int], list[int], Ints, int]:
     """Do what was recorded; return where what is reserved changed, to what, and the addresses."""
     rows: list[int] = []
@@ -177,8 +156,8 @@ def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = given == recorded
     inside = np.flatnonzero(given >= RANGES_AT)
     which = (given[inside] - RANGES_AT) // RANGE_STRIDE
-    for one in distinct(which).tolist():
-        mine = inside[which == one]
+    for number in distinct(which).tolist():
+        mine = inside[which == number]
         shift, count = np.unique(given[mine] - recorded[mine], return_counts=True)
         same[mine] = given[mine] - recorded[mine] == shift[np.argmax(count)]
     return same

@@ -15,16 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.errors import UsageError
+from torchtriage.core.errors import UsageError
 
-__all__ = [
-    "MIB",
-    "MIN_BLOCK",
-    "SMALL_SEGMENT",
-    "SMALL_SIZE",
-    "UNLIMITED",
-    "Settings",
-]
+__all__ = ["MIB", "MIN_BLOCK", "SMALL_SEGMENT", "SMALL_SIZE", "UNLIMITED", "Settings"]
 
 MIB = 1 << 20
 MIN_BLOCK = 512
@@ -81,8 +74,7 @@ class Settings:
             found = {read[key][0]: read[key][1](value) for key, value in pairs if key in read}
         except ValueError:
             raise UsageError(
-                f"expected key:value pairs as PyTorch takes them, found {conf!r}",
-                where="PYTORCH_ALLOC_CONF",
+                f"expected key:value pairs as PyTorch takes them, found {conf!r}", where="PYTORCH_ALLOC_CONF"
             ) from None
         return cls(**found)
 
@@ -162,9 +154,8 @@ class Settings:
 
 
 def _pairs(conf: str) -> list[tuple[str, str]]:
-    """Return the key and the value of each option: ``a:1,b:[2:3,4:5]``."""
     compact = re.sub(r"\s", "", conf)
-    return [(m[1], m[2]) for m in re.finditer(r"([A-Za-z_]\w*):(\[[^\]]*\]|[^,\[\]]*)", compact)]
+    return [(m[1], m[2]) for m in re.finditer(r"(?<!\w)([A-Za-z_]\w*):(\[[^\[\]]*\]|[^,\[\]]*)", compact)]
 
 
 def _mebibytes(value: str) -> int:

@@ -13,13 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from torchtriage.memory.allocator.settings import (
-    MIN_BLOCK,
-    SMALL_SEGMENT,
-    SMALL_SIZE,
-    UNLIMITED,
-    Settings,
-)
+from torchtriage.memory.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, UNLIMITED, Settings
 
 __all__ = ["RANGES_AT", "RANGE_STRIDE", "Block", "Pool", "Shelf", "Simulator"]
 
@@ -170,9 +164,7 @@ class Simulator:
             owner = self.pools.get((pool, small))
             if owner is None:
                 owner = self.pools[pool, small] = Pool(pool, small)
-            found = self._shelves[pool, small, stream] = owner.shelves[stream] = Shelf(
-                owner, stream
-            )
+            found = self._shelves[pool, small, stream] = owner.shelves[stream] = Shelf(owner, stream)
         return found
 
     def malloc(self, size: int, shelf: Shelf) -> Block | None:
@@ -275,12 +267,7 @@ class Simulator:
                 block = block.next
 
     def adopt(
-        self,
-        shelf: Shelf,
-        extents: list[tuple[int, int]],
-        held: list[tuple[int, int]],
-        granule: int = 0,
-        base: int = 0,
+        self, shelf: Shelf, extents: list[tuple[int, int]], held: list[tuple[int, int]], granule: int = 0, base: int = 0
     ) -> list[Block]:
         """Take over a segment as it stands and return a block for each held range.
 
@@ -541,7 +528,6 @@ class Simulator:
                 self._release(block)
 
     def _release(self, block: Block) -> None:
-        """Give a whole free segment back (cudaFree)."""
         block.shelf.drop(block)
         del self._heads[block.addr]
         del self._segments[bisect_left(self._segments, block.addr)]

@@ -1,0 +1,1 @@
+"""Commands that ``torchtriage dataset`` and ``torchtriage learn`` load from here."""

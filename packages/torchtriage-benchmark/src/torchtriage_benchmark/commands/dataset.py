@@ -1,0 +1,150 @@
+"""``torchtriage dataset record``, ``synthesize`` and ``verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchtriage.cli.learn.dataset import folder_option
+from torchtriage.cli.progress import counting
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage_benchmark.recording.record import Outcome
+    from torchtriage_benchmark.training.baselines import System
+    from torchtriage_benchmark.training.training_set import Example
+
+__all__ = ["COMMANDS", "trained"]
+
+
+@click.command("record")
+@folder_option
+@click.option("--count", default=600, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--part",
+    type=click.Choice(["eager", "compiled", "ranks", "lookalikes"]),
+    help="Only this one; without, all parts have their share of --count.",
+)
+@click.option("--seed", default=0, show_default=True, help="Chooses the programs.")
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu"]))
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Recordings at a time; each has one thread.",
+)
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds for one of them.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+def record(
+    folder: Path, count: int, part: str | None, seed: int, device: str, jobs: int, timeout: float, quiet: bool
+) -> None:
+    """Record the benchmark's programs; what is there already is kept.
+
+    Needs torch, transformers and diffusers, and a C++ compiler for the part "compiled". The same
+    count and seed give the same programs everywhere; a longer part begins with the shorter one.
+
+    Exit codes: 0 all recorded, 1 some failed, 2 unusable.
+    """
+    from torchtriage_benchmark.recording.checksums import write_index
+    from torchtriage_benchmark.recording.plan import plan, whole
+    from torchtriage_benchmark.recording.record import record as record_all
+
+    items = plan(count, seed, part) if part else whole(count, seed)
+    done: list[Outcome] = []
+    with counting(f"of {len(items):,} recorded", quiet=quiet) as progress:
+
+        def told(outcome: Outcome) -> None:
+            done.append(outcome)
+            if progress is not None:
+                progress(len(done))
+
+        outcomes = record_all(items, folder, device=device, jobs=jobs, timeout_s=timeout, told=told)
+    failed = [one for one in outcomes if one.failure]
+    if len(failed) < len(outcomes):
+        write_index(folder, seed)
+    n_kept = sum(one.kept for one in outcomes)
+    click.echo(f"{len(outcomes) - n_kept - len(failed)} recorded, {n_kept} were there, {len(failed)} failed: {folder}")
+    for one in failed:
+        item = one.item
+        click.echo(f"  {item.id} {item.family} {item.mode} {item.code or 'clean'}: {one.failure}", err=True)
+    click.get_current_context().exit(int(bool(failed)))
+
+
+@click.command("synthesize")
+@folder_option
+@click.option("--count", default=180, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True, help="Chooses devices and faults.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
+    """Make GPU timelines from the folder's CPU recordings; what is there already is kept.
+
+    For faults that only a device has, where none is at hand: kernels, copies, queues and waits
+    from a model of the device. Needs no torch. The same recordings, count and seed give the same
+    bytes.
+
+    Exit codes: 0 all made, 1 some failed, 2 unusable.
+    """
+    from torchtriage_benchmark.recording.checksums import write_index
+    from torchtriage_benchmark.synthetic.synthesize import synthesize as make_all
+    from torchtriage_benchmark.synthetic.synthesize import synthetic_plan
+
+    items = synthetic_plan(count, seed)
+    n_done = 0
+    with counting(f"of {len(items):,} made", quiet=quiet) as progress:
+
+        def told(_: object) -> None:
+            nonlocal n_done
+            n_done += 1
+            if progress is not None:
+                progress(n_done)
+
+        outcomes = make_all(items, folder, told=told)
+    failed = [one for one in outcomes if one.failure]
+    if len(failed) < len(outcomes):
+        write_index(folder)
+    n_kept = sum(one.kept for one in outcomes)
+    click.echo(f"{len(outcomes) - n_kept - len(failed)} made, {n_kept} were there, {len(failed)} failed: {folder}")
+    for one in failed:
+        click.echo(f"  {one.item.id} from {one.item.source}: {one.failure}", err=True)
+    click.get_current_context().exit(int(bool(failed)))
+
+
+@click.command("verify")
+@folder_option
+def verify(folder: Path) -> None:
+    """Say where recordings differ from their index, or from the programs that are planned.
+
+    Exit codes: 0 nowhere, 1 somewhere, 2 no index.
+    """
+    from torchtriage_benchmark.recording.checksums import differences
+
+    found = list(differences(folder))
+    for line in found:
+        click.echo(line)
+    click.echo(f"{len(found)} differences in {folder}" if found else f"{folder} is as recorded")
+    click.get_current_context().exit(int(bool(found)))
+
+
+COMMANDS: dict[str, click.Command] = {"record": record, "synthesize": synthesize, "verify": verify}
+
+
+def trained(system: str, folder: Path) -> tuple[list[Example], System]:
+    """Return a system trained on the folder's recordings, and those of split test, which it has not seen.
+
+    Raises
+    ------
+    UsageError
+        There is no such system.
+    """
+    from torchtriage_benchmark.training.baselines import SYSTEMS
+    from torchtriage_benchmark.training.training_set import examples
+
+    if system not in SYSTEMS:
+        raise UsageError(
+            f"expected a system or a file of predictions, found {system}", hint=f"one of {', '.join(SYSTEMS)}"
+        )
+    items = examples(folder)
+    return [item for item in items if item.split == "test"], SYSTEMS[system](items, 0)

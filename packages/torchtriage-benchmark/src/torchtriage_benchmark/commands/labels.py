@@ -1,0 +1,210 @@
+"""``torchtriage learn iterate``, ``audit`` and ``veto``: labels that are put right, and by whom."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
+from torchtriage.cli.progress import counting
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.learn.review.evidence import Evidence
+    from torchtriage.learn.review.reviewer import Outcome, Reviewer
+    from torchtriage_benchmark.training.active_learning import Round
+    from torchtriage_benchmark.training.labels import Change, History
+
+__all__ = ["audit", "iterate", "veto"]
+
+_folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+
+
+@click.command("iterate")
+@_folder
+@click.option(
+    "--reviewer",
+    type=click.Choice(["offline", "llm", "person"]),
+    default="offline",
+    show_default=True,
+    help="Who judges windows; with llm evidence leaves this machine.",
+)
+@click.option("--who", metavar="NAME", help="The person who reviews.")
+@click.option("--rounds", default=4, show_default=True, type=click.IntRange(1), help="At most.")
+@click.option(
+    "--windows",
+    default=200,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Review N windows in a round: where label and detector are furthest apart.",
+)
+@click.option(
+    "--trust",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="SHARE",
+    help="How likely a label is right; a reviewer must be surer of another to change it.",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Train the detector on the labels of the end, and write its weights.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+@llm_options
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+@click.pass_context
+def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
+    """Find wrong labels of FOLDER's recordings, have them reviewed, and learn anew, in rounds.
+
+    The detector proposes windows where it disagrees with the label, without having learned from
+    their model family; the reviewer judges them by their evidence, without seeing the label. Every
+    change goes to FOLDER/labels.jsonl, with who, when, evidence, before and after; nothing is ever
+    removed from there. Ends when the score on the validation split settles. Needs scikit-learn.
+
+    Exit codes: 0 done, 1 some windows could not be reviewed, 2 unusable recordings or usage.
+    """
+    from torchtriage_benchmark.training.active_learning import Findings, Settings, boosted_trees, relabelled
+    from torchtriage_benchmark.training.active_learning import iterate as run
+    from torchtriage_benchmark.training.boosting import fit, needs_sklearn
+    from torchtriage_benchmark.training.labels import HISTORY, History, recorded_labels
+    from torchtriage_benchmark.training.training_set import examples
+
+    needs_sklearn()
+    reviewer = _reviewer(given)
+    history = History.read(folder / HISTORY)
+    _tell_damage(history)
+    with counting("recordings read", quiet=given["quiet"]) as progress:
+        found = examples(folder, told=progress or (lambda _: None))
+
+    def review(evidence: Sequence[Evidence]) -> tuple[Outcome, ...]:
+        return review_with_progress(reviewer, evidence, quiet=given["quiet"])
+
+    report = run(
+        found,
+        recorded_labels(found),
+        reviewer,
+        boosted_trees(given["seed"]),
+        history,
+        settings=Settings(given["rounds"], given["windows"], given["trust"]),
+        review=review,
+        evidence=Findings(redact=not given["no_redact"]),
+        told=_tell,
+    )
+    click.echo(f"ended: {report.ended}")
+    if report.interrupted:
+        raise KeyboardInterrupt  # what was reviewed is in the history; the rest as for any command
+    if given["out"]:
+        learn, tune = relabelled(found, report.labels)
+        given["out"].write_bytes(fit(learn, tune, seed=given["seed"]).to_bytes())
+        click.echo(f"written to {given['out']}", err=True)
+    if any(one.not_reviewed for one in report.rounds):
+        ctx.exit(1)
+
+
+def _reviewer(given: dict[str, Any]) -> Reviewer:
+    if given["reviewer"] != "person":
+        if given["who"]:
+            raise UsageError("--who is of --reviewer person")
+        return make_reviewer(given["reviewer"], given)
+    from torchtriage.learn.review.human_reviewer import Person
+
+    if not given["who"]:
+        raise UsageError("--reviewer person needs --who", hint="--who NAME goes into the history")
+    return Person(given["who"], _ask, click.echo)
+
+
+def _ask(question: str) -> str:
+    click.echo(f"{question}: ", nl=False)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _tell(one: Round) -> None:
+    if one.number == 0:
+        click.echo(f"before: validation AUROC {one.validation:.4f}")
+        return
+    click.echo(
+        f"round {one.number}: {one.proposed:,} windows proposed, {one.changed:,} labels changed, "
+        f"{one.kept:,} kept; validation AUROC {one.validation:.4f}"
+    )
+    for reason, n in one.not_reviewed.items():
+        click.echo(f"  not reviewed, {n:,}: {reason}")
+
+
+@click.command("audit")
+@_folder
+@click.option("--who", metavar="NAME", help="Only changes of this reviewer or person.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON, one a line.")
+def audit(folder: Path, who: str | None, as_json: bool) -> None:
+    """List who changed which labels of FOLDER's recordings, when, and on what evidence.
+
+    Exit codes: 0 listed, 2 unusable history.
+    """
+    from torchtriage.core.names import visible
+    from torchtriage_benchmark.training.labels import HISTORY, History
+
+    history = History.read(folder / HISTORY)
+    _tell_damage(history)
+    shown = [one for one in history.changes if who in (None, one.who)]
+    if as_json:
+        for one in shown:
+            click.echo(json.dumps({"action": one.action, **asdict(one)}))
+        return
+    standing = {one.number for one in history.standing}
+    counts = Counter((one.who, one.action) for one in shown)
+    for (name, action), n in sorted(counts.items()):
+        click.echo(f"{visible(name)}: {n:,} {'vetoes' if action == 'veto' else 'changes'}")
+    for one in shown:
+        click.echo(_line(one, one.number in standing or bool(one.vetoes)))
+    if not shown:
+        click.echo("no label was changed")
+
+
+def _line(one: Change, stands: bool) -> str:
+    from torchtriage.core.names import visible
+
+    what = f"takes back {one.vetoes}" if one.vetoes else f"confidence {one.confidence:.2f}"
+    gone = "" if stands else ", taken back"
+    why = " ".join(f"{it.text} [{', '.join(it.evidence)}]" if it.evidence else it.text for it in one.why)
+    return visible(
+        f"{one.number} {one.at} {one.who}: item {one.item} window {one.window}: "
+        f"{one.before} -> {one.after} ({what}{gone}): {why}"
+    )
+
+
+@click.command("veto")
+@_folder
+@click.argument("number", type=click.IntRange(1))
+@click.option("--who", required=True, metavar="NAME", help="Whose veto it is.")
+@click.option("--why", required=True, metavar="TEXT", help="For those who audit.")
+def veto(folder: Path, number: int, who: str, why: str) -> None:
+    """Take change NUMBER of FOLDER's labels back; no reviewer changes that window again.
+
+    Exit codes: 0 taken back, 2 no such change, or it was taken back or replaced before.
+    """
+    from torchtriage.core.names import visible
+    from torchtriage_benchmark.training.labels import HISTORY, History
+
+    history = History.read(folder / HISTORY)
+    change = history.veto(number, who=who, why=why)
+    told = f"item {change.item} window {change.window} is {change.after} again"
+    click.echo(visible(f"change {number} is taken back: {told}"))
+
+
+def _tell_damage(history: History) -> None:
+    if history.damaged:
+        lines = ", ".join(map(str, history.damaged))
+        click.echo(f"{history.path}: cut off and left out: line {lines}", err=True)

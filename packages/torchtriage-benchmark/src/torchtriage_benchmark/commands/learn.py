@@ -1,0 +1,126 @@
+"""``torchtriage learn``: train the detector on the benchmark, and compare it with others."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchtriage.cli.progress import counting
+from torchtriage_benchmark.commands import labels as labelling
+
+if TYPE_CHECKING:
+    from torchtriage_benchmark.training.training_set import Example
+
+__all__ = ["command"]
+
+_folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+_seed = click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+_jobs = click.option(
+    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Recordings read at a time."
+)
+_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+
+
+@click.group("learn")
+def command() -> None:
+    """Train the detector on recordings of the benchmark, and compare systems.
+
+    What it learns from and how good it is: docs/benchmark.md.
+    """
+
+
+@command.command("train")
+@_folder
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The weights; their card is written beside them (.md).",
+)
+@click.option(
+    "--labels",
+    default="windows",
+    show_default=True,
+    type=click.Choice(["windows", "recordings"]),
+    help="Learn from which windows are faulty, or which recordings.",
+)
+@_seed
+@_jobs
+@_quiet
+def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: bool) -> None:
+    """Train the detector on FOLDER's recordings, and write its weights and their card.
+
+    Learns from split train, calibrates on validation; the card says how good it is on test. The
+    same recordings and seed give the same file. Needs scikit-learn; the weights need numpy only.
+
+    Exit codes: 0 trained, 2 unusable recordings.
+    """
+    from torchtriage_benchmark.training.boosting import fit, needs_sklearn
+    from torchtriage_benchmark.training.leaderboard import card
+    from torchtriage_benchmark.training.training_set import recorded
+
+    needs_sklearn()
+    found = _examples(folder, jobs, quiet)
+    detector = fit(
+        recorded(found, "train"),
+        recorded(found, "validation"),
+        seed=seed,
+        labels="recordings" if labels == "recordings" else "windows",
+    )
+    data = detector.to_bytes()
+    out.write_bytes(data)
+    told = card(detector, found, len(data))
+    out.with_suffix(".md").write_text(told, encoding="utf-8")
+    click.echo(told, nl=False)
+    click.echo(f"written to {out}", err=True)
+
+
+@command.command("table")
+@_folder
+@click.option("--system", "systems", multiple=True, metavar="NAME", help="Only this one (repeatable).")
+@_seed
+@_jobs
+@_quiet
+def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: bool) -> None:
+    """Print the benchmark's table: every system, trained anew, on the splits it did not learn from.
+
+    Without torch the network is left out, and that is told.
+
+    Exit codes: 0 printed, 2 unusable recordings or no such system.
+    """
+    from torchtriage.core.errors import UsageError
+    from torchtriage_benchmark.training.baselines import SYSTEMS
+    from torchtriage_benchmark.training.leaderboard import table as make
+
+    for name in systems:
+        if name not in SYSTEMS:
+            raise UsageError(f"expected a system, found {name}", hint=f"one of {', '.join(SYSTEMS)}")
+    names = systems or tuple(SYSTEMS)
+    if not systems and find_spec("torch") is None:
+        names = tuple(name for name in names if name != "network")
+        click.echo("left out: network, which needs torch (torchtriage[torch])", err=True)
+    found = _examples(folder, jobs, quiet)
+    done: list[str] = []
+    with counting(f"of {len(names)} systems", quiet=quiet) as progress:
+
+        def told(name: str) -> None:
+            done.append(name)
+            if progress is not None:
+                progress(len(done))
+
+        click.echo(make(found, names, seed=seed, told=told))
+
+
+def _examples(folder: Path, jobs: int, quiet: bool) -> list[Example]:
+    from torchtriage_benchmark.training.training_set import examples
+
+    with counting("recordings read", quiet=quiet) as progress:
+        return examples(folder, jobs=jobs, told=progress or (lambda _: None))
+
+
+for _one in (labelling.iterate, labelling.audit, labelling.veto):
+    command.add_command(_one)

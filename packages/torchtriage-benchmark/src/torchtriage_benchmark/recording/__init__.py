@@ -1,0 +1,1 @@
+"""Programs with known faults, planned, recorded and labelled."""

@@ -1,0 +1,357 @@
+"""The loop: the detector proposes, a reviewer judges, labels change, the detector learns anew.
+
+Proposed are windows where a detector that has not learned from their model family disagrees with
+their label. A label is changed only when the reviewer is surer of another than labels are worth,
+and every change is written down. The loop ends when the score on the validation split settles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import UsageError
+from torchtriage.diagnose.detector.detector import Judged
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.verdict import diagnose
+from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.score import area_under_roc
+from torchtriage.learn.review.evidence import Evidence, applicable, gather
+from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
+from torchtriage_benchmark.training.labels import History, Labels
+from torchtriage_benchmark.training.training_set import Example, recorded
+
+__all__ = [
+    "Findings",
+    "Judge",
+    "Labelled",
+    "Report",
+    "Round",
+    "Settings",
+    "Train",
+    "boosted_trees",
+    "iterate",
+    "relabelled",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled(Example):
+    """A recording with labels that may differ from those it came with."""
+
+    labels: tuple[str, ...] = ()
+
+    @property
+    def faulty(self) -> NDArray[np.bool_]:
+        """Which windows are labelled as faulty."""
+        return np.array([one != NONE for one in self.labels], np.bool_)
+
+    @property
+    def code(self) -> str:
+        """The fault that most of its faulty windows are labelled with, empty without any."""
+        counts = Counter(one for one in self.labels if one != NONE)
+        return min(counts, key=lambda one: (-counts[one], one)) if counts else ""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The fault that each window is labelled with, empty where there is none."""
+        return tuple("" if one == NONE else one for one in self.labels)
+
+
+Judge = Callable[[Labelled], Judged]
+Train = Callable[[Sequence[Labelled], Sequence[Labelled]], Judge]
+"""Given recordings to learn from and others to calibrate on, what judges a recording."""
+
+
+def boosted_trees(seed: int = 0) -> Train:
+    """Return the detector's own way to learn."""
+    from torchtriage_benchmark.training.boosting import fit_trees, window_rows
+
+    def train(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
+        trees = fit_trees(learn, tune, seed=seed)
+
+        def judge(one: Labelled) -> Judged:
+            rows = window_rows(one)
+            usual = np.zeros(len(rows), np.bool_)
+            return Judged(trees.probability(rows), trees.types(rows), usual)
+
+        return judge
+
+    return train
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the loop goes.
+
+    ``windows`` : to review in a round, those first where label and detector are furthest apart.
+    ``trust`` : how likely a label is right before anything is known; a reviewer must be surer of
+    another. ``settled`` : a change of the validation score that is none. ``folds`` : of model
+    families, to judge windows by a detector that has not seen their family. ``moved`` : how much
+    the detector's opinion of a window must change before it is reviewed again.
+    """
+
+    rounds: int = 4
+    windows: int = 200
+    trust: float = 0.8
+    settled: float = 0.002
+    folds: int = 3
+    moved: float = 0.15
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did.
+
+    ``validation`` : window AUROC after it; the first is before any review. ``same_labels`` : that
+    of what was learned before the round, on the labels as they are after it: only their difference
+    is what learning gave.
+    ``kept`` : labels that the reviewer agrees with, or is not sure enough against.
+    ``not_reviewed`` : proposed windows without a review, by the reason.
+    """
+
+    number: int
+    validation: float
+    same_labels: float
+    proposed: int = 0
+    changed: int = 0
+    kept: int = 0
+    not_reviewed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the loop went. ``judge`` : what was learned last. ``ended`` : why it ended."""
+
+    rounds: tuple[Round, ...]
+    labels: Labels
+    judge: Judge
+    ended: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped the review; nothing was learned from that round."""
+        return self.ended == INTERRUPTED
+
+
+class Findings:
+    """The evidence of windows, gathered once for each; what the detector says comes last."""
+
+    def __init__(self, *, redact: bool = True) -> None:
+        """Keep nothing yet."""
+        self.redact = redact
+        self._known: dict[tuple[str, int], Evidence] = {}
+
+    def of(self, item: Kept, windows: Iterable[int]) -> list[Evidence]:
+        """Return the evidence of some windows of a recording."""
+        wanted = list(windows)
+        missing = [at for at in wanted if (item.id, at) not in self._known]
+        if missing:
+            # a recording of its own: its trace does not stay in memory
+            one = Kept(item.about, item.path)
+            trace = one.trace
+            findings, codes = diagnose(trace, Options(step_ms=one.step_ms)).findings, applicable(trace)
+            for at in missing:
+                begin_ns, end_ns = item.windows_ns[at].tolist()
+                self._known[(item.id, at)] = gather(
+                    trace, findings, (begin_ns, end_ns), redact=self.redact, codes=codes
+                )
+        return [self._known[(item.id, at)] for at in wanted]
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A window to review: what the detector says of it, and how far that is from the label."""
+
+    item: Labelled
+    window: int
+    apart: float
+    probability: float
+    types: Mapping[str, float]
+    unusual: bool
+
+
+def iterate(
+    items: Sequence[Example],
+    labels: Labels,
+    reviewer: Reviewer,
+    train: Train,
+    history: History,
+    *,
+    settings: Settings = Settings(),
+    review: Callable[[Sequence[Evidence]], Sequence[Outcome]] | None = None,
+    evidence: Findings | None = None,
+    told: Callable[[Round], None] = lambda _: None,
+) -> Report:
+    """Run the loop on the recordings of splits ``train`` and ``validation``.
+
+    Parameters
+    ----------
+    items : sequence of Example
+        Those of other splits are not looked at.
+    labels : Labels
+        Before any change; the history is applied to them.
+    reviewer : Reviewer
+    train : Train
+    history : History
+        Every change goes there before anything is learned from it.
+    review : callable, optional
+        Asks the reviewer, where that needs more than to call it.
+    evidence : Findings, optional
+        With what was gathered before.
+    told : callable
+        Is given each round.
+
+    Raises
+    ------
+    UsageError
+        There are too few model families to learn from, or none to validate with.
+    """
+    items = [*recorded(items, "train"), *recorded(items, "validation")]
+    evidence = evidence or Findings()
+    ask = review or (lambda some: reviewer.review_all(some, silent))
+    families = sorted({_family(one) for one in items if one.about["split"] == "train"})
+    if len(families) < settings.folds:
+        raise UsageError(
+            f"expected at least {settings.folds} model families to learn from, found {len(families)}",
+            hint="record more of the benchmark: torchtriage dataset record",
+        )
+    known = history.apply(labels)
+    learn, tune = relabelled(items, known)
+    judge = train(learn, tune)
+    score = _validation(judge, tune)
+    rounds = [Round(0, score, score)]
+    told(rounds[0])
+    seen: dict[tuple[str, int], float] = {}
+    ended = f"after {settings.rounds} rounds"
+    for number in range(1, settings.rounds + 1):
+        proposals = _proposals(judge, learn, tune, families, train, history, seen, settings)
+        outcomes = ask(_shown(proposals, evidence))
+        n_changed, left = 0, Counter[str]()
+        for proposal, outcome in zip(proposals, outcomes, strict=True):
+            if outcome.review is None:
+                left[outcome.reason] += 1
+            else:
+                seen[proposal.item.id, proposal.window] = proposal.probability
+                n_changed += _changed(proposal, outcome, reviewer.name, number, history, settings)
+        known = history.apply(labels)
+        learn, tune = relabelled(items, known)
+        stopped = INTERRUPTED in left
+        before = _validation(judge, tune)
+        if n_changed and not stopped:
+            judge = train(learn, tune)
+        kept = len(proposals) - n_changed - sum(left.values())
+        score = _validation(judge, tune)
+        rounds.append(Round(number, score, before, len(proposals), n_changed, kept, dict(left)))
+        told(rounds[-1])
+        if stopped:
+            ended = INTERRUPTED
+            break
+        if not n_changed:
+            ended = "no label was changed"
+            break
+        if abs(score - before) < settings.settled:
+            ended = "the validation score has settled"
+            break
+    return Report(tuple(rounds), known, judge, ended)
+
+
+def _family(item: Kept) -> str:
+    return str(item.about["family"])
+
+
+def relabelled(items: Sequence[Example], labels: Labels) -> tuple[list[Labelled], list[Labelled]]:
+    """Return the recordings to learn from and those to validate with, with these labels."""
+    items = [*recorded(items, "train"), *recorded(items, "validation")]
+    all_ = [Labelled(one.about, one.path, labels[one.id]) for one in items]
+    for new, old in zip(all_, items, strict=True):
+        new.__dict__["looked"] = old.looked  # what was computed once is not read again
+    return ([one for one in all_ if one.split == "train"], [one for one in all_ if one.split == "validation"])
+
+
+def _validation(judge: Judge, tune: Sequence[Labelled]) -> float:
+    scores = np.concatenate([judge(one).probability for one in tune])
+    return area_under_roc(np.concatenate([one.faulty for one in tune]), scores)
+
+
+def _proposals(
+    judge: Judge,
+    learn: Sequence[Labelled],
+    tune: Sequence[Labelled],
+    families: Sequence[str],
+    train: Train,
+    history: History,
+    seen: Mapping[tuple[str, int], float],
+    settings: Settings,
+) -> list[_Proposal]:
+    """Return where label and detector disagree, furthest apart first, with no window of a person's.
+
+    They disagree about whether there is a fault, or about which.
+
+    No recording is judged by what has learned from its family.
+    """
+    judged = [(one, judge(one)) for one in tune]
+    for fold in range(settings.folds):
+        away = set(families[fold :: settings.folds])
+        others = train([one for one in learn if _family(one) not in away], tune)
+        judged += [(one, others(one)) for one in learn if _family(one) in away]
+    closed = history.closed
+    found = []
+    for one, said in judged:
+        for window, (label, likely) in enumerate(zip(one.labels, said.probability.tolist(), strict=True)):
+            key = (one.id, window)
+            shares = [share for code, share in said.types[window].items() if code != label]
+            another = likely * max(shares, default=0.0)
+            apart = likely if label == NONE else max(1 - likely, another)
+            stale = key in seen and abs(seen[key] - likely) < settings.moved
+            if apart > 0.5 and key not in closed and not stale:
+                found.append(_Proposal(one, window, apart, likely, said.types[window], bool(said.unusual[window])))
+    found.sort(key=lambda one: (-one.apart, one.item.id, one.window))
+    return found[: settings.windows]
+
+
+def _shown(proposals: Sequence[_Proposal], evidence: Findings) -> list[Evidence]:
+    """Return what the reviewer sees of each: never the label that is in doubt."""
+    by_item: dict[str, list[int]] = {}
+    items = {one.item.id: one.item for one in proposals}
+    for one in proposals:
+        by_item.setdefault(one.item.id, []).append(one.window)
+    gathered = {
+        (key, window): told
+        for key, windows in by_item.items()
+        for window, told in zip(windows, evidence.of(items[key], windows), strict=True)
+    }
+    return [
+        gathered[one.item.id, one.window].with_opinion(one.probability, one.types, unusual=one.unusual)
+        for one in proposals
+    ]
+
+
+def _changed(
+    proposal: _Proposal, outcome: Outcome, who: str, number: int, history: History, settings: Settings
+) -> bool:
+    """Write a change of label down, if the review is one; return whether it is."""
+    review, before = outcome.review, proposal.item.labels[proposal.window]
+    assert review is not None
+    if review.code == before or review.confidence <= settings.trust:
+        return False
+    ids = {one for sentence in review.why for one in sentence.evidence}
+    history.append(
+        who=who,
+        item=proposal.item.id,
+        window=proposal.window,
+        before=before,
+        after=review.code,
+        confidence=review.confidence,
+        why=review.why,
+        cited=tuple((line.id, line.text) for line in outcome.evidence.lines if line.id in ids),
+        digest=outcome.evidence.key,
+        round=number,
+    )
+    return True

@@ -1,0 +1,105 @@
+"""The table of the benchmark: every system, both tasks, every split; and the detector's card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torchtriage.diagnose.detector.detector import Detector
+from torchtriage.learn.dataset.predictions import Predictions
+from torchtriage.learn.dataset.score import SYNTHETIC, Figure, Score, score
+from torchtriage_benchmark.training.baselines import SYSTEMS, System, detector_says
+from torchtriage_benchmark.training.boosting import pooled
+from torchtriage_benchmark.training.training_set import Example, recorded
+
+__all__ = ["COLUMNS", "card", "scored", "table"]
+
+COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "overlap")
+HELD_OUT = ("validation", "test", f"{SYNTHETIC} test")
+"""Groups of recordings that no trees were grown on; on the first, thresholds were tuned, and how
+much rules and detector count together."""
+
+
+def scored(found: Sequence[Example], name: str, system: System) -> dict[str, Score]:
+    """Return a system's scores on the splits that it did not learn from."""
+    items = [one for one in found if one.split in HELD_OUT]
+    said = Predictions(name, {one.id: system(one) for one in items})
+    return {row.group: row for row in score(items, said, only=HELD_OUT)}
+
+
+def table(
+    found: Sequence[Example], names: Sequence[str], *, seed: int = 0, told: Callable[[str], None] = lambda _: None
+) -> str:
+    """Return the table as Markdown; each system is trained anew.
+
+    Raises
+    ------
+    MissingExtraError
+        A system needs scikit-learn or torch, not installed here.
+    """
+    rows = []
+    for name in names:
+        told(name)
+        rows += _rows(name, scored(found, name, SYSTEMS[name](found, seed)))
+    return "\n".join([*_head("system"), *rows])
+
+
+def _head(first: str) -> list[str]:
+    heads = (first, "split", "recordings", *(name.replace("_", " ") for name in COLUMNS))
+    return [f"| {' | '.join(heads)} |", f"|:--|:--|{'--:|' * (len(COLUMNS) + 1)}"]
+
+
+def _rows(name: str, scores: dict[str, Score]) -> list[str]:
+    return [
+        f"| {name} | {group} | {row.n_items} | " + " | ".join(_cell(getattr(row, column)) for column in COLUMNS) + " |"
+        for group, row in scores.items()
+    ]
+
+
+def _cell(figure: Figure) -> str:
+    if figure.n == 0 or figure.value != figure.value:
+        return "-"
+    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
+
+
+def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
+    """Return the share of faulty recordings whose type is right, however sure it is."""
+    faulty = [one for one in recorded(found, group) if one.code]
+    told = [pooled(detector.trees.probability(one.features), detector.trees.types(one.features)) for one in faulty]
+    right = [max(types, key=types.__getitem__) == one.code for types, one in zip(told, faulty, strict=True)]
+    return sum(right) / max(len(right), 1)
+
+
+def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
+    """Return the model card of a trained detector, with its scores on families it never saw."""
+    about = detector.about
+    rows = _rows("detector", scored(found, "detector", detector_says(detector)))
+    trees = detector.trees
+    named = ", ".join(f"{_named(detector, found, one):.2f} on {one}" for one in HELD_OUT[:2])
+    return "\n".join(
+        [
+            "# The detector's weights",
+            "",
+            "Gradient-boosted trees on features of windows (a sixteenth of a step): how likely an anti-pattern is in",
+            "a window, and which. An opinion beside the findings: it changes no cost and no place.",
+            "",
+            f"- **Trained on** {about['recordings']} recordings ({about['windows']:,} windows) of "
+            f"{', '.join(about['train'])};",
+            f"  labels of {about['labels']}; seed {about['seed']}. Calibrated on {', '.join(about['validation'])}.",
+            f"- **Data** {about['data']} (checksums and labels of the recordings of both).",
+            f"- **Types** {', '.join(trees.codes)}.",
+            f"- **Size** {len(trees.faulty.root) + len(trees.kinds.root):,} trees, "
+            f"{size_bytes / 1e3:,.0f} kB. Needs numpy.",
+            "- **Unusual** windows are further from all it learned from than "
+            "99 % of those of the calibration's families.",
+            "- **Not for** recordings of other devices than it was trained on: they are unusual.",
+            "- **Made by** `torchtriage learn train`, which gives these bytes again from the same recordings and seed.",
+            "",
+            "Of model families that it was not trained on (95 % intervals over recordings):",
+            "",
+            *_head("system"),
+            *rows,
+            "",
+            f"Asked which type it is of those that are faulty, it names the right one: {named}.",
+            "",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""The names torchtriage promises: traces, compile logs, benchmarks, profiles."""

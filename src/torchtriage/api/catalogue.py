@@ -1,0 +1,131 @@
+"""Every code that any part can report, with its page: patterns, rules, memory, alerts.
+
+A page is the docstring of the module that stands for the code. A code may have several: what a
+trace shows, what the source shows, and what memory shows of one thing. One code is of compile logs
+alone; those of alerts are a table of causes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from torchtriage.core.docpages import section
+from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Fix
+
+__all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
+
+Part = Literal["trace", "source", "memory", "logs", "alerts"]
+PARTS: dict[Part, str] = {
+    "trace": "",
+    "source": ", in source",
+    "memory": ", in memory",
+    "logs": ", in compile logs",
+    "alerts": ", in alerts",
+}
+"""What a code is seen in, and how its heading says so."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is known about a code in one part.
+
+    ``titles`` : the sections of ``text``, in their order. ``needs`` : what a file must hold for it
+    to be judged, in words; empty where any will do. ``suppresses`` : codes that mean nothing while
+    this one is certain.
+    """
+
+    code: str
+    name: str
+    family: str
+    title: str
+    part: Part
+    text: str
+    titles: tuple[str, ...]
+    fix: Fix
+    needs: str = ""
+    suppresses: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """Return code, name and part."""
+        return f"{self.code} {self.name}{PARTS[self.part]}"
+
+    def section(self, title: str) -> str:
+        """Return one section as running text, empty when it has none."""
+        return section(self.text, title)
+
+
+@lru_cache(maxsize=1)
+def pages() -> tuple[Page, ...]:
+    """Return all pages, in order of code; of one code what a trace shows comes first."""
+    from torchtriage.compile.logs import collective_order as order
+    from torchtriage.diagnose import lint, patterns
+    from torchtriage.diagnose.lint import base as rules
+    from torchtriage.diagnose.patterns import base
+    from torchtriage.memory import findings as codes
+    from torchtriage.operate.monitor import alert_finding as alerts
+
+    found = []
+    for entry in patterns.catalogue():
+        one = entry.pattern
+        needs = ", ".join(base.NEEDS[need][1] for need in sorted(one.needs))
+        found.append(
+            Page(
+                one.code,
+                one.name,
+                one.family,
+                one.title,
+                "trace",
+                entry.page,
+                base.SECTIONS,
+                entry.fix,
+                needs,
+                one.suppresses,
+            )
+        )
+    for rule in lint.catalogue():
+        it = rule.rule
+        found.append(Page(it.code, it.name, it.family, it.title, "source", rule.page, rules.SECTIONS, rule.fix))
+    for verdict in codes.catalogue():
+        is_ = verdict.identity
+        found.append(
+            Page(
+                is_.code, is_.name, is_.family, is_.title, "memory", verdict.page, base.SECTIONS, verdict.fix, is_.needs
+            )
+        )
+    found.append(
+        Page(
+            order.CODE,
+            order.NAME,
+            order.FAMILY,
+            order.TITLE,
+            "logs",
+            order.__doc__ or "",
+            base.SECTIONS,
+            order.FIX,
+            order.NEEDS,
+        )
+    )
+    found += [
+        Page(one.code, one.name, alerts.FAMILY, one.title, "alerts", one.page, base.SECTIONS, one.fix)
+        for one in alerts.CODES.values()
+    ]
+    return tuple(sorted(found, key=lambda page: (page.code, [*PARTS].index(page.part))))
+
+
+def lookup(code_or_name: str) -> tuple[Page, ...]:
+    """Return the pages of the code or name.
+
+    Raises
+    ------
+    UsageError
+        There is none; the message suggests near ones.
+    """
+    wanted = code_or_name.strip().lower()
+    codes = {key: page.code for page in pages() for key in (page.code.lower(), page.name)}
+    if wanted not in codes:
+        raise UsageError.unknown("pattern", code_or_name.strip(), codes)
+    return tuple(page for page in pages() if page.code == codes[wanted])

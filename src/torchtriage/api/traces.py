@@ -1,0 +1,509 @@
+"""The names we promise: ``load``, ``analyze``, ``compare``, ``explain`` and what they return."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from torchtriage.api.rendering import Renderable
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.folders import is_inside
+from torchtriage.core.source.locate import Locator
+from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.memory_limit import within
+from torchtriage.core.trace.overlay import write_overlay
+from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
+from torchtriage.diagnose.compare.result import Comparison
+from torchtriage.diagnose.patterns import PatternEntry, catalogue, lookup
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.options import DEFAULTS, Options
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict import diagnose
+from torchtriage.measure.verify.result import Verification
+
+if TYPE_CHECKING:
+    from torchtriage.core.record.launch import Command
+
+__all__ = [
+    "ComparisonReport",
+    "RanksReport",
+    "Report",
+    "analyze",
+    "analyze_ranks",
+    "analyze_run",
+    "compare",
+    "explain",
+    "find_traces",
+    "load",
+    "overlay",
+    "sample_path",
+    "verify",
+]
+
+TracePath = str | os.PathLike[str]
+SUFFIXES = (".json", ".json.gz", ".zip")
+
+
+class _TraceRenderable(Renderable):
+    """One trace or several: their page draws with a script of its own."""
+
+    _sandbox = "allow-scripts"
+
+    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the terminal report as plain text."""
+        from torchtriage.report import trace_terminal
+
+        results, jobs = self._contents()
+        return trace_terminal.render(results, jobs=jobs).plain
+
+    def to_html(self) -> str:
+        """Return one self-contained HTML page."""
+        from torchtriage.report.pages import trace
+
+        return trace.render(*self._contents())
+
+    def to_json(self) -> bytes:
+        """Return the versioned JSON document (``docs/json.md``)."""
+        from torchtriage.report import json_report
+
+        return json_report.encode(*self._contents())
+
+    def to_markdown(self) -> str:
+        """Return Markdown for a pull-request comment."""
+        from torchtriage.report import trace_markdown
+
+        results, jobs = self._contents()
+        return trace_markdown.render(results, jobs=jobs)
+
+
+@dataclass(frozen=True)
+class Report(_TraceRenderable, Result):
+    """A :class:`~torchtriage.diagnose.verdict.result.Result` that shows itself, in notebooks too."""
+
+    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
+        return [self], ()
+
+
+@dataclass(frozen=True)
+class ComparisonReport(Renderable, Comparison):
+    """A :class:`~torchtriage.diagnose.compare.result.Comparison` that shows itself, in notebooks too."""
+
+
+def load(
+    path: TracePath | BinaryIO,
+    *,
+    cache: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Read a profiler trace into columns.
+
+    Parameters
+    ----------
+    path : path, ``-`` for standard input, or binary stream
+        ``.json``, ``.json.gz`` or ``.zip``.
+    cache : bool
+        Keep the columns beside the file, and use them next time while the file is the same.
+    max_bytes : int
+        Refuse inputs that expand beyond this.
+    max_memory : int, optional
+        Keep this process within so many bytes while it reads: the columns then lie in temporary
+        files. Needs the native library, on Linux. A process forked meanwhile, or while such
+        columns live, shares them: what one writes, the other sees.
+    progress : callable, optional
+        Called with (uncompressed bytes read, size on disk).
+
+    Raises
+    ------
+    TraceFormatError
+        The input is not a readable profiler trace.
+    UsageError
+        The bound on memory cannot be kept.
+    """
+    with within(max_memory):
+        return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
+
+
+def analyze(
+    source: TracePath | BinaryIO | Trace,
+    *,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    min_share: float = DEFAULTS.min_share,
+    what_if: Collection[str] = (),
+    step_ms: float | None = None,
+    sources: Collection[TracePath] | None = (),
+    cache: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
+    detector: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Judge one trace: a ranked list of findings with what fixing each gives back.
+
+    Parameters
+    ----------
+    source : path, stream or Trace
+        What to judge; see :func:`load`.
+    only, skip : collections of codes or names
+        Restrict the patterns.
+    min_share : float
+        Leave out findings whose high end is below this share of a step (0-1).
+    what_if : collection of str
+        Questions such as ``gpu*0.5``, ``comm=0``, ``no-sync``; the answers are in ``what_ifs``.
+    step_ms : float, optional
+        Wall time of a step without the profiler: host work is scaled to it.
+    sources : collection of paths, or None
+        Folders to find the recorded program's source in, besides the current one and the recorded
+        places: frames then end at the line of the call. None opens no source file.
+    cache, max_bytes, progress
+        As in :func:`load`.
+    max_memory : int, optional
+        Keep this process within so many bytes, as in :func:`load`, for reading and judging.
+    detector : bool
+        Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
+
+    Raises
+    ------
+    TraceFormatError
+        The input is not a readable profiler trace.
+    UsageError
+        A code does not exist, a question cannot be read, ``step_ms`` is no time, or the bound on
+        memory cannot be kept.
+    """
+    options = Options(
+        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector
+    )  # checked before minutes of reading
+    folders = options.folders()
+    with within(max_memory):
+        trace = (
+            source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        )
+        return _report(diagnose(trace, options, places=None if folders is None else Locator(folders)))
+
+
+def compare(
+    before: TracePath | BinaryIO | Trace,
+    after: TracePath | BinaryIO | Trace,
+    *,
+    promise: Result | None = None,
+    cache: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> ComparisonReport:
+    """Say what changed the step time between two runs of one workload.
+
+    Parameters
+    ----------
+    before, after : path, stream or Trace
+        The runs; see :func:`load`. Each is dropped before the next is read.
+    promise : Result, optional
+        An earlier result on ``before`` whose promised savings are checked, instead of today's.
+    cache, max_bytes, progress
+        As in :func:`load`.
+
+    Raises
+    ------
+    TraceFormatError
+        An input is not a readable profiler trace.
+    UsageError
+        ``promise`` is about another recording.
+    """
+    from torchtriage.diagnose.compare import verdict
+
+    sides = [
+        verdict.gather(
+            source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        )
+        for source in (before, after)
+    ]
+    result = verdict.compare(*sides, promised=promise)
+    return ComparisonReport(**{one.name: getattr(result, one.name) for one in fields(result)})
+
+
+@dataclass(frozen=True)
+class RanksReport(_TraceRenderable):
+    """Several traces: the jobs that some of them are ranks of, and each one's own result.
+
+    ``unreadable`` holds what could not be read, as it would be raised.
+    """
+
+    jobs: tuple[JobResult, ...]
+    results: tuple[Result, ...]
+    unreadable: tuple[TraceFormatError, ...] = ()
+
+    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
+        return self.results, self.jobs
+
+
+def analyze_ranks(
+    paths: TracePath | Iterable[TracePath],
+    *,
+    engine: str = "local",
+    processes: int | None = None,
+    starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
+    **options: Any,
+) -> RanksReport:
+    """Judge several traces, and those that are ranks of one job also together.
+
+    Traces are read one after the other, or in processes, and of each only its result and a table
+    of its collectives are kept: memory grows with those, not with the traces.
+
+    Parameters
+    ----------
+    paths : path, URL, or several
+        Files, folders searched below, patterns with ``*``, URLs that fsspec opens.
+    engine : ``local`` or ``ray``
+        ``ray`` maps the files over a Ray cluster; the result is the same.
+    processes : int, optional
+        Of the local engine; as many as there are cores where the files are worth it.
+    starting : callable, optional
+        Called with a path and how many are done before it is read; may return a ``progress`` of
+        :func:`load`, which is used where it is read in this process.
+    **options
+        ``only``, ``skip``, ``min_share`` and the others of :func:`analyze`, for each trace; each
+        process keeps within ``max_memory``.
+
+    Raises
+    ------
+    TraceFormatError
+        There is no trace, or none that can be read.
+    MissingExtraError
+        fsspec or Ray is needed and not installed.
+    UsageError
+        A code or an engine does not exist, a question cannot be read, or the bound on memory
+        cannot be kept.
+    """
+    from torchtriage.diagnose.ranks.workers import analyze_files
+
+    asked = Options(**options)
+    files = [os.fspath(path) for path in find_traces([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not files:
+        raise TraceFormatError("expected at least one trace, found none")
+    # a worker may have another current folder
+    asked = replace(asked, sources=asked.folders())
+    outcome = analyze_files(files, asked, engine=engine, processes=processes, starting=starting)
+    return RanksReport(outcome.jobs, outcome.results, outcome.unreadable)
+
+
+def analyze_run(
+    out: TracePath,
+    *,
+    command: str = "",
+    exit_code: int | None = None,
+    pid: int | None = None,
+    options: Options = DEFAULTS,
+) -> RanksReport:
+    """Judge what ``torchtriage run`` recorded: each process once, ranks of one job also together.
+
+    Costs come from the light recording, places from the heavy one, both scaled to the step time
+    that was measured without a profiler.
+
+    Parameters
+    ----------
+    out : path
+        The folder of the recordings.
+    command, exit_code : str, int
+        What was run and how it ended, for the report.
+    pid : int, optional
+        Judge this process alone.
+    options : Options
+        As in :func:`analyze`; the folders of the script are searched for sources, too.
+
+    Raises
+    ------
+    TraceFormatError
+        Nothing was recorded, or none of it can be read; the message says why.
+    """
+    from torchtriage.diagnose.runs.analyze import judge_run
+
+    jobs, results = judge_run(Path(out), options, command=command, exit_code=exit_code, pid=pid)
+    return RanksReport(jobs, tuple(map(_report, results)))
+
+
+def _report(result: Result) -> Report:
+    """Return a result that shows itself."""
+    return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
+
+
+def verify(
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    out: TracePath,
+    steps: int = 40,
+    rounds: int = 12,
+    record: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Prove a fix: run two programs in turns, unprofiled, and see what was saved.
+
+    Parameters
+    ----------
+    before, after : sequences of str
+        Words of a command, as for ``torchtriage run``: ``["train.py", "--epochs", "1"]``.
+    out : path
+        Folder for what the programs print and what is measured.
+    steps : int
+        End each run after so many timed steps; 0 compares whole runs.
+    rounds : int
+        Runs of each at most.
+    record : bool
+        Record both once, to know what the fixed findings had promised.
+    progress : callable, optional
+        Called with a line of text before each run.
+
+    Raises
+    ------
+    UsageError
+        A program cannot be started, or failed.
+    """
+    from torchtriage.core.record.launch import find_command
+    from torchtriage.measure.verify.paired_runs import Trial, run_trial, sample
+    from torchtriage.measure.verify.verify import conclude
+
+    folder = Path(out)
+    tell = progress or (lambda _text: None)
+    commands = find_command(before), find_command(after)
+
+    def told(number: int, trial: Trial | None) -> None:
+        known = "" if trial is None else f", after takes {trial.ratio.value:.3f} of before so far"
+        tell(f"round {number + 1} of at most {rounds}{known}")
+
+    results: tuple[Result, Result] | None = None
+    if record:
+        tell("recording both once")
+        found = [_recorded(one, folder / name) for name, one in zip(("promise", "kept"), commands, strict=True)]
+        if all(found):
+            results = found[0][0], found[1][0]
+    trial = run_trial(
+        lambda number: sample(commands[0], folder / f"before{number + 1}", steps=steps),
+        lambda number: sample(commands[1], folder / f"after{number + 1}", steps=steps),
+        most_rounds=rounds,
+        progress=told,
+    )
+    return conclude(
+        trial,
+        before=str(commands[0]),
+        after=str(commands[1]),
+        results=results,
+        scripts=(_script(before), _script(after)),
+    )
+
+
+def _recorded(command: Command, folder: Path) -> tuple[Result, ...]:
+    """Return what a recording of the program shows; nothing where it has no loop."""
+    from torchtriage.measure.verify.paired_runs import record_once
+
+    record_once(command, folder)
+    try:
+        # what is left of a finding may be too small to report
+        return analyze_run(folder, command=str(command), options=Options(min_share=0.0)).results
+    except TraceFormatError:
+        return ()
+
+
+def _script(words: Sequence[str]) -> str:
+    return next((Path(one).name for one in words if one.endswith(".py")), "")
+
+
+def overlay(path: TracePath, result: Result, out: TracePath, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    """Write the trace at ``path`` to ``out`` with a track per finding, for ui.perfetto.dev.
+
+    Compressed when ``out`` ends in ``.gz``.
+
+    Raises
+    ------
+    TraceFormatError
+        The trace cannot be read, or expands beyond ``max_bytes``.
+    UsageError
+        ``out`` cannot be written, or is the input.
+    """
+    from torchtriage.report import perfetto
+
+    write_overlay(path, out, perfetto.events(result), max_bytes=max_bytes)
+
+
+def explain(code_or_name: str | None = None) -> PatternEntry | tuple[PatternEntry, ...]:
+    """Return a pattern's page, or all patterns without an argument.
+
+    Raises
+    ------
+    UsageError
+        No pattern has this code or name.
+    """
+    return catalogue() if code_or_name is None else lookup(code_or_name)
+
+
+def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
+    """Return the traces that paths stand for: files as they are, folders searched below.
+
+    Links that lead out of such a folder are not followed.
+
+    Patterns (``run/*.json.gz``) are expanded where no file has that name; URLs (``s3://…``) are
+    looked up in their store.
+
+    Raises
+    ------
+    TraceFormatError
+        A path does not exist, or a folder holds no candidate.
+    """
+    found: list[str | Path] = []
+    for item in paths:
+        if item == "-":
+            found.append(item)
+            continue
+        if isinstance(item, str) and "://" in item:
+            from torchtriage.diagnose.ranks.object_store import find_urls, is_url
+
+            if is_url(item):
+                found += find_urls(item)
+                continue
+        path = Path(item)
+        try:
+            if any(mark in path.name for mark in "*?[") and not path.exists():
+                found += _expanded(path)
+                continue
+            if not path.is_dir():
+                found.append(path)
+                continue
+            files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+            inside = [file for file in files if is_inside(file, path)]
+        except (OSError, ValueError) as error:
+            raise TraceFormatError(f"cannot be read: {error}", where=repr(str(path))) from error
+        if not inside:
+            raise TraceFormatError(
+                "expected traces in this folder, found no .json, .json.gz or .zip file",
+                where=str(path),
+                hint="pass the files that its links lead to"
+                if files
+                else "export with prof.export_chrome_trace('trace.json.gz')",
+            )
+        if len(inside) < len(files):
+            import logging
+
+            n_links = format_count(len(files) - len(inside), "link")
+            logging.getLogger("torchtriage.traces").warning(
+                "%s: left out %s to files outside; pass those files to read them", path, n_links
+            )
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _expanded(pattern: Path) -> list[Path]:
+    some = sorted(one for one in pattern.parent.glob(pattern.name) if one.is_file())
+    if not some:
+        raise TraceFormatError("expected files of this pattern, found none", where=str(pattern))
+    return some
+
+
+def sample_path() -> Path:
+    """Return the bundled sample: our own recording of a small training script on the CPU."""
+    return Path(__file__).parents[1] / "cli" / "sample" / "sample_cpu_training.json.gz"

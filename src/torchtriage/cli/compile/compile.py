@@ -1,0 +1,96 @@
+"""``torchtriage compile``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+)
+from torchtriage.cli.output import check_outputs, complain, present
+from torchtriage.cli.progress import reading, reading_many
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace import Trace
+
+__all__ = ["command"]
+
+
+@click.command("compile")
+@click.argument("paths", nargs=-1, required=True, metavar="LOG…", type=click.Path())
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(),
+    help="A trace of the same program: what each break and recompilation costs in it.",
+)
+@click.option(
+    "--eager",
+    metavar="FILE",
+    type=click.Path(),
+    help="A trace of the program without torch.compile: after how many steps compiling pays back.",
+)
+@json_option
+@markdown_option
+@output_option
+@html_option
+@fail_on_option
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
+    """Judge the logs of torch.compile: graph breaks, recompilations, compile time.
+
+    LOG is a file or a folder that TORCH_TRACE wrote, of one process or of many ranks and restarts,
+    plain or gzip; or the text of TORCH_LOGS=graph_breaks,recompiles,guards; or - for standard
+    input. torch is not needed, and nothing in a log is executed. Prints a verdict in three lines,
+    then each distinct graph break with its cause, line and fix, each kind of recompilation with the
+    guard that failed and what would end it, functions, compile time by phase, what Inductor made,
+    caches, guards, and how ranks differ. Every entry of a log is accounted for.
+
+    Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
+    """
+    from torchtriage.compile.logs.judge import judge
+    from torchtriage.compile.logs.read import read_logs
+
+    if given["eager"] and not given["trace"]:
+        raise UsageError("--eager is compared with --trace, which is missing")
+    inputs = [*paths, *filter(None, (given["trace"], given["eager"]))]
+    check_outputs([given["output"], given["html"]], inputs)
+    with reading_many(len(paths), quiet=given["quiet"]) as progress:
+        logs, refused = read_logs(paths, progress)
+    for error in refused:
+        complain(f"left out: {error}")
+    result = judge(logs)
+    if given["trace"]:
+        from torchtriage.compile.logs.join import join
+
+        trace = _trace(given["trace"], given["quiet"])
+        eager = _trace(given["eager"], given["quiet"]) if given["eager"] else None
+        result = join(result, trace, given["trace"], eager=eager)
+    if given["html"]:
+        from torchtriage.compile.logs.drawings import with_drawings
+
+        result = with_drawings(result, logs)
+    from torchtriage.report.documents.compile import CompileReport
+
+    present(CompileReport(result.schema, result.version, result), given)
+    if fails(result.findings, given["fail_on"]):
+        ctx.exit(1)
+    if refused:
+        ctx.exit(2)
+
+
+def _trace(path: str, quiet: bool) -> Trace:
+    from torchtriage.core.trace import read_trace
+
+    with reading(path, quiet=quiet) as progress:
+        return read_trace(path, progress=progress)

@@ -1,0 +1,127 @@
+"""``torchtriage xla``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.progress import working
+from torchtriage.core.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command("xla", context_settings={"ignore_unknown_options": True})
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET…")
+@click.option("--train", is_flag=True, help="A step is forward, loss, backward and SGD's update.")
+@click.option("--both", is_flag=True, help="Each model in inference and in training.")
+@click.option("--python", metavar="PATH", help="A Python that has torch_xla; default: this one or .venv-xla.")
+@click.option("--device", metavar="NAME", default="", help="PJRT device: cpu, tpu, cuda. Default: torch_xla's choice.")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="Use N processors and as many threads.")
+@click.option(
+    "--steps", type=click.IntRange(2), metavar="N", default=4, show_default=True, help="Steps that are counted."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(0),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Timed processes of each route; 0 counts only.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    default=1.0,
+    show_default=True,
+    help="Steady steps per timed process.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    metavar="S",
+    default=600.0,
+    show_default=True,
+    help="What starts or runs longer has failed.",
+)
+@json_option
+@markdown_option
+@output_option
+@html_option
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> None:
+    """How many graphs a model is on PyTorch/XLA, by dynamo and by LazyTensor, and why.
+
+    TARGET is module:function or file.py:function that returns (model, inputs), as for bench; or a
+    script.py, run once with everything dumped; or dumps of a run: a metrics report, the output of
+    PT_XLA_DEBUG, a file of XLA_SAVE_TENSORS_FILE, or a folder of these or of --xla_dump_to. Dumps
+    are read without torch_xla.
+
+    For a model: FX graphs and graph breaks; HLO graphs compiled and executed with torch.compile's
+    openxla backend and with LazyTensor tracing, the reason for each that is extra, operators that
+    ran on the host, transfers, times beside eager on the processor, and whether answers agree.
+
+    \b
+    torchtriage xla models.py:resnet --both
+    torchtriage xla train.py -- --epochs 1
+    torchtriage xla dumps/
+
+    Exit codes: 0 told, 2 unusable target or usage.
+    """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.compile.xla.verdict import judge
+
+    check_outputs([given["output"], given["html"]], [one for one in targets if Path(one).is_file()])
+    if _is_script(targets[0]):
+        from torchtriage.compile.xla.python_env import find_python
+        from torchtriage.compile.xla.run import run_script
+
+        python = find_python(given["python"])
+        program, code = run_script(targets, python, given["device"], given["timeout"])
+        present(judge(programs=[program]), given)
+        ctx.exit(2 if code else 0)
+    for one in targets:  # those of a script are its own
+        if one.startswith("-") and one != "-":
+            raise click.NoSuchOption(one, ctx=ctx)
+    models = [one for one in targets if _is_target(one)]
+    if models and len(models) < len(targets):
+        raise UsageError("expected models or dumps, found both", hint="one command for each")
+    if models:
+        from torchtriage.compile.xla.python_env import find_python
+        from torchtriage.compile.xla.run import XlaPlan, measure
+        from torchtriage.measure.bench.plan import check_target
+
+        modes = (False, True) if given["both"] else (given["train"],)
+        plan = XlaPlan(
+            targets=tuple(map(check_target, models)),
+            modes=modes,
+            python=find_python(given["python"]),
+            device=given["device"],
+            threads=given["threads"],
+            steps=given["steps"],
+            rounds=given["rounds"],
+            seconds=given["seconds"],
+            timeout_s=given["timeout"],
+        )
+        with working(quiet=given["quiet"]) as progress:
+            measured, notes = measure(plan, progress)
+        result = judge(measured, notes=notes)
+    else:
+        from torchtriage.compile.xla.programs import read_dumps
+
+        result = judge(programs=read_dumps(targets))
+    present(result, given)
+
+
+def _is_script(name: str) -> bool:
+    return name.endswith(".py") and Path(name).is_file()
+
+
+def _is_target(name: str) -> bool:
+    where, colon, function = name.rpartition(":")
+    return bool(colon and where and function) and not Path(name).exists()

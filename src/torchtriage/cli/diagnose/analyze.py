@@ -1,0 +1,196 @@
+"""``torchtriage analyze``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.config import with_config
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+    sarif_option,
+    top_option,
+)
+from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
+from torchtriage.cli.progress import reading, reading_many
+from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Quote
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.options import DEFAULTS, Options
+from torchtriage.diagnose.verdict.result import Result
+
+__all__ = ["command"]
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"expected a size such as 500M or 4G, found {value!r}")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
+@json_option
+@markdown_option
+@sarif_option
+@output_option
+@html_option
+@click.option(
+    "--perfetto", metavar="FILE", type=click.Path(), help="Also write the trace with a findings track (.json[.gz])."
+)
+@top_option
+@click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
+@click.option("--skip", multiple=True, metavar="CODE", help="Leave this pattern out (repeatable).")
+@click.option(
+    "--min-share",
+    type=click.FloatRange(0, 1),
+    default=DEFAULTS.min_share,
+    show_default=True,
+    metavar="RATIO",
+    help="Leave out findings that give back less than this share of a step.",
+)
+@click.option(
+    "--what-if",
+    multiple=True,
+    metavar="QUESTION",
+    help="Ask what a change would give: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MS",
+    help="Time of a step without the profiler: savings are scaled to it.",
+)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(),
+    help="Look for the recorded program's source here too, for exact lines (repeatable).",
+)
+@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
+@click.option("--detector", is_flag=True, help="Also ask the learned detector where it sees more than the findings.")
+@fail_on_option
+@click.option("--cache", is_flag=True, help="Keep the columns beside the trace for next time.")
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    default=f"{DEFAULTS.max_bytes >> 30}G",
+    show_default=True,
+    callback=_size,
+    help="Refuse inputs that expand beyond this.",
+)
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=_size,
+    help="Keep within this much memory, with the rest in temporary files (from 128M; Linux).",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Read many ranks on this machine, or on a Ray cluster.",
+)
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
+    """Judge PyTorch profiler traces.
+
+    PATH is a trace (.json, .json.gz, .zip), a folder of them, a pattern, a URL (s3://…), or - for
+    standard input. Prints a verdict in three lines, then the findings, costliest first: where, why,
+    how many milliseconds per step a fix gives back, and the fix. Traces that are ranks of one job
+    get one verdict: who makes the others wait, and each finding once.
+
+    Defaults of --fail-on, --max-bytes, --min-share, --only, --skip and --top come from
+    [tool.torchtriage] in the nearest pyproject.toml.
+    """
+    from torchtriage.api import traces
+
+    options = with_config(ctx, given, Path.cwd())
+    keywords = {field.name: options[field.name] for field in fields(Options)}
+    asked = Options(**keywords | {"sources": None if options["no_source"] else options["sources"]})
+    files = _expand(paths, traces.find_traces)
+    if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
+        raise UsageError("--perfetto needs exactly one trace file")
+    check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
+
+    results, jobs, n_unusable = _judge(files, asked, options)
+    _report(results, jobs, files, options)
+    speaking = _speaking(results, jobs)
+    if fails((one for told in speaking for one in told.findings), options["fail_on"]):
+        ctx.exit(1)
+    if n_unusable or any(result.refused for result in results):
+        ctx.exit(2)
+
+
+def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]]) -> list[str | Path]:
+    out: list[str | Path] = []
+    for path in paths:
+        out += [path] if path == "-" else find([path])
+    return list(dict.fromkeys(out))
+
+
+def _judge(
+    files: list[str | Path], asked: Options, options: dict[str, Any]
+) -> tuple[list[Result], list[JobResult], int]:
+    """Return results, jobs, and how many files had none: one bad file must not hide the others."""
+    from torchtriage.api import traces
+
+    if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
+        with reading(str(files[0]), quiet=options["quiet"]) as progress:
+            return [traces.analyze(files[0], progress=progress, **vars(asked))], [], 0
+    with reading_many(len(files), quiet=options["quiet"]) as starting:
+        report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
+    for error in report.unreadable:
+        complain(f"left out: {error}")
+    return list(report.results), list(report.jobs), len(report.unreadable)
+
+
+def _speaking(results: list[Result], jobs: list[JobResult]) -> list[Result | JobResult]:
+    """Return whose findings count: jobs, and the results that are of no job."""
+    from torchtriage.report import words
+
+    return [*jobs, *words.outside(results, jobs)]
+
+
+def _report(results: list[Result], jobs: list[JobResult], files: list[str | Path], options: dict[str, Any]) -> None:
+    if options["html"]:
+        from torchtriage.report.pages import trace as trace_page
+
+        save(options["html"], trace_page.render(results, jobs, quote=_quote(options)).encode())
+    if options["perfetto"]:
+        from torchtriage.api import traces
+
+        traces.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
+        click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
+    if options["form"] is None and options["output"] is None:
+        print_report(results, jobs=jobs, top=options["top"], quote=_quote(options))
+        return
+    data = encode(results, jobs, options["form"], top=options["top"], quote=_quote(options))
+    emit(data, options["output"])
+
+
+def _quote(options: dict[str, Any]) -> Quote | None:
+    """Return what shows source lines beside findings, on this machine's screen or page."""
+    if options["no_source"]:
+        return None
+    from torchtriage.core.source import Sources
+
+    return Sources((*options["sources"], Path.cwd())).quote

@@ -1,0 +1,84 @@
+"""``torchtriage compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.progress import reading
+from torchtriage.core.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command("compare")
+@click.argument("before", metavar="BEFORE", type=click.Path())
+@click.argument("after", metavar="AFTER", type=click.Path())
+@json_option
+@markdown_option
+@output_option
+@html_option
+@click.option(
+    "--promise",
+    metavar="REPORT.json",
+    type=click.Path(),
+    help="Check the promises of this saved report on BEFORE instead of today's.",
+)
+@click.option(
+    "--fail-on-slower",
+    type=click.FloatRange(0),
+    metavar="PCT",
+    help="Exit with 1 when the step is slower by more than PCT percent and than the noise.",
+)
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
+    """Say what changed the step time between two runs, and whether it is more than noise.
+
+    BEFORE and AFTER are traces of one workload. The change in the mean steady step is split by
+    cause, adding up to the nanosecond: which operators' kernels, waiting for the loader, for the
+    device, for Python. Then the findings that went, came and stayed, and whether the gone ones
+    saved what they had promised. Runs that are not alike (device, model, sizes, training or
+    inference, profiler options) are refused with the reason.
+
+    Exit codes: 0 fine, 1 slower by more than --fail-on-slower, 2 unlike or unusable input.
+    """
+    from torchtriage.api import traces
+
+    check_outputs([given["output"], given["html"]], [before, after])
+    promised = _promised(given["promise"], before) if given["promise"] else None
+    with reading(f"{before} and {after}", quiet=given["quiet"]) as progress:
+        result = traces.compare(before, after, promise=promised, progress=progress)
+    present(result, given)
+    if not result.comparable:
+        ctx.exit(2)
+    limit = given["fail_on_slower"]
+    total = result.total
+    slower = total.delta_ns if total is not None and total.told else 0
+    if limit is not None and total is not None and slower > limit / 100 * total.before_ns:
+        ctx.exit(1)
+
+
+def _promised(path: str, before: str) -> Any:
+    from torchtriage.report import json_report
+
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=path) from error
+    results = json_report.decode(data)
+    name = Path(before).name
+    named = [one for one in results if Path(one.trace.path).name == name]
+    if len(results) == 1:
+        return results[0]
+    if len(named) != 1:
+        raise UsageError(
+            f"expected one result about {name}, found {len(named)} of {len(results)}",
+            where=path,
+            hint=f"write one with: torchtriage analyze {before} --json -o report.json",
+        )
+    return named[0]

@@ -1,0 +1,33 @@
+"""``torchtriage demo``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from torchtriage.cli.output import check_outputs, print_report, save
+
+__all__ = ["command"]
+
+
+@click.command("demo")
+@click.option("--html", metavar="FILE", type=click.Path(), help="Also write the page.")
+def command(html: str | None) -> None:
+    """Analyse the bundled recording of a small training script."""
+    from torchtriage.api import traces
+    from torchtriage.core.source import Sources
+
+    path = traces.sample_path()
+    check_outputs([html], [path])
+    click.echo(f"torchtriage analyze {path.name}   (recorded by record_sample.py beside it)\n")
+    result = traces.analyze(path, sources=[path.parent])
+    # where the package is installed is no news
+    result = replace(result, trace=replace(result.trace, path=path.name))
+    quote = Sources([path.parent]).quote
+    print_report([result], quote=quote)
+    if html:
+        from torchtriage.report.pages import trace as trace_page
+
+        save(html, trace_page.render([result], quote=quote).encode())
+    click.echo("\nNow your own: torchtriage analyze TRACE")

@@ -1,0 +1,56 @@
+"""``torchtriage explain``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from torchtriage.api.catalogue import Page
+
+__all__ = ["command"]
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from torchtriage.api.catalogue import pages
+
+    names = dict.fromkeys(one for page in pages() for one in (page.code, page.name))
+    return [one for one in names if one.lower().startswith(incomplete.lower())]
+
+
+@click.command("explain")
+@click.argument("code", required=False, shell_complete=_complete)
+def command(code: str | None) -> None:
+    """Explain what a finding means, by code or name; without one, list them all.
+
+    A code may have a page for what a trace shows, one for what the source shows, and one for what
+    memory shows.
+    """
+    from torchtriage.api.catalogue import lookup, pages
+
+    if code is not None:
+        for number, page in enumerate(lookup(code)):
+            if number:
+                click.echo()
+            _page(page)
+        return
+    first = {page.code: page for page in reversed(pages())}
+    family = ""
+    for page in sorted(first.values(), key=lambda one: (one.family, one.code)):
+        if page.family != family:
+            family = page.family
+            click.secho(f"\n{family}", bold=True)
+        click.echo(f"  {page.code}  {page.name:24s} {page.title}")
+
+
+def _page(page: Page) -> None:
+    click.secho(page.heading, bold=True)
+    click.echo(inspect.cleandoc(page.text))
+    if page.fix.code:
+        click.echo("\nCode:")
+        for line in page.fix.code.splitlines():
+            click.echo(f"    {line}")
+    if page.fix.link:
+        click.echo(f"\nMore: {page.fix.link}")

@@ -1,0 +1,140 @@
+"""``torchtriage lint``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.config import with_config
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+    sarif_option,
+)
+from torchtriage.cli.output import check_outputs, complain, emit, put_document
+from torchtriage.cli.progress import counting
+from torchtriage.core.errors import UsageError
+from torchtriage.diagnose.lint.result import LintResult
+from torchtriage.diagnose.verdict.result import Result
+
+__all__ = ["command"]
+
+CONFIG = ("exclude", "fail-on", "only", "skip")
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
+@click.option("--concise", "form", flag_value="concise", help="One line each: path:line:col: CODE.")
+@json_option
+@markdown_option
+@sarif_option
+@output_option
+@click.option("--fix", is_flag=True, help="Apply the safe edits, shown as a diff otherwise.")
+@click.option(
+    "--trace",
+    metavar="TRACE",
+    type=click.Path(),
+    help="Compare with a trace, or the folder of torchtriage run: what both show is certain.",
+)
+@click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
+@click.option("--skip", multiple=True, metavar="CODE", help="Leave this rule out (repeatable).")
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave paths like this out below a folder (repeatable)."
+)
+@click.option("--notes", is_flag=True, help="Show remarks too: what might help, unlike a fault.")
+@fail_on_option
+@click.option(
+    "--stdin-filename",
+    metavar="NAME",
+    default="<stdin>",
+    show_default=True,
+    help="What to call the source that - reads from standard input.",
+)
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
+    """Find what slows PyTorch code down in its source, with exact lines. Needs no torch.
+
+    PATH is a Python file, a notebook, a folder, or - for standard input. Source alone is a hint:
+    with --trace each finding says whether a recording shows it, and what it costs there.
+
+    A comment allows a finding: # torchtriage: allow SYN001. Defaults of --exclude, --fail-on,
+    --only and --skip come from [tool.torchtriage.lint] in the nearest pyproject.toml.
+    """
+    options = with_config(ctx, given, Path.cwd(), table="lint", keys=CONFIG)
+    if "-" in paths and len(paths) > 1:
+        raise UsageError("- stands alone: standard input is one source")
+    check_outputs([options["output"]], [one for one in paths if one != "-"])
+    result = _look(paths, options)
+    if options["trace"]:
+        from torchtriage.diagnose.lint.trace_match import join
+
+        for trace in _traces(options["trace"]):
+            result = join(result, trace)
+    _report(result, options)
+    if fails(result.findings, options["fail_on"]):
+        ctx.exit(1)
+    looked = result.n_files - result.n_without_torch - len({one.file for one in result.odd})
+    if result.odd and looked <= 0:
+        ctx.exit(2)
+
+
+def _traces(path: str) -> tuple[Result, ...]:
+    """Return what a trace says, or each process of a folder that ``torchtriage run`` left."""
+    from torchtriage.api import traces
+
+    if Path(path).is_dir():
+        return traces.analyze_run(path).results
+    return (traces.analyze(path),)
+
+
+def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:
+    from torchtriage.diagnose.lint import lint, lint_text
+
+    keywords = {name: options[name] for name in ("only", "skip", "notes")}
+    if paths == ("-",):
+        data = sys.stdin.buffer.read()
+        return lint_text(data, options["stdin_filename"], **keywords)
+    with counting("files", quiet=options["quiet"]) as progress:
+        return lint(paths, exclude=options["exclude"], fix=options["fix"], progress=progress, **keywords)
+
+
+def _report(result: LintResult, options: dict[str, Any]) -> None:
+    form = options["form"]
+    if form is None:
+        from torchtriage.report.documents.lint import document
+
+        put_document(document(result, quote=_quote, fixing=options["fix"]), options["output"])
+        return
+    if form == "concise" and not options["output"]:
+        for patch in result.patches:
+            said = "fixed" if patch.applied else "--fix fixes"
+            complain(f"{patch.file}: {said} {', '.join(patch.codes)}")
+    emit(_encode(result, form), options["output"])
+
+
+def _encode(result: LintResult, form: str) -> bytes:
+    from torchtriage.report import formats, markdown
+    from torchtriage.report.documents import lint
+
+    if form == "json":
+        return formats.format_of(result).encode(result)
+    if form == "sarif":
+        return lint.sarif(result)
+    if form == "markdown":
+        return markdown.render(lint.document(result)).encode()
+    return lint.concise(result).encode("utf-8", "backslashreplace")
+
+
+def _quote(file: str, line: int) -> str:
+    """Return a line of a file as it is now, empty where it cannot be read."""
+    import linecache
+
+    return linecache.getline(file, line)

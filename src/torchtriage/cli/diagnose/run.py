@@ -1,0 +1,177 @@
+"""``torchtriage run``."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.options import html_option, json_option, markdown_option, sarif_option, top_option
+from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
+from torchtriage.core.errors import TriageError, UsageError
+
+__all__ = ["command"]
+
+
+class _Run(click.Command):
+    """Everything from the script, or ``-m``, on is the script's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name for one in self.params if isinstance(one, click.Option) and not one.is_flag for name in one.opts
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
+            at += 2 if args[at] in takes_value else 1
+        words = args[at + 1 :] if args[at : at + 1] == ["--"] else args[at:]
+        return super().parse_args(ctx, [*args[:at], "--", *words])
+
+
+@click.command("run", cls=_Run)
+@click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for cost.")
+@click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to let pass before anything.")
+@click.option("--exit-after", is_flag=True, help="End the script, with 0, once it is recorded.")
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also watch for memory leaks, to the script's end: a verdict takes about 200 steps more"
+    " than the recordings, so with --exit-after there is none.",
+)
+@click.option(
+    "--compile-log",
+    is_flag=True,
+    help="Also keep what torch.compile logs: graph breaks and recompilations are named, with their lines and fixes.",
+)
+@click.option("--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [a new folder]")
+@json_option
+@markdown_option
+@sarif_option
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
+@html_option
+@top_option
+@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
+@click.option("-q", "--quiet", is_flag=True, help="No word on stderr but about failures.")
+@click.pass_context
+def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
+    """Run a script as it is, record its loop, and say what costs time, where, and what to change.
+
+    The script behaves as under plain python: same output, same results, same exit code. Its
+    training or inference loop is found by itself, timed without the profiler, and recorded twice
+    for a few steps: lightly for cost, then with shapes and stacks for location. The report follows
+    when the script has ended, however it ended; the exit code is the script's.
+
+    \b
+    torchtriage run train.py --epochs 3
+    torchtriage run -m package.train
+    torchtriage run torchrun --nproc-per-node 2 train.py
+    torchtriage run --exit-after -o report.txt train.py
+    torchtriage run --memory train.py
+    torchtriage run --compile-log train.py
+    """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.core.record.launch import end_like, find_command, launch
+
+    what = find_command(words)
+    check_outputs([given["output"], given["html"]])
+    # names are of the folder we were called in, wherever the script goes
+    files = {name: Path(given[name]).absolute() for name in ("output", "html") if given[name]}
+    out = _folder(given["out"])
+    told = _Telling(out, given["quiet"])
+    names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
+    plan = {names[name]: given[name] for name in names if given[name] is not None}
+    wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
+    code = launch(what, out, plan=plan, **wants, while_running=told.look)
+    try:
+        _report(out, shlex.join(words), code, files, given)
+    except TriageError as error:
+        complain(str(error))  # the exit code stays the script's
+        _complain_of_watches(out)
+        if given["out"] is None:
+            _remove_if_empty(out)
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        complain(f"a defect of torchtriage: {type(error).__name__}: {error}")
+    ctx.exit(end_like(code))
+
+
+def _folder(name: str | None) -> Path:
+    """Return a folder for the recordings: the one that was named, or a new one here."""
+    if name is None:
+        stem = f"torchtriage-run-{time.strftime('%Y%m%d-%H%M%S')}"
+        out = next(
+            path for number in range(1000) if not (path := Path(stem + (f"-{number}" if number else ""))).exists()
+        )
+    else:
+        out = Path(name)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError("expected a new or an empty folder for the recordings", where=name)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot be made: {error.strerror}", where=str(out)) from error
+    return out.absolute()
+
+
+def _complain_of_watches(out: Path) -> None:
+    """Say what was seen beside the recordings, where there is no report to say it in."""
+    from torchtriage.diagnose.runs.run_folder import find_recordings
+
+    for one in find_recordings(out):
+        if one.memory is not None:
+            complain(str(one.memory))
+        if one.compile_log is not None:
+            complain(f"what torch.compile did is told by: torchtriage compile {one.compile_log}")
+
+
+def _remove_if_empty(out: Path) -> None:
+    """Remove a folder of ours that holds no recording and no failure to report."""
+    kept = ("*/*.json.gz", "*/*.pickle", "compile/*.log", "errors-*.txt")
+    if not any(one for pattern in kept for one in out.glob(pattern)):
+        shutil.rmtree(out, ignore_errors=True)
+
+
+class _Telling:
+    """Says once, while the script still runs, that all is recorded."""
+
+    def __init__(self, out: Path, quiet: bool) -> None:
+        self.out, self.told = out, quiet
+
+    def look(self) -> None:
+        if self.told:
+            return
+        from torchtriage.diagnose.runs.run_folder import all_recorded
+
+        if all_recorded(self.out):
+            self.told = True
+            click.echo(
+                f"torchtriage: recorded; the report follows when the script ends"
+                f" (at once: torchtriage analyze {self.out})",
+                err=True,
+            )
+
+
+def _report(out: Path, what: str, code: int, files: dict[str, Path], options: dict[str, Any]) -> None:
+    from torchtriage.api import traces
+    from torchtriage.core.source import Sources
+    from torchtriage.diagnose.runs.run_folder import source_roots
+    from torchtriage.diagnose.verdict.options import Options
+    from torchtriage.report.pages import trace as trace_page
+
+    sources = None if options["no_source"] else ()
+    report = traces.analyze_run(out, command=what, exit_code=code, options=Options(sources=sources))
+    results, jobs = report.results, report.jobs
+    quote = None if sources is None else Sources((*source_roots(out), Path.cwd())).quote
+    if "html" in files:
+        page = trace_page.render(results, jobs, quote=quote)
+        save(str(files["html"]), page.encode())
+    if options["form"] is None and "output" not in files:
+        print_report(results, jobs=jobs, top=options["top"], quote=quote)
+        return
+    data = encode(results, jobs, options["form"], top=options["top"], quote=quote)
+    emit(data, str(files["output"]) if "output" in files else None)

@@ -1,0 +1,168 @@
+"""``torchtriage dataset``: the open benchmark: record it, take recordings out, score systems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.progress import counting
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.learn.dataset.predictions import Prediction
+    from torchtriage.learn.dataset.score import Figure
+
+__all__ = ["command", "folder_option", "not_installed"]
+
+_MAKING = ("record", "synthesize", "verify")
+
+folder_option = click.option(
+    "--dir",
+    "folder",
+    default="benchmark",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the recordings are.",
+)
+
+
+def not_installed(error: ModuleNotFoundError) -> Exception:
+    """Return what to raise where the distribution torchtriage-benchmark cannot be imported."""
+    if error.name is None or error.name.partition(".")[0] != "torchtriage_benchmark":
+        return error
+    return UsageError(
+        "expected the distribution torchtriage-benchmark, which records programs and trains on them",
+        hint="pip install torchtriage-benchmark",
+    )
+
+
+class _Dataset(click.Group):
+    """Commands that make recordings are those of the distribution torchtriage-benchmark."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_MAKING])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MAKING:
+            return super().get_command(ctx, cmd_name)
+        try:
+            from torchtriage_benchmark.commands.dataset import COMMANDS
+        except ModuleNotFoundError as error:
+            raise not_installed(error) from None
+        return COMMANDS[cmd_name]
+
+
+@click.group("dataset", cls=_Dataset)
+def command() -> None:
+    """Programs with known faults: record them, take recordings out, score systems.
+
+    What is in it and how it is scored: docs/benchmark.md.
+    """
+
+
+@command.command("export")
+@folder_option
+@click.argument("number")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Instead of NUMBER.json.")
+@click.option(
+    "--parquet", type=click.Path(path_type=Path), help="Write a table, a row an event, there instead; needs pyarrow."
+)
+def export(folder: Path, number: str, output: Path | None, parquet: Path | None) -> None:
+    """Write recording NUMBER as the profiler's JSON, without its label.
+
+    Exit codes: 0 written, 2 no such recording.
+    """
+    from torchtriage.learn.dataset.parquet import write_parquet
+    from torchtriage.learn.dataset.recordings import kept
+
+    item = next((one for one in kept(folder) if one.id == number), None)
+    if item is None:
+        raise UsageError(f"expected a recording's number, found {number}", where=str(folder))
+    path = parquet or output or Path(f"{number}.json")
+    if parquet:
+        write_parquet(item.document(), parquet)
+    else:
+        path.write_text(json.dumps(item.document()), encoding="utf-8")
+    click.echo(f"written to {path}", err=True)
+
+
+@command.command("windows")
+@folder_option
+def windows(folder: Path) -> None:
+    """Print every recording's windows as JSON: beginnings and ends in ns on the trace's clock.
+
+    Exit codes: 0 printed, 2 no recordings.
+    """
+    from torchtriage.learn.dataset.recordings import kept
+
+    click.echo(json.dumps({one.id: one.windows_ns.tolist() for one in kept(folder)}))
+
+
+@command.command("score")
+@folder_option
+@click.argument("system")
+@click.option("--predictions", type=click.Path(path_type=Path), help="Also write what the system says.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> None:
+    """Score SYSTEM: "rules", our patterns; a system that learns; or a JSON file of predictions.
+
+    Systems that learn, such as "detector", are trained first and scored on split test alone, which
+    they have not seen: torchtriage learn table names them. Prints a Markdown table: all recordings,
+    each split, each fault.
+
+    Exit codes: 0 scored, 2 unusable input.
+    """
+    from torchtriage.learn.dataset.predictions import Predictions, read_predictions, rules
+    from torchtriage.learn.dataset.recordings import kept
+    from torchtriage.learn.dataset.score import score as score_all
+
+    items: list[Any] = list(kept(folder))
+    says: Callable[[Any], Prediction] | None = rules if system == "rules" else None
+    if says is None and not Path(system).is_file():
+        try:
+            from torchtriage_benchmark.commands.dataset import trained
+        except ModuleNotFoundError as error:
+            raise not_installed(error) from None
+        items, says = trained(system, folder)
+    if says is not None:
+        said = {}
+        with counting(f"of {len(items):,} judged", quiet=quiet) as progress:
+            for one in items:
+                said[one.id] = says(one)
+                if progress is not None:
+                    progress(len(said))
+        found = Predictions(system, said)
+    else:
+        found = read_predictions(Path(system))
+    if predictions is not None:
+        predictions.write_text(found.to_json(), encoding="utf-8")
+    columns = (
+        "auroc",
+        "auprc",
+        "type_accuracy",
+        "macro_f1",
+        "detected",
+        "quiet",
+        "not_severe",
+        "overlap",
+        "line_accuracy",
+        "saving",
+    )
+    heads = (found.system, "recordings", *(one.replace("_", " ") for one in columns))
+    click.echo(f"| {' | '.join(heads)} |")
+    click.echo(f"|:--|{'--:|' * (len(columns) + 1)}")
+    for row in score_all(items, found):
+        cells = (row.group, str(row.n_items), *(_cell(getattr(row, name)) for name in columns))
+        click.echo(f"| {' | '.join(cells)} |")
+        if row.missing:
+            click.echo(f"{row.group}: {row.missing} recordings have no prediction", err=True)
+
+
+def _cell(figure: Figure) -> str:
+    if figure.n == 0 or figure.value != figure.value:
+        return "-"
+    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"

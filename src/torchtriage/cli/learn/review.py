@@ -1,0 +1,176 @@
+"""``torchtriage review``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
+from torchtriage.cli.options import json_option, output_option, quiet_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.progress import reading
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchtriage.core.finding import Finding
+    from torchtriage.core.trace import Trace
+    from torchtriage.learn.review.window_selection import Suspect
+
+__all__ = ["command"]
+
+
+@click.command("review")
+@click.argument("path", metavar="TRACE", type=click.Path())
+@click.option(
+    "--reviewer",
+    type=click.Choice(["offline", "llm"]),
+    default="offline",
+    show_default=True,
+    help="Who reviews; with llm evidence leaves this machine.",
+)
+@click.option(
+    "--window",
+    "spans",
+    multiple=True,
+    metavar="BEGIN-END",
+    help="Review this window instead, in ms from the first event (repeatable).",
+)
+@click.option(
+    "--top",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Review at most N windows; one stands for all that are alike.",
+)
+@click.option(
+    "--detector",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Weights of the learned detector instead of the package's.",
+)
+@click.option("--evidence", "show_evidence", is_flag=True, help="Print what a reviewer would see, and review nothing.")
+@llm_options
+@json_option
+@output_option
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, path: str, **given: Any) -> None:
+    """Have the most suspicious windows of a trace reviewed: what is wrong there, and why.
+
+    Windows are sixteenths of a step. A reviewer gets each window's evidence, within a token budget,
+    and every sentence it writes cites lines of it. The offline reviewer computes its verdict from
+    the rules and the learned detector. With --reviewer llm a language model is asked: any endpoint
+    of OpenAI's protocol, the key comes from OPENAI_API_KEY, names that are not public are redacted,
+    and what is sent where is said before.
+
+    Exit codes: 0 all reviewed, 1 some windows could not be, 2 unusable input or usage.
+    """
+    from torchtriage.core.trace import read_trace
+    from torchtriage.diagnose.verdict.verdict import diagnose
+    from torchtriage.learn.review.evidence import applicable, gather
+    from torchtriage.learn.review.result import collect
+    from torchtriage.learn.review.reviewer import INTERRUPTED
+    from torchtriage.learn.review.window_selection import Suspect, worth_a_look
+
+    check_outputs([given["output"]], [path])
+    if given["show_evidence"] and given["form"]:
+        raise UsageError("--evidence prints text", hint="leave --json out")
+    if given["spans"] and given["detector"] is not None:
+        raise UsageError(
+            "--detector judges sixteenths of a step, not the windows of --window", hint="leave one of them out"
+        )
+    reviewer = make_reviewer(given["reviewer"], given)
+    with reading(path, quiet=given["quiet"]) as progress:
+        trace = read_trace(path, progress=progress)
+    if not len(trace):
+        raise UsageError("expected events to review, found none", where=path)
+    findings = diagnose(trace).findings
+    begin_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max())
+    spans = _asked_for(given["spans"], begin_ns, end_ns)
+    left: list[tuple[Suspect, str]] = []
+    if spans:
+        chosen, chosen_by = [Suspect(one, 1.0, "") for one in spans], "your --window"
+        n_windows = len(spans)
+    else:
+        found, chosen_by = _suspects(trace, findings, given["detector"])
+        chosen, left = worth_a_look(found, given["top"])
+        n_windows = len(found)
+    codes = applicable(trace)
+    evidence = [
+        gather(
+            trace,
+            findings,
+            one.window_ns,
+            probability=one.probability,
+            types=one.types,
+            unusual=one.unusual,
+            redact=not given["no_redact"],
+            codes=codes,
+        )
+        for one in chosen
+    ]
+    if given["show_evidence"]:
+        click.echo("\n\n".join(one.text for one in evidence))
+        return
+    outcomes = review_with_progress(reviewer, evidence, quiet=given["quiet"])
+    problem = getattr(reviewer, "problem", "")
+    result = collect(
+        list(zip(chosen, outcomes, strict=True)),
+        left,
+        path=path,
+        reviewer=reviewer.name,
+        chosen_by=chosen_by,
+        redacted=not given["no_redact"],
+        n_windows=n_windows,
+        begin_ns=begin_ns,
+        cost=getattr(reviewer, "spent", None),
+        notes=[problem] * bool(problem),
+    )
+    present(result, given)
+    if any(one.reason == INTERRUPTED for one in outcomes):
+        raise KeyboardInterrupt  # what was done is printed; the rest as for any command
+    if not result.complete:
+        ctx.exit(1)
+
+
+def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) -> tuple[tuple[Suspect, ...], str]:
+    """Return all windows, most suspicious first, and what was asked."""
+    from torchtriage.diagnose.detector.detector import Detector
+    from torchtriage.learn.dataset.windows import PER_STEP, windows
+    from torchtriage.learn.review.window_selection import suspects
+
+    windows_ns = windows(trace)
+    try:
+        judged = Detector.load(detector).predict(trace, windows_ns)
+    except UsageError:
+        if detector is not None:
+            raise
+        return suspects(windows_ns, PER_STEP, findings), "the rules alone, without a detector"
+    return suspects(windows_ns, PER_STEP, findings, judged), "the learned detector and the rules"
+
+
+def _asked_for(spans: tuple[str, ...], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return the windows that options name.
+
+    Raises
+    ------
+    UsageError
+        One is no span of this recording.
+    """
+    found = []
+    for text in spans:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text.strip())
+        first, last = (float(one) for one in match.groups()) if match else (0.0, 0.0)
+        whole_ms = (end_ns - begin_ns) / 1e6
+        if not first < last or first >= whole_ms:
+            raise UsageError(
+                f"expected a window such as 12.5-14, in ms of the recording's {whole_ms:.2f}, found {text!r}"
+            )
+        found.append((begin_ns + round(first * 1e6), begin_ns + round(last * 1e6)))
+    return found

@@ -1,0 +1,142 @@
+"""Who reviews: options that several commands have, and how a model is asked with progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.progress import working
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.learn.review.evidence import Evidence
+    from torchtriage.learn.review.llm_reviewer import Llm
+    from torchtriage.learn.review.reviewer import Outcome, Reviewer
+
+__all__ = ["llm_options", "make_reviewer", "review_with_progress"]
+
+KEY = "OPENAI_API_KEY"
+OF_LLM = ("base_url", "model", "price_prompt", "price_reply", "max_cost", "cache")
+
+
+def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say who reviews, and what may be spent on it."""
+    for option in reversed(
+        (
+            click.option("--base-url", metavar="URL", help="The endpoint; OpenAI's when not given."),
+            click.option("--model", metavar="NAME", help="The model to ask."),
+            click.option("--no-redact", is_flag=True, help="Show the reviewer names, paths and messages as recorded."),
+            click.option("--price-prompt", type=click.FloatRange(0), metavar="PRICE", help="Of a million tokens sent."),
+            click.option(
+                "--price-reply", type=click.FloatRange(0), metavar="PRICE", help="Of a million tokens received."
+            ),
+            click.option(
+                "--max-cost",
+                type=click.FloatRange(0),
+                metavar="COST",
+                help="Stop before this is exceeded; needs the prices.",
+            ),
+            click.option(
+                "--at-once",
+                type=click.IntRange(1),
+                default=4,
+                show_default=True,
+                metavar="N",
+                help="Requests at a time.",
+            ),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(0, min_open=True),
+                default=240.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="For one reply.",
+            ),
+            click.option(
+                "--cache",
+                metavar="DIR",
+                type=click.Path(),
+                help="Keep answers here; ~/.cache/torchtriage/reviews when not given.",
+            ),
+            click.option("--no-cache", is_flag=True, help="Ask again what was answered before."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def make_reviewer(name: str, given: Mapping[str, Any]) -> Reviewer:
+    """Return the reviewer that a command's options ask for.
+
+    Raises
+    ------
+    UsageError
+        Options of one reviewer are given to another, or some are missing.
+    MissingExtraError
+        A model is to be asked, and the openai package is not installed.
+    """
+    if name == "llm":
+        return _llm(given)
+    from torchtriage.learn.review.rule_reviewer import Offline
+
+    used = [f"--{one.replace('_', '-')}" for one in OF_LLM if given[one] is not None]
+    if used:
+        raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of --reviewer llm")
+    return Offline()
+
+
+def _llm(given: Mapping[str, Any]) -> Llm:
+    from torchtriage.learn.review.llm_reviewer import OPENAI_URL, Endpoint, Limits, Llm, Prices
+
+    if not given["model"]:
+        raise UsageError("--reviewer llm needs --model", hint="--model NAME, as the endpoint calls it")
+    key = os.environ.get(KEY, "")
+    url = given["base_url"] or OPENAI_URL
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"expected an http address for --base-url, found {url!r}")
+    if not key and url == OPENAI_URL:
+        raise UsageError(f"OpenAI's endpoint needs a key in {KEY}", hint="or --base-url URL")
+    sent, received, most = given["price_prompt"], given["price_reply"], given["max_cost"]
+    if (sent is None) != (received is None) or (most is not None and sent is None):
+        raise UsageError("cost is known with --price-prompt and --price-reply together")
+    prices = None
+    if sent is not None:
+        prices = Prices(sent, received, float("inf") if most is None else most)
+    folder = Path(given["cache"]) if given["cache"] else _cache_folder()
+    return Llm(
+        Endpoint(given["model"], url, key),
+        limits=Limits(total_s=given["timeout"], silence_s=min(given["timeout"], 60.0), at_once=given["at_once"]),
+        prices=prices,
+        cache=None if given["no_cache"] else folder,
+    )
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "torchtriage" / "reviews"
+
+
+def review_with_progress(reviewer: Reviewer, evidence: Sequence[Evidence], *, quiet: bool) -> tuple[Outcome, ...]:
+    """Return the outcomes; what will be sent, and where, is said before, whatever ``quiet``."""
+    from torchtriage.learn.review.llm_reviewer import Llm
+
+    if isinstance(reviewer, Llm) and evidence:
+        click.echo(f"torchtriage: {reviewer.notice(evidence)}", err=True)
+    n_done = 0
+    with working(quiet=quiet) as shown:
+
+        def told(_place: int, _outcome: Outcome) -> None:
+            nonlocal n_done
+            n_done += 1
+            shown(f"{n_done} of {len(evidence)} windows reviewed", n_done / len(evidence))
+
+        def streaming(place: int, size: int) -> None:
+            shown(f"window {place + 1} of {len(evidence)}: {size:,} characters", n_done / len(evidence))
+
+        if isinstance(reviewer, Llm):
+            reviewer.progress = streaming
+        return reviewer.review_all(evidence, told)

@@ -1,0 +1,141 @@
+"""``torchtriage bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.output import check_outputs, complain, present, save
+from torchtriage.cli.progress import working
+
+if TYPE_CHECKING:
+    from torchtriage.measure.bench.measurements import Measurements
+
+__all__ = ["command"]
+
+
+class _List(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Values between commas."""
+
+    name = "list"
+
+    def __init__(self, kind: Callable[[str], Any] = str) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        """Return the values of a text; a default is a tuple already."""
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in value.split(",")]
+        try:
+            return tuple(self.kind(word) for word in words if word)
+        except ValueError:
+            self.fail(f"expected numbers between commas, found {value!r}", param, ctx)
+
+
+DEFAULT_MODES = "eager,default,reduce-overhead,max-autotune"
+Command = TypeVar("Command", bound=Callable[..., Any])
+POSITIVE = click.FloatRange(0, min_open=True)
+
+
+def _option(name: str, kind: Any, metavar: str, default: Any, help: str) -> Callable[[Command], Command]:
+    """Return an option whose default is shown where it has one."""
+    return click.option(
+        name, type=kind, metavar=metavar, default=default, help=help, show_default=default not in (None, "", ())
+    )
+
+
+@click.command("bench")
+@click.argument("target")
+@_option("--modes", _List(), "LIST", DEFAULT_MODES, "eager and modes of torch.compile.")
+@_option("--backends", _List(), "LIST", (), "Other backends of torch.compile.")
+@_option("--batch-sizes", _List(int), "LIST", (), "The target is called with each as batch_size.")
+@_option("--dynamic", _List(), "LIST", "auto", "Dynamic shapes of torch.compile: auto, on, off.")
+@_option("--dtypes", _List(), "LIST", (), "Convert to each: float32, bfloat16, float16, float64.")
+@click.option("--train", is_flag=True, help="A step is forward, loss and backward.")
+@_option("--device", str, "NAME", "", "Move model and inputs there: cpu, cuda.")
+@_option("--threads", click.IntRange(1), "N", None, "Use N processors and as many threads.")
+@_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer.")
+@_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
+@_option("--steps", click.IntRange(1), "N", 20, "At least so many; P95 needs 20, P99 needs 100.")
+@_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
+@_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
+@_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.")
+@_option("--timeout", click.FloatRange(1), "S", 900.0, "What starts or runs longer has failed.")
+@_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
+@click.option("--fresh", is_flag=True, help="Measure anew what the folder has already.")
+@json_option
+@markdown_option
+@output_option
+@html_option
+@click.option(
+    "--samples",
+    metavar="FILE",
+    type=click.Path(),
+    help="Also write what each session measured, for gate record --import and gate check.",
+)
+@quiet_option
+def command(target: str, **given: Any) -> None:
+    """Find out how to run a model: eager or compiled, and in which mode.
+
+    TARGET is module:function or file.py:function. The function may take batch_size, dtype and
+    device, and returns (model, inputs), (model, inputs, loss) or a function without arguments.
+
+    Each way runs in processes of its own: once with empty caches, then in rounds with caches kept,
+    in turns with the others. Prints a verdict in three lines, a table, and one line of code for
+    each need. A way that crashes, hangs or answers wrongly is a row of the table. A benchmark that
+    was killed goes on where it stopped when the same command is given again.
+
+    \b
+    torchtriage bench models.py:resnet
+    torchtriage bench models.py:resnet --batch-sizes 1,8,32 --dtypes float32,bfloat16
+
+    Exit codes: 0 measured, 2 unusable target or usage.
+    """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.measure.bench.plan import BenchPlan, check_target, folder_of, settings
+    from torchtriage.measure.bench.run import measure
+    from torchtriage.measure.bench.summary import summarise
+
+    check_outputs([given["output"], given["html"], given["samples"]])
+    plan = BenchPlan(
+        target=check_target(target),
+        settings=settings(given["modes"], given["backends"], given["batch_sizes"], given["dynamic"], given["dtypes"]),
+        train=given["train"],
+        device=given["device"],
+        threads=given["threads"],
+        seconds=given["seconds"],
+        steps=given["steps"],
+        rounds=given["rounds"],
+        max_rounds=given["max_rounds"],
+        timeout_s=given["timeout"],
+        warm_up_s=given["warm_up"],
+        deadline_ms=given["deadline"],
+    )
+    folder = Path(given["out"]) if given["out"] else folder_of(target)
+    try:
+        with working(quiet=given["quiet"]) as progress:
+            measured = measure(plan, folder, fresh=given["fresh"], progress=progress)
+    except KeyboardInterrupt:
+        if not given["quiet"]:
+            click.echo(f"kept in {folder}: the same command goes on there", err=True)
+        raise
+    if given["samples"]:
+        _save_samples(measured, given["samples"])
+    present(summarise(measured), given)
+
+
+def _save_samples(measured: Measurements, name: str) -> None:
+    from torchtriage.cli.measure.gate_record import here
+    from torchtriage.measure.bench.samples import samples_of
+    from torchtriage.measure.gate.importers import encode_runs
+    from torchtriage.measure.gate.revision import find_revision
+
+    run = samples_of(measured, here(find_revision(Path.cwd())))
+    if run.series:
+        save(name, encode_runs([run]))
+    else:
+        complain(f"{name} was not written: no setting could be measured")

@@ -1,0 +1,146 @@
+"""``torchtriage gate``: record samples, check a candidate, look along the commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.measure.gate_check import check, share
+from torchtriage.cli.measure.gate_record import GateCommand, infrastructure, record, store_option
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.core.errors import TraceFormatError, UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.measure.gate.result import GateResult, HistoryResult
+
+__all__ = ["command"]
+
+
+class _Gate(GateCommand, click.Group):
+    """Wrong usage of the gate itself ends with 3 too: 2 is a verdict."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was asked for."""
+        with infrastructure(ctx):
+            return super().resolve_command(ctx, args)
+
+
+@click.group("gate", cls=_Gate)
+def command() -> None:
+    """Was it made slower? Samples, verdicts with exit codes, and the history of a branch.
+
+    Exit codes of check: 0 no regression, 1 regression, 2 undecided, 3 no verdict can be given.
+    """
+
+
+@click.command("history", cls=GateCommand)
+@click.option("--branch", metavar="NAME", default="main", show_default=True, help="Whose commits.")
+@click.option("--name", metavar="NAME", help="Only this benchmark.")
+@click.option("--metric", "metrics", metavar="NAME", multiple=True, help="Only these metrics.")
+@click.option(
+    "--min-change", metavar="SHARE", default="2%", show_default=True, help="Leave out smaller changes of level."
+)
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs.")
+@store_option
+@json_option
+@markdown_option
+@output_option
+@html_option
+@click.pass_context
+def history(ctx: click.Context, /, **given: Any) -> None:
+    """Find the commits where a metric changed.
+
+    Every stored run of the branch is a point, the commits in git's order. One change must explain
+    more than the noise of the series would; of counts that are exact, each change is told.
+
+    Exit codes: 0 done, 3 no store, broken samples, wrong usage.
+    """
+    with infrastructure(ctx):
+        check_outputs([given["output"], given["html"]])
+        present(_history(given), given)
+
+
+def _history(given: dict[str, Any]) -> HistoryResult:
+    from torchtriage.measure.gate.history import find_history
+    from torchtriage.measure.gate.revision import UNCOMMITTED, commits_along
+    from torchtriage.measure.gate.store import open_store
+
+    branch = given["branch"]
+    with open_store(given["store"], create=False) as store:
+        entries = store.find(benchmark=given["name"], branch=branch, limit=given["last"])
+        committed = [one for one in entries if UNCOMMITTED not in dict(one.run.environment)]
+        runs = store.load(committed, metrics=given["metrics"] or None)
+        told = {series.metric for run in runs for series in run.series}
+        unknown = [one for one in given["metrics"] if one not in told]
+        newest = store.load(committed[:1]) if unknown else ()
+    if not entries:
+        raise UsageError(
+            f"nothing is recorded on {branch}",
+            where="--branch",
+            hint="torchtriage gate record -- CMD, on its commits; --branch names another",
+        )
+    if unknown:
+        known = sorted(series.metric for run in newest for series in run.series)
+        raise UsageError(
+            f"expected a metric that is recorded on {branch}, found {unknown[0]!r}",
+            where="--metric",
+            hint=f"metrics of the newest run: {', '.join(known[:8])}",
+        )
+    return find_history(
+        [one for one in runs if one.series],
+        branch=branch,
+        min_change=share(given["min_change"]),
+        order=commits_along(Path.cwd(), branch),
+    )
+
+
+@click.command("report", cls=GateCommand)
+@click.argument("path", metavar="RESULT.json", type=click.Path())
+@markdown_option
+@json_option
+@output_option
+@html_option
+@click.option("--annotations", is_flag=True, help="Print GitHub's ::error lines and nothing else.")
+@click.pass_context
+def report(ctx: click.Context, /, path: str, **given: Any) -> None:
+    """Show what check or history saved with --json.
+
+    On the terminal, as Markdown, as a page, or as annotations.
+
+    Exit codes: 0 done, whatever the verdict was; 3 no such result, or it cannot be written.
+    """
+    with infrastructure(ctx):
+        check_outputs([given["output"], given["html"]], [path])
+        result = _saved(path)
+        if not given["annotations"]:
+            present(result, given)
+            return
+        from torchtriage.measure.gate.result import GateResult
+        from torchtriage.report.documents.gate import workflow_commands
+
+        if not isinstance(result, GateResult):
+            raise UsageError("expected a check for --annotations, found a history", where=path)
+        click.echo(workflow_commands(result), nl=False)
+
+
+def _saved(path: str) -> GateResult | HistoryResult:
+    from torchtriage.report import formats
+
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=path) from error
+    try:
+        result: GateResult | HistoryResult = formats.decode(data, "torchtriage-gate/1", "torchtriage-gate-history/1")
+        return result
+    except TraceFormatError as error:
+        raise TraceFormatError(error.message, where=path, hint=error.hint) from error
+
+
+for one in (record, check, history, report):
+    command.add_command(one)

@@ -1,0 +1,429 @@
+"""``torchtriage gate record``, and how commands of the gate fail: with exit code 3."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.options import quiet_option
+from torchtriage.cli.output import check_outputs, complain, save
+from torchtriage.cli.progress import counting
+from torchtriage.core.errors import TriageError, UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.core.machine import Noise
+    from torchtriage.core.samples import Machine, Run, Series
+    from torchtriage.measure.gate.revision import GitRevision
+    from torchtriage.measure.gate.run import BenchmarkProgram, MeasuredProcess
+
+__all__ = [
+    "EXIT_INFRASTRUCTURE",
+    "GateCommand",
+    "here",
+    "infrastructure",
+    "measure",
+    "record",
+    "samples_option",
+    "setup_option",
+    "store_option",
+    "timeout_option",
+]
+
+EXIT_INFRASTRUCTURE = 3
+"""Nothing could be measured or judged; 1 and 2 are verdicts of the gate."""
+SHOWN = 8
+
+store_option = click.option(
+    "--store",
+    metavar="PLACE",
+    help="Where samples are kept: an SQLite file or a postgresql:// URL."
+    " [default: $TORCHTRIAGE_STORE, else .torchtriage/gate.db]",
+)
+
+samples_option = click.option(
+    "--samples", is_flag=True, help="COMMAND hands over its own samples, instead of being timed as a whole."
+)
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="End a process that runs longer.",
+)
+setup_option = click.option(
+    "--setup", metavar="COMMAND", help="Run this once in the checkout of --against, to build it."
+)
+
+
+class GateCommand(click.Command):
+    """A command whose wrong usage ends with 3: click's own 2 would read as a verdict."""
+
+    def make_context(self, *given: Any, **named: Any) -> click.Context:
+        """Parse the arguments."""
+        try:
+            return super().make_context(*given, **named)
+        except click.UsageError as error:
+            _end_with_3(error)
+            raise
+
+
+def _end_with_3(error: click.UsageError) -> None:
+    # a constant of click's classes: what shows the error stays as it is
+    vars(error)["exit_code"] = EXIT_INFRASTRUCTURE
+
+
+@contextlib.contextmanager
+def infrastructure(ctx: click.Context) -> Iterator[None]:
+    """Print what cannot be done as one line and exit with 3."""
+    try:
+        yield
+    except click.UsageError as error:
+        _end_with_3(error)
+        if error.ctx is None:
+            vars(error).update(ctx=ctx, cmd=ctx.command)
+        raise
+    except (TriageError, OSError) as error:
+        complain(str(error))
+        ctx.exit(EXIT_INFRASTRUCTURE)
+
+
+@click.command("record", cls=GateCommand)
+@click.argument("words", nargs=-1, metavar="[-- COMMAND…]", type=click.UNPROCESSED)
+@click.option("--name", metavar="NAME", help="Name of the benchmark. [default: the command]")
+@click.option(
+    "--sessions",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Fresh processes to run; rounds of both with --against and --before.",
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes before those that do not count: they fill caches.",
+)
+@samples_option
+@timeout_option
+@click.option(
+    "--against", metavar="REVISION", help="Also run COMMAND in a checkout of this revision, in turns: A B B A."
+)
+@click.option("--before", metavar="COMMAND", help="Also run this other command, in turns.")
+@setup_option
+@click.option(
+    "--import",
+    "imports",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(),
+    help="Store this file's samples: ours, pytest-benchmark's or asv's. Several files are sessions of one run.",
+)
+@click.option(
+    "--trace",
+    "traces",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(),
+    help="Keep a copy of this trace with the samples, so that a regression's cause can be named.",
+)
+@click.option("--commit", metavar="ID", help="The commit. [default: git's]")
+@click.option("--branch", metavar="NAME", help="The branch. [default: git's or CI's]")
+@click.option("--parent", metavar="ID", help="The commit before. [default: git's]")
+@store_option
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(),
+    help="Also write the samples to FILE, JSON lines that gate check and --import read.",
+)
+@quiet_option
+@click.pass_context
+def record(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
+    """Run a benchmark as fresh processes, or import its samples, and store them.
+
+    COMMAND is run --sessions times. Each process is timed as a whole (wall time, CPU time, peak
+    memory); with --samples it prints {"metric": "step", "unit": "s", "values": [0.1, 0.1]} as a
+    line of its own, or writes such lines to the file $TORCHTRIAGE_SAMPLES. Stored are samples,
+    commit, machine and environment, and whether the machine was quiet.
+
+    With --against main the same command also runs in a checkout of main, each side's own modules
+    first on its path, in turns: drift of the machine falls on both. torchtriage gate check compares
+    them in pairs.
+
+    Exit codes: 0 stored, 3 not: a failing command, unusable samples, no store, wrong usage.
+    """
+    with infrastructure(ctx):
+        _check_usage(words, given)
+        check_outputs([given["output"]], given["imports"])
+        _record(words, given)
+
+
+def _check_usage(words: Sequence[str], given: dict[str, Any]) -> None:
+    if bool(words) == bool(given["imports"]):
+        found = "both" if words else "neither"
+        raise click.UsageError(
+            f"expected a command after -- or --import FILE, found {found}: torchtriage gate record -- python bench.py"
+        )
+    if not math.isfinite(given["timeout"]):
+        raise click.UsageError(f"expected seconds for --timeout, found {given['timeout']}")
+    if given["against"] is not None and given["before"] is not None:
+        raise click.UsageError("--against and --before exclude each other")
+    if given["setup"] is not None and given["against"] is None:
+        raise click.UsageError("--setup is for the checkout of --against")
+    if given["before"] is not None and given["traces"]:
+        raise click.UsageError("--trace with --before: both commands would write the same file")
+    for name in ("against", "before", "samples"):
+        if given["imports"] and given[name] not in (None, False):
+            raise click.UsageError(f"--{name} needs a command, not --import")
+
+
+def _record(words: Sequence[str], given: dict[str, Any]) -> None:
+    from torchtriage.measure.gate.importers import encode_runs
+    from torchtriage.measure.gate.store import open_store
+
+    # before anything is measured: minutes would be lost
+    with open_store(given["store"]) as store, contextlib.ExitStack() as checkouts:
+        runs = _import(given) if given["imports"] else measure(words, given, checkouts)
+        if given["output"]:
+            save(given["output"], encode_runs([_lasting(one, given) for one in runs]))
+        for run in runs:
+            new = store.add(run)
+            click.echo(_summary(run, store.name, new=new))
+    click.echo("next: torchtriage gate check")
+
+
+def _lasting(run: Run, given: dict[str, Any]) -> Run:
+    """Return a run without traces in a checkout that is about to go; the store has copies."""
+    from torchtriage.measure.gate.run import SIDE
+
+    gone = given["against"] and dict(run.environment).get(SIDE) == "before"
+    return replace(run, traces=()) if gone else run
+
+
+def here(revision: GitRevision, benchmark: str = "") -> Run:
+    """Return a run without samples: this machine, this commit, now."""
+    from torchtriage.core.machine import gather_machine, variables
+    from torchtriage.core.samples import Run
+
+    return Run(
+        benchmark=benchmark,
+        commit=revision.commit,
+        branch=revision.branch,
+        parent=revision.parent,
+        recorded_at_s=time.time(),
+        machine=gather_machine(),
+        environment=tuple(sorted({**variables(), **revision.environment}.items())),
+        series=(),
+    )
+
+
+def _import(given: dict[str, Any]) -> list[Run]:
+    from torchtriage.measure.gate.importers import read_sessions
+
+    told = read_sessions(given["imports"], here=here(_revision(given), given["name"] or ""))
+    for note in told.notes:
+        complain(note)
+    traces = _traces(given["traces"], Path())
+    return [replace(one, traces=one.traces + traces) for one in told.runs]
+
+
+def measure(
+    words: Sequence[str],
+    given: dict[str, Any],
+    checkouts: contextlib.ExitStack,
+    *,
+    enough: Callable[[Run, Run], bool] | None = None,
+) -> list[Run]:
+    """Run a benchmark as its options say, and return a run, or one of each side.
+
+    ``enough`` : is given both sides after every round; the last one if it returns True.
+
+    Raises
+    ------
+    TriageError
+        A process failed, or handed over what are no samples.
+    """
+    from torchtriage.core.machine import gather_machine
+    from torchtriage.measure.gate.revision import checked_out
+    from torchtriage.measure.gate.run import (
+        INTERLEAVING,
+        BenchmarkProgram,
+        assemble,
+        find_program,
+        new_interleaving,
+        paths_of,
+        run_in_turns,
+        run_sessions,
+    )
+
+    machine = gather_machine()
+    revision = _revision(given)
+    program = BenchmarkProgram(find_program(words), Path.cwd(), samples=given["samples"], timeout_s=given["timeout"])
+    benchmark = given["name"] or str(replace(program, arguments=tuple(words)))
+    n, warm_up = given["sessions"], given["warm_up"]
+    if given["against"] is None and given["before"] is None:
+        with counting("processes", quiet=given["quiet"]) as progress:
+            measured = run_sessions(program, n, warm_up=warm_up, progress=progress or (lambda _n: None))
+        return [_assembled(measured, benchmark, program, revision, machine, given, {})]
+
+    other, other_revision = program, revision
+    if given["against"] is not None:
+        folder, other_revision = checkouts.enter_context(checked_out(given["against"], Path.cwd()))
+        assert other_revision.root is not None
+        if revision.root is not None:
+            program = replace(program, paths=paths_of(revision.root))
+        other = replace(program, folder=folder, paths=paths_of(other_revision.root))
+        if given["setup"]:
+            _set_up(given["setup"], other)
+    else:
+        other = replace(program, arguments=find_program(_split(given["before"])))
+    mark = new_interleaving()
+    with counting("rounds", quiet=given["quiet"]) as progress:
+
+        def told(*sides: Sequence[MeasuredProcess]) -> bool:
+            if progress is not None:
+                progress(len(sides[0]))
+            if enough is None:
+                return False
+            before, after = (
+                assemble(
+                    measured,
+                    benchmark=benchmark,
+                    program=one,
+                    revision=at,
+                    machine=machine,
+                    environment={INTERLEAVING: mark},
+                )[0]
+                for measured, one, at in zip(sides, (other, program), (other_revision, revision), strict=True)
+            )
+            return enough(before, after)
+
+        sides = run_in_turns(other, program, most_rounds=n, warm_up=warm_up, enough=told)
+    return _both(sides, (other, program), (other_revision, revision), benchmark, machine, given, mark)
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"expected a command as in a shell: {error}", where=command) from error
+
+
+def _both(
+    sides: tuple[Sequence[MeasuredProcess], Sequence[MeasuredProcess]],
+    programs: tuple[BenchmarkProgram, BenchmarkProgram],
+    revisions: tuple[GitRevision, GitRevision],
+    benchmark: str,
+    machine: Machine,
+    given: dict[str, Any],
+    mark: str,
+) -> list[Run]:
+    from torchtriage.measure.gate.run import INTERLEAVING, SIDE
+
+    return [
+        _assembled(measured, benchmark, program, revision, machine, given, {INTERLEAVING: mark, SIDE: side})
+        for side, measured, program, revision in zip(("before", "after"), sides, programs, revisions, strict=True)
+    ]
+
+
+def _assembled(
+    measured: Sequence[MeasuredProcess],
+    benchmark: str,
+    program: BenchmarkProgram,
+    revision: GitRevision,
+    machine: Machine,
+    given: dict[str, Any],
+    also: dict[str, str],
+) -> Run:
+    from torchtriage.measure.gate.run import assemble, versions
+
+    run, noise = assemble(
+        measured,
+        benchmark=benchmark,
+        program=program,
+        revision=revision,
+        machine=machine,
+        environment={**versions(program), **also},
+        traces=_traces(given["traces"], program.folder),
+    )
+    _declare(noise, also.get("side", ""))
+    return run
+
+
+def _declare(noise: Noise, side: str) -> None:
+    if noise.status == "noisy":
+        of = f" ({side})" if side else ""
+        complain(f"the host was noisy{of}: {'; '.join(noise.reasons)}")
+
+
+def _revision(given: dict[str, Any]) -> GitRevision:
+    from torchtriage.measure.gate.revision import find_revision
+
+    revision = find_revision(Path.cwd())
+    if revision.problem and not given["commit"]:
+        complain(f"the commit is not known: {revision.problem}\n  try: --commit, --branch")
+    if given["commit"] and given["commit"] != revision.commit:
+        # what git says is of another commit
+        revision = replace(revision, commit=given["commit"], parent=None, committed_at_s=None, uncommitted=False)
+    return replace(revision, branch=given["branch"] or revision.branch, parent=given["parent"] or revision.parent)
+
+
+def _traces(names: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Return the traces that are there, of the side that ran in this folder."""
+    out = []
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            out.append(str(path.absolute()))
+        else:
+            complain(f"left out: {path}: no such trace was written")
+    return tuple(out)
+
+
+def _set_up(command: str, program: BenchmarkProgram) -> None:
+    from torchtriage.measure.gate.run import BenchmarkProgram, run_once
+
+    shell = ("cmd", "/c", command) if os.name == "nt" else ("sh", "-c", command)
+    run_once(BenchmarkProgram(shell, program.folder, paths=program.paths))
+
+
+def _summary(run: Run, place: str, *, new: bool) -> str:
+    """Return what was stored, a line for each of the first metrics."""
+    from torchtriage.measure.gate.run import SIDE
+
+    n = max(len(one.sessions) for one in run.series)
+    side = dict(run.environment).get(SIDE)
+    at = f" at {run.commit[:12]}" if run.commit else " at no commit"
+    on = f" on {run.branch}" if run.branch else ""
+    did = f"stored in {place}" if new else f"was in {place} before"
+    which = f" ({side})" if side else ""
+    lines = [f"{run.benchmark}{which}{at}{on}: {n} session{'' if n == 1 else 's'}, {did}"]
+    lines += [f"  {_told(one)}" for one in run.series[:SHOWN]]
+    if len(run.series) > SHOWN:
+        lines.append(f"  and {len(run.series) - SHOWN} metrics more")
+    return "\n".join(lines)
+
+
+def _told(series: Series) -> str:
+    from torchtriage.measure.gate import formatting as words
+
+    middles = [statistics.median(one.values) for one in series.sessions]
+    low, middle, high = (
+        words.amount(one, series.unit) for one in (min(middles), statistics.median(middles), max(middles))
+    )
+    return f"{series.metric}: {middle}" + (f" ({low} to {high})" if low != high else "")

@@ -1,0 +1,94 @@
+"""``torchtriage verify``."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchtriage.cli.options import json_option, output_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.core.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command("verify")
+@click.argument("scripts", nargs=-1, metavar="[BEFORE.py AFTER.py]", type=click.Path())
+@click.option("--before", metavar="CMD", help="The command before the fix.")
+@click.option("--after", metavar="CMD", help="The command after it.")
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="End each run after N timed steps; 0 compares whole runs.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(3),
+    default=12,
+    show_default=True,
+    metavar="N",
+    help="Runs of each program at most; five suffice where they agree to 2 %.",
+)
+@click.option("--no-record", is_flag=True, help="Do not record what had been promised.")
+@click.option("--out", metavar="DIR", type=click.Path(), help="Keep what was measured here.")
+@json_option
+@output_option
+@click.option("-q", "--quiet", is_flag=True, help="No word on progress.")
+@click.pass_context
+def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> None:
+    """Prove a fix: run two versions of a script in turns and see what was saved.
+
+    Both are recorded once, so that what the fixed finding had promised is known, and then run in
+    turns without the profiler until the difference is known to 2 %. Their first losses (or, without
+    any, outputs) must agree. The programs read no input; their own output is kept in --out.
+
+    \b
+    torchtriage verify train.py train_fixed.py
+    torchtriage verify --before "python train.py --workers 0" --after "python train.py --workers 4"
+
+    Exit codes: 0 faster or no difference told, 1 slower or other results, 2 a program failed.
+    """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.api import traces
+
+    commands = _commands(scripts, given["before"], given["after"])
+    check_outputs([given["output"]])
+    out = Path(given["out"] or tempfile.mkdtemp(prefix="torchtriage-verify-")).absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError("expected a new or an empty folder", where=str(out))
+    try:
+        result = traces.verify(
+            *commands,
+            out=out,
+            steps=given["steps"],
+            rounds=given["rounds"],
+            record=not given["no_record"],
+            progress=None if given["quiet"] else lambda text: click.echo(text, err=True),
+        )
+    finally:
+        if not given["out"]:
+            shutil.rmtree(out, ignore_errors=True)
+    present(result, given)
+    if result.answers.status == "differ" or (result.told and result.ratio > 1):
+        ctx.exit(1)
+
+
+def _commands(scripts: tuple[str, ...], before: str | None, after: str | None) -> tuple[list[str], list[str]]:
+    if len(scripts) == 2 and before is None and after is None:
+        return [scripts[0]], [scripts[1]]
+    if not scripts and before and after:
+        try:
+            return shlex.split(before), shlex.split(after)
+        except ValueError as error:
+            raise UsageError(f"cannot be split into words: {error}") from error
+    raise UsageError(
+        "expected two scripts, or --before and --after",
+        hint='torchtriage verify --before "python train.py" --after "python train_fixed.py"',
+    )

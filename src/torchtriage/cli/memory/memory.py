@@ -1,0 +1,120 @@
+"""``torchtriage memory``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchtriage.cli.options import (
+    fail_on_option,
+    fails,
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    quiet_option,
+)
+from torchtriage.cli.output import check_outputs, complain, present
+from torchtriage.cli.progress import doing, reading
+from torchtriage.core.errors import TriageError, UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace import Trace
+    from torchtriage.memory.snapshot.result import MemoryResult
+
+__all__ = ["command"]
+
+
+@click.command("memory")
+@click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT…", type=click.Path())
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(),
+    help="A trace of the same program, with_stack=True: what checkpointing would cost per step.",
+)
+@json_option
+@markdown_option
+@output_option
+@html_option
+@fail_on_option
+@quiet_option
+@click.pass_context
+def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
+    """Judge memory snapshots of the CUDA caching allocator.
+
+    SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain, gzip or zip, or - for standard
+    input; also what prof.export_memory_timeline() writes as JSON, the memory_watch.json of a live
+    watch, and a trace recorded with profile_memory=True. Nothing in a file is ever executed. Prints
+    a verdict in three lines, then per device who held what at the peak, by line, phase and purpose,
+    why reserved memory was free, and for each failed allocation why it failed; then findings.
+
+    Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
+    """
+    check_outputs([given["output"], given["html"]], paths)
+    _check_inputs(paths, given["form"])
+    trace = _trace(given["trace"], given["quiet"])
+    results: list[MemoryResult] = []
+    n_unusable = 0
+    for path in paths:
+        try:
+            results.append(_judge(path, given["quiet"], trace))
+        except TriageError as unusable:  # noqa: PERF203 - one bad file must not hide the others
+            if len(paths) == 1:
+                raise
+            n_unusable += 1
+            complain(f"left out: {unusable}")
+    if results:
+        from torchtriage.report.documents.memory import MemoryReport
+
+        present(MemoryReport(results[0].schema, results[0].version, tuple(results)), given)
+    if fails((one for result in results for one in result.findings), given["fail_on"]):
+        ctx.exit(1)
+    if n_unusable:
+        ctx.exit(2)
+
+
+def _check_inputs(paths: tuple[str, ...], form: str | None) -> None:
+    """Refuse a name that is meant for what is written: ``--json out.json``."""
+    ending = {"json": ".json", "markdown": ".md"}.get(form or "", "")
+    for path in paths:
+        if ending and path.endswith(ending) and not Path(path).exists():
+            raise UsageError(
+                "expected a snapshot, found no such file",
+                where=path,
+                hint=f"--{form} prints; to write a file: --{form} -o {path}",
+            )
+
+
+def _trace(path: str | None, quiet: bool) -> Trace | None:
+    if path is None:
+        return None
+    from torchtriage.core.trace import read_trace
+
+    with reading(path, quiet=quiet) as progress:
+        return read_trace(path, progress=progress)
+
+
+def _judge(path: str, quiet: bool, trace: Trace | None) -> MemoryResult:
+    from torchtriage.core.trace import Trace
+    from torchtriage.memory.snapshot.categories import CategoryTimeline, judge_categories
+    from torchtriage.memory.snapshot.read import read_memory
+    from torchtriage.memory.snapshot.snapshot import Snapshot
+    from torchtriage.memory.snapshot.verdict import judge, judge_trace
+
+    began_s = time.monotonic()
+    with reading(path, quiet=quiet) as progress:
+        told = read_memory(path, progress)
+    if isinstance(told, Snapshot):
+        with doing(path, quiet=quiet, since_s=began_s) as stage:
+            return judge(told, stage, trace=trace)
+    if isinstance(told, CategoryTimeline):
+        return judge_categories(told)
+    if isinstance(told, Trace):
+        return judge_trace(told, path)
+    from torchtriage.memory.leaks.leak_report import judge_watch
+
+    return judge_watch(told)

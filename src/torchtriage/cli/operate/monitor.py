@@ -1,0 +1,277 @@
+"""``torchtriage monitor``: a dashboard, alerting rules, and what recordings would have alarmed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from torchtriage.cli.options import output_option
+from torchtriage.cli.output import check_outputs, emit, save
+from torchtriage.core.errors import UsageError
+from torchtriage.core.names import visible
+
+if TYPE_CHECKING:
+    from torchtriage.operate.detect.replay import StreamReplay
+    from torchtriage.operate.detect.score import DetectionScore
+    from torchtriage.operate.ladder.policy import Policy
+    from torchtriage.operate.ladder.replay import AssumedMode, LadderReplay
+
+__all__ = ["command"]
+
+
+@click.group("monitor")
+def command() -> None:
+    """Watch a model in production: dashboard, alerting rules, recordings through the detectors."""
+
+
+@command.command("replay")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--labels",
+    metavar="PATH",
+    type=click.Path(),
+    help="Score the alarms against this file, or the one of the log's name in this folder.",
+)
+@click.option(
+    "--ladder",
+    metavar="MODES",
+    help="Run a ladder of these modes beside the alarms: full,bf16=0.6,lite=0.2, each with what it"
+    " is assumed to take as a share of the full one.",
+)
+@click.option("--deadline-ms", type=float, help="Of the ladder: calls beyond it are late.")
+@click.option(
+    "--enter",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="Of the ladder: share of late calls above which it goes down.",
+)
+@click.option(
+    "--leave",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Of the ladder: share of late trial calls up to which it comes back.",
+)
+@click.option(
+    "--dwell-s", type=float, default=30.0, show_default=True, help="Of the ladder: least time between two switches."
+)
+@click.option(
+    "--recover-s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Of the ladder: how long all must be well before the better mode is tried.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the versioned JSON document.")
+@output_option
+def replay(
+    logs: tuple[str, ...],
+    labels: str | None,
+    ladder: str | None,
+    deadline_ms: float | None,
+    enter: float,
+    leave: float,
+    dwell_s: float,
+    recover_s: float,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Run the detectors over recorded requests or metrics: what would have alarmed, and when.
+
+    LOG is CSV with a header (a column duration_s, duration_ms, latency_us ... or value; where there
+    are, timestamp, size, ok, label) or the lines of JSON that monitor.JsonLog writes. Each value is
+    judged by those before it alone. With labels the result is scored: recall, false alarms per
+    10,000 values, delays.
+
+    With --ladder a ladder of torchtriage.operate.ladder goes over the same requests on their own clock:
+    which mode it would have taken when, how often it switched, how long it was degraded, how many
+    calls would have been late with it and without. What a lower mode takes is assumed.
+    """
+    import json
+    from dataclasses import asdict
+
+    from torchtriage.operate.detect.replay import document
+    from torchtriage.operate.detect.replay import replay as run
+    from torchtriage.operate.ladder.policy import Policy
+    from torchtriage.operate.ladder.replay import read_modes
+
+    check_outputs([output], logs)
+    modes = None if ladder is None else read_modes(ladder)
+    if modes is None and deadline_ms is not None:
+        raise UsageError("expected --ladder beside --deadline-ms", hint="--ladder full,lite=0.2")
+    policy = Policy(
+        deadline_s=None if deadline_ms is None else deadline_ms * 1e-3,
+        enter=enter,
+        leave=leave,
+        dwell_s=dwell_s,
+        recover_s=recover_s,
+        longest_s=max(600.0, recover_s),
+    )
+    streams = [one for log in logs for one in run(log, labels)]
+    ladders = [] if modes is None else [_ladder(one, modes, policy) for one in streams]
+    if as_json:
+        told = document(streams)
+        for one, replayed in zip(told["streams"], ladders, strict=False):
+            one["ladder"] = asdict(replayed)
+        text = json.dumps(told, indent=2) + "\n"
+    else:
+        text = "\n".join(_text(streams, ladders)) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        save(output, text.encode())
+
+
+def _ladder(one: StreamReplay, modes: tuple[AssumedMode, ...], policy: Policy) -> LadderReplay:
+    """Run a ladder over a stream; of one without times, its requests come one after the other."""
+    import math
+
+    from torchtriage.operate.ladder.replay import RecordedCall, replay_ladder
+
+    reasons = [""] * len(one.stream.samples)
+    for alarm in one.alarms:
+        if alarm.better:
+            continue
+        end = next(end for start, end in one.on if start <= alarm.row < end)
+        reasons[alarm.row : end] = [f"{alarm.kind}: {alarm.message}"] * (end - alarm.row)
+    timed = any(one.stream.stamps)
+    calls, clock_s = [], 0.0
+    for sample, alarm_ in zip(one.stream.samples, reasons, strict=True):
+        answered = sample.ok and math.isfinite(sample.value)
+        took_s = None if not answered else sample.value if one.stream.is_requests else 0.0
+        clock_s += took_s or 0.0
+        calls.append(RecordedCall(sample.at_s if timed else clock_s, took_s, alarm_))
+    faults = None
+    if one.score is not None:
+        faults = [(found.fault.start, found.fault.end) for found in one.score.found]
+    return replay_ladder(calls, modes, policy, faults)
+
+
+def _ladder_text(one: LadderReplay) -> list[str]:
+    share = one.degraded_s / one.seconds if one.seconds else 0.0
+    lines = [
+        f"  ladder {', '.join(mode.name for mode in one.modes)}:"
+        f" {_count(one.n_switches, 'switch', 'switches')}, degraded for {one.degraded_s:,.0f} of"
+        f" {one.seconds:,.0f} s ({share:.1%}); {one.n_late:,} calls late or failed,"
+        f" {one.n_late_without:,} without it"
+    ]
+    if one.outside_s is not None:
+        answered = sum(row is not None for row in one.faults)
+        lines.append(
+            f"    answered by a lower mode in {answered} of {_count(len(one.faults), 'fault')};"
+            f" degraded for {one.outside_s:,.0f} s outside of faults"
+        )
+    for step in one.log:
+        said = "" if step.kind == "switch" else f"{step.kind} "
+        lines.append(f"  {step.row:>7}  {said}{step.before} -> {step.after}: {step.why}")
+    return lines
+
+
+@command.command("dashboard")
+@output_option
+def dashboard(output: str | None) -> None:
+    """Print a dashboard for Grafana (9 or newer), as JSON to import.
+
+    Every metric that a service under torchtriage.operate.monitor tells has its panel; the data source, the
+    instance, the model and the version are chosen on the page.
+    """
+    from torchtriage.operate.monitor.dashboard import dashboard as document
+
+    check_outputs([output])
+    emit(document().encode(), output)
+
+
+@command.command("rules")
+@click.option(
+    "--latency",
+    metavar="[MODEL=]SECONDS",
+    multiple=True,
+    help="Alert where p99 is above; without a model, for all that are not named.",
+)
+@click.option(
+    "--errors",
+    metavar="SHARE",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="Alert where a larger share of a model's requests fails.",
+)
+@output_option
+def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
+    r"""Print recording and alerting rules for Prometheus, as YAML for its rule_files.
+
+    Only how slow is too slow must be chosen; docs/monitor.md lists the alerts and what to do.
+
+    \b
+    torchtriage monitor rules --latency 0.2 --latency detector=0.05 -o torchtriage.rules.yml
+    """
+    from torchtriage.operate.monitor.rules import rules as document
+
+    check_outputs([output])
+    emit(document(errors, dict(map(_objective, latency))).encode(), output)
+
+
+def _objective(text: str) -> tuple[str, float]:
+    model, _, seconds = text.rpartition("=")
+    try:
+        return model, float(seconds)
+    except ValueError:
+        raise UsageError(
+            f"expected seconds, or a model's name and seconds, found {visible(text)!r}",
+            where="--latency",
+            hint="--latency 0.2 or --latency detector=0.05",
+        ) from None
+
+
+def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]:
+    from torchtriage.operate.detect.score import DetectionScore
+
+    lines = []
+    for at, one in enumerate(streams):
+        n = len(one.stream.samples)
+        what = "requests" if one.stream.is_requests else "values"
+        title = f"{visible(one.stream.name)}: {n:,} {what}, {_count(len(one.alarms), 'alarm')}"
+        if one.stream.n_skipped:
+            title += f" ({one.stream.n_skipped:,} lines could not be read)"
+        lines.append(title)
+        wrong = set(one.score.false_alarms) if one.score else set()
+        for alarm in one.alarms:
+            cause = f" ({alarm.cause})" if alarm.cause else ""
+            mark = "  FALSE" if alarm.row in wrong else ""
+            lines.append(f"  {alarm.row:>7}  {alarm.kind:<9}  {alarm.message}{cause}{mark}")
+        if one.score:
+            missed = [found.fault for found in one.score.found if found.delay is None]
+            for fault in missed:
+                detail = f" ({fault.detail})" if fault.detail else ""
+                lines.append(f"  {fault.start:>7}  missed     {visible(fault.kind)}{detail}")
+        if ladders:
+            lines += _ladder_text(ladders[at])
+    scores = [one.score for one in streams if one.score is not None]
+    if scores:
+        metrics = not any(one.stream.is_requests for one in streams)
+        lines += ["", *_verdict(DetectionScore.of(scores), metrics=metrics)]
+    return lines
+
+
+def _verdict(score: DetectionScore, *, metrics: bool) -> list[str]:
+    hits = score.delays()
+    lines = [
+        f"{len(hits)} of {_count(len(score.found), 'fault')} found,"
+        f" {_count(len(score.false_alarms), 'false alarm')} in {score.n_clean:,} clean rows"
+        f" ({score.per_10k:.2f} per 10,000)"
+    ]
+    if score.found:
+        lines[0] += f"; random alarms of that rate would find {score.chance():.0%}"
+    if hits:
+        late = f"{hits[len(hits) // 2]} rows, 90 % within {hits[int(0.9 * len(hits))]}"
+        nab = f"; NAB score {score.nab_score:.1f}" if metrics else ""
+        lines.append(f"found after a median of {late}{nab}")
+    if score.benign_alarms:
+        lines.append(f"{_count(len(score.benign_alarms), 'alarm')} on changes that must not alarm")
+    return lines
+
+
+def _count(n: int, what: str, several: str = "") -> str:
+    return f"{n:,} " + (what if n == 1 else several or f"{what}s")

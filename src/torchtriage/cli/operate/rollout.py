@@ -1,0 +1,155 @@
+"""``torchtriage rollout``: where rollouts stand, what happened, and a person's hand on them."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option
+from torchtriage.cli.output import check_outputs, present
+from torchtriage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtriage.operate.rollout.store import RolloutStore
+
+__all__ = ["command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_name = click.argument("name", required=False)
+_store = click.option(
+    "--store",
+    metavar="FILE",
+    type=click.Path(),
+    help="Where rollouts are kept; else $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db.",
+)
+_reason = click.option("--reason", metavar="TEXT", required=True, help="Why, for the history.")
+
+
+@click.group("rollout")
+def command() -> None:
+    """Where rollouts stand, what happened to them, and a person's hand on them.
+
+    Rollouts are started and watched in Python (docs/rollout.md); every change is kept.
+    """
+
+
+@click.command("status")
+@_store
+def status(store: str | None) -> None:
+    """Show every rollout in one line.
+
+    Exit codes: 0 none is rolled back, 1 one is, 2 no store.
+    """
+    from torchtriage.core.names import visible
+    from torchtriage.operate.rollout.summary import summary
+
+    with _opened(store) as rollouts:
+        found = [summary(rollouts, name) for name in rollouts.names()]
+    for one in found:
+        click.echo(f"{visible(one.name)}  {visible('; '.join(filter(None, one.verdict)))}")
+    if not found:
+        click.echo("no rollouts")
+    click.get_current_context().exit(int(any(one.status == "rolled back" for one in found)))
+
+
+@click.command("report")
+@_name
+@_store
+@json_option
+@markdown_option
+@output_option
+@html_option
+def report(name: str | None, store: str | None, **given: Any) -> None:
+    """Show where a rollout stands, how versions compare, and all that happened.
+
+    NAME may be left out where there is one rollout.
+
+    Exit codes: 0 done, 2 no such rollout.
+    """
+    from torchtriage.operate.rollout.summary import summary
+
+    check_outputs([given["output"], given["html"]])
+    with _opened(store) as rollouts:
+        result = summary(rollouts, _one(rollouts, name))
+    present(result, given)
+
+
+@click.command("rollback")
+@_name
+@_store
+@_reason
+def rollback(name: str | None, store: str | None, reason: str) -> None:
+    """Send nothing to the candidate any more, at once.
+
+    Exit codes: 0 it gets nothing, 2 no such rollout.
+    """
+    _move(name, store, reason, lambda rollouts: rollouts.roll_back)
+
+
+@click.command("promote")
+@_name
+@_store
+@_reason
+def promote(name: str | None, store: str | None, reason: str) -> None:
+    """Move a rollout up by one step, whatever its evidence says.
+
+    Exit codes: 0 moved, 2 no such rollout, or it has ended.
+    """
+    _move(name, store, reason, lambda rollouts: rollouts.promote)
+
+
+@click.command("restart")
+@_name
+@_store
+@_reason
+def restart(name: str | None, store: str | None, reason: str) -> None:
+    """Begin a rollout that has ended again, at its first step.
+
+    Exit codes: 0 begun, 2 no such rollout, or it is running.
+    """
+    _move(name, store, reason, lambda rollouts: rollouts.restart)
+
+
+def _opened(store: str | None) -> RolloutStore:
+    from torchtriage.operate.rollout.store import open_rollouts
+
+    return open_rollouts(store, create=False)
+
+
+def _one(store: RolloutStore, name: str | None) -> str:
+    if name is not None:
+        return name
+    names = store.names()
+    if len(names) != 1:
+        known = f"there are {', '.join(names[:8])}" if names else "none was started here"
+        raise UsageError("expected the name of a rollout", where=store.name, hint=known)
+    return names[0]
+
+
+def _move(
+    name: str | None, store: str | None, reason: str, how: Callable[[RolloutStore], Callable[..., object]]
+) -> None:
+    """Change a rollout by hand, and say where it stands now."""
+    from torchtriage.core.names import visible
+    from torchtriage.operate.rollout.summary import summary
+
+    with _opened(store) as rollouts:
+        known = _one(rollouts, name)
+        how(rollouts)(known, reason=reason, actor=_actor(), at_s=time.time())
+        click.echo(visible(summary(rollouts, known).verdict[0]))
+
+
+def _actor() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return "a person"
+
+
+for one in (status, report, promote, rollback, restart):
+    command.add_command(one)

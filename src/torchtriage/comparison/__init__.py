@@ -1,5 +1,0 @@
-"""Two runs of one workload: what changed the step time, by how much, and is it more than noise."""
-
-from torchtriage.comparison.verdict import Evidence, compare, gather
-
-__all__ = ["Evidence", "compare", "gather"]

@@ -1,0 +1,179 @@
+"""Why a graph ended: the text that dynamo writes at a graph break, taken apart.
+
+The words changed with the versions. torch 2.7 and later write a type, an explanation, hints, and from 2.9 on a link
+that ends in the break's id (``gb0170``); before that there is one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from torchtriage.compile.logs.locations import is_library, parse_traceback, user_frame
+from torchtriage.core.finding import Frame
+
+__all__ = ["Break", "parse_break", "parse_restart"]
+
+_PLACE = re.compile(r"^Graph [Bb]reak[^\n]*? in user code at (?P<file>[^\n]+?):(?P<line>\d+)\s*$", re.MULTILINE)
+_REASON = re.compile(r"^(?:Graph Break )?Reason: ?(?P<reason>[^\n]*)$", re.MULTILINE)
+_TRYING = re.compile(r"^Encountered graph break when attempting to trace ([^\n]*)$")
+_EXPLAINED = re.compile(r"^ {2}Explanation: ?", re.MULTILINE)
+_PART = re.compile(r"^ {2}(Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_ID = re.compile(r"/gb/(gb\d{4})(?:\.html)?")
+_MORE = re.compile(r"^[^\S\n]*For more details about this graph break[^\n]*", re.MULTILINE)
+_UNRESUMED = re.compile(
+    r"^torch\.compile cannot properly resume from this graph break[^\n]*"
+    r"(?:\n[^\n]*skip tracing[^\n]*)?"
+)
+_CODE_BELOW = re.compile(r"^The graph break occurred in the following user code:\s*\n", re.MULTILINE)
+_UNGRACEFUL = re.compile(r"^Failed to handle graph break gracefully\.[^\n]*?encountered:\s*")
+_END = re.compile(
+    r"^(?:User code traceback|Traceback \(most recent call last\)|NoneType: None|from user code)", re.MULTILINE
+)
+_FROM_USER = re.compile(r"from user code(?: at)?:\s*\n")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<=id )\d{9,}")
+
+# How torch before 2.7 said what has a type now: facts of the break's registry.
+_OLD = (
+    (r"generic_jump|TensorVariable\(\).*jump", "Data-dependent branching"),
+    (
+        r"Tensor\.item|call_method TensorVariable\(\) item",
+        "Unsupported Tensor.item() call with capture_scalar_outputs=False",
+    ),
+    (r"data[ -]dependent operator|DataDependentOutputException|_local_scalar_dense", "Data dependent operator"),
+    (r"dynamic shape operator|DynamicOutputShapeException|aten\.nonzero", "Dynamic shape operator"),
+    (
+        r"skip function graph_break in file|call_function args:.*graph_break"
+        r"|^'?torch\._dynamo\.graph_break",
+        "Call to `torch._dynamo.graph_break()`",
+    ),
+    (r"builtin: print|BuiltinVariable\(print\)", "Failed to trace builtin operator"),
+    (
+        r"call_function in skip_files|'?skip function |call .*in skip_files",
+        "Attempted to call function marked as skipped",
+    ),
+    (r"inline in skipfiles|inlining .*skipped", "Attempted to inline function marked as skipped"),
+    (r"numpy|call_function NumpyVariable", "numpy"),
+    (r"setattr\(", "Unsupported setattr"),
+    (r"torch\.\* op returned non-Tensor", "torch.* op returned non-Tensor"),
+    (
+        r"wrapped by.*disable|torch\._dynamo\.disable|torch\.compiler\.disable",
+        "Skip calling `torch.compiler.disable()`d function",
+    ),
+    (r"cache_size_limit|recompile_limit|recompile limit", "Dynamo recompile limit exceeded"),
+)
+
+
+@dataclass(frozen=True)
+class Break:
+    """One record of a graph break.
+
+    ``id`` : PyTorch's, ``GB0170``; empty where the log does not tell. ``type`` : its name there, or the sentence of
+    older versions. ``trying`` : what dynamo was tracing. ``frame`` : where in user code, as PyTorch means it (the
+    innermost frame outside of what dynamo inlines blindly); None where the log does not tell. ``stack`` : innermost
+    first. ``caller`` : the innermost frame that is no library's. ``is_repeat`` : the log left the stack out, having
+    shown it before.
+    """
+
+    id: str
+    type: str
+    explanation: str
+    hints: tuple[str, ...]
+    context: str
+    trying: str
+    frame: Frame | None
+    stack: tuple[Frame, ...]
+    caller: Frame | None
+    is_repeat: bool = False
+
+    @property
+    def cause(self) -> str:
+        """Return what breaks of one cause share: the type and what it was about, no addresses."""
+        return f"{self.type}\n{_ADDRESS.sub('0x…', self.context)}"
+
+
+def parse_break(text: str) -> Break | None:
+    """Return the break that a ``dynamo_graph_break_reason`` tells, None where it tells none."""
+    if not re.match(r"\s*Graph [Bb]reak", text):
+        return None
+    place = _PLACE.search(text)
+    reason = _REASON.search(text)
+    body = text[reason.start("reason") :] if reason else text.partition(":")[2].lstrip()
+    unresumed = _UNRESUMED.match(body)
+    if unresumed is not None:
+        return _unresumed(unresumed[0], body)
+    end = _END.search(body)
+    traceback = ""
+    if end is not None:
+        body, rest = body[: end.start()], body[end.start() :]
+        # what follows the user's traceback is dynamo's own
+        traceback = re.split(r"\n(?:Traceback \(most recent|NoneType: None)", rest, maxsplit=1)[0]
+    stack = parse_traceback(traceback)
+    found = _parts(body)
+    if place is not None:
+        line = int(place["line"][:9])
+        inner = next((frame for frame in stack if (frame.file, frame.line) == (place["file"], line)), None)
+        frame: Frame | None = inner or Frame(place["file"], line, "", True)
+    else:
+        frame = stack[0] if stack else None
+    return replace(
+        found,
+        frame=frame,
+        stack=stack,
+        caller=user_frame(stack) or (frame if frame and not is_library(frame.file) else None),
+        is_repeat="duplicate graph break" in text[:200] or "details suppressed" in text[:200],
+    )
+
+
+def _unresumed(said: str, body: str) -> Break:
+    """Return the break after which dynamo could not go on in the same function."""
+    below = _CODE_BELOW.search(body)
+    stack = parse_traceback(body[below.end() :]) if below else ()
+    return Break(
+        "",
+        "Cannot resume after a graph break",
+        " ".join(said.split()),
+        (),
+        "",
+        "",
+        stack[0] if stack else None,
+        stack,
+        user_frame(stack),
+    )
+
+
+def parse_restart(text: str) -> Break:
+    """Return the break that a ``restart_reasons`` of older logs tells; it names no line."""
+    user = _FROM_USER.search(text)
+    stack = parse_traceback(text[user.end() :]) if user else ()
+    found = _parts(text[: user.start()] if user else text)
+    return replace(found, stack=stack, frame=stack[0] if stack else None, caller=user_frame(stack))
+
+
+def _parts(body: str) -> Break:
+    link = _ID.search(body)
+    body = _UNGRACEFUL.sub("", _MORE.sub("", body).lstrip())
+    trying = ""
+    head = body.split("\n", 1)
+    tried = _TRYING.match(head[0])
+    if tried is not None:
+        trying, body = tried[1].rstrip().removesuffix(":"), head[1] if len(head) > 1 else ""
+    explained = _EXPLAINED.search(body)
+    if explained is None:
+        sentence = " ".join(body.split()).strip("'\" ")
+        return Break(link[1].upper() if link else "", _old_type(sentence), sentence, (), "", trying, None, (), None)
+    kind = " ".join(body[: explained.start()].split())
+    marks = list(_PART.finditer(body))
+    ends = [mark.start() for mark in marks[1:]] + [len(body)]
+    parts = [(mark[1], body[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=True)]
+    explanation = next((text for name, text in parts if name == "Explanation"), "")
+    context = next((text for name, text in parts if name.startswith("Developer")), "")
+    hints = tuple(" ".join(text.split()) for name, text in parts if name == "Hint")
+    return Break(link[1].upper() if link else "", kind, explanation, hints, context, trying, None, (), None)
+
+
+def _old_type(sentence: str) -> str:
+    for pattern, name in _OLD:
+        if re.search(pattern, sentence):
+            return name
+    return sentence[:200]

@@ -1,0 +1,182 @@
+"""How the parts of a compile result read, whichever page they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchtriage.compile.logs.locations import part_name
+from torchtriage.compile.logs.result import CompileResult, Count, Function, GraphBreak, Joined, Process, Recompile
+from torchtriage.core.finding import Finding, Frame
+from torchtriage.core.names import elide, visible
+from torchtriage.core.units import format_bytes, format_count, format_ms
+
+__all__ = [
+    "books",
+    "cache",
+    "counts",
+    "cures",
+    "cut",
+    "facts",
+    "file_name",
+    "function",
+    "graph_break",
+    "joined",
+    "other_findings",
+    "place",
+    "process",
+    "recompile",
+    "seconds",
+    "values",
+]
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path, safe to print."""
+    return visible(path.replace("\\", "/").rstrip("/").split("/")[-1] or path)
+
+
+def place(frame: Frame | None) -> str:
+    """Return ``train.py:12 in step``, empty without a frame."""
+    if frame is None:
+        return ""
+    line = f":{frame.line}" if frame.line else ""
+    name = f" in {visible(part_name(frame.function))}" if frame.function else ""
+    return f"{file_name(frame.file)}{line}{name}"
+
+
+def seconds(value_ms: float) -> str:
+    """Return a duration; empty where there is none."""
+    return format_ms(value_ms) if value_ms else ""
+
+
+def counts(rows: Iterable[Count], limit: int = 6) -> str:
+    """Return ``3 triton, 1 cpp``; what is left out is said."""
+    shown = list(rows)
+    said = [f"{row.count:,} {visible(row.name)}" for row in shown[:limit]]
+    rest = sum(row.count for row in shown[limit:])
+    return ", ".join([*said, *([f"{rest:,} others"] if rest else [])])
+
+
+def facts(result: CompileResult) -> str:
+    """Return what was read, on one line."""
+    size = sum(process.size_bytes for process in result.processes)
+    parts = [
+        format_count(len(result.processes), "log"),
+        *([format_bytes(size)] if size else []),
+        *([f"torch {', '.join(map(visible, result.torch))}"] if result.torch else []),
+        *([f"trace {file_name(result.trace_path)}"] if result.trace_path else []),
+    ]
+    return ", ".join(parts)
+
+
+def books(result: CompileResult) -> str:
+    """Return where every entry went."""
+    told = result.books
+    reasons: dict[str, int] = {}
+    for row in told.skipped:
+        reason = row.name.partition(":")[0]
+        reasons[reason] = reasons.get(reason, 0) + row.count
+    rows = [Count(name, count) for name, count in sorted(reasons.items(), key=lambda item: -item[1])]
+    left = f": {counts(rows, 8)}" if rows else ""
+    return (
+        f"{told.n_read:,} entries read = {told.n_used:,} used + {told.n_skipped:,} left out{left};"
+        f" {format_count(told.n_breaks, 'graph break')} in"
+        f" {format_count(len(result.breaks), 'row')},"
+        f" {format_count(told.n_recompiles, 'recompilation')} in"
+        f" {format_count(len(result.recompiles), 'row')}"
+    )
+
+
+def graph_break(row: GraphBreak) -> str:
+    """Return a break's place, with the user's line where it is inside of a library."""
+    where = place(row.frame) or "no line in the log"
+    return f"{where}, from {place(row.caller)}" if row.caller else where
+
+
+def other_findings(result: CompileResult) -> list[Finding]:
+    """Return the findings that are neither a break nor a recompilation."""
+    told = {graph_break.fix for graph_break in result.breaks} | {recompile.fix for recompile in result.recompiles}
+    return [finding for finding in result.findings if finding.fix not in told]
+
+
+def cut(text: str, room: int) -> str:
+    """Return the beginning of a text, on one line."""
+    shown = visible(" ".join(text.split()))
+    return shown if len(shown) <= room else shown[: room - 1].rstrip() + "…"
+
+
+def values(row: Recompile) -> str:
+    """Return what the guard saw, in order."""
+    return " → ".join(elide(visible(value), 60) for value in row.values[:12])
+
+
+def recompile(row: Recompile) -> str:
+    """Return what a guard looks at: ``size 0 of x``."""
+    source = visible(row.source)
+    if source.startswith("___stack"):
+        return f"{row.cause} read at a graph break"
+    if row.cause in ("size", "stride") and row.dim >= 0:
+        return f"{row.cause} {row.dim} of {source}"
+    if row.cause == "shape guard" or not source:
+        return row.cause
+    return f"{row.cause} of {source}" if row.cause not in ("other",) else source
+
+
+def cures(row: Recompile) -> str:
+    """Return what would end the recompilations."""
+    told = (("mark_dynamic", row.mark_dynamic), ("dynamic=True", row.dynamic), ("bucketing", row.bucketing))
+    yes = [name for name, answer in told if answer == "yes"]
+    once = [name for name, answer in told if answer == "once"]
+    if yes:
+        return f"{', '.join(yes)} would end it"
+    if once:
+        return f"{', '.join(once)} would save this one"
+    return "no dynamic shape would end it"
+
+
+def function(row: Function) -> str:
+    """Return what became of a function."""
+    parts = [row.outcome if row.outcome != "limit" else "recompile limit reached"]
+    if row.n_ops:
+        parts.append(format_count(row.n_ops, "op"))
+    if row.n_guards:
+        parts.append(format_count(row.n_guards, "guard"))
+    if row.n_breaks:
+        parts.append(format_count(row.n_breaks, "break"))
+    return ", ".join(parts)
+
+
+def process(row: Process) -> str:
+    """Return what one process did, cold and warm."""
+    name = "" if row.rank is None else f"rank {row.rank}"
+    again = f"restart {row.restart}" if row.restart else ""
+    parts = [
+        *filter(None, (name, again)),
+        *([] if row.n_compiles is None else [format_count(row.n_compiles, "compilation")]),
+        *(["text"] if row.form == "text" else []),
+        *([format_ms(row.compile_ms)] if row.compile_ms else []),
+        *([f"{row.n_cold} cold {format_ms(row.cold_ms)}"] if row.n_cold else []),
+        *([f"{row.n_warm} warm {format_ms(row.warm_ms)}"] if row.n_warm else []),
+    ]
+    return ", ".join(parts)
+
+
+def cache(rows: Sequence[Count]) -> str:
+    """Return why a cache was passed by."""
+    return f"; bypassed for: {counts(rows, 2)}" if rows else ""
+
+
+def joined(row: Joined | None) -> str:
+    """Return what a trace adds, empty without one."""
+    if row is None:
+        return ""
+    most = "at most " if row.at_most else ""
+    times = f"{format_count(row.n_seams, 'time')} {row.per}"
+    parts = [times, f"host {most}{format_ms(row.host_ms)}"]
+    if row.idle_ms is not None:
+        parts.append(f"device idle {most}{format_ms(row.idle_ms)}")
+    if row.n_launches is not None:
+        parts.append(format_count(row.n_launches, "launch", "launches"))
+    if row.n_kernels is not None:
+        parts.append(f"{format_count(row.n_kernels, 'kernel')} outside of graphs")
+    return f"{', '.join(parts)}; of {format_ms(row.of_ms)}"

@@ -1,0 +1,259 @@
+"""From what the logs tell to what is said about them: rows, findings, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchtriage.compile.logs import collective_order
+from torchtriage.compile.logs.divergence import divergence, schedules
+from torchtriage.compile.logs.findings import BREAK, OVERHEAD, RECOMPILE, findings_of
+from torchtriage.compile.logs.process_log import ProcessLog
+from torchtriage.compile.logs.result import (
+    COMPILE_SCHEMA,
+    CompileResult,
+    Function,
+    GraphBreak,
+    Inductor,
+    Phase,
+    Process,
+    Recompile,
+)
+from torchtriage.compile.logs.tables import (
+    breaks_of,
+    coverage_of,
+    functions_of,
+    guards_of,
+    inductor_of,
+    inlined_of,
+    phases_of,
+    processes_of,
+    recompiles_of,
+)
+from torchtriage.core.finding import Frame, NotChecked, Note
+from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.core.version import __version__
+
+__all__ = ["judge"]
+
+
+def judge(logs: Sequence[ProcessLog]) -> CompileResult:
+    """Return what the logs of one or more processes tell together."""
+    processes = processes_of(logs)
+    breaks = breaks_of(logs)
+    recompiles = recompiles_of(logs, [seen.first for log in logs for seen in log.breaks.values()])
+    functions = functions_of(logs)
+    guards = guards_of(logs)
+    phases = phases_of(logs)
+    inductor = inductor_of(logs)
+    order_finding = collective_order.finding(schedules(logs))
+    differences = divergence(logs, processes)
+    if order_finding is not None:
+        differences.insert(0, f"the order of collectives: {order_finding.message}")
+    inlined = inlined_of(logs)
+    compile_ms = sum(process.compile_ms for process in processes)
+    findings = [*filter(None, [order_finding]), *findings_of(breaks, recompiles, functions, guards, inductor)]
+    order = ("high", "medium", "low", "note")
+    findings.sort(key=lambda finding: order.index(finding.severity))
+    return CompileResult(
+        schema=COMPILE_SCHEMA,
+        version=__version__,
+        paths=tuple(log.path for log in logs),
+        verdict=(
+            _first(logs, breaks, recompiles, functions, differences),
+            _second(processes, phases),
+            _third(inductor),
+        ),
+        healthy=not (findings or differences or any(_unlogged(logs).values()))
+        and not any(log.end for log in logs)
+        and not any(function.outcome == "unfinished" for function in functions)
+        and any(log.compilations for log in logs),
+        torch=tuple(sorted({log.torch for log in logs if log.torch})),
+        compile_ms=compile_ms,
+        books=coverage_of(list(logs)),
+        processes=tuple(processes),
+        breaks=tuple(breaks),
+        recompiles=tuple(recompiles),
+        functions=tuple(functions),
+        n_inlined=len(inlined),
+        inlined=tuple(Frame(file, 0, name) for file, name in inlined[:200]),
+        guards=guards,
+        phases=tuple(phases),
+        inductor=inductor,
+        divergence=tuple(differences),
+        findings=tuple(findings),
+        notes=tuple(_notes(logs)),
+        not_checked=tuple(_not_checked(logs)),
+    )
+
+
+CHANNELS = {
+    "graph breaks": (BREAK[0], ("graph_breaks", "explain")),
+    "recompilations": (RECOMPILE[0], ("recompiles", "recompiles_verbose")),
+    "guards": (OVERHEAD[0], ("guards",)),
+}
+"""What each channel of ``TORCH_LOGS`` tells; a text log without its lines tells nothing of it."""
+
+
+def _unlogged(logs: Sequence[ProcessLog]) -> dict[str, list[ProcessLog]]:
+    """Return the text logs that have no line of a channel, by what it would tell.
+
+    Whether the channel was off or had nothing to say cannot be told from a text.
+    """
+    texts = [log for log in logs if log.form == "text"]
+    return {
+        name: [log for log in texts if not any(log.tally.kinds[kind] for kind in kinds)]
+        for name, (_, kinds) in CHANNELS.items()
+    }
+
+
+def _first(
+    logs: Sequence[ProcessLog],
+    breaks: Sequence[GraphBreak],
+    recompiles: Sequence[Recompile],
+    functions: Sequence[Function],
+    divergence: Sequence[str],
+) -> str:
+    """Return what was found, or that there was none, and what the logs do not tell."""
+    n_breaks = sum(row.count for row in breaks)
+    n_again = sum(row.count for row in recompiles)
+    parts = []
+    if breaks:
+        records = format_count(n_breaks, "record")
+        parts.append(f"{format_count(len(breaks), 'graph break')} ({records})")
+    if recompiles:
+        kinds = format_count(len(recompiles), "kind")
+        parts.append(f"{format_count(n_again, 'recompilation')} of {kinds}")
+    failed = sum(function.outcome == "failed" for function in functions)
+    if failed:
+        parts.append(format_count(failed, "function") + " not compiled")
+    if any(row.limit for row in recompiles):
+        parts.append("the recompile limit reached")
+    without = {name: len(found) for name, found in _unlogged(logs).items() if name != "guards"}
+    if not (parts or any(without.values()) or any(log.compilations for log in logs)):
+        return "Nothing was compiled."
+    told = parts or [f"no {name}" for name, number in without.items() if number < len(logs)]
+    said = [", ".join(told)] if told else []
+    if divergence:
+        said.append(f"ranks differ in {', '.join(text.partition(':')[0] for text in divergence)}")
+    for number in dict.fromkeys(filter(None, without.values())):
+        names = " and ".join(name for name, count in without.items() if count == number)
+        of = f" in {number} of {format_count(len(logs), 'log')}" if len(logs) > 1 else ""
+        said.append(f"{names}: not logged{of}")
+    n_cut = sum(bool(log.end) for log in logs)
+    if n_cut:
+        which = f"{n_cut} of {format_count(len(logs), 'log')}" if len(logs) > 1 else "the log"
+        said.append(f"{which} cannot be read to the end")
+    unfinished = sum(function.outcome == "unfinished" for function in functions)
+    if unfinished and not n_cut:
+        said.append(f"compiling {format_count(unfinished, 'function')} does not end in the log")
+    first = "; ".join(said)
+    return f"{first[0].upper()}{first[1:]}."
+
+
+def _second(processes: Sequence[Process], phases: Sequence[Phase]) -> str:
+    counted = [process.n_compiles for process in processes if process.n_compiles is not None]
+    if not counted:
+        return "A text log tells neither how much was compiled nor how long it took."
+    many = f" in {format_count(len(counted), 'process', 'processes')}" if len(processes) > 1 else ""
+    said = f"Compiling: {format_count(sum(counted), 'compilation')}{many}"
+    total = format_ms(sum(process.compile_ms for process in processes))
+    marked = format_ms(sum(process.marked_ms for process in processes))
+    top = max(phases, key=lambda phase: phase.self_ms, default=None)
+    if any(process.compile_ms for process in processes):
+        said += f", {total}"
+    if top is not None:
+        # the marks are also of what is no part of a compilation's own time
+        of = "it" if total == marked else f"{marked} between marks"
+        said += f", {format_share(top.share)} of {of} is {top.name}"
+    return f"{said}."
+
+
+def _third(inductor: Inductor) -> str:
+    said = []
+    asked = [cache for cache in inductor.caches if cache.n_hits + cache.n_misses + cache.n_bypasses]
+    if asked:
+        told = ", ".join(
+            f"{dtype.name.replace('_', ' ')} {dtype.n_hits} of {dtype.n_hits + dtype.n_misses + dtype.n_bypasses}"
+            for dtype in asked
+        )
+        said.append(f"Cache hits: {told}")
+    n_kernels = sum(row.count for row in inductor.generated)
+    if n_kernels:
+        said.append(f"Inductor wrote {format_count(n_kernels, 'kernel')}")
+    return f"{'. '.join(said) or 'No caches and no kernels are in the log'}."
+
+
+def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
+    for log in logs:
+        where = f" ({log.path})" if len(logs) > 1 else ""
+        damaged = sum(
+            count
+            for reason, count in log.tally.skipped.items()
+            if reason.startswith(("damaged", "header with", "payload"))
+        )
+        told = [
+            *([f"{format_count(damaged, 'entry', 'entries')} could not be read"] if damaged else []),
+            *(
+                [f"{format_count(log.tally.n_damaged, 'payload')} did not match its checksum"]
+                if log.tally.n_damaged
+                else []
+            ),
+        ]
+        if told:
+            yield Note(
+                "log-damaged",
+                "warn",
+                f"{' and '.join(told)}; the rest was used{where}",
+                "copy the log again; two processes may have written to one file",
+                {"n_left_out": damaged, "n_damaged": log.tally.n_damaged},
+            )
+        if log.phases.n_unended:
+            marks = format_count(log.phases.n_unended, "mark")
+            yield Note(
+                "marks-unended",
+                "warn",
+                f"{marks} of the compiler never ended; counted until the last that the log tells"
+                f" of the compilation{where}",
+            )
+        if log.specialized:
+            shown = ", ".join(name for name, _ in log.specialized.most_common(3))
+            yield Note(
+                "size-specialized",
+                "info",
+                f"{format_count(len(log.specialized), 'size')} became a constant because the code"
+                f" asked for its value, so that marking it dynamic is in vain: {shown}{where}",
+            )
+        if log.end:
+            yield Note("log-cut", "warn", f"{log.end}{where}", "copy the log again")
+        if log.named_rank is not None and log.rank is not None and log.named_rank != log.rank:
+            yield Note(
+                "log-rank",
+                "info",
+                f"the file's name says rank {log.named_rank}, its records rank {log.rank}; the name is taken{where}",
+            )
+
+
+def _named(logs: Sequence[ProcessLog]) -> str:
+    more = f" and {len(logs) - 3} more" if len(logs) > 3 else ""
+    return ", ".join(log.path for log in logs[:3]) + more
+
+
+def _not_checked(logs: Sequence[ProcessLog]) -> Iterable[NotChecked]:
+    how = "TORCH_TRACE=/some/folder python train.py"
+    for name, found in _unlogged(logs).items():
+        if found:
+            code, kinds = CHANNELS[name]
+            where = f" in {_named(found)}" if len(logs) > 1 else ""
+            yield NotChecked(
+                code,
+                name,
+                (f"line of TORCH_LOGS={kinds[0]}{where}",),
+                "TORCH_LOGS=graph_breaks,recompiles,guards python train.py",
+            )
+    texts = [log for log in logs if log.form == "text"]
+    if texts:
+        where = f" of {_named(texts)}" if len(texts) < len(logs) else ""
+        missing = (f"structured log{where}",)
+        yield NotChecked(OVERHEAD[0], "compile time, kernels, caches", missing, how)
+    elif logs and not any(log.phases.totals for log in logs):
+        yield NotChecked("CMP032", "compile time by phase", ("chromium events",), f"{how}, torch 2.5 or later")

@@ -1,0 +1,444 @@
+"""A structured log (``TORCH_TRACE``), taken in entry by entry: each kind by what understands it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from torchtriage.compile.logs.breaks import parse_break, parse_restart
+from torchtriage.compile.logs.entries import LogEntry, Readable, read_entries
+from torchtriage.compile.logs.graphs import count_ops, inlined, kernels_of
+from torchtriage.compile.logs.guards import parse_guards, parse_old_guards
+from torchtriage.compile.logs.process_log import Compilation, ProcessLog
+from torchtriage.compile.logs.recompiles import GuardFailure, parse_failures
+from torchtriage.core.finding import Frame
+
+__all__ = ["read_structured"]
+
+MAX_GRAPHS = 24
+MAX_GRAPH_BYTES = 2 << 20
+"""Of one graph that is kept to be drawn."""
+_CACHE = re.compile(r"^(?P<name>\w+?)_cache_(?P<what>hit|miss|bypass)$")
+_STAGES = {
+    "before_pre_grad_graph": ("before autograd", 0),
+    "after_pre_grad_graph": ("before autograd", 1),
+    "before_joint_graph": ("joint", 0),
+    "after_joint_graph": ("joint", 1),
+    "before_post_grad_graph": ("after autograd", 0),
+    "after_post_grad_graph": ("after autograd", 1),
+    "inductor_post_grad_graph": ("after autograd", 1),
+}
+_GRAPHS = {
+    "dynamo_output_graph": "dynamo",
+    "aot_forward_graph": "forward",
+    "aot_inference_graph": "forward",
+    "aot_backward_graph": "backward",
+    "inductor_post_grad_graph": "after autograd",
+    "compiled_autograd_graph": "compiled autograd",
+}
+
+
+class _Envelope(msgspec.Struct):
+    frame_id: int | None = None
+    frame_compile_id: int | None = None
+    attempt: int | None = None
+    compiled_autograd_id: int | None = None
+    rank: int | None = None
+    has_payload: str | None = None
+
+    @property
+    def compile_id(self) -> str:
+        if self.frame_id is None and self.compiled_autograd_id is None:
+            return ""
+        inner = f"{self.frame_id}/{self.frame_compile_id}" if self.frame_id is not None else ""
+        if self.compiled_autograd_id is None:
+            return inner
+        return f"!{self.compiled_autograd_id}/{inner}" if inner else f"!{self.compiled_autograd_id}"
+
+
+class _Call(msgspec.Struct):
+    line: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] = 0
+    name: str = ""
+    filename: int | str = -1
+
+
+class _Stack(msgspec.Struct):
+    stack: list[_Call] = []
+
+
+class _Start(msgspec.Struct):
+    dynamo_start: _Stack
+
+
+class _Artifact(msgspec.Struct):
+    name: str
+
+
+class _WithArtifact(msgspec.Struct):
+    artifact: _Artifact
+
+
+class _Text(msgspec.Struct, rename={"text": "str"}):
+    text: tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
+
+
+class _Special(msgspec.Struct):
+    symbol: str = ""
+    sources: list[str] = []
+    value: str | int | float = ""
+    reason: str = ""
+
+
+class _WithSpecial(msgspec.Struct):
+    symbolic_shape_specialization: _Special
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_START = msgspec.json.Decoder(_Start)
+_ARTIFACT = msgspec.json.Decoder(_WithArtifact)
+_TEXT = msgspec.json.Decoder(_Text)
+_SPECIAL = msgspec.json.Decoder(_WithSpecial, strict=False)
+_ANY = msgspec.json.Decoder()
+_DEFECTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, KeyError, TypeError)
+
+
+def read_structured(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
+    """Take in all entries of a structured log; what cannot be read is counted and left out."""
+    reader = _EntryReader(log)
+
+    def told(n_bytes: int) -> None:
+        log.tally.n_bytes = n_bytes
+        if progress is not None:
+            progress(n_bytes)
+
+    tally = log.tally
+    try:
+        for entry in read_entries(stream, progress=told):
+            tally.n_read += 1
+            reason = reader.take(entry)
+            if reason is None:
+                tally.n_used += 1
+            else:
+                tally.skipped[reason] += 1
+    except (EOFError, OSError) as error:
+        log.end = f"the file cannot be read to its end: {error}"
+    reader.finish()
+    return log
+
+
+class _EntryReader:
+    """Hands each entry to what understands its kind."""
+
+    def __init__(self, log: ProcessLog) -> None:
+        self.log = log
+        self.files: dict[int, str] = {}
+        self.kinds: dict[str, Callable[[LogEntry, str], str | None]] = {
+            "str": self._text,
+            "chromium_event": self._event,
+            "dynamo_start": self._start,
+            "artifact": self._artifact,
+            "compilation_metrics": self._metrics,
+            "bwd_compilation_metrics": self._metrics,
+            "aot_autograd_backward_compilation_metrics": self._metrics,
+            "compilation_metrics_runtime": self._runtime,
+            "dynamo_guards": self._old_guards,
+            "dynamo_cpp_guards_str": self._guards,
+            "inductor_output_code": self._code,
+            "symbolic_shape_specialization": self._special,
+            **dict.fromkeys(_GRAPHS, self._graph),
+        }
+        self.before: dict[tuple[str, str], Counter[str]] = {}
+        self.waiting: dict[str, list[list[GuardFailure]]] = {}
+        self.envelope = _Envelope()
+
+    def take(self, entry: LogEntry) -> str | None:
+        """Use an entry; return why not, if so."""
+        if not entry.kind:
+            blank = not entry.json.strip() and not entry.indented.strip()
+            return "empty line" if blank else "line that is no record"
+        if not self.log.started:
+            self.log.started = entry.stamp.decode("ascii", "replace")
+        try:
+            self.envelope = _ENVELOPE.decode(entry.json)
+        except _DEFECTS:
+            return "header with damaged JSON"
+        self.log.tally.kinds[entry.kind] += 1
+        if self.log.rank is None:
+            self.log.rank = entry.rank if self.envelope.rank is None else self.envelope.rank
+        take = self.kinds.get(entry.kind)
+        if take is None:
+            return f"not part of this report: {entry.kind}"
+        if entry.is_cut:
+            return "payload longer than 32 MiB"
+        if self.envelope.has_payload is not None and not entry.indented:
+            return "payload missing"
+        try:
+            return take(entry, self.envelope.compile_id)
+        except _DEFECTS:
+            return f"damaged: {entry.kind}"
+
+    def finish(self) -> None:
+        self.log.phases.finish()
+        for compile_id, told in self.waiting.items():
+            for failures in told:
+                self.log.saw_recompile(failures, self.log.compilation(compile_id))
+        for compilation in self.log.compilations:
+            # a backward alone has no frame of its own
+            if not compilation.has_metrics:
+                compilation.dur_ns = self.log.phases.by_compile_ns.get(compilation.id)
+        self.log.finish()
+
+    def _payload(self, entry: LogEntry) -> str:
+        data = entry.payload
+        digest = self.envelope.has_payload
+        if digest is not None and not entry.is_whole(digest):
+            self.log.tally.n_damaged += 1
+        return data.decode("utf-8", "replace")
+
+    def _text(self, entry: LogEntry, _: str) -> None:
+        text, number = _TEXT.decode(entry.json).text
+        self.files[number] = text
+
+    def _event(self, entry: LogEntry, _: str) -> str | None:
+        return self.log.phases.add(entry.indented)
+
+    def _start(self, entry: LogEntry, compile_id: str) -> None:
+        calls = _START.decode(entry.json).dynamo_start.stack
+        compilation = self.log.compilation(compile_id)
+        if compilation.has_metrics or (compilation.is_started and not self.envelope.attempt):
+            compilation = self._again(compile_id)  # after a reset
+        compilation.is_started = True
+        for failures in self.waiting.pop(compile_id, ()):
+            self.log.saw_recompile(failures, compilation)
+        frames = [Frame(self._file(call.filename), call.line, call.name, True) for call in calls]
+        frames.reverse()
+        if frames and not compilation.name:
+            # torch 2.4 logs the compiler's own frames instead of the function: metrics name it
+            if frames[0].file.endswith("_dynamo/convert_frame.py"):
+                compilation.stack = tuple(frames)
+                return
+            compilation.name, compilation.file, compilation.line = frames[0].function, frames[0].file, frames[0].line
+            compilation.stack = tuple(frames[1:])
+
+    def _again(self, compile_id: str) -> Compilation:
+        for key in [stage_key for stage_key in self.before if stage_key[0] == compile_id]:
+            del self.before[key]
+        return self.log.begin(compile_id)
+
+    def _file(self, number: int | str) -> str:
+        return number if isinstance(number, str) else self.files.get(number, "")
+
+    def _metrics(self, entry: LogEntry, compile_id: str) -> str | None:
+        values = _ANY.decode(entry.json)[entry.kind]
+        if not isinstance(values, dict):
+            raise ValueError("expected an object")
+        compilation = self.log.compilation(compile_id)
+        self.log.torch = self.log.torch or str(values.get("pytorch_version") or "")
+        skip = values.get("cudagraph_skip_reason")
+        if skip:
+            self.log.cudagraph_skips[str(skip)] += 1
+        dur_ns = _duration_ns(values)
+        if entry.kind != "compilation_metrics" or values.get("is_forward") is False:
+            compilation.backward_ns += dur_ns or 0
+            return None
+        if compilation.has_metrics:
+            compilation = self._again(compile_id)
+        for failures in self.waiting.pop(compile_id, ()):
+            self.log.saw_recompile(failures, compilation)
+        compilation.has_metrics = True
+        compilation.dur_ns = dur_ns if dur_ns is not None else compilation.dur_ns
+        compilation.n_attempts = max(compilation.n_attempts, (self.envelope.attempt or 0) + 1)
+        config = str(values.get("dynamo_config") or "")
+        if '"automatic_dynamic_shapes": false' in config:
+            self.log.automatic_dynamic = False
+        limit = re.search(r'"(?:recompile_limit|cache_size_limit)": (\d{1,9})\b', config)
+        if limit is not None:
+            self.log.recompile_limit = int(limit[1])
+        if values.get("co_name") and compilation.resumed_at is None:
+            compilation.name = str(values["co_name"])
+        if values.get("co_filename"):
+            compilation.file = str(values["co_filename"])
+            line = values.get("co_firstlineno")
+            compilation.line = line if isinstance(line, int) and 0 <= line < 1 << 31 else compilation.line
+        compilation.metrics = _kept(values)
+        fail = str(values.get("fail_reason") or "")
+        if re.search(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w*limit", fail, re.IGNORECASE):
+            compilation.limit = fail.split("\n", 1)[0]
+        restarts = values.get("restart_reasons") or []
+        restarts = [restarts] if isinstance(restarts, str) else list(restarts)
+        if restarts and not compilation.n_breaks:
+            for text in restarts:
+                if _is_break(str(text)):
+                    self.log.saw_break(parse_restart(str(text)), compilation, compilation.function)
+        return None
+
+    def _runtime(self, entry: LogEntry, compile_id: str) -> str | None:
+        values = _ANY.decode(entry.json)[entry.kind]
+        skip = values.get("cudagraph_skip_reason") if isinstance(values, dict) else None
+        if not skip:
+            return "not part of this report: compilation_metrics_runtime"
+        self.log.cudagraph_skips[str(skip)] += 1
+        return None
+
+    def _artifact(self, entry: LogEntry, compile_id: str) -> str | None:
+        name = _ARTIFACT.decode(entry.json).artifact.name
+        self.log.tally.kinds["artifact"] -= 1
+        self.log.tally.kinds[f"artifact {name}"] += 1
+        if name == "dynamo_graph_break_reason":
+            return self._break(entry, compile_id)
+        if name == "recompile_reasons":
+            return self._recompile(entry, compile_id)
+        if name in _STAGES:
+            self._stage(name, compile_id, self._payload(entry))
+            return None
+        cache = _CACHE.match(name)
+        if cache is not None:
+            self._cache(cache["name"], cache["what"], compile_id, entry)
+            return None
+        if name == "torch_version":
+            told = _ANY.decode(entry.payload)
+            self.log.torch = str(told.get("pytorch_version") or "")
+            return None
+        if name == "dynamo_error":
+            lines = self._payload(entry).strip().split("\n")
+            errors = [
+                line
+                for line in lines
+                if re.match(r"^[A-Za-z_][\w.]*(?:Error|Exception|Unsupported|Failed|Interrupt)\b.*", line)
+            ]
+            self.log.compilation(compile_id).error = (errors or lines)[-1][:500]
+            return None
+        if name == "inductor_collective_schedule":
+            self.log.schedules[compile_id] = self._payload(entry)[:100_000]
+            return None
+        return f"not part of this report: artifact {name}"
+
+    def _break(self, entry: LogEntry, compile_id: str) -> str | None:
+        graph_break = parse_break(self._payload(entry))
+        if graph_break is None:
+            return "damaged: dynamo_graph_break_reason"
+        where = self.log.compilation(compile_id)
+        self.log.saw_break(graph_break, where, where.function)
+        return None
+
+    def _recompile(self, entry: LogEntry, compile_id: str) -> str | None:
+        text = self._payload(entry)
+        told = _ANY.decode(text) if text.lstrip()[:1] in ("[", '"') else text
+        reasons = [told] if isinstance(told, str) else [str(reason) for reason in told]
+        failures = [parse_failure for text in reasons for parse_failure in parse_failures(text)]
+        if not failures:
+            return "recompilation without a reason"
+        # told before the compilation begins that they are the reason of
+        self.waiting.setdefault(compile_id, []).append(failures)
+        return None
+
+    def _cache(self, name: str, what: str, compile_id: str, entry: LogEntry) -> None:
+        seen = self.log.caches[name]
+        self.log.compilation(compile_id).cache[f"{name} {what}"] += 1
+        told: Any = None
+        if entry.indented:
+            try:
+                told = _ANY.decode(entry.indented)
+            except _DEFECTS:
+                self.log.tally.n_damaged += 1
+        told = told if isinstance(told, dict) else {}
+        if what == "hit":
+            seen.hits += 1
+            saved = told.get("time_saved_ns")
+            seen.saved_ns += saved if isinstance(saved, int) and 0 <= saved < MAX_NUMBER else 0
+        elif what == "miss":
+            seen.misses += 1
+        else:
+            seen.bypasses += 1
+            seen.reasons[str(told.get("cache_bypass_reason") or "not told")[:300]] += 1
+
+    def _stage(self, name: str, compile_id: str, text: str) -> None:
+        stage, side = _STAGES[name]
+        key = (compile_id, stage)
+        counted = count_ops(text)
+        if side == 0:
+            self.before[key] = counted
+        elif key in self.before:
+            seen = self.log.stages[stage]
+            seen.n_graphs += 1
+            seen.before.update(self.before.pop(key))
+            seen.after.update(counted)
+
+    def _graph(self, entry: LogEntry, compile_id: str) -> None:
+        text = self._payload(entry)
+        kind = _GRAPHS[entry.kind]
+        self.log.n_graphs[kind] += 1
+        if entry.kind == "dynamo_output_graph":
+            self.log.compilation(compile_id).has_graph = True
+            self.log.inlined.update(inlined(text))
+        elif entry.kind in _STAGES:
+            self._stage(entry.kind, compile_id, text)
+        if len(text) <= MAX_GRAPH_BYTES and len(self.log.graphs) < MAX_GRAPHS:
+            self.log.graphs.append((compile_id, kind, text))
+
+    def _code(self, entry: LogEntry, compile_id: str) -> None:
+        kernels = kernels_of(self._payload(entry))
+        log = self.log
+        log.n_output_codes += 1
+        for _, kind, n_fused in kernels.generated:
+            log.n_generated[kind] += 1
+            if n_fused:
+                log.n_fused += n_fused
+                log.n_fused_into += 1
+        log.library.update(kernels.library)
+        log.fallback.update(kernels.fallback)
+
+    def _guards(self, entry: LogEntry, compile_id: str) -> None:
+        self.log.compilation(compile_id).guards = parse_guards(self._payload(entry))
+
+    def _old_guards(self, entry: LogEntry, compile_id: str) -> None:
+        told = _ANY.decode(entry.indented)
+        compilation = self.log.compilation(compile_id)
+        if compilation.guards is None:
+            compilation.guards = parse_old_guards([str(row.get("code") or "") for row in told])
+
+    def _special(self, entry: LogEntry, _: str) -> None:
+        told = _SPECIAL.decode(entry.json).symbolic_shape_specialization
+        self.log.specialized[f"{', '.join(told.sources) or told.symbol} = {told.value}"] += 1
+
+
+_TEXTS = ("fail_type", "fail_reason")
+_NUMBERS = ("guard_count", "graph_op_count", "guard_latency_us")
+MAX_NUMBER = 1 << 53
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are used, where they are of the kind they should be."""
+    kept: dict[str, Any] = {name: value for name in _TEXTS if isinstance(value := values.get(name), str) and value}
+    for name in _NUMBERS:
+        value = values.get(name)
+        if isinstance(value, int | float) and 0 <= value < MAX_NUMBER:
+            kept[name] = value
+    if isinstance(values.get("has_guarded_code"), bool):
+        kept["has_guarded_code"] = values["has_guarded_code"]
+    return kept
+
+
+def _duration_ns(values: dict[str, Any]) -> int | None:
+    for name, scale in (
+        ("duration_us", 1e3),
+        ("entire_frame_compile_time_s", 1e9),
+        ("dynamo_cumulative_compile_time_us", 1e3),
+        ("inductor_compile_time_s", 1e9),
+    ):
+        value = values.get(name)
+        if isinstance(value, int | float) and 0 <= value * scale < 1e18:
+            return int(value * scale)
+    return None
+
+
+def _is_break(text: str) -> bool:
+    return not re.search(
+        r"^(?:SpeculationRestart|TensorifyScalarRestart|AutogradGradRestart|UnspecializeRestart"
+        r"|CompileCollectiveRestart|StepUnsupported)|^\w*RestartAnalysis\w*$|^$",
+        text.strip(),
+    )

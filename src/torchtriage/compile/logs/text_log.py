@@ -1,0 +1,218 @@
+"""What ``TORCH_LOGS=graph_breaks,recompiles,guards`` prints, alone or amid other output.
+
+An entry is a line. Lines of one message follow each other; a message begins with words of its own. Graph breaks are
+also read without the logger's prefix, and as ``torch._dynamo.explain`` prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from torchtriage.compile.logs.breaks import Break, parse_break, parse_restart
+from torchtriage.compile.logs.entries import Readable
+from torchtriage.compile.logs.guards import parse_guards
+from torchtriage.compile.logs.locations import user_frame
+from torchtriage.compile.logs.process_log import ProcessLog
+from torchtriage.compile.logs.recompiles import parse_failures
+from torchtriage.core.finding import Frame
+
+__all__ = ["read_text"]
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
+MAX_LINES = 20_000
+"""Of one message."""
+_LINE = re.compile(
+    r"^(?:\[rank(?P<rank>\d+)\]:\s*)?[VDIWEC](?P<stamp>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ [^\]]*\]"
+    r"(?: \[(?P<id>!?\d+/\d+(?:/\d+)?)(?:_\d+)?\])?(?: \[__(?P<kind>\w+)\])?(?: (?P<text>.*))?$"
+)
+_BEGINS = {
+    "graph_breaks": re.compile(r"^Graph break\b"),
+    "recompiles": re.compile(r"^Recompiling function "),
+    "recompiles_verbose": re.compile(r"^Recompiling function "),
+    "guards": re.compile(r"^GUARDS:"),
+    "limit": re.compile(r"^torch\._dynamo hit config\.\w*limit"),
+    "cudagraphs": re.compile(r"skipping cudagraphs", re.IGNORECASE),
+    "perf_hints": re.compile(r"skipping cudagraphs", re.IGNORECASE),
+}
+_ALONE = re.compile(r"^Graph break ?(?:\(|in user code|:)")
+_ENDS_ALONE = re.compile(r"^# |^[VDIWEC]\d{4} \d\d:")
+# as print(torch._dynamo.explain(f)(x)) has them
+_EXPLAINED = re.compile(r"^ {2}Break Reason \d+:$")
+_ENDS_EXPLAINED = re.compile(r"^(?:Ops per Graph|Out Guards|Compile Times):|^[VDIWEC]\d{4} \d\d:")
+_REASON = re.compile(r"^ {4}Reason: (?P<reason>.*?)\n {4}User Stack:\n(?P<stack>.*)$", re.DOTALL)
+_SUMMARY = re.compile(r"^ {6}<FrameSummary file (?P<file>.+), line (?P<line>\d{1,9}) in (?P<name>.+)>$")
+_RECOMPILING = re.compile(r"^Recompiling function (?P<name>.+) in (?P<file>.+):(?P<line>\d+)")
+_LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)")
+
+
+def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
+    """Take in a text log; lines of other loggers and of the program are counted and left out."""
+    reader = _MessageReader(log)
+    tally = log.tally
+
+    def told(n_bytes: int) -> None:
+        tally.n_bytes = n_bytes
+        if progress is not None:
+            progress(n_bytes)
+
+    try:
+        for line in _lines(stream, told):
+            reader.take(line)
+    except (EOFError, OSError) as error:
+        log.end = f"the file cannot be read to its end: {error}"
+    reader.close()
+    log.finish()
+    return log
+
+
+def _lines(stream: Readable, progress: Callable[[int], None]) -> Iterator[str]:
+    rest = b""
+    n_read = 0
+    while block := stream.read(BLOCK_BYTES):
+        n_read += len(block)
+        progress(n_read)
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+        if len(rest) > MAX_LINE_BYTES:
+            yield rest.decode("utf-8", "replace")
+            rest = b""
+    if rest:
+        yield rest.decode("utf-8", "replace").rstrip("\r")
+
+
+class _MessageReader:
+    """Puts the lines of a message together."""
+
+    def __init__(self, log: ProcessLog) -> None:
+        self.log = log
+        self.kind = ""
+        self.id = ""
+        self.lines: list[str] = []
+        self.n_lines = 0
+        self.recompiled: dict[str, str] = {}
+
+    def take(self, line: str) -> None:
+        self.log.tally.n_read += 1
+        found = _LINE.match(line)
+        if found is None:
+            self._plain(line)
+            return
+        kind, compile_id, text = found["kind"] or "", found["id"] or "", found["text"] or ""
+        if not self.log.started:
+            self.log.started = found["stamp"]
+        if self.log.rank is None and found["rank"]:
+            self.log.rank = int(found["rank"][:9])
+        if not kind:
+            kind = "limit" if _BEGINS["limit"].match(text) or self.kind == "limit" else ""
+        begins = _BEGINS.get(kind)
+        if begins is None:
+            self.close()
+            self.log.tally.skipped["line of another logger"] += 1
+        elif begins.search(text):
+            self.close()
+            self.kind, self.id, self.lines, self.n_lines = kind, compile_id, [text], 1
+        elif (kind, compile_id) == (self.kind, self.id):
+            self._more(text)
+        else:
+            self.close()
+            self.log.tally.skipped["line of a message without its beginning"] += 1
+
+    def _plain(self, line: str) -> None:
+        if _EXPLAINED.match(line):
+            self.close()
+            self.kind, self.id, self.lines, self.n_lines = "explain", "", [], 1
+        elif self.kind == "explain" and not _ENDS_EXPLAINED.match(line):
+            self._more(line)
+        elif _ALONE.match(line):
+            self.close()
+            self.kind, self.id, self.lines, self.n_lines = "graph_breaks", "", [line], 1
+        elif self.kind == "graph_breaks" and not self.id and not _ENDS_ALONE.match(line):
+            self._more(line)
+        else:
+            self.close()
+            blank = not line.strip()
+            self.log.tally.skipped["empty line" if blank else "line of the program"] += 1
+
+    def _more(self, text: str) -> None:
+        self.n_lines += 1
+        if len(self.lines) < MAX_LINES:
+            self.lines.append(text)
+
+    def close(self) -> None:
+        """Use the message that is complete now."""
+        kind, lines, number = self.kind, self.lines, self.n_lines
+        self.kind, self.lines, self.n_lines = "", [], 0
+        if not kind:
+            return
+        reason = self._use(kind, "\n".join(lines))
+        self.log.tally.kinds[kind] += 1
+        if reason is None:
+            self.log.tally.n_used += number
+        else:
+            self.log.tally.skipped[reason] += number
+
+    def _use(self, kind: str, text: str) -> str | None:
+        log, compile_id = self.log, self.id
+        if kind in ("graph_breaks", "explain"):
+            graph_break = parse_break(text) if kind == "graph_breaks" else _explained(text)
+            if graph_break is None:
+                return "graph break that cannot be read"
+            where = log.compilation(compile_id)
+            inner = graph_break.stack[0] if graph_break.stack else graph_break.frame
+            told = (inner.function, inner.file, 0) if inner else ("", "", 0)
+            log.saw_break(graph_break, where, told)
+            return None
+        if kind == "guards":
+            log.compilation(compile_id).guards = parse_guards(text)
+            return None
+        if kind == "limit":
+            function = _LIMIT.search(text)
+            where = log.compilation(compile_id)
+            if function is not None and not where.name:
+                where.name, where.file = function["name"], function["file"]
+                where.line = int(function["line"][:9])
+            where.limit = text.split("\n", 1)[0]
+            return None
+        if kind in ("cudagraphs", "perf_hints"):
+            log.cudagraph_skips[text[:500]] += 1
+            return None
+        return self._recompile(kind, text)
+
+    def _recompile(self, kind: str, text: str) -> str | None:
+        log, compile_id = self.log, self.id
+        head = _RECOMPILING.match(text)
+        reasons = re.split(r"\n[^\S\n]*- ", text)[1:]
+        failures = [failure for reason in reasons for failure in parse_failures(_undented(reason))]
+        if head is None or not failures:
+            return "recompilation without a reason"
+        if self.recompiled.setdefault(compile_id, kind) != kind:
+            return "recompilation reported twice, by recompiles and recompiles_verbose"
+        compilation = log.compilation(compile_id)
+        compilation.name, compilation.file, compilation.line = head["name"], head["file"], int(head["line"][:9])
+        log.saw_recompile(failures, compilation)
+        return None
+
+
+def _explained(text: str) -> Break | None:
+    """Return the break that ``explain`` prints: its reason, and its frames, outermost first."""
+    found = _REASON.match(text)
+    if found is None:
+        return None
+    graph_break = parse_break(found["reason"]) or parse_restart(found["reason"])
+    frames = [
+        Frame(row["file"], int(row["line"]), row["name"], True)
+        for line in found["stack"].split("\n")
+        if (row := _SUMMARY.match(line))
+    ]
+    stack = tuple(reversed(frames))
+    if graph_break.stack or not stack:
+        return graph_break
+    return replace(graph_break, frame=graph_break.frame or stack[0], stack=stack, caller=user_frame(stack))
+
+
+def _undented(reason: str) -> str:
+    return re.sub(r"\n[^\S\n]*(?=User stack trace:)", "\n", reason).rstrip()

@@ -1,0 +1,331 @@
+"""What the dumps of a program say: any of a metrics report, debug output, saved tensors, modules.
+
+A folder's files are one program's; which kind each is shows in its text, so that a log of a program that printed
+its metrics report between other lines is read too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchtriage.compile.xla.causes import from_dump, is_lowering, kind_of, user_line
+from torchtriage.compile.xla.dumps import (
+    Analysis,
+    HloModule,
+    Metrics,
+    SavedGraph,
+    read_debug,
+    read_metrics,
+    read_module,
+    read_saved,
+)
+from torchtriage.compile.xla.result import Fallback, HloGraph, NamedCount, XlaProgram
+from torchtriage.core.errors import LogError
+from torchtriage.core.finding import Frame, Note
+
+__all__ = ["read_dumps"]
+
+HOW = (
+    "print(torch_xla.debug.metrics.metrics_report()), PT_XLA_DEBUG_LEVEL=2,"
+    " XLA_SAVE_TENSORS_FILE=graphs.txt or XLA_FLAGS=--xla_dump_to=DIR"
+)
+MAX_BYTES = 1 << 30
+_MODULE_FILE = re.compile(r"^module_\d+\..*\.(?:before_optimizations|[\w-]*after_optimizations)\.txt(?:\.gz)?$")
+_MODULE_NAME = re.compile(r"^(?P<id>module_\d+\..+?)\.(?P<when>before_optimizations|[\w-]*after_optimizations)\.txt")
+_COMPILED_BY = re.compile(r"^(?:Unexpected )?(?:Compilation|Execution|Post Compilation) Analysis: ", re.M)
+_METRIC = re.compile(r"^(?:Metric|Counter): \S", re.M)
+_FALLBACK = re.compile(r"^aten::\w|^torchvision::\w")
+_OTHER = re.compile(r"^pt-xla-profiler: (?P<told>.*)$")
+
+
+@dataclass
+class _Read:
+    """What was found in one program's files."""
+
+    metrics: Metrics | None = None
+    analyses: list[Analysis] | None = None
+    saved: list[SavedGraph] | None = None
+    modules: dict[str, dict[str, HloModule]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    paths: list[str] = field(default_factory=list)
+
+
+def read_dumps(paths: Sequence[str]) -> list[XlaProgram]:
+    """Return one program for the files given, and one for each folder.
+
+    Raises LogError: there is no dump of torch_xla or XLA among them.
+    """
+    found = []
+    files = [Path(path) for path in paths if not Path(path).is_dir()]
+    if files:
+        name = str(files[0]) if len(files) == 1 else f"{len(files)} files"
+        found.append(_program(name, files))
+    for folder in (Path(path) for path in paths if Path(path).is_dir()):
+        inside = sorted(file for file in folder.rglob("*") if file.is_file())
+        found.append(_program(str(folder), inside, folder=True))
+    return found
+
+
+def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaProgram:
+    read = _Read()
+    for path in files:
+        if folder and path.name.startswith("module_") and not _MODULE_FILE.match(path.name):
+            read.skipped["files of an XLA dump that are no HLO text"] += 1
+            continue
+        text = _text(path, folder=folder)
+        if text is None:
+            read.skipped["files that are not text, damaged or too large"] += 1
+        elif _take(read, path, text):
+            read.paths.append(str(path))
+        elif folder:
+            read.skipped["files without a dump"] += 1
+        else:
+            found = "other text" if text.strip() else "an empty file"
+            raise LogError(f"expected a dump of torch_xla or XLA, found {found}", where=str(path), hint=HOW)
+    if not read.paths:
+        raise LogError(f"expected dumps of torch_xla or XLA, found none in {len(files)} files", where=name, hint=HOW)
+    return _judged(name, read)
+
+
+def _text(path: Path, *, folder: bool) -> str | None:
+    """Return a file's text; None for one of a folder that has none."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise LogError(f"expected at most {MAX_BYTES >> 20} MiB", where=str(path))
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except LogError:
+        if folder:
+            return None
+        raise
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if folder:
+            return None
+        raise LogError(
+            f"expected a whole gzip, found one that cannot be read: {error}",
+            where=str(path),
+            hint="copy the file again; it was cut or damaged on its way",
+        ) from error
+    except OSError as error:
+        raise LogError(
+            f"expected a readable file, found: {error.strerror or error}",
+            where=str(path),
+            hint="check the path and its permissions",
+        ) from error
+    if b"\0" in data[:4096]:
+        if folder:
+            return None
+        raise LogError("expected text, found a binary file", where=str(path), hint=HOW)
+    return data.decode("utf-8", "replace")
+
+
+def _take(read: _Read, path: Path, text: str) -> bool:
+    """Read what a file has; return whether it has any of it."""
+    lines = text.split("\n")
+    known = False
+    if _METRIC.search(text):
+        found = read_metrics(_report(lines))
+        read.metrics = _merged(read.metrics, found)
+        known = True
+    if _COMPILED_BY.search(text):
+        read.analyses = [*(read.analyses or []), *read_debug(lines)]
+        known = True
+    if "## BEGIN_GRAPH" in text and "TensorsGraphInfo:" in text:
+        read.saved = [*(read.saved or []), *read_saved(lines)]
+        known = True
+    elif text.lstrip().startswith("HloModule ") or "\nHloModule " in text:
+        named = _MODULE_NAME.match(path.name)
+        for number, part in enumerate(re.split(r"^(?=HloModule )", text, flags=re.M)):
+            module = read_module(part)
+            if module is not None:
+                key = named["id"] if named else f"{path.name}#{number}"
+                when = named["when"] if named else "printed"
+                read.modules.setdefault(key, {})[when] = module
+                known = True
+    told = [match["told"].strip() for line in lines if (match := _OTHER.match(line))]
+    read.told += told
+    return known or bool(told)
+
+
+def _report(lines: Iterable[str]) -> Iterator[str]:
+    begun = False
+    for line in lines:
+        begun = begun or line.startswith(("Metric: ", "Counter: "))
+        if begun:
+            yield line
+
+
+def _merged(before: Metrics | None, now: Metrics) -> Metrics:
+    if before is None:
+        return now
+    before.repeated |= (before.metrics.keys() & now.metrics.keys()) | (before.counters.keys() & now.counters.keys())
+    before.metrics.update(now.metrics)
+    before.counters.update(now.counters)
+    before.n_lines += now.n_lines
+    before.n_skipped += now.n_skipped
+    before.cut = before.cut or now.cut
+    return before
+
+
+def _judged(name: str, read: _Read) -> XlaProgram:
+    metrics = read.metrics.metrics if read.metrics else {}
+    counters = read.metrics.counters if read.metrics else {}
+
+    def n(key: str) -> int | None:
+        return metrics[key].n if key in metrics else None
+
+    def total(key: str, scale: float = 1.0) -> float | None:
+        found = metrics[key].total if key in metrics else None
+        return None if found is None else found * scale
+
+    if read.metrics is not None and read.metrics.n_skipped:
+        read.skipped["lines that are no part of the metrics report"] += read.metrics.n_skipped
+    analyses = read.analyses
+    host = [
+        Fallback(key, kind_of(key), count, None)  # type: ignore[arg-type]
+        for key, count in counters.items()
+        if _FALLBACK.match(key)
+    ]
+    return XlaProgram(
+        name=name,
+        paths=tuple(read.paths),
+        n_compiled=n("CompileTime"),
+        n_executed=n("ExecuteTime"),
+        n_compiled_told=_told(analyses, "compilation"),
+        n_executed_told=_told(analyses, "execution"),
+        n_modules=len(read.modules) or None,
+        n_saved=len({entry.hash for entry in read.saved}) if read.saved is not None else None,
+        compile_ms=total("CompileTime", 1e-6),
+        execute_ms=total("ExecuteTime", 1e-6),
+        to_device=n("TransferToDeviceTime"),
+        from_device=n("TransferFromDeviceTime"),
+        to_device_bytes=total("OutboundData"),
+        from_device_bytes=total("InboundData"),
+        fallbacks=tuple(sorted(host, key=lambda row: (-row.first_step, row.name))),
+        graphs=_graphs(read),
+        counters=tuple(NamedCount(key, count) for key, count in sorted(counters.items())),
+        skipped=tuple(NamedCount(key, count) for key, count in read.skipped.items()),
+        notes=tuple(_notes(read)),
+    )
+
+
+def _told(analyses: Sequence[Analysis] | None, kind: str) -> int | None:
+    return None if analyses is None else sum(analysis.kind == kind for analysis in analyses)
+
+
+def _graphs(read: _Read) -> tuple[HloGraph, ...]:
+    """Return the graphs that debug output and saved tensors tell, else those of the modules."""
+    analyses, saved = read.analyses or [], read.saved or []
+    told: dict[str, list[Analysis]] = {}
+    for analysis in analyses:
+        told.setdefault(analysis.hash, []).append(analysis)
+    kept: dict[str, SavedGraph] = {}
+    for graph in saved:
+        kept.setdefault(graph.hash, graph)
+    order = list(dict.fromkeys([*told, *kept]))
+    if not order:
+        return tuple(_of_module(number, key, whens) for number, (key, whens) in enumerate(sorted(read.modules.items())))
+    runs = Counter(entry.hash for entry in saved if not is_lowering(entry.frames))
+    ran = [analysis for analysis in analyses if analysis.kind == "execution"]
+    runs += Counter(compilation.hash for compilation in ran if not saved or "dynamo is executing" in compilation.cause)
+    found = []
+    for number, key in enumerate(order):
+        blocks = told.get(key, [])
+        first = next((block for block in blocks if block.kind == "compilation"), blocks[0] if blocks else None)
+        frames: tuple[Frame, ...] = first.frames if first else ()
+        frames = frames or (kept[key].frames if key in kept else ())
+        module = kept[key].module if key in kept else None
+        why = from_dump(first.cause if first else "", frames)
+        found.append(
+            HloGraph(
+                number=number,
+                hash=key,
+                cause=why.cause,
+                reason=why.reason,
+                extra=not why.expected,
+                op="",
+                fx="",
+                frame=user_line(frames),
+                step=None,
+                n_inputs=first.n_inputs if first else len(module.inputs) if module else None,
+                n_outputs=first.n_outputs if first else len(module.outputs) if module else None,
+                n_aliased=None,
+                n_ops=module.n_ops if module else None,
+                compile_ms=None,
+                first_step=runs[key],
+                per_step=None,
+            )
+        )
+    return tuple(found)
+
+
+def _of_module(number: int, key: str, whens: dict[str, HloModule]) -> HloGraph:
+    module = whens.get("before_optimizations") or next(iter(whens.values()))
+    after = next((optimised for when, optimised in whens.items() if "after" in when), None)
+    text = f"module {module.name}"
+    if after is not None and after is not module:
+        text += f", {after.n_ops} instructions when optimised"
+    return HloGraph(
+        number=number,
+        hash=key,
+        cause="unknown",
+        extra=False,
+        op="",
+        fx="",
+        frame=None,
+        step=None,
+        reason=f"{text}; an HLO module does not tell why it was compiled",
+        n_inputs=len(module.inputs),
+        n_outputs=len(module.outputs),
+        n_aliased=module.aliased,
+        n_ops=module.n_ops,
+        compile_ms=None,
+        first_step=0,
+        per_step=None,
+    )
+
+
+def _notes(read: _Read) -> Iterator[Note]:
+    for told in dict.fromkeys(read.told):
+        yield Note("pt-xla-profiler", "info", f"torch_xla's own profiler: {told}")
+    metrics = read.metrics
+    if metrics is not None:
+        if metrics.cut:
+            yield Note(
+                "report-cut",
+                "warn",
+                "the metrics report begins or ends in the middle: what is missing in it is not zero",
+            )
+        if metrics.repeated:
+            yield Note(
+                "several-reports", "info", "there are several metrics reports; they count up, and the last is reported"
+            )
+        compiled = metrics.metrics.get("CompileTime")
+        blocks = _told(read.analyses, "compilation")
+        if compiled is not None and blocks is not None and compiled.n != blocks:
+            yield Note(
+                "counts-differ",
+                "warn",
+                f"the metrics count {compiled.n} compilations and PT_XLA_DEBUG tells {blocks}:"
+                " blocks are printed by the first process alone, not in threads without Python, as"
+                " the backward pass is",
+                "add XLA_SAVE_TENSORS_FILE, which has all of them",
+            )
+    if read.analyses and any(not analysis.hash for analysis in read.analyses):
+        n = sum(not analysis.hash for analysis in read.analyses)
+        yield Note("blocks-cut", "warn", f"{n} blocks of PT_XLA_DEBUG are cut")
+    unexpected = sum(analysis.unexpected for analysis in read.analyses or [])
+    if unexpected:
+        yield Note(
+            "unexpected-execution",
+            "warn",
+            f"{unexpected} executions inside a region of torch_xla.compile that allows none",
+        )

@@ -1,0 +1,288 @@
+"""What the counts and times of models, or the dumps of programs, say together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from torchtriage.compile.xla.causes import FIXES
+from torchtriage.compile.xla.result import XLA_SCHEMA, Correlation, HloGraph, XlaModel, XlaProgram, XlaResult
+from torchtriage.core.finding import Note
+from torchtriage.core.stats.rank_correlation import MIN_PAIRS, rank_correlation
+from torchtriage.core.units import format_count, format_ms
+from torchtriage.core.version import __version__
+
+__all__ = ["judge"]
+
+
+def judge(
+    models: Sequence[XlaModel] = (), programs: Sequence[XlaProgram] = (), notes: Iterable[Note] = ()
+) -> XlaResult:
+    """Return everything said about models that were run, or programs whose dumps were read."""
+    graphs = [graph for model in models for route in model.routes for graph in route.graphs]
+    graphs += [graph for program in programs for graph in program.graphs]
+    causes = Counter(graph.cause for graph in graphs if graph.extra)
+    return XlaResult(
+        schema=XLA_SCHEMA,
+        version=__version__,
+        verdict=_of_models(models) if models else _of_programs(programs),
+        models=tuple(models),
+        programs=tuple(programs),
+        correlations=_correlations(models) if len(models) > 1 else (),
+        fixes=tuple((cause, FIXES[cause]) for cause, _ in causes.most_common() if cause in FIXES),
+        notes=(*notes, *_notes(models)),
+    )
+
+
+def _of_models(models: Sequence[XlaModel]) -> tuple[str, str, str]:
+    if len(models) > 1:
+        return _of_many(models)
+    (model,) = models
+    mode = "training" if model.train else "inference"
+    dynamo, lazy = model.route("openxla"), model.route("lazy")
+    said = []
+    if dynamo is not None and dynamo.executed_per_step is not None:
+        said.append(f"{_number(dynamo.executed_per_step)} by dynamo")
+    if lazy is not None and lazy.executed_per_step is not None:
+        said.append(f"{_number(lazy.executed_per_step)} by LazyTensor")
+    if said:
+        first = f"HLO graphs per step in {mode}: {', '.join(said)}"
+    else:
+        first = f"No steady step in {mode}: every step compiles, or no way to run it works"
+    return first, _second(model), _third(model)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _second(model: XlaModel) -> str:
+    parts = []
+    if model.n_dynamo_graphs is not None:
+        breaks = format_count(model.n_breaks, "graph break") if model.n_breaks is not None else ""
+        handed = [fx_graph for fx_graph in model.fx if not fx_graph.step]
+        parts.append(
+            f"dynamo: {format_count(model.n_dynamo_graphs, 'graph')}"
+            + (f" ({breaks})" if breaks else "")
+            + f", {format_count(len(handed), 'FX graph')} for XLA"
+        )
+    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor")):
+        route = next((route for route in model.routes if route.name == name), None)
+        if route is not None and route.steps:
+            parts.append(
+                f"{title} compiled {format_count(route.n_compiled, 'HLO graph')}"
+                f" in {format_count(len(route.steps), 'step')}, {_extra(route.graphs)}"
+            )
+        elif route is not None:
+            parts.append(f"{title} {route.failure.partition(chr(10))[0]}")
+    return "; ".join(parts)
+
+
+def _extra(graphs: Sequence[HloGraph]) -> str:
+    causes = Counter(graph.cause for graph in graphs if graph.extra)
+    if not causes:
+        return "none extra"
+    listed = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    return f"{causes.total()} extra ({listed})"
+
+
+def _third(model: XlaModel) -> str:
+    parts = []
+    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor"), ("eager", "eager on the processor")):
+        route = next((route for route in model.routes if route.name == name), None)
+        if route is not None and route.times is not None:
+            times = route.times
+            parts.append(f"{title} {format_ms(times.steady_ms)} (first {format_ms(times.first_ms)})")
+    return f"steady step: {', '.join(parts)}" if parts else "not timed"
+
+
+def _of_many(models: Sequence[XlaModel]) -> tuple[str, str, str]:
+    both = [
+        (dynamo, lazy)
+        for model in models
+        if (dynamo := model.route("openxla")) is not None and (lazy := model.route("lazy")) is not None
+    ]
+    counts = [
+        (dynamo.executed_per_step, lazy.executed_per_step)
+        for dynamo, lazy in both
+        if dynamo.executed_per_step is not None and lazy.executed_per_step is not None
+    ]
+    more = sum(dynamo_count > other for dynamo_count, other in counts)
+    same = sum(dynamo_count == other for dynamo_count, other in counts)
+    first = (
+        f"Of {len(counts)} pairs of model and mode that become steady both ways, dynamo runs more"
+        f" HLO graphs per step than LazyTensor in {more}, as many in {same}, fewer in"
+        f" {len(counts) - more - same}"
+    )
+    graphs = [graph for dynamo, _ in both for graph in dynamo.graphs]
+    second = f"openxla compiled {format_count(len(graphs), 'HLO graph')}, {_extra(graphs)}"
+    ratios = [
+        dynamo.times.steady_ms / lazy.times.steady_ms
+        for dynamo, lazy in both
+        if dynamo.times is not None and lazy.times is not None
+    ]
+    third = "not timed"
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        third = (
+            f"steady step of dynamo over LazyTensor: {mean:.3g} in the geometric mean of"
+            f" {len(ratios)}, {min(ratios):.2g} to {max(ratios):.3g}"
+        )
+    return first, second, third
+
+
+def _of_programs(programs: Sequence[XlaProgram]) -> tuple[str, str, str]:
+    if len(programs) > 1:
+        return f"{format_count(len(programs), 'program')} read from dumps", "", ""
+    (program,) = programs
+    if program.n_compiled is not None and program.n_executed is not None:
+        first = (
+            f"{format_count(program.n_compiled, 'HLO graph')} compiled and"
+            f" {format_count(program.n_executed, 'execution')}, as the metrics count"
+        )
+    elif program.n_compiled is not None:
+        first = f"{format_count(program.n_compiled, 'HLO graph')} compiled, as the metrics count"
+    elif program.n_compiled_told is not None:
+        first = (
+            f"{format_count(program.n_compiled_told, 'HLO graph')} compiled and"
+            f" {format_count(program.n_executed_told or 0, 'execution')}, as PT_XLA_DEBUG reports"
+        )
+    else:
+        n = program.n_modules if program.n_modules is not None else program.n_saved
+        graphs = format_count(n, "HLO graph") if n is not None else "No count of HLO graphs"
+        first = f"{graphs} in the dumps"
+    host = [each for each in program.fallbacks if each.kind == "not lowered"]
+    calls = sum(each.first_step for each in program.fallbacks)
+    second = (
+        f"operators on the host: {calls:,} calls, {format_count(len(host), 'operator')} not lowered"
+        if program.fallbacks
+        else "no operator ran on the host, as far as the dumps tell"
+        if program.counters
+        else "no counters in the dumps: operators on the host are not told"
+    )
+    parts = []
+    if program.compile_ms is not None:
+        parts.append(f"compiling took {format_ms(program.compile_ms)}")
+    if program.execute_ms is not None:
+        parts.append(f"executing {format_ms(program.execute_ms)}")
+    return first, second, ", ".join(parts) if parts else "no times in the dumps"
+
+
+def _correlations(models: Sequence[XlaModel]) -> tuple[Correlation, ...]:
+    def executed(model: XlaModel, name: str) -> float | None:
+        route = model.route(name)  # type: ignore[arg-type]
+        return route.executed_per_step if route else None
+
+    def steady(model: XlaModel, name: str) -> float | None:
+        route = model.route(name)  # type: ignore[arg-type]
+        return route.times.steady_ms if route and route.times else None
+
+    def first(model: XlaModel, name: str) -> float | None:
+        route = model.route(name)  # type: ignore[arg-type]
+        return route.times.first_ms if route and route.times else None
+
+    def compiled(model: XlaModel, name: str) -> float | None:
+        route = model.route(name)  # type: ignore[arg-type]
+        return float(route.steps[0].compiled) if route and route.steps else None
+
+    rows: list[tuple[str, str, Callable[[XlaModel], float | None], Callable[[XlaModel], float | None]]] = []
+    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor")):
+        rows += [
+            (
+                f"HLO graphs per steady step, {title}",
+                f"steady step, {title} over eager",
+                lambda model, name=name: executed(model, name),  # type: ignore[misc]
+                lambda model, name=name: _over(steady(model, name), steady(model, "eager")),  # type: ignore[misc]
+            ),
+            (
+                f"HLO graphs compiled in the first step, {title}",
+                f"time of the first step, {title}",
+                lambda model, name=name: compiled(model, name),  # type: ignore[misc]
+                lambda model, name=name: first(model, name),  # type: ignore[misc]
+            ),
+        ]
+    rows.append(
+        (
+            "HLO graphs per steady step, openxla over LazyTensor",
+            "steady step, openxla over LazyTensor",
+            lambda model: _over(executed(model, "openxla"), executed(model, "lazy")),
+            lambda model: _over(steady(model, "openxla"), steady(model, "lazy")),
+        )
+    )
+    return tuple(_correlation(models, *row) for row in rows)
+
+
+def _over(numerator: float | None, other: float | None) -> float | None:
+    return None if numerator is None or not other else numerator / other
+
+
+def _correlation(
+    models: Sequence[XlaModel],
+    of: str,
+    with_: str,
+    x: Callable[[XlaModel], float | None],
+    y: Callable[[XlaModel], float | None],
+) -> Correlation:
+    pairs = [(a, b) for model in models if (a := x(model)) is not None and (b := y(model)) is not None]
+    if len(pairs) < MIN_PAIRS:
+        why = f"{format_count(len(pairs), 'pair')}, and it takes {MIN_PAIRS}"
+        return Correlation(of, with_, len(pairs), None, None, None, why)
+    try:
+        found = rank_correlation(*(np.array(side, dtype=float) for side in zip(*pairs, strict=True)))
+    except ValueError as error:
+        return Correlation(of, with_, len(pairs), None, None, None, str(error))
+    return Correlation(of, with_, len(pairs), found.rho, found.low, found.high, "")
+
+
+def _notes(models: Sequence[XlaModel]) -> Iterable[Note]:
+    for model in models:
+        name = f"{model.target} ({'training' if model.train else 'inference'})"
+        if model.n_dynamo_graphs == 0:
+            yield Note(
+                "nothing-captured",
+                "warn",
+                f"{name}: dynamo captured no graph, so that openxla is LazyTensor tracing there",
+                "a graph break inside a loop, with, or try makes dynamo leave the whole function",
+            )
+        for route in model.routes:
+            if route.failure:
+                yield Note("route-failed", "warn", f"{name}, {route.name}: {route.failure}")
+            untold = sum(step.executed - step.executed_told for step in route.steps)
+            if untold:
+                yield Note(
+                    "executions-not-told",
+                    "warn",
+                    f"{name}, {route.name}: {untold} of"
+                    f" {sum(step.executed for step in route.steps)} executions are in no dump, so"
+                    " that graphs' own counts do not add up",
+                )
+            if route.steps and not route.n_steady:
+                yield Note(
+                    "never-steady",
+                    "warn",
+                    f"{name}, {route.name}: the last of {len(route.steps)} counted steps still"
+                    " compiled; counts per steady step are left out",
+                    "count more with --steps, or see why it compiles again",
+                )
+            if any(not graph.hash for graph in route.graphs):
+                yield Note(
+                    "graphs-not-named",
+                    "warn",
+                    f"{name}, {route.name}: the dumps name another number of graphs than the"
+                    " metrics count; causes are told by operators alone, without lines",
+                )
+            unknown = sum(graph.cause == "unknown" for graph in route.graphs)
+            if unknown:
+                yield Note(
+                    "unknown-cause",
+                    "info",
+                    f"{name}, {route.name}: nothing tells why {format_count(unknown, 'HLO graph')}"
+                    " of its own was compiled",
+                )
+            if route.answers is not None and route.answers.verdict == "wrong":
+                why = route.answers.worst_at or route.answers.reason
+                text = f"{name}, {route.name}: answers are not those of eager: {why}"
+                yield Note("wrong-answers", "warn", text)

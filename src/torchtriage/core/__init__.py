@@ -1,0 +1,1 @@
+"""Foundations: findings, units and errors, and the packages every wing builds on."""

@@ -1,0 +1,113 @@
+"""Half-open time intervals as ``int64[k, 2]`` arrays of nanoseconds.
+
+Every function returns sorted, disjoint, non-empty intervals unless it says otherwise, and
+every function is linear in its inputs up to a sort. Unions, never sums of durations: work on
+one device overlaps in real traces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EMPTY", "Spans", "clip", "covered", "intersect", "length", "owner", "spans", "subtract", "union"]
+
+Spans = NDArray[np.int64]
+Ints = NDArray[np.int64]
+
+EMPTY: Spans = np.empty((0, 2), dtype=np.int64)
+
+
+def spans(start_ns: Ints, end_ns: Ints) -> Spans:
+    """Stack starts and ends into ``int64[k, 2]``; not sorted, may overlap."""
+    return np.stack([np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)], axis=1)
+
+
+def union(values: Spans) -> Spans:
+    """Return the time covered by any of ``values``."""
+    values = values[values[:, 1] > values[:, 0]]
+    if not len(values):
+        return EMPTY
+    values = values[np.argsort(values[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(values[:, 1])
+    first = np.empty(len(values), dtype=bool)
+    first[0] = True
+    np.greater(values[1:, 0], reach[:-1], out=first[1:])
+    heads = np.flatnonzero(first)
+    tails = np.append(heads[1:] - 1, len(values) - 1)
+    return np.stack([values[heads, 0], reach[tails]], axis=1)
+
+
+def length(values: Spans) -> int:
+    """Return the summed length in ns of disjoint intervals."""
+    return int((values[:, 1] - values[:, 0]).sum())
+
+
+def clip(values: Spans, start_ns: int, end_ns: int) -> Spans:
+    """Return disjoint intervals cut to ``[start_ns, end_ns)``."""
+    cut = np.clip(values, start_ns, end_ns)
+    return cut[cut[:, 1] > cut[:, 0]]
+
+
+def intersect(left: Spans, right: Spans) -> Spans:
+    """Return the time covered by both; each side must be sorted and disjoint."""
+    if not len(left) or not len(right):
+        return EMPTY
+    # for every left interval: the run of right intervals that touch it
+    lo = np.searchsorted(right[:, 1], left[:, 0], side="right")
+    hi = np.searchsorted(right[:, 0], left[:, 1], side="left")
+    counts = np.maximum(hi - lo, 0)
+    which = np.repeat(np.arange(len(left)), counts)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    other = lo[which] + offset
+    return np.stack([np.maximum(left[which, 0], right[other, 0]), np.minimum(left[which, 1], right[other, 1])], axis=1)
+
+
+def subtract(left: Spans, right: Spans) -> Spans:
+    """Return the time in ``left`` and not in ``right``; each sorted and disjoint."""
+    if not len(left) or not len(right):
+        return left
+    edges = np.empty((len(right) + 1, 2), dtype=np.int64)
+    edges[0, 0] = np.iinfo(np.int64).min
+    edges[1:, 0] = right[:, 1]
+    edges[:-1, 1] = right[:, 0]
+    edges[-1, 1] = np.iinfo(np.int64).max
+    return intersect(left, edges[edges[:, 1] > edges[:, 0]])
+
+
+def covered(values: Spans, cover: Spans) -> Ints:
+    """Return for each row of ``values`` (any order) how many ns of it ``cover`` covers.
+
+    Parameters
+    ----------
+    values : int64[k, 2]
+        Intervals in any order, overlaps allowed.
+    cover : int64[m, 2]
+        Sorted and disjoint.
+
+    Returns
+    -------
+    int64[k]
+        Nanoseconds.
+    """
+    if not len(cover):
+        return np.zeros(len(values), dtype=np.int64)
+    total = np.concatenate([[0], np.cumsum(cover[:, 1] - cover[:, 0])])
+
+    def until(times: Ints) -> Ints:
+        index = np.searchsorted(cover[:, 0], times, side="right")
+        inside = np.minimum(times, cover[index - 1, 1]) - cover[index - 1, 0]
+        out: Ints = np.where(index > 0, total[index - 1] + inside, 0)
+        return out
+
+    out: Ints = np.maximum(until(values[:, 1]) - until(values[:, 0]), 0)
+    return out
+
+
+def owner(values: Spans, times: Ints) -> Ints:
+    """Return the index of the disjoint, sorted interval holding each time, else -1."""
+    if not len(values):
+        return np.full(len(times), -1, dtype=np.int64)
+    index = np.searchsorted(values[:, 0], times, side="right") - 1
+    inside = (index >= 0) & (times < values[np.maximum(index, 0), 1])
+    return np.where(inside, index, -1)

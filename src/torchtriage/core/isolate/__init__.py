@@ -1,0 +1,1 @@
+"""A model in a fresh process: the session, its client, and what both exchange."""

@@ -1,0 +1,1 @@
+"""Whether two answers agree, and within which error."""

@@ -1,0 +1,58 @@
+"""The memory of this process and the children it has, as the system reports them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["child_pids", "peak_rss_bytes", "resident_bytes", "rss_bytes"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_statm: tuple[int, int] | None = None
+
+
+def child_pids() -> list[str]:
+    """Return the ids of the child processes; none where the system does not report them."""
+    pids: list[str] = []
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            pids += (task / "children").read_text().split()
+    return pids
+
+
+def resident_bytes(pid: str) -> int:
+    """Return the resident set of another process; 0 where it is gone or unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def rss_bytes() -> int:
+    """Return the resident set; the highest so far where the system reports no other."""
+    global _statm
+    try:
+        if _statm is None or _statm[1] != os.getpid():
+            _statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC), os.getpid()
+        return int(os.pread(_statm[0], 128, 0).split()[1]) * _PAGE_BYTES
+    except (OSError, AttributeError):
+        return _max_rss_bytes()
+
+
+def peak_rss_bytes() -> int:
+    """Return the highest resident set of this program so far; 0 where the system reports none."""
+    with suppress(OSError, ValueError, IndexError):
+        # getrusage also counts what the process was before it ran this program
+        text = Path("/proc/self/status").read_text()
+        return int(text.split("VmHWM:", 1)[1].split(None, 1)[0]) * 1024
+    return _max_rss_bytes()
+
+
+def _max_rss_bytes() -> int:
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,634 @@
+"""In the script's process: find the loop that repeats, and step the recorder at its boundary.
+
+Three kinds of loop are known, tried in this order. A training loop is a repeated optimizer step,
+seen through torch's own post-step hook. Without one, an inference loop is the repeated forward of
+the outermost module: a thread looks at the stacks a few times a second until it has seen one, and
+only that module gets a hook, so no other call costs anything and no compiled graph is guarded
+against it. Where there is neither, a loop is the repeated fetch from a DataLoader, until one of
+the others shows. When the recordings are taken every hook is gone again, unless memory is watched
+to the script's end.
+
+Nothing here may reach the script: every entry is guarded, and the first failure ends the watching.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from torchtriage.core.record.environment import process_rank, world_size
+from torchtriage.core.record.output_digest import Answers
+from torchtriage.core.record.recorder import Plan, Recorder
+
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
+    from torch.optim.optimizer import Optimizer
+
+    from torchtriage.core.record.structured_log import StructuredLog
+
+__all__ = ["LeakWatch", "Loop", "LoopFinder", "start_watching", "user_call"]
+
+PROCESS_FILE = "process.json"
+FIRST_LOOKS = 3
+"""Optimizer steps seen before the boundary is chosen: two optimizers show within three."""
+MORE_LOOKS = 12
+"""... and when there are several, so many, to see which one steps once per iteration."""
+LOOK_S = 0.01
+SLOWER_LOOK_S = 0.25
+"""Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
+EAGER_S = 20.0
+LISTEN_S = 0.5
+"""So long only stacks are looked at; then module calls are listened to until one repeats."""
+SEEN_TWICE = 2
+SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
+"""Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
+PATIENCE_S = 15.0
+"""So long an optimizer that exists may not step before forwards alone are taken for the loop, and
+neither may show before fetches from a DataLoader are."""
+
+
+Boundary = Literal["optimizer", "forward", "loader"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a step is, and how that was found.
+
+    ``boundary`` : what ends (optimizer) or begins (others) each step. ``name`` : its class.
+    ``file``, ``line``, ``function`` : the user's call of it. ``how`` : a sentence for the report.
+    """
+
+    boundary: Boundary
+    name: str
+    file: str
+    line: int
+    function: str
+    how: str
+
+
+class LeakWatch(Protocol):
+    """What looks for leaks beside the recorder; handed in, because it knows more than this package may import."""
+
+    def step(self, *, recorded: bool) -> None:
+        """Note the end of a step; ``recorded`` once all recordings are complete."""
+
+    def close(self) -> None:
+        """Stop and write its report."""
+
+
+class LoopFinder:
+    """Finds the loop of one process; ``settings`` are those of :func:`torchtriage.core.record.launch.launch`."""
+
+    def __init__(self, settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatch] | None = None) -> None:
+        self.settings = settings
+        self.leak_watch = leak_watch
+        self.out = Path(settings["out"])
+        self.pid = os.getpid()
+        self.roots = [str(Path.cwd()), *sys.path[:1]]  # the script may change both
+        self.loop: Loop | None = None
+        self.recorder: Recorder | None = None
+        self.memory: LeakWatch | None = None
+        self.memory_problem = ""
+        self.compile_log: StructuredLog | None = None
+        self.compile_problem = ""
+        self.folder = ""
+        self.n_optimizer_steps: dict[int, int] = {}
+        self.optimizers: dict[int, str] = {}
+        self.chosen = 0
+        self.rival, self.rival_seen = 0, 0
+        self.undo: list[Callable[[], object]] = []
+        self.over = False
+        self.forward_found = False
+        self.fetches: dict[int, int] = {}
+        self.drop_loader: Callable[[], object] = lambda: None
+        self.choosing = threading.Lock()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Put the hooks in; the process file says that torch was imported here."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if self.settings.get("compile_log"):
+            self._listen_to_compiler()
+        self._note()
+        handle = register_optimizer_step_post_hook(self._optimizer_stepped)
+        # compiled steps are guarded against another number of hooks: it stays and does nothing
+        self.undo.append(lambda: None if _compiled() else handle.remove())
+        atexit.register(self._ended)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        _thread.start_new_thread(self._look_for_forward, ())  # threading.enumerate stays as it was
+
+    def stop(self) -> None:
+        """End the watching; what is open is closed."""
+        self.over = True
+        self._drop_hooks()
+        self._ended()
+
+    def _listen_to_compiler(self) -> None:
+        from torchtriage.core.record.structured_log import COMPILE_FOLDER, StructuredLog
+
+        try:
+            self.compile_log = StructuredLog(self.out / COMPILE_FOLDER)
+            self.compile_log.start()
+        except Exception as error:  # a torch that logs in another way
+            self.compile_problem = f"{type(error).__name__}: {error}"
+
+    def _forked(self) -> None:
+        self.over = True
+        self.recorder = self.memory = None
+
+    def _ended(self) -> None:
+        """Close what is open when the script ends by itself, by an exception or by sys.exit."""
+        if os.getpid() != self.pid:
+            return
+        try:
+            if self.recorder is not None:
+                self.recorder.close("exit")
+            if self.memory is not None:
+                self.memory.close()
+            self._note()
+        except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        self.over = True
+        self._drop_hooks()
+        with contextlib.suppress(OSError):
+            note = self.out / f"errors-{self.pid}.txt"
+            note.write_text(traceback.format_exc(), encoding="utf-8")
+
+    def _drop_hooks(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+
+    def _note(self) -> None:
+        """Write what is known of this process; the parent reads it when the script has ended."""
+        text = json.dumps(
+            {
+                "pid": self.pid,
+                "roots": self.roots,
+                "python": sys.version.split()[0],
+                "executable": sys.executable,
+                "torch": getattr(sys.modules.get("torch"), "__version__", None),
+                "rank": process_rank(),
+                "world_size": world_size(),
+                "loop": asdict(self.loop) if self.loop else None,
+                "folder": self.folder,
+                "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
+                "done": self.recorder.done if self.recorder else False,
+                "memory_problem": self.memory_problem,
+                "compile_log": bool(self.settings.get("compile_log")),
+                "compile_problem": self.compile_problem or (self.compile_log.problem if self.compile_log else ""),
+            },
+            indent=1,
+        )
+        path = self.out / f"process-{self.pid}.json"
+        half = path.with_suffix(".part")
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _optimizer_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        import torch
+
+        # part of a compiled step this would break its graph
+        if torch.compiler.is_compiling() or self.over:
+            return
+        key = id(optimizer)
+        if key == self.chosen:
+            self._boundary()
+            return
+        if self._recorded and not self._by_loader:
+            return  # the loop that is watched further is known
+        with self._alone() as alone:
+            if alone:
+                self._count(optimizer, key)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Let one thread at a time choose the loop, without a wait; a failure ends the watching."""
+        alone = self.choosing.acquire(blocking=False)
+        try:
+            yield alone
+        except Exception:
+            self._failed()
+        finally:
+            if alone:
+                self.choosing.release()
+
+    def _count(self, optimizer: Optimizer, key: int) -> None:
+        """Count steps of optimizers until it is clear which of them ends an iteration.
+
+        The rarest one does: of two equals the first seen. One that shows only later, after several
+        steps of the chosen one, takes its place while nothing has been recorded yet.
+        """
+        counts = self.n_optimizer_steps
+        counts[key] = counts.get(key, 0) + 1
+        self.optimizers[key] = type(optimizer).__name__
+        if self.recorder is None:
+            looks = sum(counts.values())
+            if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
+                return
+            # as they were before this step: two that take turns would never be the rarest else
+            if key != min(counts, key=lambda other: counts[other] - (other == key)):
+                return  # the rarest one's own next step is the boundary
+        elif self.loop is None or self.loop.boundary == "optimizer":
+            seen = self.recorder.steps_seen
+            rarer = self.rival == key and seen - self.rival_seen > 1
+            self.rival, self.rival_seen = key, seen
+            if not rarer or self.recorder.state not in ("warm-up", "timing"):
+                return
+        self.chosen = key
+        name = self.optimizers[key]
+        how = f"one step of {name}"
+        if len(counts) > 1:
+            others = {name for other, name in self.optimizers.items() if other != key} - {name}
+            how += f", the rarest of {len(counts)} optimizers"
+            how += f" (beside {', '.join(sorted(others))})" if others else ""
+        self._begin("optimizer", name, how)
+
+    # -- inference -----------------------------------------------------------------------------
+
+    def _look_for_forward(self) -> None:
+        """Look at the stacks until the outermost module that is called repeatedly is known."""
+        try:
+            codes = _module_codes()
+            begun = time.monotonic()
+            seen: dict[int, int] = {}
+            listening: Callable[[], None] | None = None
+            fetches_count = False
+            while not self.over and not self.n_optimizer_steps:
+                passed = time.monotonic() - begun
+                time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
+                if self.forward_found:
+                    return
+                if passed < PATIENCE_S and _optimizer_made():
+                    continue
+                if passed > PATIENCE_S and not fetches_count:
+                    fetches_count = self._hook_loader()
+                if listening is None and passed > LISTEN_S:
+                    listening = self._listen_to_calls(codes)
+                elif listening is not None and _may_compile():
+                    listening()
+                for module, call in _outermost_modules(codes):
+                    seen[id(module)] = seen.get(id(module), 0) + 1
+                    if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                        if listening is not None:
+                            listening()
+                        self._hook_forward(module, call)
+                        return
+        except Exception:
+            self._failed()
+
+    def _listen_to_calls(self, codes: frozenset[CodeType]) -> Callable[[], None] | None:
+        """Hear every module call until the outermost one repeats; return how to stop that.
+
+        For forwards too short beside the rest of their loop to be looked at. Not where something
+        is compiled, nor after the first ``torch.compile``, which stops it.
+        """
+        import torch
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        if _may_compile():
+            return None
+
+        heard: dict[int, int] = {}
+
+        def called(module: torch.nn.Module, _args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return  # the little that a graph may hold, where it was traced all the same
+            try:
+                frame = sys._getframe(1)
+                if self.forward_found or self.over or _inside_another(module, frame, codes):
+                    return
+                heard[id(module)] = heard.get(id(module), 0) + 1
+                if heard[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                    stop()
+                    self._hook_forward(module, user_call(frame))
+            except Exception:
+                self._failed()
+
+        compile_ = torch.compile
+
+        @functools.wraps(compile_)
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            stop()
+            return compile_(*args, **kwargs)
+
+        def stop() -> None:
+            if torch.compile is compiling:
+                torch.compile = compile_
+            remove()
+            if stop in self.undo:
+                self.undo.remove(stop)
+
+        torch.compile = compiling
+        remove = register_module_forward_pre_hook(called).remove
+        self.undo.append(stop)
+        # since it was asked, or in a call that began before: importing the compiler takes seconds
+        if _may_compile() or _runs(compile_.__code__):
+            stop()
+        return stop
+
+    def _hook_forward(self, module: torch.nn.Module, call: tuple[str, int, str]) -> None:
+        """Step at each forward of this module."""
+        if self.forward_found:
+            return
+        self.forward_found = True
+        name = type(getattr(module, "_orig_mod", module)).__name__
+        how = f"one forward of {name}, the outermost module called; no optimizer steps were seen"
+
+        def before() -> None:
+            if self.over:
+                return
+            if self.n_optimizer_steps and not self._recorded:
+                # it trains after all: what was recorded of the forwards is no longer wanted
+                self._drop_hooks_of_forward(undo)
+                return
+            if self.recorder is not None and not self._by_loader:
+                self._boundary()
+                return
+            with self._alone() as alone:
+                if alone and (self.recorder is None or self._by_loader):
+                    self._begin("forward", name, how, call)
+
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is not None:
+            # a hook would be compiled with the module: stand before the compiled call
+            def stepping(*args: Any, **kwargs: Any) -> Any:
+                before()
+                return compiled(*args, **kwargs)
+
+            module._compiled_call_impl = stepping
+
+            def undo() -> None:
+                if module._compiled_call_impl is stepping:
+                    module._compiled_call_impl = compiled
+        else:
+            undo = module.register_forward_pre_hook(_ForwardHook(before)).remove
+        self.undo.append(undo)
+
+    def _drop_hooks_of_forward(self, undo: Callable[[], None]) -> None:
+        undo()
+        if undo in self.undo:
+            self.undo.remove(undo)
+
+    # -- neither -------------------------------------------------------------------------------
+
+    def _hook_loader(self) -> bool:
+        """Step at each fetch from a DataLoader, until an optimizer or a module shows.
+
+        Returns whether there is such a thing in the process.
+        """
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
+        if iterators is None:
+            return False
+        fetch = iterators.__next__
+
+        @functools.wraps(fetch)
+        def fetching(iterator: Any) -> Any:
+            self._fetches(iterator)
+            return fetch(iterator)
+
+        def undo() -> None:
+            if iterators.__next__ is fetching:
+                iterators.__next__ = fetch
+
+        iterators.__next__ = fetching
+        self.undo.append(undo)
+        self.drop_loader = undo
+        return True
+
+    def _fetches(self, iterator: Any) -> None:
+        """Count what is fetched from the same data, and step at it."""
+        key = id(getattr(iterator, "_dataset", None))
+        if self.over or (self.loop is not None and not self._by_loader):
+            return
+        if self.recorder is not None:
+            if key == self.chosen and (self.memory is not None or not self.recorder.done):
+                self._boundary()
+            return
+        with self._alone() as alone:
+            self.fetches[key] = self.fetches.get(key, 0) + 1
+            if alone and self.fetches[key] >= FIRST_LOOKS:
+                self.chosen = key
+                how = "one fetch from a DataLoader; no optimizer steps and no modules were seen"
+                self._begin("loader", "DataLoader", how)
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _begin(self, boundary: Boundary, name: str, how: str, call: tuple[str, int, str] | None = None) -> None:
+        file, line, function = call or user_call(sys._getframe(1))
+        if self.recorder is not None:
+            self.recorder.close("another loop was found")
+        if self.memory is not None:
+            self.memory.close()
+        if boundary != "loader":
+            self.drop_loader()
+        self.loop = Loop(boundary, name, file, line, function, how)
+        rank = process_rank()
+        self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
+        if (self.out / self.folder).exists():
+            self.folder += f"-{self.pid}-{time.monotonic_ns()}"
+        plan = Plan(**{**SHORT, **self.settings["plan"]})
+        self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
+        if self.leak_watch is not None and self.settings.get("memory"):
+            try:
+                self.memory = self.leak_watch(self.out / self.folder)
+            except ImportError as error:  # numpy, which torch does without
+                self.memory_problem = f"{error} in the script's interpreter"
+                self.memory = None
+        self._note()
+        self._boundary()
+
+    @property
+    def _recorded(self) -> bool:
+        return self.recorder is not None and self.recorder.done
+
+    @property
+    def _by_loader(self) -> bool:
+        return self.loop is not None and self.loop.boundary == "loader"
+
+    def _boundary(self) -> None:
+        """Tell the recorder that a step ended; the loop may be asked to end here."""
+        recorder, memory = self.recorder, self.memory
+        if self.over or recorder is None:
+            return
+        try:
+            was_done = recorder.done
+            recorder.step()
+            done = recorder.done and (memory is None or not was_done)
+            if memory is not None:
+                memory.step(recorded=recorder.done)
+            if done:
+                if memory is None and not self._by_loader:
+                    self.over = True
+                    self._drop_hooks()
+                self._note()
+        except Exception:
+            self._failed()
+            return
+        if done and self.settings["exit_after"]:
+            self._end_script()
+
+    def _end_script(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        self._ended()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class _ForwardHook:
+    """A forward pre-hook that a saved or copied model does not keep."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self.before = before
+
+    def __call__(self, _module: torch.nn.Module, _args: Any) -> None:
+        self.before()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return {}.get  # as below
+
+    def __reduce__(self) -> Any:
+        # a pickled model must load without us: {}.get(module, args) hands the inputs on unchanged
+        return (getattr, ({}, "get"))
+
+
+# -- looking at stacks --------------------------------------------------------------------------
+
+
+def _module_codes() -> frozenset[CodeType]:
+    import torch
+
+    names = ("__call__", "_wrapped_call_impl", "_call_impl")
+    found = (getattr(getattr(torch.nn.Module, name, None), "__code__", None) for name in names)
+    return frozenset(code for code in found if code is not None)
+
+
+def _outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
+    """Return the outermost module being called on each other thread, and the user's call of it."""
+    import torch
+
+    found = []
+    own = _thread.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        if thread == own:
+            continue
+        top: FrameType | None = None
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code in codes:
+                top = frame
+            elif _compiles(frame):
+                top = None  # inside a compiled region: a hook would be part of its graph
+            frame = frame.f_back
+        if top is not None:
+            module = top.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                found.append((module, user_call(top)))
+    return found
+
+
+_DYNAMO = f"{os.sep}torch{os.sep}_dynamo{os.sep}"
+
+
+def _compiles(frame: FrameType) -> bool:
+    # OptimizedModule.__call__ stands there too, outside of what is compiled
+    return _DYNAMO in frame.f_code.co_filename and frame.f_code.co_name != "__call__"
+
+
+_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+_OURS = str(Path(__file__).absolute().parents[2]) + os.sep
+_CELL = "<ipython-input"
+"""So begins what IPython calls the file of a cell, on a terminal."""
+
+
+def user_call(frame: FrameType | None) -> tuple[str, int, str]:
+    """Return file, line and function of the innermost frame of the user's own code."""
+    last = ("", 0, "")
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file.startswith(_CELL) or not file.startswith(("<", _OURS)):
+            last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
+            library = any(part in file for part in _LIBRARY) or (file.startswith(_STDLIB) and "-packages" not in file)
+            if not library:
+                return last
+        frame = frame.f_back
+    return last
+
+
+def _inside_another(module: torch.nn.Module, frame: FrameType | None, codes: frozenset[CodeType]) -> bool:
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") is not module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _runs(code: CodeType) -> bool:
+    """Return whether a thread is inside of a call of this code."""
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _may_compile() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    backends = getattr(dynamo, "cached_backends", None)  # None in it: a function is left alone
+    return backends is None or any(backend is not None for backend in backends.values())
+
+
+def _optimizer_made() -> bool:
+    """Return whether an optimizer was constructed: torch wraps the class's ``step`` then."""
+    from torch.optim.optimizer import Optimizer
+
+    todo = list(Optimizer.__subclasses__())
+    while todo:
+        kind = todo.pop()
+        if getattr(kind.__dict__.get("step"), "hooked", False):
+            return True
+        todo += kind.__subclasses__()
+    return False
+
+
+def _compiled() -> bool:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters.get("frames"))
+
+
+def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatch]) -> None:
+    """Watch this process; called once, right after torch was imported.
+
+    ``leak_watch`` makes what looks for leaks, given the folder for its report.
+    """
+    if settings["answers"]:
+        Answers(Path(settings["out"])).start()
+    LoopFinder(settings, leak_watch).start()

@@ -1,0 +1,42 @@
+"""The wall time of a step, from the times between its boundaries.
+
+Nothing is synchronised for it. On a device the host runs ahead until its queue is full and then
+waits for the device at each step, so single times may be far too short; but over many steps their
+sum is what the device took, but for the depth of the queue at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+__all__ = ["settled", "step_wall_ns"]
+
+SETTLED = 0.05
+"""Halves whose medians differ by less say the same."""
+OUTLIER = 3.0
+"""A step longer than this many medians is not steady (as in a trace)."""
+
+
+def settled(step_ns: Sequence[int]) -> bool:
+    """Whether the later half of the steps is as long as the earlier one: no trend is left."""
+    half = len(step_ns) // 2
+    if half < 2:
+        return False
+    earlier, later = median(step_ns[:half]), median(step_ns[-half:])
+    return abs(later - earlier) <= SETTLED * earlier
+
+
+def step_wall_ns(step_ns: Sequence[int], *, queued: bool) -> float | None:
+    """Return the mean wall time of a step in ns, None without one.
+
+    ``queued``: a device works behind the host. Then the mean is of all steps, because a long one
+    is where the host waits for those before; else steps over three medians (an evaluation, a
+    checkpoint) are left out.
+    """
+    if not step_ns:
+        return None
+    if queued:
+        return fmean(step_ns)
+    limit = OUTLIER * median(step_ns)
+    return fmean(step for step in step_ns if step <= limit)

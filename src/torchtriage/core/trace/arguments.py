@@ -1,0 +1,90 @@
+"""All arguments of one row, read again from the file when somebody asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.names import LONGEST, elide
+from torchtriage.core.trace.column_builder import NO_TIME_NS, Times, is_row
+from torchtriage.core.trace.columns import Trace
+from torchtriage.core.trace.event_types import Row
+from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
+from torchtriage.core.trace.input import open_source
+from torchtriage.core.trace.salvage import mend
+
+__all__ = ["read_args"]
+
+_ANY_SIZE = 1 << 62  # the limit was checked when the trace was read
+_LATEST = ("args", -1)
+
+
+def read_args(trace: Trace, row: int) -> dict[str, Any]:
+    """Return the ``args`` of one row as the file has them; empty when it has none.
+
+    Decodes the chunk of text that holds the row, and keeps the latest one.
+
+    Raises
+    ------
+    TraceFormatError
+        The file is gone, or is no longer the one that was read.
+    IndexError
+        There is no such row.
+    """
+    if not 0 <= row < len(trace):
+        raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
+    index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
+    known = trace._decoded.get(_LATEST)
+    if known is None or known[0] != index:
+        known = index, _read_rows(trace, index)
+        trace._decoded[_LATEST] = known
+    text = known[1][row - int(trace.report.chunks[index, 0])]
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        try:
+            found = json.loads(mend(text))
+        except (ValueError, RecursionError):
+            found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_rows(trace: Trace, index: int) -> list[bytes]:
+    """Return the text of the arguments of a chunk's rows, checked against the columns."""
+    chunks = trace.report.chunks
+    first, offset, size = chunks[index].tolist()
+    stop = int(chunks[index + 1, 0]) if index + 1 < len(chunks) else len(trace)
+    names = [trace.names[name] for name in trace.name[first:stop].tolist()]
+    start_ns = trace.start_ns[first:stop]
+    for chunk in _read_chunk(trace, offset, size, is_last=index + 1 == len(chunks)):
+        kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
+        rows = [event for event in chunk.events if isinstance(event, Row) and is_row(event)]
+        found_ns = Times(chunk).starts(rows)
+        if [elide(row.name, LONGEST) for row in rows] == names and (
+            (found_ns == start_ns) | (found_ns == NO_TIME_NS)
+        ).all():
+            args = chunk.text_args()
+            return [args[i] for i in kept]
+    raise TraceFormatError(
+        f"expected the text that was read, found another at byte {offset}",
+        where=trace.report.path,
+        hint="the file has changed since; read it again",
+    )
+
+
+def _read_chunk(trace: Trace, offset: int, size: int, *, is_last: bool) -> Iterator[Chunk]:
+    """Yield what the chunk may have held: a damaged last one depends on what follows it."""
+    wanted = _ANY_SIZE if is_last else size
+    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path) as source:
+        position = source.skip(offset)
+        text = b""
+        while len(text) < wanted and (block := source.read(max(size - len(text), 1 << 16))):
+            text += block[max(offset - position, 0) :]
+            position += len(block)
+    yield EventReader(TextBlock(), offset=offset).decode_again(text[:size], is_tail=False)
+    if is_last:
+        yield EventReader(TextBlock(), offset=offset).decode_again(text, is_tail=True)

@@ -1,0 +1,44 @@
+"""Which device work is communication, by behaviour and an open list, never by one name alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace.columns import Trace
+
+__all__ = ["COMMUNICATION", "communicates", "host_collectives"]
+
+# NCCL and RCCL; vLLM's and SGLang's custom all-reduces (multimem_all_reduce, cross_device_reduce);
+# torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
+COMMUNICATION = (
+    r"(?i)nccl|rccl|multimem_|cross_device_reduce|one_shot_all|two_shot_all|symm_mem|nvshmem"
+    r"|deep_?ep(?![a-z])|(?<!sm)(?<!block)(?<!block_)(?<!warp)(?<!warp_)all_?reduce"
+    r"|(?<!sm)all_?gather|reduce_?scatter|all_?to_?all"
+)
+
+# Inductor names a kernel after the graph nodes around it, collectives included; it computes all
+# the same
+_GENERATED = r"^triton_(poi|red|per|tem|unk|for|mm)_"
+
+
+def communicates(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: kernels that move data between ranks."""
+    kernels = trace.kind == Kind.KERNEL
+    named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
+    out: NDArray[np.bool_] = (kernels & named) | trace.where_detail("collective", bool, kernels)
+    return out
+
+
+def host_collectives(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: collectives that threads of the host carry out, from start to end.
+
+    Only these backends: an ``nccl:`` annotation lasts as long as enqueueing does.
+    """
+    out: NDArray[np.bool_] = trace.is_kind(Kind.ANNOTATION) & trace.matching(r"^(gloo|mpi):")
+    return out

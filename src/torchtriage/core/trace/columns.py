@@ -1,0 +1,392 @@
+"""The trace: arrays, string tables, and the structure computed from them when first asked.
+
+The one circle of this package: ``Trace`` imports the modules of its seven structures (``tree``,
+``frames``, ``links``, ``steps``, ``devices``, ``waits``, ``origin``) on first use, and they name
+``Trace`` in annotations only. So each is computed once, and reading a trace imports none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.intervals import Spans
+from torchtriage.core.names import LONGEST, elide
+from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace.device import Device
+    from torchtriage.core.trace.host_syncs import Waits
+    from torchtriage.core.trace.launch_links import Links
+    from torchtriage.core.trace.nesting import Tree
+    from torchtriage.core.trace.producer import Origin
+    from torchtriage.core.trace.steps import Steps, Window
+
+__all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_FEW, _FEW_NAMES = 4, 1000
+"""From a quarter of all rows, or so many names, on a look-up per row is faster."""
+
+
+class Lane(NamedTuple):
+    """A host thread (``pid``, ``tid``) or a device stream (``device``, ``stream``)."""
+
+    kind: str
+    pid: str
+    tid: str
+    device: int
+    stream: int
+
+
+class Detail(NamedTuple):
+    """The dictionary-coded arguments of a row, as raw JSON text (empty when not recorded)."""
+
+    dims: bytes = b""
+    types: bytes = b""
+    concrete: bytes = b""
+    strides: bytes = b""
+    grid: bytes = b""
+    block: bytes = b""
+    collective: bytes = b""
+    nelems: bytes = b""
+    dtype: bytes = b""
+    group: bytes = b""
+    ranks: bytes = b""
+    seq: bytes = b""
+
+
+class MemoryEvents(NamedTuple):
+    """Allocator records (``[memory]`` instants), one per array element, in file order."""
+
+    at_ns: Ints
+    size_bytes: Ints
+    """Negative for a free."""
+    addr: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+    device_type: Ints
+    """0 is the CPU, 1 CUDA, 6 HIP."""
+    device: Ints
+
+
+class ReadReport(msgspec.Struct, frozen=True):
+    """How the file was read and what it cost."""
+
+    path: str
+    size_bytes: int
+    text_bytes: int
+    tier: str
+    n_lost: int
+    n_repaired: int
+    loss: tuple[str, ...]
+    n_events: int = 0
+    phases: dict[str, int] = {}
+    n_no_dur: int = 0
+    n_no_time: int = 0
+    n_negative_dur: int = 0
+    n_unpaired: int = 0
+    chunks: Any = None
+    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One recording as columns of equal length (``core/trace/schema.py`` says what each means)."""
+
+    start_ns: Ints
+    dur_ns: Ints
+    name: NDArray[np.int32]
+    cat: NDArray[np.int16]
+    kind: NDArray[np.uint8]
+    lane: NDArray[np.int32]
+    key: Ints
+    value: Ints
+    detail: NDArray[np.int32]
+    names: tuple[str, ...]
+    cats: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    details: tuple[Detail, ...]
+    memory: MemoryEvents
+    labels: dict[tuple[str, str, str], str]
+    """(what, pid, tid) -> text of process_name, thread_name and process_labels events."""
+    meta: dict[str, Any]
+    report: ReadReport
+    source: Any = field(default=None, repr=False)
+    """Path or stream from which arguments are read again."""
+    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.start_ns)
+
+    # -- columns and masks -----------------------------------------------------------------
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """int64[n], ns: start plus duration."""
+        return self.start_ns + self.dur_ns
+
+    def spans_of(self, rows: NDArray[np.integer]) -> Spans:
+        """Return int64[k, 2]: when each row starts and ends; not sorted, may overlap."""
+        return intervals.spans(self.start_ns[rows], self.end_ns[rows])
+
+    def time_of(self, rows: NDArray[np.integer]) -> Spans:
+        """Return the time in which any of these rows runs, sorted and disjoint."""
+        return intervals.union(self.spans_of(rows))
+
+    def longest(self, rows: NDArray[np.integer]) -> int:
+        """Return the row that takes longest, the first of equal ones."""
+        return int(rows[np.argmax(self.dur_ns[rows])])
+
+    def mask_of(self, rows: NDArray[np.integer]) -> Mask:
+        """Return bool[n]: true for these rows alone."""
+        mask = np.zeros(len(self), dtype=bool)
+        mask[rows] = True
+        return mask
+
+    def is_kind(self, *kinds: Kind) -> Mask:
+        """Return bool[n]: rows of any of these kinds."""
+        if len(kinds) == 1:
+            same: Mask = self.kind == kinds[0]
+            return same
+        table = np.zeros(256, dtype=bool)
+        table[list(kinds)] = True
+        return table[self.kind]
+
+    @cached_property
+    def works(self) -> Mask:
+        """bool[n]: kernels, copies and sets; the rows that keep a device busy."""
+        return self.is_kind(*WORK_KINDS)
+
+    @cached_property
+    def hosts(self) -> Mask:
+        """bool[n]: ops, annotations and runtime calls; the rows of the op tree."""
+        return self.is_kind(*HOST_KINDS)
+
+    def named(self, *names: str) -> Mask:
+        """Return bool[n]: rows with one of these exact names."""
+        wanted = set(names)
+        return self.where_name(wanted.__contains__)
+
+    def matching(self, pattern: str | re.Pattern[str]) -> Mask:
+        """Return bool[n]: rows whose name the regular expression finds a match in."""
+        compiled = re.compile(pattern)
+        table = self._matched.get(compiled)
+        if table is None:
+            table = self._matched[compiled] = self._names_where(compiled.search)
+        return self._rows_named(table)
+
+    def where_name(self, test: Callable[[str], object]) -> Mask:
+        """Return bool[n]: rows whose name passes; each distinct name is tested once."""
+        return self._rows_named(self._names_where(test))
+
+    @cached_property
+    def _matched(self) -> dict[re.Pattern[str], Mask]:
+        """The names that an expression matches: patterns ask for the same ones again."""
+        return {}
+
+    def _names_where(self, test: Callable[[str], object]) -> Mask:
+        return np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+
+    def _rows_named(self, table: Mask) -> Mask:
+        hits = np.flatnonzero(table)
+        order, bounds = self._by_name
+        n_rows = int((bounds[hits + 1] - bounds[hits]).sum())
+        out: Mask
+        if n_rows > len(self) // _FEW or len(hits) > _FEW_NAMES:
+            out = table[self.name]
+        else:  # most questions are about few rows, and there are a hundred of them
+            out = np.zeros(len(self), dtype=bool)
+            for code in hits.tolist():
+                out[order[bounds[code] : bounds[code + 1]]] = True
+        return out
+
+    @cached_property
+    def _by_name(self) -> tuple[NDArray[np.int32], Ints]:
+        """The rows by code of their name, and int64[len(names) + 1]: where each code begins."""
+        library = find_engine().library
+        if library is not None:
+            codes = np.ascontiguousarray(self.name, np.int32)
+            rows, first = np.empty(len(self), np.int32), np.empty(len(self.names) + 1, np.int64)
+            places = codes.ctypes.data, len(codes), len(self.names)
+            if library.tt_group(*places, rows.ctypes.data, first.ctypes.data) == 0:
+                return rows, first
+        small = len(self.names) <= 1 << 16
+        codes = self.name.astype(np.uint16) if small else self.name  # sorts by radix
+        order = np.argsort(codes, kind="stable").astype(np.int32)
+        counts = np.bincount(self.name, minlength=len(self.names))
+        return order, np.concatenate(([0], np.cumsum(counts)))
+
+    def name_of(self, row: int) -> str:
+        """Return the name of one row."""
+        return self.names[int(self.name[row])]
+
+    def lane_label(self, lane: int) -> str:
+        """Return what people call a lane: ``GPU 0 stream 7``, or the thread's own name."""
+        one = self.lanes[lane]
+        if one.kind == "stream":
+            return f"GPU {one.pid} stream {one.tid}"
+        return self.labels.get(("thread_name", one.pid, one.tid)) or f"thread {one.tid}"
+
+    # -- arguments -------------------------------------------------------------------------
+
+    def details_of(self, what: str, rows: Sequence[int] | Ints) -> list[Any]:
+        """Return one decoded detail per row, None where it was not recorded (or is no list).
+
+        ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``,
+        ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
+        """
+        index = Detail._fields.index(what)
+        out: list[Any] = []
+        for code in self.detail[np.asarray(rows, np.int64)].tolist():
+            if code < 0:
+                out.append(None)
+                continue
+            known = self._decoded.get((what, code), self)
+            if known is self:
+                known = _decode(what, self.details[code][index])
+                self._decoded[(what, code)] = known
+            out.append(known)
+        return out
+
+    def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
+        """Return bool[n]: rows of ``among`` whose decoded detail passes.
+
+        Each distinct one is tested once; a detail that was not recorded never passes.
+        """
+        index = Detail._fields.index(what)
+        rows = np.flatnonzero(among & (self.detail >= 0))
+        codes, which = np.unique(self.detail[rows], return_inverse=True)
+        values = (_decode(what, self.details[code][index]) for code in codes.tolist())
+        table = np.fromiter((value is not None and bool(test(value)) for value in values), bool, len(codes))
+        out = np.zeros(len(self), dtype=bool)
+        out[rows] = table[which]
+        return out
+
+    def args(self, row: int) -> dict[str, Any]:
+        """Return all arguments of one row as written, read again from the file."""
+        from torchtriage.core.trace.arguments import read_args
+
+        return read_args(self, row)
+
+    @cached_property
+    def has_shapes(self) -> bool:
+        """Whether ops were recorded with their input shapes (``record_shapes=True``)."""
+        return any(entry.dims for entry in self.details)
+
+    @cached_property
+    def has_stacks(self) -> bool:
+        """Whether Python frames were recorded (``with_stack=True``)."""
+        return bool((self.kind == Kind.PYTHON).any())
+
+    @cached_property
+    def is_host_only(self) -> bool:
+        """Whether only the CPU was at work: no device row, no runtime call, no device listed."""
+        device = self.is_kind(*WORK_KINDS, Kind.RUNTIME, Kind.DEVICE_OTHER)
+        listed = self.meta.get("deviceProperties")
+        return self.origin.vendor == "cpu" and not device.any() and not listed
+
+    # -- structure, each computed once -----------------------------------------------------
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The op tree: ops, annotations and runtime calls of every host thread."""
+        from torchtriage.core.trace.nesting import host_tree
+
+        return host_tree(self)
+
+    @cached_property
+    def frames(self) -> Tree:
+        """The Python tree: frames of every thread."""
+        from torchtriage.core.trace.nesting import frame_tree
+
+        return frame_tree(self)
+
+    @cached_property
+    def links(self) -> Links:
+        """Launch links: device rows to the runtime calls and ops that enqueued them."""
+        from torchtriage.core.trace.launch_links import link
+
+        return link(self)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The steps of the loop, with wall boundaries, and which of them are steady."""
+        from torchtriage.core.trace.steps import find_steps
+
+        return find_steps(self)
+
+    @property
+    def window(self) -> Window:
+        """The part of the recording that is judged, and why that part."""
+        return self.steps.window
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every accelerator with its work, idle gaps and their classes; busiest first."""
+        from torchtriage.core.trace.device import find_devices
+
+        return find_devices(self)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Host calls that wait for the device, and the device idle time each one causes."""
+        from torchtriage.core.trace.host_syncs import find_waits
+
+        return find_waits(self)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """Who recorded this: vendor, devices, versions, flags, rank."""
+        from torchtriage.core.trace.producer import find_origin
+
+        return find_origin(self)
+
+    @cached_property
+    def resolution_ns(self) -> int:
+        """1000 when every time is a whole microsecond (torch before 2024-04), else 1."""
+        timed = self.kind != Kind.INSTANT
+        # a handful of rows can be whole by chance
+        if np.count_nonzero(timed) < 8:
+            return 1
+        # piece by piece: the first one says it of most traces
+        for first in range(0, len(self), 1 << 16):
+            piece = slice(first, first + (1 << 16))
+            for times_ns in (self.start_ns[piece], self.dur_ns[piece]):
+                if (times_ns[timed[piece]] % 1000).any():
+                    return 1
+        return 1000
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants of the columns and trees hold."""
+        from torchtriage.core.trace.invariants import check_trace
+
+        check_trace(self)
+
+
+_LISTS = frozenset({"dims", "types", "concrete", "strides", "grid", "block"})
+
+
+def _decode(what: str, raw: bytes) -> Any:
+    if not raw:
+        return None
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    # patterns index into these: what is no list was not recorded
+    if what in _LISTS and not isinstance(value, list):
+        return None
+    return elide(value, LONGEST) if isinstance(value, str) else value

@@ -1,0 +1,123 @@
+"""What torch.compile leaves in a recording: cache look-ups, compiled regions, graph calls."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace import Kind, Trace
+
+__all__ = ["Regions", "find_regions", "next_on_lane"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_REGION = re.compile(r"^Torch-Compiled Region(?:: (\d+)/(\d+))?")
+_LOOKUP = "TorchDynamo Cache Lookup"
+_WRAPPERS = r"^Pregraph bytecode|^AOTDispatcher Runtime Wrapper Prologue"
+_GRAPHS = r"^## Call CompiledFxGraph|^CompiledFunction(Backward)?$"
+_COMPILES = r"^dynamo$|^entire_frame_compile(_|$| \()|_compile\.compile_inner( \(|$)"
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Calls of compiled code; masks are bool[n] over the rows of the trace.
+
+    ``rows`` : int64[k], the regions in time order. ``frame``/``version`` : int64[k], the two
+    numbers of ``Torch-Compiled Region: frame/version``, -1 in builds that do not write them.
+    """
+
+    trace: Trace
+    rows: Ints
+    frame: Ints
+    version: Ints
+
+    @cached_property
+    def mask(self) -> Mask:
+        """Regions."""
+        out = np.zeros(len(self.trace), dtype=bool)
+        out[self.rows] = True
+        return out
+
+    @cached_property
+    def lookups(self) -> Mask:
+        """Guard checks that look for a graph that fits."""
+        return self.trace.hosts & self.trace.named(_LOOKUP)
+
+    @cached_property
+    def wrappers(self) -> Mask:
+        """What runs before a graph: bytecode and AOTAutograd's prologue."""
+        return self.trace.hosts & self.trace.matching(_WRAPPERS)
+
+    @cached_property
+    def graphs(self) -> Mask:
+        """Calls of the graphs themselves."""
+        return self.trace.hosts & self.trace.matching(_GRAPHS)
+
+    @cached_property
+    def compiles(self) -> Mask:
+        """Compilations of one frame, the outermost row of each."""
+        mask = self.trace.hosts & self.trace.matching(_COMPILES) & ~self.trace.matching(r"_data: ")
+        outermost: Mask = mask & ~self.trace.tree.under(mask)
+        return outermost
+
+    @cached_property
+    def eager(self) -> Mask:
+        """Operators that are none of these."""
+        ours = self.mask | self.lookups | self.wrappers | self.graphs
+        compiling = self.compiles | self.trace.tree.under(self.compiles)
+        rest: Mask = (self.trace.kind == Kind.OP) & ~ours & ~compiling
+        return rest
+
+    @cached_property
+    def around(self) -> Ints:
+        """int64[k]: the region a region lies in, -1 for calls from outside."""
+        return self.trace.tree.nearest(self.rows, self.mask)
+
+    def time_of(self, mask: Mask) -> Spans:
+        """Return the union of the time of some rows."""
+        trace = self.trace
+        return intervals.union(intervals.spans(trace.start_ns[mask], trace.end_ns[mask]))
+
+
+def find_regions(trace: Trace) -> Regions:
+    """Find the regions and their numbers."""
+    rows = np.flatnonzero(trace.hosts & trace.where_name(lambda name: bool(_REGION.match(name))))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    numbers = np.full((len(trace.names), 2), -1, np.int64)
+    for code in distinct(trace.name[rows]).tolist():
+        match = _REGION.match(trace.names[code])
+        # numbers of a damaged name may have any length
+        if match is not None and match[1] and max(len(match[1]), len(match[2])) < 10:
+            numbers[code] = int(match[1]), int(match[2])
+    return Regions(trace, rows, numbers[trace.name[rows], 0], numbers[trace.name[rows], 1])
+
+
+def next_on_lane(trace: Trace, rows: Ints, among: Ints) -> Ints:
+    """Return for each row the first of ``among`` that starts once it has ended, on its thread.
+
+    Parameters
+    ----------
+    rows : int64[k]
+    among : int64[m]
+
+    Returns
+    -------
+    int64[k]
+        Rows of ``among``, -1 without one.
+    """
+    found = np.full(len(rows), -1, np.int64)
+    for lane in distinct(trace.lane[rows]).tolist():
+        here = np.flatnonzero(trace.lane[rows] == lane)
+        mine = among[trace.lane[among] == lane]
+        mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
+        index = np.searchsorted(trace.start_ns[mine], trace.end_ns[rows[here]], side="left")
+        found[here] = np.append(mine, -1)[index]
+    return found

@@ -1,0 +1,391 @@
+"""Host calls that wait for the device, and what each wait costs.
+
+Where the wait hides differs (catalogue 1.5, measured): a copy to pageable memory blocks inside
+``cudaMemcpyAsync``; a pageable upload and newer pinned readbacks block in the stream sync that
+follows; ROCm puts both into ``hipMemcpyWithStream``. A wait costs nothing by itself: it costs the
+device the time it stays idle because the host could not run ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.steps import profiler_stop
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace.columns import Trace
+
+__all__ = ["BLIND_NS", "LEAD_LOW", "LEAD_NS", "MISSED", "SYNC_CALL", "Waits", "bubbles", "find_waits", "lost_lead"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SYNC_CALL = r"^(cuda|hip|cu|mtia|xpu)?(Device|Stream|Event|Ctx)Synchronize(_\w+)?$"
+_STREAM_SYNC = r"^(cuda|hip|cu)?StreamSynchronize(_\w+)?$"
+_BLOCKING_COPY = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
+_ASYNC_COPY = r"^(cuda|hip)Memcpy(2D)?Async"
+_NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
+FOLLOW_NS = 50_000
+"""A stream sync this soon after a copy, inside the same op, belongs to it (catalogue 1.5)."""
+LEAD_LOW = 0.5
+"""Of the idle time further on at the low end: a host that lags behind catches up by itself, or
+meets something else that holds it up."""
+MISSED = 0.05
+"""Of the time waited. Where less of it is missed later, device work hid the waits: in one public
+recording they held the host for 233 ms with the device 99 % busy, and 3 ms were missed."""
+LEAD_NS = 10_000
+"""Less idle time than this further on is the latency of a launch (medians 6-20 us)."""
+STRETCH_NS = 1_000_000
+"""Of the host without operators or calls: HST020 has the evidence."""
+BLIND_NS = 1_000_000
+"""A longer wait over a device that shows less than half of it busy waits for something that was
+not recorded: 463 ms with 0 % busy in a sliced file, 95-100 % in complete ones (catalogue 1.5)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Waiting calls in time order; arrays have one element per wait.
+
+    ``row`` : the call (the copy, when a sync follows it). ``sync_row`` : the call that held the
+    wait. ``start_ns``/``end_ns`` : from the call to the return of its sync. ``copy`` : the device
+    copy it enqueued, -1 for a pure sync. ``op`` : innermost op around it, -1 outside ops.
+    ``blind`` : waits for work that was not recorded, so nobody can say what they cost.
+    ``profiler`` : the profiler's own stop.
+    """
+
+    trace: Trace
+    row: Ints
+    sync_row: Ints
+    start_ns: Ints
+    end_ns: Ints
+    copy: Ints
+    op: Ints
+    blind: Mask
+    profiler: Mask
+
+    def __len__(self) -> int:
+        """Return the number of waits."""
+        return len(self.row)
+
+    @cached_property
+    def wait_ns(self) -> Ints:
+        """int64[k], ns: how long the host stood in each call."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def copy_bytes(self) -> Ints:
+        """int64[k], bytes: size of the copy; -1 without a copy or where it was not recorded."""
+        return np.where(self.copy >= 0, self.trace.value[self.copy], -1)
+
+    @cached_property
+    def to_host(self) -> Mask:
+        """bool[k]: readbacks. ROCm calls the copy of a scalar to the host DtoD (measured)."""
+        return self._copies("DtoH") | (self._copies("DtoD") & self.trace.matching(_BLOCKING_COPY)[self.row])
+
+    @cached_property
+    def to_device(self) -> Mask:
+        """bool[k]: uploads."""
+        return self._copies("HtoD")
+
+    @cached_property
+    def bubble(self) -> Spans:
+        """int64[k, 2]: where each wait starves the device (empty spans where it does not).
+
+        What is idle and host-late inside is lost to the wait; see :func:`bubbles`.
+        """
+        return self.bubbles(self.start_ns, self.end_ns)
+
+    @cached_property
+    def bubble_ns(self) -> Ints:
+        """int64[k], ns: device idle time each wait caused."""
+        return intervals.covered(self.bubble, _late(self.trace))
+
+    def bubbles(self, start_ns: Ints, end_ns: Ints) -> Spans:
+        """Return int64[k, 2], the bubbles if the host were spared ``start_ns`` to ``end_ns``.
+
+        Parameters
+        ----------
+        start_ns, end_ns : int64[k]
+            One stretch of host time around each wait, such as the whole op that holds it.
+        """
+        spans = bubbles(self.trace, start_ns, end_ns, ignore=self.copy[self.to_host])
+        spans[self.blind | self.profiler, 0] = spans[self.blind | self.profiler, 1]
+        return spans
+
+    def lead(self, pick: Mask | Ints) -> Spans:
+        """Return where the device idles later because the picked waits took the host's lead.
+
+        A host that waited while the device worked off its queue has lost that much lead. Without
+        the waits it would launch that much earlier, so that much of the idle time in front of its
+        launches is lost to them, beyond the bubble right behind each; what it does not use up
+        before the next wait it still has after it, if that goes, too. Long stretches in which the
+        host ran neither operators nor calls are its own work, and not counted.
+
+        Returns
+        -------
+        int64[m, 2]
+            One span for each pick, empty where it caused none. What is idle and host-late inside
+            is lost to it.
+        """
+        picked = np.zeros(len(self), dtype=bool)
+        picked[pick] = True
+        spans = lost_lead(self.trace, self.start_ns, self.end_ns, picked & self.tells)
+        return spans[pick]
+
+    @cached_property
+    def tells(self) -> Mask:
+        """bool[k]: neither the profiler's nor for something that was not recorded."""
+        return ~(self.blind | self.profiler)
+
+    def idle(self, pick: Mask | Ints) -> Spans:
+        """Return the device idle time that the picked waits caused together."""
+        return self._idle(self.bubble[pick])
+
+    def lost(self, start_ns: Ints, end_ns: Ints) -> Spans:
+        """Return the device idle time that stretches of host time cause together.
+
+        Parameters
+        ----------
+        start_ns, end_ns : int64[m]
+            Any stretches, such as operators; see :func:`bubbles`.
+        """
+        return self._idle(bubbles(self.trace, start_ns, end_ns))
+
+    def stake(
+        self, pick: Mask | Ints, start_ns: Ints, end_ns: Ints
+    ) -> tuple[Spans, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the idle time at stake if the picked waits go, and with them the host code around.
+
+        Parameters
+        ----------
+        pick : bool[k] or int64[m]
+            Waits.
+        start_ns, end_ns : int64[k]
+            The host code that goes with each wait, as in :meth:`bubbles`; must contain it.
+
+        Returns
+        -------
+        spans : int64[s, 2]
+            Disjoint idle time of the device.
+        gain_low, gain_high : float64[s]
+            Shares of it to win: surely what the call itself lost, and half of what the host
+            lacked later, as if no profiler had slowed the host; at most all of it.
+        """
+        sure = self.idle(pick)
+        more = intervals.subtract(self._idle(self.bubbles(start_ns, end_ns)[pick]), sure)
+        near = intervals.union(np.concatenate([sure, more]))
+        late = intervals.intersect(intervals.union(self.lead(pick)), _dispatch(self.trace))
+        later = intervals.subtract(late, near)
+        if intervals.length(later) < MISSED * int(self.wait_ns[pick].sum()):
+            later = intervals.EMPTY
+        spans = np.concatenate([sure, more, later])
+        low = np.zeros(len(spans))
+        low[: len(sure)] = 1 / self.trace.origin.inflation
+        low[len(spans) - len(later) :] = LEAD_LOW / self.trace.origin.inflation
+        return spans, low, np.ones(len(spans))
+
+    def under(self, mask: Mask) -> Mask:
+        """Return bool[k]: waits inside a host row of ``mask``."""
+        return self.trace.tree.nearest(self.row, mask) >= 0
+
+    def _idle(self, spans: Spans) -> Spans:
+        return intervals.intersect(intervals.union(spans), _late(self.trace))
+
+    def _copies(self, what: str) -> Mask:
+        hit = self.trace.where_name(lambda name: name.startswith(f"Memcpy {what}"))
+        return (self.copy >= 0) & hit[self.copy]
+
+
+def find_waits(trace: Trace) -> Waits:
+    """Find the calls that wait."""
+    runtime = trace.kind == Kind.RUNTIME
+    syncs = runtime & trace.matching(SYNC_CALL)
+    copies = runtime & trace.matching(f"{_BLOCKING_COPY}|{_ASYNC_COPY}")
+    rows = np.flatnonzero(syncs | copies)
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    rows = rows[np.argsort(trace.lane[rows], kind="stable")]
+    copy = _copy_of(trace)[rows]
+    is_sync = syncs[rows]
+    start, until = trace.start_ns[rows], trace.end_ns[rows].copy()
+
+    # a copy takes over the sync that directly follows it; one in another op is somebody else's
+    follows = np.zeros(len(rows), dtype=bool)
+    parent = trace.tree.parent[rows]
+    follows[:-1] = (
+        ~is_sync[:-1]
+        & trace.matching(_STREAM_SYNC)[rows[1:]]
+        & (trace.lane[rows[1:]] == trace.lane[rows[:-1]])
+        & (parent[1:] == parent[:-1])
+        & (start[1:] - until[:-1] < FOLLOW_NS)
+    )
+    taken = np.flatnonzero(follows)
+    sync_row = rows.copy()
+    sync_row[taken] = rows[taken + 1]
+    until[taken] = trace.end_ns[rows[taken + 1]]
+    swallowed = np.zeros(len(rows), dtype=bool)
+    swallowed[taken + 1] = True
+
+    # an asynchronous copy without a sync waited only if it returned after its transfer ended
+    returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
+    returned_late &= ~trace.matching(_NEVER_BLOCKS)[copy]
+    waits = is_sync | follows | trace.matching(_BLOCKING_COPY)[rows] | returned_late
+    keep = np.flatnonzero(waits & ~swallowed)
+    keep = keep[np.argsort(start[keep], kind="stable")]
+    rows, sync_row, copy = rows[keep], sync_row[keep], copy[keep]
+    start, until = start[keep], until[keep]
+    return Waits(
+        trace,
+        row=rows,
+        sync_row=sync_row,
+        start_ns=start,
+        end_ns=until,
+        copy=copy,
+        op=trace.tree.nearest(rows, trace.kind == Kind.OP),
+        blind=_blind(trace, start, until, copy),
+        profiler=profiler_stop(trace)[sync_row],
+    )
+
+
+def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None = None) -> Spans:
+    """Return the spans in which host time starves the main device.
+
+    Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have
+    been launched that much earlier. So at most that much is won, out of the time the device stood
+    idle for the host between the last work launched before and the first launched after: a queue
+    that was deep gives the whole gap, an empty one no more than the time spent.
+
+    Parameters
+    ----------
+    start_ns, end_ns : int64[k]
+        Stretches of host time.
+    ignore : int64[m], optional
+        Device rows that are no work to run ahead to, such as readbacks that go as well.
+
+    Returns
+    -------
+    int64[k, 2]
+        Spans that begin inside or after the stretch and end once the time won is used up, at the
+        latest with the start of that first work. The host-late idle time inside is the bubble;
+        spans without any are empty.
+    """
+    spans = np.stack([end_ns, end_ns], axis=1)
+    late = _late(trace)
+    if not len(late) or not len(spans):
+        return spans
+    rows = trace.devices[0].rows
+    launched = trace.links.call[rows] >= 0
+    if ignore is not None:
+        launched &= ~np.isin(rows, ignore)
+    rows = rows[launched]
+    order = np.argsort(trace.links.launch_ns[rows], kind="stable")
+    launch_ns = trace.links.launch_ns[rows][order]
+    started = trace.start_ns[rows][order]
+    first_start = np.minimum.accumulate(started[::-1])[::-1]
+    last_start = np.maximum.accumulate(started)
+    index = np.searchsorted(launch_ns, end_ns, side="left")
+    found = index < len(rows)
+    stop = np.append(first_start, 0)[index]
+
+    total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
+    # idle time before work that was enqueued already is not lost to what came after
+    earlier = np.searchsorted(launch_ns, start_ns, side="left") - 1
+    begin = np.where(earlier >= 0, np.append(last_start, 0)[earlier], start_ns)
+    begin = np.maximum(begin, start_ns)
+    before = _idle_until(late, total, begin)
+    lost = np.minimum(_idle_until(late, total, stop) - before, end_ns - start_ns)
+    # of that time, the first `lost` ns: where the host stood itself, if the device rested there
+    gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
+    until = late[gap, 0] + before + lost - total[gap]
+    hit = found & (lost > 0)
+    spans[hit] = np.stack([begin, until], axis=1)[hit]
+    return spans
+
+
+def lost_lead(trace: Trace, start_ns: Ints, end_ns: Ints, picked: Mask) -> Spans:
+    """Return the spans in which the device idles for a lead that waits took; see ``Waits.lead``.
+
+    Parameters
+    ----------
+    start_ns, end_ns : int64[k]
+        All waits, in the order they began.
+    picked : bool[k]
+        Those that would go.
+
+    Returns
+    -------
+    int64[k, 2]
+        From the first work launched after each wait, until the lead lost is used up, at the latest
+        with the last work launched before the next wait.
+    """
+    spans = np.stack([end_ns, end_ns], axis=1)
+    late = _dispatch(trace)
+    if not len(late) or not picked.any():
+        return spans
+    rows = trace.devices[0].rows
+    rows = rows[trace.links.call[rows] >= 0]
+    rows = rows[np.argsort(trace.links.launch_ns[rows], kind="stable")]
+    launch_ns, started = trace.links.launch_ns[rows], trace.start_ns[rows]
+    first_start = np.append(np.minimum.accumulate(started[::-1])[::-1], 0)
+    last_start = np.maximum.accumulate(started)
+    first = np.searchsorted(launch_ns, end_ns, side="left")
+    until = np.append(start_ns[1:], np.iinfo(np.int64).max)
+    last = np.searchsorted(launch_ns, until, side="left") - 1
+    begin, end = first_start[first], last_start[np.maximum(last, 0)]
+    total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
+    before = _idle_until(late, total, begin)
+    idle = np.where(last > first, _idle_until(late, total, end) - before, 0)
+    took = intervals.covered(np.stack([start_ns, end_ns], axis=1), trace.devices[0].busy)
+    lost, lead = np.zeros(len(spans), np.int64), 0
+    for at, (goes, more, most) in enumerate(zip(picked.tolist(), took.tolist(), idle.tolist(), strict=True)):
+        lead = (lead + more if more >= LEAD_NS else lead) if goes else 0
+        used = min(lead, most)
+        lost[at] = used = used if used >= LEAD_NS else 0
+        lead -= used
+    gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
+    stop = late[gap, 0] + before + lost - total[gap]
+    hit = lost > 0
+    spans[hit] = np.stack([begin, stop], axis=1)[hit]
+    return spans
+
+
+def _idle_until(late: Spans, total: Ints, times_ns: Ints) -> Ints:
+    index = np.searchsorted(late[:, 0], times_ns, side="right")
+    inside = np.minimum(times_ns, late[index - 1, 1]) - late[index - 1, 0]
+    return np.where(index > 0, total[index - 1] + inside, 0)
+
+
+def _dispatch(trace: Trace) -> Spans:
+    late = _late(trace)
+    if not len(late):
+        return late
+    own = intervals.subtract(late, trace.devices[0].host_work)
+    return intervals.subtract(late, own[own[:, 1] - own[:, 0] >= STRETCH_NS])
+
+
+def _late(trace: Trace) -> Spans:
+    return trace.devices[0].host_late if trace.devices else intervals.EMPTY
+
+
+def _copy_of(trace: Trace) -> Ints:
+    """Return for each call the copy it enqueued, -1 without one."""
+    out = np.full(len(trace), -1, np.int64)
+    copies = np.flatnonzero((trace.kind == Kind.MEMCPY) & (trace.links.call >= 0))
+    out[trace.links.call[copies]] = copies
+    return out
+
+
+def _blind(trace: Trace, start: Ints, until: Ints, copy: Ints) -> Mask:
+    if not trace.devices:
+        return np.ones(len(start), dtype=bool)
+    # an upload from pageable memory is staged by the host: the device rests meanwhile
+    upload = (copy >= 0) & trace.matching(r"HtoD")[copy]
+    busy = intervals.covered(np.stack([start, until], axis=1), trace.devices[0].busy)
+    return ~upload & (until - start > BLIND_NS) & (2 * busy < until - start)

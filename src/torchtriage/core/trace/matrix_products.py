@@ -1,0 +1,212 @@
+"""Matrix products and convolutions: what they compute, from the shapes of their operators."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace.columns import Trace
+
+__all__ = ["BATCHED", "GEMMS", "Product", "Products", "is_shape", "product_of", "products"]
+
+Ints = NDArray[np.int64]
+
+BATCHED = ("aten::bmm", "aten::baddbmm")
+GEMMS = ("aten::mm", "aten::addmm", *BATCHED, "aten::linear")
+
+# where padding, stride and dilation stand among the inputs of each forward convolution
+_CONVOLUTIONS = {
+    "aten::convolution": (4, 3, 5),
+    "aten::_convolution": (4, 3, 5),
+    "aten::convolution_overrideable": (4, 3, 5),
+    "aten::cudnn_convolution": (2, 3, 4),
+    "aten::miopen_convolution": (3, 4, 5),
+    "aten::mkldnn_convolution": (3, 4, 5),
+}
+# where the gradient of the output and the weight stand, and how many products the op holds
+_CONVOLUTION_GRADIENTS = {"aten::convolution_backward": (0, 2, 2), "aten::cudnn_convolution_backward_input": (1, 2, 1)}
+MAX_ELEMENTS = 1 << 40  # no tensor is larger; a shape that says so is damaged, and would not fit the arithmetic
+_HALF = {"c10::Half", "c10::BFloat16"}
+
+
+class Product(NamedTuple):
+    """``batch`` products of an m x k by a k x n matrix (a convolution as its implicit GEMM)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flop(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of both inputs and the output: what has to pass through memory once."""
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """What some operator rows compute; arrays have one element per row that was asked for.
+
+    ``batch``, ``m``, ``n``, ``k`` : int64, 0 where the shapes were not recorded or make no sense.
+    ``dtype`` : ``half``, ``float`` or empty (other, or not recorded).
+    """
+
+    batch: Ints
+    m: Ints
+    n: Ints
+    k: Ints
+    dtype: NDArray[np.str_]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """bool: rows whose product is known."""
+        return self.batch > 0
+
+    @property
+    def flop(self) -> NDArray[np.float64]:
+        """float64: floating-point operations, 0 where unknown."""
+        flop: NDArray[np.float64] = 2.0 * self.batch.astype(np.float64) * self.m * self.n * self.k
+        return flop
+
+    @property
+    def n_elements(self) -> NDArray[np.float64]:
+        """float64: elements that pass through memory at least once, 0 where unknown."""
+        m, n, k = (side.astype(np.float64) for side in (self.m, self.n, self.k))
+        total: NDArray[np.float64] = self.batch * (m * k + k * n + m * n)
+        return total
+
+    @property
+    def least_side(self) -> Ints:
+        """int64: the smallest of m, n and k; small means bound by memory."""
+        return np.minimum(np.minimum(self.m, self.n), self.k)
+
+
+def products(trace: Trace, ops: NDArray[np.integer]) -> Products:
+    """Return what each operator row computes; -1 stands for no operator.
+
+    Each distinct pair of name and shapes is worked out once.
+    """
+    ops = np.asarray(ops, np.int64)
+    code = trace.name[ops].astype(np.int64) * (len(trace.details) + 1) + trace.detail[ops] + 1
+    code[(ops < 0) | (trace.kind[ops] != Kind.OP)] = -1
+    distinct, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    table = np.zeros((len(distinct), 4), np.int64)
+    dtype = np.full(len(distinct), "", dtype="<U5")
+    for index, row in enumerate(ops[first].tolist()):
+        if distinct[index] < 0:
+            continue
+        name = trace.name_of(row)
+        if name not in GEMMS and "conv" not in name:
+            continue
+        types = trace.details_of("types", [row])[0]
+        dtype[index] = _dtype(types)
+        found = product_of(name, trace.details_of("dims", [row])[0], trace.details_of("concrete", [row])[0])
+        if found is not None:
+            table[index] = found
+    batch, m, n, k = table[inverse].T
+    return Products(batch, m, n, k, dtype[inverse])
+
+
+def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
+    """Return the product an operator computes, None when its inputs do not say.
+
+    ``dims`` and ``concrete`` are ``Input Dims`` and ``Concrete Inputs`` as the profiler writes
+    them: one entry per input, concrete values as text.
+    """
+    if not isinstance(dims, list):
+        return None
+    found = None
+    if name in _CONVOLUTIONS:
+        found = _convolution(dims, concrete, _CONVOLUTIONS[name])
+    elif name in _CONVOLUTION_GRADIENTS:
+        found = _gradient(dims, _CONVOLUTION_GRADIENTS[name])
+    elif name in GEMMS:
+        first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
+        left, right = _shape(dims, first), _shape(dims, first + 1)
+        if name == "aten::linear":
+            found = _linear(left, right)
+        elif len(left) == len(right) == (3 if name in BATCHED else 2) and left[-1] == right[-2]:
+            batch = left[0] if name in BATCHED else 1
+            found = Product(batch, left[-2], right[-1], left[-1])
+    if found is None or min(found) <= 0 or max(found) > MAX_ELEMENTS:
+        return None
+    return found
+
+
+def _linear(left: Sequence[int], weight: Sequence[int]) -> Product | None:
+    if len(left) < 1 or len(weight) != 2 or left[-1] != weight[1]:
+        return None
+    return Product(1, int(np.prod(left[:-1], dtype=np.int64)), weight[0], weight[1])
+
+
+def _convolution(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Product | None:
+    image, weight = _shape(dims, 0), _shape(dims, 1)
+    padding, stride, dilation = (_numbers(concrete, index) for index in at)
+    n_space = len(image) - 2
+    if n_space < 1 or len(weight) != len(image) or not padding or not stride or not dilation:
+        return None
+    # aten::convolution may be transposed, with other meanings of the same shapes
+    if at[0] == 4 and str(concrete[6] if len(concrete) > 6 else "") == "True":
+        return None
+    size = 1
+    for axis in range(n_space):
+        pad, step, dilate = (values[axis % len(values)] for values in (padding, stride, dilation))
+        reach = dilate * (weight[axis + 2] - 1) + 1
+        size *= (image[axis + 2] + 2 * pad - reach) // max(step, 1) + 1
+    taps = int(np.prod(weight[1:], dtype=np.int64))
+    return Product(1, image[0] * size, weight[0], taps)
+
+
+def _gradient(dims: list[Any], at: tuple[int, int, int]) -> Product | None:
+    gradient, weight = _shape(dims, at[0]), _shape(dims, at[1])
+    if len(gradient) < 3 or len(weight) != len(gradient):
+        return None
+    rows = gradient[0] * int(np.prod(gradient[2:], dtype=np.int64))
+    return Product(at[2], rows, weight[0], int(np.prod(weight[1:], dtype=np.int64)))
+
+
+def is_shape(value: Any) -> TypeGuard[list[int]]:
+    """Return whether a recorded value is the shape of a tensor that can exist."""
+    return (
+        isinstance(value, list)
+        and all(isinstance(side, int) and 0 <= side <= MAX_ELEMENTS for side in value)
+        and math.prod(value) <= MAX_ELEMENTS
+    )
+
+
+def _shape(dims: list[Any], index: int) -> list[int]:
+    value = dims[index] if index < len(dims) else None
+    return value if is_shape(value) else []
+
+
+def _numbers(concrete: Any, index: int) -> list[int]:
+    """Return a list of integers written as text (``"[2, 2]"``), empty when it is none."""
+    if not isinstance(concrete, list) or index >= len(concrete):
+        return []
+    try:
+        value = json.loads(concrete[index])
+    except (TypeError, ValueError):
+        return []
+    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+
+
+def _dtype(types: Any) -> str:
+    if not isinstance(types, list):
+        return ""
+    if _HALF.intersection(one for one in types if isinstance(one, str)):
+        return "half"
+    return "float" if "float" in types else ""

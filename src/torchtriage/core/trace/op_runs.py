@@ -1,0 +1,48 @@
+"""What the main thread does one after the other: its outermost operators, and runs of like ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.trace import Kind, Trace
+
+__all__ = ["outer_ops", "runs"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
+    """Return the main thread's operators that are in no other operator, in time order.
+
+    Parameters
+    ----------
+    trace : Trace
+    inside : bool[n], optional
+        Host rows whose contents are left out as well.
+    """
+    is_op: Mask = trace.kind == Kind.OP
+    rows = trace.tree.members
+    rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
+    outer: Ints = rows[~trace.tree.under(is_op if inside is None else is_op | inside)[rows]]
+    return outer
+
+
+def runs(trace: Trace, ops: Ints, fits: Mask) -> Ints:
+    """Return int64[r, 2]: where runs of ``fits`` begin and end (plus one) among the operators.
+
+    A run ends with its step.
+
+    Parameters
+    ----------
+    trace : Trace
+    ops : int64[k]
+        As :func:`outer_ops` returns them.
+    fits : bool[k]
+    """
+    step = trace.steps.of_host(ops)
+    goes_on = np.append(False, fits[1:] & fits[:-1] & (step[1:] == step[:-1]))[: len(ops)]
+    begins = np.flatnonzero(fits & ~goes_on)
+    ends = np.flatnonzero(fits & ~np.append(goes_on[1:], False)) + 1
+    return np.stack([begins, ends], axis=1)

@@ -1,0 +1,124 @@
+"""Trace files to a :class:`Trace`: the one door for every input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.trace.column_builder import ColumnBuilder
+from torchtriage.core.trace.columns import ReadReport, Trace
+from torchtriage.core.trace.engine import Engine, find_engine
+from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
+from torchtriage.core.trace.input import Input, Source, open_source, reopenable
+from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
+from torchtriage.core.trace.parallel import count_workers, read_parallel
+from torchtriage.core.units import DEFAULT_MAX_BYTES
+
+__all__ = ["read_trace"]
+
+
+def read_trace(
+    path: Input,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+    processes: int | None = None,
+    cache: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Trace:
+    """Read a PyTorch profiler trace into columns.
+
+    Parameters
+    ----------
+    path : path, ``-`` or binary stream
+        Plain, gzip or zip JSON; a dict with ``traceEvents`` or a bare list of events.
+    max_bytes : int
+        Refuse inputs that expand beyond this many bytes.
+    progress : callable, optional
+        Called with (uncompressed bytes read, size on disk) about every megabyte.
+    processes : int, optional
+        Worker processes for large inputs: 1 for none; by default as many as pay, or what
+        ``$TORCHTRIAGE_PROCESSES`` says. The result does not depend on it.
+    cache : bool
+        Keep the columns in a file beside the trace, ``FILE.torchtriage-cache``, and take them
+        from there while the trace stays the same. Only for files.
+    chunk_bytes : int
+        How much text to decode at a time; the columns do not depend on it.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    TraceFormatError
+        The input cannot be read, is something else, or holds no event.
+    """
+    opened, name = reopenable(path)
+    if not cache or not isinstance(opened, str) or not Path(opened).is_file():
+        return _read(opened, name, max_bytes, progress, processes, chunk_bytes)
+    from torchtriage.core.trace.cache import digest_of, load, store
+
+    digest = digest_of(opened)
+    trace = load(opened, digest, name)
+    if trace is None or trace.report.text_bytes > max_bytes:
+        trace = _read(opened, name, max_bytes, progress, processes, chunk_bytes)
+        store(trace, opened, digest)
+    return trace
+
+
+def _read(
+    opened: Input,
+    name: str,
+    max_bytes: int,
+    progress: Callable[[int, int], None] | None,
+    processes: int | None,
+    chunk_bytes: int,
+) -> Trace:
+    engine = find_engine()
+    with open_source(opened, max_bytes=max_bytes, name=name) as source:
+        reader = EventReader(source, chunk_bytes)
+        builder = ColumnBuilder()
+        reader.open()
+        # closed at once when it is left early: its workers must not outlive the call
+        with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
+            for _ in blocks:
+                if progress is not None:
+                    progress(source.n_read, source.size_bytes)
+        for chunk in reader.chunks():
+            builder.add(chunk)
+            if progress is not None:
+                progress(source.n_read, source.size_bytes)
+        reader.close()
+        report = ReadReport(
+            path=source.name,
+            size_bytes=source.size_bytes,
+            text_bytes=source.n_read,
+            tier=reader.loss.tier,
+            n_lost=reader.loss.n_lost,
+            n_repaired=reader.loss.n_repaired,
+            loss=reader.loss.summary(),
+        )
+    trace = builder.finish(reader.meta, report, opened)
+    if not trace.report.n_events:
+        raise TraceFormatError(
+            "expected profiler events, found "
+            + ("an empty list" if not reader.loss.n_lost else "none that can be read"),
+            where=source.name,
+            hint="call prof.step() in the loop and export inside on_trace_ready: after the last"
+            " cycle of a schedule the buffer is empty",
+        )
+    return trace
+
+
+def _read_blocks(
+    reader: EventReader, source: Source, builder: ColumnBuilder, engine: Engine, processes: int | None
+) -> Generator[None, None, None]:
+    """Read as much as goes faster than chunk by chunk; yields after each block."""
+    if engine.library is not None:
+        n_threads = count_workers(source.likely_text_bytes, processes, worth_it_bytes=THREADS_WORTH_IT_BYTES)
+        yield from read_native(reader, source, builder, engine.library, n_threads)
+    elif (n_workers := count_workers(source.likely_text_bytes, processes)) > 1:
+        yield from read_parallel(reader, builder, n_workers)

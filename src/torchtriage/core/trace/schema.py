@@ -1,0 +1,117 @@
+"""The columns of a :class:`~torchtriage.core.trace.columns.Trace`, one row each.
+
+A row is one complete event (``ph: X``, or a ``B``/``E`` pair) or one instant that is not an
+allocator record. Flow arrows, counters and metadata are not rows; they are counted. The table
+here is what the documentation page is generated from.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import NamedTuple
+
+__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
+
+
+class Kind(IntEnum):
+    """What a row is, whatever its age and vendor called it."""
+
+    OTHER = 0
+    OP = 1
+    ANNOTATION = 2
+    RUNTIME = 3
+    PYTHON = 4
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    GPU_ANNOTATION = 8
+    DEVICE_SYNC = 9
+    OVERHEAD = 10
+    RECORDING = 11
+    DEVICE_OTHER = 12
+    INSTANT = 13
+
+
+WORK_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+"""Rows that keep a GPU busy."""
+
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+"""Rows of the op tree of a host thread; Python frames have a tree of their own."""
+
+# Legacy names (capitalised) were written by torch 1.8 - 1.10; ROCm writes cuda_runtime.
+CATEGORY_KINDS: dict[str, Kind] = {
+    "cpu_op": Kind.OP,
+    "Operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "Runtime": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    "python_function": Kind.PYTHON,
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "Memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "Memset": Kind.MEMSET,
+    "gpu_user_annotation": Kind.GPU_ANNOTATION,
+    "cuda_sync": Kind.DEVICE_SYNC,
+    "cuda_event": Kind.DEVICE_SYNC,
+    "overhead": Kind.OVERHEAD,
+    "Trace": Kind.RECORDING,
+    "mtia_ccp_events": Kind.DEVICE_OTHER,
+    "mtia_insight": Kind.DEVICE_OTHER,
+    "hpu_op": Kind.DEVICE_OTHER,
+    "collective_comm": Kind.DEVICE_OTHER,
+    "cuda_profiler_range": Kind.DEVICE_OTHER,
+}
+
+
+ANNOTATION_NAME = re.compile(
+    r"ProfilerStep#|enumerate\(DataLoader\)#|Optimizer\.|nccl:|gloo:|mpi:|## |DataParallel\."
+    r"|DistributedDataParallel\."
+)
+"""Names that mark a stretch of work rather than an operator, whatever category holds them."""
+
+
+class Column(NamedTuple):
+    """One column of the trace."""
+
+    name: str
+    dtype: str
+    unit: str
+    meaning: str
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("start_ns", "int64", "ns", "start, exact from the decimal text of `ts`"),
+    Column("dur_ns", "int64", "ns", "duration; 0 means below the recording's resolution"),
+    Column("name", "int32", "code", "index into `names`"),
+    Column("cat", "int16", "code", "index into `cats`, the category as written"),
+    Column("kind", "uint8", "Kind", "what the row is, vendor and age smoothed"),
+    Column("lane", "int32", "code", "index into `lanes`: a host thread or a device stream"),
+    Column(
+        "key",
+        "int64",
+        "id",
+        "correlation (runtime calls, GPU work), sequence number (ops), Python id (frames); -1 none",
+    ),
+    Column(
+        "value",
+        "int64",
+        "bytes or id",
+        "bytes (copies, sets, runtime calls), forward thread (ops), parent's Python id (frames); -1 none",
+    ),
+    Column(
+        "detail",
+        "int32",
+        "code",
+        "index into `details`: dims, types, concrete inputs, strides, grid, block, collective; -1",
+    ),
+)

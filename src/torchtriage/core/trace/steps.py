@@ -1,0 +1,384 @@
+"""The steps of the loop and the window that is judged.
+
+A step's wall boundaries: the host begins it, and the device has finished what was enqueued before.
+While the queue fills, host steps are shorter than device steps; this boundary is right for both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace.columns import Trace
+
+__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "profiler_stop"]
+
+Ints = NDArray[np.int64]
+
+COMPILES = (
+    r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
+    r"|^bytecode_tracing|^backend_compile|^inductor_compile|compile_file|^async_compile"
+)
+_FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
+_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
+_GPU_CALL = r"^(cuda|hip|cu[A-Z])"
+_WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
+FIRST_USE_NS = 10_000_000
+"""A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads
+modules it takes 10 ms - 30 s (measured)."""
+FIRST_USE_RATIO = 20.0
+"""... and this many medians of the ordinary calls of its name."""
+FIRST_USES = 8
+"""More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
+COMPILE_SHARE = 0.05
+"""A step that spends more than this compiling or loading kernels is not steady."""
+HABIT_STEPS = 2
+"""So many of the later half, and most of them: compiling is what this loop does."""
+OUTLIER = 3.0
+"""A step longer than this many medians is not steady (catalogue 1.5)."""
+
+
+class Window(NamedTuple):
+    """The judged part of the recording: ``[start_ns, end_ns)`` and why that part."""
+
+    start_ns: int
+    end_ns: int
+    basis: str
+
+    @property
+    def wall_ns(self) -> int:
+        """Length in ns."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps, possibly none; arrays have one element per step.
+
+    ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` :
+    where the host was. ``steady`` : not first, not compiling, not an outlier. ``lane`` : the main
+    thread, which holds the steps (without steps: the one with the most op time; -1 without ops).
+    """
+
+    trace: Trace
+    window: Window
+    names: tuple[str, ...]
+    host_start_ns: Ints
+    host_end_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+    steady: NDArray[np.bool_]
+    lane: int
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.start_ns)
+
+    @property
+    def per(self) -> str:
+        """What amounts are given over, as it reads: ``per step`` or ``in the window``."""
+        return "per step" if len(self) else "in the window"
+
+    @property
+    def n_steady(self) -> int:
+        """Number of steps costs are averaged over; 1 (the window) without steps."""
+        return int(self.steady.sum()) if len(self) else 1
+
+    @property
+    def wall_ns(self) -> int:
+        """Mean wall time of the steady steps; the window's without steps. The denominator.
+
+        The mean, because what is lost per step is a mean too: with a median, a skewed loop could
+        lose more than its step.
+        """
+        if not len(self):
+            return self.window.wall_ns
+        return int((self.end_ns - self.start_ns)[self.steady].mean())
+
+    @property
+    def judged(self) -> intervals.Spans:
+        """Wall time that costs are taken from: the steady steps, or the window."""
+        if not len(self):
+            return np.array([[self.window.start_ns, self.window.end_ns]], np.int64)
+        return intervals.union(intervals.spans(self.start_ns, self.end_ns)[self.steady])
+
+    @cached_property
+    def first_use(self) -> Ints:
+        """Host rows that compile, load modules or create contexts; see :func:`first_use`."""
+        return first_use(self.trace)
+
+    def of_host(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the step each host row starts in (-1: none); 0 for all without steps."""
+        return self._of(self.trace.start_ns[rows])
+
+    def of_work(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the step each device row was enqueued in (-1: none)."""
+        return self._of(self.trace.links.launch_ns[rows])
+
+    def _of(self, times_ns: Ints) -> Ints:
+        if not len(self):
+            inside = (times_ns >= self.window.start_ns) & (times_ns < self.window.end_ns)
+            return np.where(inside, 0, -1)
+        return intervals.owner(intervals.spans(self.host_start_ns, self.host_end_ns), times_ns)
+
+    def per_step(self, step_of: Ints) -> Ints:
+        """Return how many entries of ``step_of`` fall in each steady step (one window: one)."""
+        counts = np.bincount(step_of[step_of >= 0], minlength=max(len(self), 1))
+        return counts[self.steady] if len(self) else counts[:1]
+
+    def median_count(self, step_of: Ints) -> float:
+        """Return the median count per steady step."""
+        counts = self.per_step(step_of)
+        return float(np.median(counts)) if len(counts) else 0.0
+
+    def mean_count(self, step_of: Ints) -> float:
+        """Return the mean count per steady step, rounded for display."""
+        return round(int(self.in_steady(step_of).sum()) / self.n_steady, 2)
+
+    def judged_ns(self, spans: intervals.Spans) -> int:
+        """Return how much of some time, in any order, lies in the judged steps."""
+        return intervals.length(intervals.intersect(intervals.union(spans), self.judged))
+
+    def share_of_steps(self, step_of: Ints) -> float:
+        """Return the share of steady steps with at least one entry."""
+        counts = self.per_step(step_of)
+        return float((counts > 0).mean()) if len(counts) else 0.0
+
+    def in_steady(self, step_of: Ints) -> NDArray[np.bool_]:
+        """Return bool[k]: entries that fall in a steady step (or in the window without steps)."""
+        if not len(self):
+            return step_of >= 0
+        return np.append(self.steady, False)[step_of]
+
+
+def find_steps(trace: Trace) -> Steps:
+    """Find steps by ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
+    for finder in (_by_profiler, _by_annotation, _by_optimizer):
+        found = finder(trace)
+        if found is not None:
+            return _build(trace, found, marked=finder is _by_profiler)
+    none = np.empty(0, np.int64)
+    window = _whole(trace, "no steps found: the whole recording is one window")
+    return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
+
+
+def first_use(trace: Trace) -> Ints:
+    """Return the host rows that compile, load modules or create contexts, in row order.
+
+    They happen once per process or shape, so a window that holds them measures no steady state.
+    """
+    marked = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
+    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(_WAITS)
+    slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
+    n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
+    slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
+    usual = np.flatnonzero(calls & (trace.dur_ns < FIRST_USE_NS))
+    usual = usual[n_slow[trace.name[usual]] > 0]
+    marked[slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]] = True
+    rows = np.flatnonzero(marked)
+    # a call over a busy device waits for it
+    work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
+    busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
+    idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
+    return idle
+
+
+def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:
+    """Return float64[names], ns: the median duration of these rows by name, 0 without any."""
+    out = np.zeros(len(trace.names))
+    rows = rows[np.lexsort((trace.dur_ns[rows], trace.name[rows]))]
+    codes, first, count = np.unique(trace.name[rows], return_index=True, return_counts=True)
+    middle = trace.dur_ns[rows[first + (count - 1) // 2]], trace.dur_ns[rows[first + count // 2]]
+    out[codes] = np.mean(middle, axis=0)
+    return out
+
+
+class _Found(NamedTuple):
+    names: list[str]
+    start_ns: Ints
+    end_ns: Ints
+    basis: str
+    lane: int
+
+
+Found = _Found | None
+
+
+def _by_profiler(trace: Trace) -> Found:
+    mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
+        lambda name: _PROFILER_STEP.match(name) is not None
+    )
+    rows = _one_lane(trace, np.flatnonzero(mask))
+    if not len(rows):
+        return None
+    names = [trace.name_of(row) for row in rows.tolist()]
+    n_more = int(mask.sum()) - len(rows)
+    more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
+    return _Found(
+        names,
+        trace.start_ns[rows],
+        trace.end_ns[rows],
+        f"{len(rows)} ProfilerStep# mark{'s' if len(rows) > 1 else ''}{more}",
+        int(trace.lane[rows[0]]),
+    )
+
+
+def _by_annotation(trace: Trace) -> Found:
+    """Take a top-level annotation that repeats and covers most of the window."""
+    rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
+    if len(rows) < 3:
+        return None
+    rows = rows[trace.tree.parent[rows] < 0]
+    rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
+    window = _whole(trace, "")
+    # all threads together first: few names get any further, and files can hold many names
+    often = np.bincount(trace.name[rows]) >= 3
+    often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
+    for code in np.flatnonzero(often).tolist():
+        same = _one_lane(trace, rows[trace.name[rows] == code])
+        start, end = trace.start_ns[same], trace.end_ns[same]
+        if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
+            continue
+        name = trace.names[code]
+        labels = [f"{name} {i}" for i in range(len(same))]
+        return _Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
+    return None
+
+
+def _by_optimizer(trace: Trace) -> Found:
+    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#"))
+    if len(rows) < 3:
+        return None
+    # several optimizers (a GAN) step together: one name's calls mark the loop
+    code = np.bincount(trace.name[rows]).argmax()
+    rows = _one_lane(trace, rows[trace.name[rows] == code])
+    if len(rows) < 3:
+        return None
+    end = trace.end_ns[rows]
+    return _Found(
+        [f"step {i}" for i in range(len(rows) - 1)],
+        end[:-1],
+        end[1:],
+        f"{len(rows)} calls of {trace.names[code]}",
+        int(trace.lane[rows[0]]),
+    )
+
+
+def _busiest_lane(trace: Trace) -> int:
+    rows = np.flatnonzero(trace.kind == Kind.OP)
+    rows = rows[trace.tree.parent[rows] < 0]
+    if not len(rows):
+        return -1
+    return int(np.bincount(trace.lane[rows], weights=trace.dur_ns[rows]).argmax())
+
+
+def _one_lane(trace: Trace, rows: Ints) -> Ints:
+    """Return the rows of the lane that holds most of them, in time order, without overlaps."""
+    if not len(rows):
+        return rows
+    lane = np.bincount(trace.lane[rows]).argmax()
+    rows = rows[trace.lane[rows] == lane]
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    keep = np.ones(len(rows), dtype=bool)
+    keep[1:] = trace.start_ns[rows][1:] >= np.maximum.accumulate(trace.end_ns[rows])[:-1] - 1000
+    return rows[keep]
+
+
+def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
+    names, start, end, basis, lane = found
+    work = np.flatnonzero(trace.works)
+    launched = trace.links.launch_ns[work]
+    # work without a launch is the backlog from before the recording, never the first step's
+    backlog = trace.links.orphans[work] & (trace.start_ns[work] < end[0])
+    if not backlog.all():
+        launched = np.where(backlog, np.minimum(launched, start[0] - 1), launched)
+    order = np.argsort(launched, kind="stable")
+    reach = np.maximum.accumulate(trace.end_ns[work][order]) if len(work) else work
+
+    def device_done(times_ns: Ints) -> Ints:
+        index = np.searchsorted(launched[order], times_ns, side="left") - 1
+        if not len(work):
+            return times_ns
+        return np.where(index >= 0, reach[np.maximum(index, 0)], times_ns)
+
+    end = np.maximum(end, start)
+    edges = np.append(start, end[-1])
+    edges = np.maximum.accumulate(np.maximum(edges, device_done(edges)))
+    wall_start, wall_end = edges[:-1], edges[1:]
+    window = (
+        Window(int(edges[0]), int(edges[-1]), basis)
+        if marked
+        else _whole(trace, f"the whole recording; steps by {basis}")
+    )
+    steps = Steps(
+        trace,
+        window,
+        tuple(names),
+        start,
+        end,
+        wall_start,
+        wall_end,
+        _steady(trace, start, end, wall_end - wall_start),
+        lane,
+    )
+    return steps
+
+
+def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:
+    steady = wall > 0
+    ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
+    filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
+    # prof.step() after the last iteration opens a step in which nothing happens any more
+    if filled[:-1].all():
+        steady &= filled
+    if len(wall) >= 3:
+        steady[0] = False
+    rows = first_use(trace)
+    if len(rows):
+        cover = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+        busy = intervals.covered(intervals.spans(start, end), cover)
+        late = busy > COMPILE_SHARE * np.maximum(end - start, 1)
+        # a loop that compiles to the end (another shape in every step) has no other steps
+        last = late[len(late) // 2 :]
+        if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
+            steady &= ~late
+    if steady.any():
+        steady &= wall <= OUTLIER * np.median(wall[steady])
+    return steady if steady.any() else np.ones(len(wall), dtype=bool)
+
+
+def _whole(trace: Trace, basis: str) -> Window:
+    """Return the span of everything that is work, without the profiler's own."""
+    starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
+    ends = (trace.hosts | trace.works) & ~profiler_stop(trace)
+    if not ends.any():
+        ends = starts
+    if not starts.any():
+        starts = ends = np.ones(len(trace), dtype=bool)
+    if not len(trace):
+        return Window(0, 0, basis)
+    first = int(trace.start_ns[starts].min())
+    return Window(first, max(int(trace.end_ns[ends].max()), first), basis)
+
+
+def profiler_stop(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: the profiler's own stop sync (the last device sync, outside every op)."""
+    out = np.zeros(len(trace), dtype=bool)
+    rows = np.flatnonzero(
+        (trace.kind == Kind.RUNTIME) & trace.where_name(lambda name: _DEVICE_SYNC.match(name) is not None)
+    )
+    if len(rows):
+        last = rows[np.argmax(trace.start_ns[rows])]
+        inside = trace.tree.nearest(np.array([last]), trace.kind == Kind.OP)[0] >= 0
+        out[last] = not inside
+    return out

@@ -1,0 +1,90 @@
+"""Nanoseconds and bytes, and how people read them."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "NS_PER_MS",
+    "format_both_ns",
+    "format_bytes",
+    "format_change_ns",
+    "format_count",
+    "format_ms",
+    "format_ns",
+    "format_share",
+    "ms",
+]
+
+DEFAULT_MAX_BYTES = 64 << 30
+"""Refuse inputs that expand beyond this."""
+
+NS_PER_MS = 1_000_000
+
+
+def ms(value_ns: float) -> float:
+    """Return nanoseconds as milliseconds, rounded to the nanosecond."""
+    return round(value_ns / NS_PER_MS, 6)
+
+
+def format_ns(value_ns: float) -> str:
+    """Return a duration with a unit and three significant digits: ``12.3 ms``."""
+    # 0.9995 of the next unit rounds up to it, so 999.7 µs reads "1.00 ms"
+    magnitude = abs(value_ns) / 0.9995
+    if magnitude < 1e3:
+        return f"{value_ns + 0.0:.3g} ns"  # -0.0 is zero
+    for limit, unit in ((1e6, "µs"), (1e9, "ms")):
+        if magnitude < limit:
+            return f"{_three_digits(value_ns / limit * 1e3)} {unit}"
+    return f"{_three_digits(value_ns / 1e9)} s"
+
+
+def format_ms(value_ms: float) -> str:
+    """Return milliseconds with a unit that fits: ``12.3 ms``, ``1.20 s``."""
+    return format_ns(value_ms * NS_PER_MS)
+
+
+def format_change_ns(value_ns: float) -> str:
+    """Return a change with its sign: ``-30.6 ms``, ``+1.16 ms``, ``0 ns``."""
+    text = format_ns(value_ns)
+    return f"+{text}" if value_ns > 0 else text if value_ns < 0 else "0 ns"
+
+
+def format_both_ns(one_ns: float, other_ns: float) -> tuple[str, str, str]:
+    """Return two durations in the unit of the longer one, and that unit: ``31.0, 0.4, ms``."""
+    largest = max(abs(one_ns), abs(other_ns))
+    text, unit = format_ns(largest).split(" ")
+    scale = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    digits = len(text.partition(".")[2])
+    return f"{one_ns / scale:.{digits}f}", f"{other_ns / scale:.{digits}f}", unit
+
+
+def format_count(number: float, noun: str = "", plural: str = "") -> str:
+    """Return a number of things, also a median of such: ``1 read``, ``1,332 rounds``, ``0.5``."""
+    whole = not math.isfinite(number) or number == int(number) or abs(number) >= 100
+    text = f"{number:,.0f}" if whole else f"{number:.3g}"
+    return f"{text} {noun if number == 1 else plural or noun + 's'}" if noun else text
+
+
+def format_share(ratio: float) -> str:
+    """Return a ratio as a percentage: ``12 %``, ``0.4 %``."""
+    percent = ratio * 100
+    return f"{percent:.1f} %" if 0 < abs(percent) < 9.95 else f"{percent:.0f} %"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with a binary unit: ``1.50 GiB``."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1023.5:
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} TiB"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,138 @@
+"""Findings that went, came or stayed, and whether what the gone ones promised came true."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torchtriage.core.finding import Finding
+from torchtriage.core.units import ms
+from torchtriage.diagnose.compare.result import Change, FindingChange, Promise
+from torchtriage.diagnose.verdict.options import DEFAULTS
+from torchtriage.diagnose.verdict.result import Result
+
+__all__ = ["keep_promise", "match"]
+
+MOST = 0.5
+"""A finding that keeps more than this of its plain time has stayed, though it may have become
+cheap because something else holds the step up."""
+
+
+def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
+    """Return which findings of two results went, came or stayed, the costliest first.
+
+    The same code at the same place is the same finding. Places are the user's functions where both
+    recordings have stacks; without them one code at other operators is still the same finding,
+    because its costliest occurrence, which names them, moves from run to run.
+    """
+    codes: dict[str, tuple[list[Finding], list[Finding]]] = defaultdict(lambda: ([], []))
+    for i, result in enumerate((before, after)):
+        for finding in result.findings:
+            codes[finding.code][i].append(finding)
+    out = []
+    for old, new in codes.values():
+        for one, other in _pairs(old, new):
+            change = _change(one, other)
+            if change is not None:
+                out.append(change)
+    return tuple(sorted(out, key=_rank))
+
+
+def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | None:
+    """Return what the findings that went had promised against what was saved; None without any."""
+    went = [one for one in found if one.status == "went"]
+    costs = [(one, one.before) for one in went if one.before and one.before.high_ms > 0]
+    if not costs:
+        return None
+    whole = costs[0][1].of_ms
+    low = min(sum(cost.low_ms for _, cost in costs), whole)
+    high = min(sum(cost.high_ms for _, cost in costs), whole)
+    saved = ms(-total.delta_ns)
+    ends = (None, None) if total.low_ns is None or total.high_ns is None else (ms(-total.high_ns), ms(-total.low_ns))
+    least, most = (saved if end is None else end for end in ends)
+    return Promise(
+        codes=tuple(dict.fromkeys(one.code for one, _ in costs)),
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        measured_ms=saved,
+        measured_low_ms=ends[0],
+        measured_high_ms=ends[1],
+        holds=low <= saved <= high,
+        holds_within_noise=least <= high and most >= low,
+    )
+
+
+def _pairs(old: list[Finding], new: list[Finding]) -> list[tuple[Finding | None, Finding | None]]:
+    """Return the findings of one code two by two, the most alike first; None where one is alone."""
+    ranked = sorted(
+        (-_likeness(one, other), i, j)
+        for i, one in enumerate(old)
+        for j, other in enumerate(new)
+        if _likeness(one, other) > 0
+    )
+    left, right = set(range(len(old))), set(range(len(new)))
+    pairs: list[tuple[Finding | None, Finding | None]] = []
+    for _, i, j in ranked:
+        if i in left and j in right:
+            left.discard(i)
+            right.discard(j)
+            pairs.append((old[i], new[j]))
+    pairs += [(old[i], None) for i in sorted(left)]
+    pairs += [(None, new[j]) for j in sorted(right)]
+    return pairs
+
+
+def _likeness(one: Finding, other: Finding) -> int:
+    """Return how much two findings of one code are about the same place, 0 when they are not."""
+    left, right = one.place, other.place
+    if left.frame is not None and right.frame is not None:
+        same = (left.frame.file, left.frame.function) == (right.frame.file, right.frame.function)
+        return 4 if same else 0
+    shared = len(set(left.ops) & set(right.ops))
+    return 3 if left.ops == right.ops else 2 if shared else 1
+
+
+def _change(one: Finding | None, other: Finding | None) -> FindingChange | None:
+    shown = next(finding for finding in (one, other) if finding is not None)
+    seen, still = _reportable(one), _reportable(other)
+    if not seen and not still:
+        return None
+    if not seen:
+        status = "stayed" if one and _plain(one) > MOST * _plain(other) else "came"
+    elif not still:
+        status = "stayed" if other and _plain(other) > MOST * _plain(one) else "went"
+    else:
+        status = "stayed"
+    return FindingChange(
+        status=status,  # type: ignore[arg-type]
+        code=shown.code,
+        title=shown.title,
+        place=_place(shown),
+        before=one.cost if one else None,
+        after=other.cost if other else None,
+    )
+
+
+def _reportable(finding: Finding | None) -> bool:
+    if finding is None:
+        return False
+    cost = finding.cost
+    return cost is None or cost.share_high >= DEFAULTS.min_share
+
+
+def _plain(finding: Finding | None) -> float:
+    return finding.cost.naive_ms if finding and finding.cost else 0.0
+
+
+def _place(finding: Finding) -> str:
+    frame = finding.place.frame
+    if frame is not None:
+        return f"{frame.file}: {frame.function}"
+    return finding.place.ops[0] if finding.place.ops else finding.place.lane
+
+
+_ORDER = ("went", "came", "stayed")
+
+
+def _rank(change: FindingChange) -> tuple[int, float, str, str]:
+    cost = max((one.high_ms for one in (change.before, change.after) if one), default=0.0)
+    return _ORDER.index(change.status), -cost, change.code, change.place

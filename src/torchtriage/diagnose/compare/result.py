@@ -1,0 +1,146 @@
+"""What is said about two runs of one workload: the JSON document of ``torchtriage compare``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtriage.core.finding import Cost, Note
+
+__all__ = ["COMPARISON_SCHEMA", "Cause", "Change", "Comparison", "FindingChange", "Part", "Promise", "Run", "Unlike"]
+
+COMPARISON_SCHEMA = "torchtriage-comparison/1"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One amount before and after, ns per step (or window).
+
+    ``low_ns``/``high_ns`` : 95 % interval of the change from step to step; None where a side has
+    too few steps. ``told`` : larger than this interval and than what two recordings of one program
+    differ by; only then is it called a change.
+    """
+
+    before_ns: int
+    after_ns: int
+    delta_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    told: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kernel, operator or function inside a cause, ns and number per step on each side."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+    n_before: float
+    n_after: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One share of the change in step time; all causes add up to it exactly.
+
+    ``time_class`` : which time of the step (a field of :class:`TimeClasses` without ``_ns``), or
+    ``host`` for the main thread's time of a run without a device. ``region`` : ``DataLoader``, an
+    optimizer's method, ``backward``, ``wait`` (idle time that a blocking call caused), ``Python``
+    (no operator open), ``the rest`` (idle time that nothing follows), or empty. ``what`` : the
+    outermost operators before; ``what_after`` : those that took their place, the same ones unless
+    ``kind`` is ``replaced``. ``of_host`` : the profiler's own slow-down is in it.
+    """
+
+    kind: Literal["changed", "replaced", "went", "came"]
+    time_class: str
+    region: str
+    mark: str
+    what: tuple[str, ...]
+    what_after: tuple[str, ...]
+    change: Change
+    n_before: float
+    n_after: float
+    parts: tuple[Part, ...]
+    of_host: bool
+    label: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Why two runs must not be compared: a code, a sentence, what was found on each side."""
+
+    code: Literal["unusable", "device", "ranks", "mode", "model", "shapes", "steps", "cold-start", "profiler"]
+    message: str
+    before: str
+    after: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class FindingChange:
+    """A finding that went, came or stayed, with its cost on each side where it was found."""
+
+    status: Literal["went", "came", "stayed"]
+    code: str
+    title: str
+    place: str
+    before: Cost | None
+    after: Cost | None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the findings that went had promised to save, against what was saved.
+
+    ``measured_ms`` is the step time before minus after, ``measured_low_ms``/``measured_high_ms``
+    its interval. ``holds`` : the measured saving lies between ``low_ms`` and ``high_ms``;
+    ``holds_within_noise`` : its interval touches that range.
+    """
+
+    codes: tuple[str, ...]
+    low_ms: float
+    high_ms: float
+    measured_ms: float
+    measured_low_ms: float | None
+    measured_high_ms: float | None
+    holds: bool
+    holds_within_noise: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side of a comparison."""
+
+    path: str
+    size_bytes: int
+    n_events: int
+    device: str
+    per: Literal["step", "window"]
+    mean_ns: int
+    n_steps: int
+    """Steady steps, or 1 for a window."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is said about two runs of one workload.
+
+    ``causes`` come largest change first and add up to ``total`` to the nanosecond; so do
+    ``classes``. Without ``comparable`` there are only ``reasons``, no figures.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    comparable: bool
+    reasons: tuple[Unlike, ...]
+    limits: tuple[Note, ...]
+    before: Run
+    after: Run
+    total: Change | None
+    classes: dict[str, Change]
+    causes: tuple[Cause, ...]
+    findings: tuple[FindingChange, ...]
+    promise: Promise | None

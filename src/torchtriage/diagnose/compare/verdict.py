@@ -1,0 +1,220 @@
+"""Two runs, judged: comparable or not, what changed, which findings went, and was it promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Note
+from torchtriage.core.trace import Trace
+from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_share
+from torchtriage.diagnose.compare.attribute import Attribution, attribute
+from torchtriage.diagnose.compare.findings import keep_promise, match
+from torchtriage.diagnose.compare.result import (
+    COMPARISON_SCHEMA,
+    Change,
+    Comparison,
+    FindingChange,
+    Promise,
+    Run,
+    Unlike,
+)
+from torchtriage.diagnose.compare.time_account import Account, account
+from torchtriage.diagnose.compare.workload import Workload, limits, unlike, workload
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict import diagnose
+
+__all__ = ["Evidence", "compare", "gather"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a comparison needs of one run; small, so that the trace can be dropped.
+
+    ``account`` : None when the recording cannot be judged.
+    """
+
+    result: Result
+    workload: Workload
+    account: Account | None
+
+
+def gather(trace: Trace) -> Evidence:
+    """Judge one run and say where its step goes."""
+    # findings too small to report here may be what is left of one that was large
+    result = diagnose(trace, Options(min_share=0.0))
+    work = workload(trace, result.notes)
+    return Evidence(result, work, None if result.refused else account(trace))
+
+
+def compare(before: Evidence, after: Evidence, *, promised: Result | None = None) -> Comparison:
+    """Compare two runs.
+
+    Parameters
+    ----------
+    before, after : Evidence
+        From :func:`gather`.
+    promised : Result, optional
+        An earlier report on the run before, whose promises are checked instead of today's.
+
+    Raises
+    ------
+    UsageError
+        ``promised`` is about another recording.
+    """
+    from torchtriage.core.version import __version__
+
+    if promised is not None and promised.trace.n_events != before.result.trace.n_events:
+        raise UsageError(
+            f"expected a report on {before.result.trace.path}"
+            f" ({before.result.trace.n_events:,} events), found one on {promised.trace.path}"
+            f" ({promised.trace.n_events:,} events)",
+            hint="pass the report that torchtriage analyze wrote about the run before",
+        )
+    reasons = unlike(before.workload, after.workload)
+    notes = limits(before.workload, after.workload)
+    found: tuple[FindingChange, ...] = ()
+    attribution, promise = None, None
+    if not reasons and before.account is not None and after.account is not None:
+        attribution = attribute(before.account, after.account)
+        notes += tuple(_drift(attribution))
+        found = match(promised or before.result, after.result)
+        promise = keep_promise(found, attribution.total)
+    runs = (_run(before), _run(after))
+    return Comparison(
+        schema=COMPARISON_SCHEMA,
+        version=__version__,
+        verdict=_refusal(reasons) if attribution is None else _verdict(attribution, found, promise, notes, runs),
+        comparable=attribution is not None,
+        reasons=reasons,
+        limits=() if attribution is None else notes,
+        before=runs[0],
+        after=runs[1],
+        total=attribution.total if attribution else None,
+        classes=attribution.classes if attribution else {},
+        causes=attribution.causes if attribution else (),
+        findings=found,
+        promise=promise,
+    )
+
+
+MUCH_DRIFT = 1.10
+"""Unchanged work that takes this much longer or shorter is worth a word."""
+
+
+def _drift(attribution: Attribution) -> Iterator[Note]:
+    """Say that the machine was in another state when work that did not change ran otherwise."""
+    for domain, factor in attribution.drift.items():
+        if max(factor, 1 / factor) < MUCH_DRIFT:
+            continue
+        what = "operators" if domain == "host" else "kernels"
+        yield Note(
+            "machine-state",
+            "warn",
+            f"{what} that did the same work took {factor:.2f} times as long after: another state"
+            f" of the machine (clocks, neighbours, threads), so {domain} times are believed to have"
+            f" changed only beyond {attribution.slack[domain]:.2f} times",
+            "record both runs one after the other on an otherwise idle machine",
+            {"drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
+        )
+
+
+def _run(side: Evidence) -> Run:
+    facts, run = side.result.trace, side.account
+    return Run(
+        path=facts.path,
+        size_bytes=facts.size_bytes,
+        n_events=facts.n_events,
+        device=side.workload.device,
+        per="step" if side.workload.per == "step" else "window",
+        mean_ns=run.mean_ns if run else 0,
+        n_steps=run.n_steps if run else 0,
+    )
+
+
+# -- sentences ---------------------------------------------------------------------------------
+
+N_NAMED = 3
+
+
+def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
+    first, *others = reasons
+    more = "; ".join(one.message for one in others)
+    return (
+        f"Not comparable: {first.message}.",
+        f"Also: {more}." if more else "Nothing else stands against it.",
+        f"{first.fix[:1].upper()}{first.fix[1:]}.",
+    )
+
+
+def _verdict(
+    attribution: Attribution,
+    found: tuple[FindingChange, ...],
+    promise: Promise | None,
+    notes: tuple[Note, ...],
+    runs: tuple[Run, Run],
+) -> tuple[str, str, str]:
+    return (_what_changed(attribution.total, runs[0].per), _causes(attribution), _trust(found, promise, notes, runs))
+
+
+def _what_changed(total: Change, per: str) -> str:
+    where = "per step" if per == "step" else "in the window"
+    sides = f"{format_ns(total.before_ns)} {where} before, {format_ns(total.after_ns)} after"
+    noise = "how much runs vary is not known"
+    if total.low_ns is not None and total.high_ns is not None:
+        ends = format_change_ns(total.low_ns), format_change_ns(total.high_ns)
+        noise = f"95 % interval {ends[0]} to {ends[1]}"
+    if not total.told:
+        return f"No change we can tell: {sides} ({format_change_ns(total.delta_ns)}; {noise})."
+    word = "Faster" if total.delta_ns < 0 else "Slower"
+    share = format_share(abs(total.delta_ns) / max(total.before_ns, 1))
+    return f"{word} by {format_ns(abs(total.delta_ns))} ({share}): {sides} ({noise})."
+
+
+def _causes(attribution: Attribution) -> str:
+    told = [one for one in attribution.causes if one.change.told]
+    if not told:
+        return "No cause stands out from the noise."
+    named = [f"{one.label} {format_change_ns(one.change.delta_ns)}" for one in told[:N_NAMED]]
+    rest = attribution.total.delta_ns - sum(one.change.delta_ns for one in told[:N_NAMED])
+    more = len(told) - len(named)
+    other = f"{format_count(more, 'more cause')} and the rest" if more else "the rest"
+    head = "Why" if attribution.total.told else "Beyond the noise"
+    return f"{head}: {', '.join(named)}; {other} {format_change_ns(rest)}."
+
+
+def _trust(
+    found: tuple[FindingChange, ...], promise: Promise | None, notes: tuple[Note, ...], runs: tuple[Run, Run]
+) -> str:
+    parts = []
+    if promise is not None:
+        parts.append(
+            f"{', '.join(promise.codes)} went: {format_ms(promise.low_ms)} to"
+            f" {format_ms(promise.high_ms)} promised, {format_ms(promise.measured_ms)} saved"
+            f" ({_kept(promise)})"
+        )
+    else:
+        counts = {status: sum(one.status == status for one in found) for status in _STATUS}
+        said = [f"{n} {status}" for status, n in counts.items() if n]
+        if said:
+            parts.append(f"findings: {', '.join(said)}")
+    if runs[0].per == "step":
+        parts.append(f"{format_count(runs[0].n_steps, 'steady step')} before, {runs[1].n_steps:,} after")
+    serious = [note.message for note in notes if note.level == "warn"]
+    if serious:
+        parts.append(f"limited trust: {serious[0]}")
+    text = "; ".join(parts) or "one window each"
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _kept(promise: Promise) -> str:
+    if promise.holds:
+        return "as promised"
+    if promise.holds_within_noise:
+        return "as promised, within the noise"
+    return "less than promised" if promise.measured_ms < promise.low_ms else "more than promised"
+
+
+_STATUS = ("went", "came", "stayed")

@@ -1,0 +1,497 @@
+"""What a run works on, and why two runs must not be compared.
+
+The difference between unlike runs is no saving: another device, other sizes or another model
+change the step time for reasons nobody asked about. What a fix changes is let through: the same
+layers on the same data may run in another order, batched, compiled or on another stream.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Note
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.units import format_count, format_share
+from torchtriage.diagnose.compare.result import Unlike
+
+__all__ = ["Workload", "limits", "unlike", "workload"]
+
+Ints = NDArray[np.int64]
+
+MIN_LAYERS = 0.5
+"""Share of the smaller run's weight shapes that the other must have: 1.0 between runs of one
+program, compiled or not; 0-0.33 between models of one kind (measured)."""
+MIN_NAMES = 0.6
+"""Likeness of operator names where no weights were recorded: 0.87-1.0 within a program, 0.3-0.5
+between training scripts of different models (measured)."""
+FEW_LAYERS = 3
+"""Fewer shared weight shapes prove nothing where graph replays hide the others."""
+SAME_VOLUME = 0.02
+"""Relative difference in the arithmetic of one step that is still the same work."""
+COLD_SHARE = 0.10
+"""First use and compilation in the judged time above which it measures no steady state."""
+HOST_MATTERS = 0.02
+"""Share of a step in which the device waits for the host, above which profiler options count."""
+
+_PRODUCTS = (
+    "aten::linear",
+    "aten::addmm",
+    "aten::_addmm_activation",
+    "aten::addmv",
+    "aten::mm",
+    "aten::mv",
+    "aten::matmul",
+    "aten::convolution",
+)
+_BACKWARD = r"^autograd::engine::evaluate_function: |Backward\d*$"
+_OPTIMIZER = r"^Optimizer\.step#"
+_COMPILED = r"^triton_|CompiledFxGraph|Torch-Compiled Region"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one run does per step; plain data, so that the trace can be dropped.
+
+    ``layers`` : shapes of the weights in matrix products and convolutions of the forward pass.
+    ``volume`` : multiply-adds of those per step; ``volume_error`` : the relative standard error of
+    that mean. ``compiles``/``replays`` : code of torch.compile, or graph replays, do part of it
+    without operators, so that the volume is a lower bound.
+    """
+
+    path: str
+    vendor: str
+    device: str
+    n_devices: int
+    world_size: int | None
+    rank: int | None
+    per: str
+    basis: str
+    n_steady: int
+    trains: bool
+    flags: tuple[str, ...]
+    inflation: float
+    host_share: float
+    layers: frozenset[tuple[int, ...]]
+    volume: float
+    volume_error: float
+    compiles: bool
+    replays: bool
+    names: dict[str, float]
+    kernels: dict[str, float]
+    notes: tuple[Note, ...]
+    cold: bool
+
+    @property
+    def hides_work(self) -> bool:
+        """Whether part of the work shows no operators."""
+        return self.compiles or self.replays
+
+
+def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
+    """Return what a run works on; ``notes`` are the doctor's about this recording."""
+    origin, steps = trace.origin, trace.steps
+    layers, volume = _products(trace)
+    mean = float(volume.mean()) if len(volume) else 0.0
+    error = 0.0
+    if len(volume) > 1 and mean:
+        error = float(volume.std(ddof=1) / np.sqrt(len(volume)) / mean)
+    late = 0.0
+    if trace.devices:
+        pieces = trace.devices[0].classes(steps.judged)
+        wall = max(sum(one.wall_ns for one in pieces), 1)
+        late = sum(one.idle_host_late_ns for one in pieces) / wall
+    return Workload(
+        path=trace.report.path,
+        vendor=origin.vendor,
+        device=trace.devices[0].name if trace.devices else "",
+        n_devices=len(trace.devices),
+        world_size=origin.world_size,
+        rank=origin.rank,
+        per="step" if len(steps) else "window",
+        basis=_basis(trace),
+        n_steady=steps.n_steady,
+        trains=_trains(trace),
+        flags=origin.flags,
+        inflation=origin.inflation,
+        host_share=late if trace.devices else 1.0,
+        layers=layers,
+        volume=mean,
+        volume_error=error,
+        compiles=bool(trace.matching(_COMPILED).any()),
+        replays=bool(trace.matching(r"GraphLaunch").any()),
+        names=_names(trace, Kind.OP),
+        kernels=_names(trace, Kind.KERNEL),
+        notes=notes,
+        cold=_cold(trace, notes),
+    )
+
+
+def unlike(before: Workload, after: Workload) -> tuple[Unlike, ...]:
+    """Return every reason why two runs must not be compared, the plainest first; none is good."""
+    return tuple(reason for check in _CHECKS for reason in check(before, after))
+
+
+def limits(before: Workload, after: Workload) -> tuple[Note, ...]:
+    """Return what a reader must know about a comparison that was made all the same."""
+    return tuple(note for check in _LIMITS for note in check(before, after))
+
+
+# -- reasons -----------------------------------------------------------------------------------
+
+
+def _unusable(before: Workload, after: Workload) -> Iterator[Unlike]:
+    for side, run in (("before", before), ("after", after)):
+        refusal = next((note for note in run.notes if note.level == "refuse"), None)
+        if refusal is not None:
+            yield Unlike(
+                "unusable",
+                f"the run {side} cannot be judged: {refusal.message}",
+                refusal.message if side == "before" else "",
+                refusal.message if side == "after" else "",
+                refusal.fix,
+            )
+
+
+def _device(before: Workload, after: Workload) -> Iterator[Unlike]:
+    one, other = _device_text(before), _device_text(after)
+    known = (before.device and after.device) or before.vendor != after.vendor
+    if before.n_devices != after.n_devices or (known and one != other):
+        yield Unlike(
+            "device",
+            f"recorded on different devices: {one} before, {other} after",
+            one,
+            other,
+            "record both runs on the same kind of device",
+        )
+
+
+def _device_text(run: Workload) -> str:
+    if not run.n_devices:
+        return "the CPU alone" if run.vendor == "cpu" else f"{run.vendor} without device rows"
+    name = run.device or f"a device of kind {run.vendor}"
+    return name if run.n_devices == 1 else f"{run.n_devices} x {name}"
+
+
+def _job(before: Workload, after: Workload) -> Iterator[Unlike]:
+    one, other = before.world_size or 1, after.world_size or 1
+    if one != other:
+        yield Unlike(
+            "ranks",
+            f"jobs of different size: {format_count(one, 'rank')} before, {other:,} after",
+            str(one),
+            str(other),
+            "record both runs with the same number of ranks",
+        )
+
+
+def _mode(before: Workload, after: Workload) -> Iterator[Unlike]:
+    if before.trains != after.trains:
+        words = {True: "training", False: "inference"}
+        yield Unlike(
+            "mode",
+            f"{words[before.trains]} before, {words[after.trains]} after",
+            words[before.trains],
+            words[after.trains],
+            "record the same phase of the program in both runs",
+        )
+
+
+def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
+    if before.layers and after.layers:
+        shared = len(before.layers & after.layers)
+        share = shared / min(len(before.layers), len(after.layers))
+        if share < MIN_LAYERS:
+            yield Unlike(
+                "model",
+                f"different layers: {format_share(share)} of the weight shapes occur in both runs",
+                _shapes(before.layers - after.layers),
+                _shapes(after.layers - before.layers),
+                "record the same model in both runs",
+            )
+            return
+        if min(len(before.layers), len(after.layers)) >= FEW_LAYERS:
+            return
+    marked = before.per == after.per == "step"
+    if before.compiles != after.compiles and marked:
+        return  # compiled code shows no operators to go by; steps are at least marked alike
+    what, one, other = "operators", before.names, after.names
+    if (not (one and other)) or (not marked and (before.replays or after.replays)):
+        what, one, other = "kernels", before.kernels, after.kernels
+    elif before.layers and after.layers:
+        return
+    alike = _likeness(one, other)
+    if alike < MIN_NAMES:
+        yield Unlike(
+            "model",
+            f"different {what}: those of the two runs are {format_share(alike)} alike",
+            _top(one, other),
+            _top(other, one),
+            "record the same model in both runs",
+        )
+
+
+def _shapes(shapes: frozenset[tuple[int, ...]]) -> str:
+    ordered = sorted(shapes, key=lambda one: (-math.prod(one), one))[:3]
+    return ", ".join("x".join(map(str, one)) for one in ordered)
+
+
+def _top(names: dict[str, float], others: dict[str, float]) -> str:
+    own = sorted(names, key=lambda name: (others.get(name, 0) - names[name], name))
+    return ", ".join(name for name in own[:3] if names[name] > others.get(name, 0))
+
+
+def _sizes(before: Workload, after: Workload) -> Iterator[Unlike]:
+    if not before.volume or not after.volume or before.per != after.per:
+        return
+    slack = 1 + SAME_VOLUME + 3 * math.hypot(before.volume_error, after.volume_error)
+    ratio = after.volume / before.volume
+    # where graphs or compiled code hide work, less of it is seen, never more; two windows that hide
+    # it the same way hide the same
+    alike = (before.compiles, before.replays) == (after.compiles, after.replays)
+    strict = alike and before.per == "window"
+    less = ratio < 1 / slack and (strict or not after.hides_work)
+    more = ratio > slack and (strict or not before.hides_work)
+    if less or more:
+        what = f"{ratio:.3g} times" if ratio > 1 else f"{format_share(ratio)} of"
+        yield Unlike(
+            "shapes",
+            f"different sizes: the layers compute {what} what they did before per {before.per}",
+            f"{before.volume / 1e9:.4g} G multiply-adds per {before.per}",
+            f"{after.volume / 1e9:.4g} G multiply-adds per {after.per}",
+            "record both runs with the same batch size and input shapes",
+        )
+
+
+def _steps(before: Workload, after: Workload) -> Iterator[Unlike]:
+    if (before.per, before.basis) != (after.per, after.basis):
+        yield Unlike(
+            "steps",
+            f"steps of different kinds: {before.basis} before, {after.basis} after",
+            before.basis,
+            after.basis,
+            "mark the iterations of both runs alike: call prof.step() once in each",
+        )
+    for side, run in (("before", before), ("after", after)):
+        if run.cold:
+            yield Unlike(
+                "cold-start",
+                f"the run {side} has no steady step: it holds first use or compilation",
+                side if side == "before" else "",
+                side if side == "after" else "",
+                "warm up first: schedule(wait=1, warmup=3, active=5)",
+            )
+
+
+def _recorder(before: Workload, after: Workload) -> Iterator[Unlike]:
+    if before.inflation == after.inflation or before.n_devices or after.n_devices:
+        return
+    yield Unlike(
+        "profiler",
+        "recorded with different profiler options, which slow the host down differently:"
+        f" {_flags(before)} before, {_flags(after)} after",
+        _flags(before),
+        _flags(after),
+        "record both runs with the same profile(...) arguments",
+    )
+
+
+def _flags(run: Workload) -> str:
+    slow = [flag for flag in run.flags if flag in ("record_shapes", "with_stack")]
+    return ", ".join(slow) or "neither shapes nor stacks"
+
+
+_CHECKS = (_unusable, _device, _job, _mode, _model, _sizes, _steps, _recorder)
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+def _different_options(before: Workload, after: Workload) -> Iterator[Note]:
+    if before.inflation == after.inflation:
+        return
+    if max(before.host_share, after.host_share) < HOST_MATTERS:
+        return  # the device never waits for the host
+    yield Note(
+        "profiler-options",
+        "warn",
+        f"recorded with different profiler options ({_flags(before)} before, {_flags(after)}"
+        " after): part of the change in host time is the profiler's",
+        "record both runs with the same profile(...) arguments",
+    )
+
+
+def _sizes_unknown(before: Workload, after: Workload) -> Iterator[Note]:
+    missing = [side for side, run in (("before", before), ("after", after)) if not run.volume]
+    if missing:
+        yield Note(
+            "sizes-unknown",
+            "warn",
+            f"no input shapes of layers {' and '.join(missing)}: that both runs compute the same"
+            " model and sizes is taken on trust",
+            "record with record_shapes=True",
+        )
+    elif before.hides_work or after.hides_work:
+        yield Note(
+            "sizes-unknown",
+            "info",
+            "graphs or compiled code hide some operators: that both runs compute the same sizes is"
+            " checked for the others only",
+        )
+
+
+def _other_code(before: Workload, after: Workload) -> Iterator[Note]:
+    for what, one, other in (
+        ("compiled code (torch.compile)", before.compiles, after.compiles),
+        ("graph replays", before.replays, after.replays),
+    ):
+        if one != other:
+            yield Note(
+                "other-code",
+                "info",
+                f"{what} in the run {'before' if one else 'after'} only: operators whose work it"
+                f" does show as {'new' if one else 'gone'} or {'larger' if one else 'smaller'}",
+            )
+
+
+def _device_unknown(before: Workload, after: Workload) -> Iterator[Note]:
+    if before.n_devices and not (before.device and after.device):
+        yield Note(
+            "device-unknown",
+            "warn",
+            "the recording does not name its device: that both runs used the same is taken on trust",
+            "record with a newer PyTorch",
+        )
+
+
+def _one_each(before: Workload, after: Workload) -> Iterator[Note]:
+    if min(before.n_steady, after.n_steady) < 2:
+        what = "step" if before.per == "step" else "window without steps"
+        yield Note(
+            "no-noise",
+            "warn",
+            f"one {what} on a side: how much it varies is not known, so only large changes are believed",
+            "record 5 or more steps in both runs, with prof.step() in each",
+        )
+
+
+def _other_rank(before: Workload, after: Workload) -> Iterator[Note]:
+    if None not in (before.rank, after.rank) and before.rank != after.rank:
+        yield Note(
+            "other-rank",
+            "info",
+            f"rank {before.rank} before, rank {after.rank} after",
+            "compare the same rank of both jobs",
+        )
+
+
+def _recordings(before: Workload, after: Workload) -> Iterator[Note]:
+    for side, run in (("before", before), ("after", after)):
+        for note in run.notes:
+            if note.level == "warn":
+                yield Note(note.code, "warn", f"{side}: {note.message}", note.fix)
+
+
+_LIMITS = (_different_options, _sizes_unknown, _other_code, _device_unknown, _one_each, _other_rank, _recordings)
+
+
+# -- reading a run -----------------------------------------------------------------------------
+
+
+def _basis(trace: Trace) -> str:
+    """Return the kind of steps, without their number."""
+    basis = trace.window.basis
+    if "ProfilerStep" in basis:
+        return "ProfilerStep# marks"
+    found = basis.partition("steps by ")[2]
+    return re.sub(r"^\d+ ", "", found) if found else "one window"
+
+
+def _trains(trace: Trace) -> bool:
+    marks = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(f"{_BACKWARD}|{_OPTIMIZER}")
+    return bool(marks.any())
+
+
+def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:
+    """Return whether no step is free of first use: then all of them were taken as steady."""
+    if any(note.code == "cold-start" for note in notes) and not len(trace.steps):
+        return True
+    rows = trace.steps.first_use
+    step_of = trace.steps.of_host(rows)
+    inside = rows[trace.steps.in_steady(step_of)]
+    wall = max(int((trace.steps.judged[:, 1] - trace.steps.judged[:, 0]).sum()), 1)
+    spans = intervals.union(intervals.spans(trace.start_ns[inside], trace.end_ns[inside]))
+    return intervals.length(spans) > COLD_SHARE * wall
+
+
+def _products(trace: Trace) -> tuple[frozenset[tuple[int, ...]], NDArray[np.float64]]:
+    """Return the weight shapes and the multiply-adds per steady step of the forward pass.
+
+    Outermost products only (linear calls addmm), attention's left out: its kernels differ by
+    implementation, and its products have no weights.
+    """
+    steps = trace.steps
+    mask = (trace.kind == Kind.OP) & trace.named(*_PRODUCTS)
+    rows = np.flatnonzero(mask)
+    rows = rows[steps.in_steady(steps.of_host(rows))]
+    within = trace.tree.under(mask | (trace.matching(_BACKWARD) & (trace.kind == Kind.OP)))
+    rows = rows[~within[rows]]
+    n = max(len(steps), 1)
+    code = trace.detail[rows].astype(np.int64) * len(trace.names) + trace.name[rows]
+    first, where = np.unique(code, return_index=True, return_inverse=True)[1:]
+    sizes = np.zeros(len(first))
+    layers = set()
+    for i, (row, dims) in enumerate(zip(rows[first].tolist(), trace.details_of("dims", rows[first]), strict=True)):
+        weight, size = _product(trace.name_of(row), dims)
+        sizes[i] = size
+        if weight:
+            layers.add(weight)
+    volume = np.bincount(steps.of_host(rows), weights=sizes[where], minlength=n).astype(float)
+    return frozenset(layers), volume[steps.steady] if len(steps) else volume
+
+
+def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
+    """Return the weight's shape and the multiply-adds of one product; nothing if it has none."""
+    shapes = [
+        one
+        for one in (dims if isinstance(dims, list) else [])
+        if isinstance(one, list) and one and all(isinstance(size, int) for size in one)
+    ]
+    if name in ("aten::addmm", "aten::_addmm_activation", "aten::addmv"):
+        shapes = shapes[1:]  # the first is the bias
+    if len(shapes) < 2:
+        return (), 0.0
+    left, right = shapes[:2]
+    if name == "aten::convolution":
+        # of the input's size: outputs are not recorded, and stride and padding stay the same
+        return tuple(right), math.prod(left) * math.prod(right) / max(right[1 % len(right)], 1)
+    if name == "aten::linear":
+        return tuple(sorted(right)), math.prod(left) * right[0]
+    if len(left) > 2 and len(right) > 2:
+        return (), 0.0
+    if name in ("aten::mv", "aten::addmv"):
+        return tuple(sorted(left)), math.prod(left)
+    return tuple(sorted(right)), math.prod(left) * (right[-1] if len(right) > 1 else 1)
+
+
+def _names(trace: Trace, kind: Kind) -> dict[str, float]:
+    """Return how often each operator or kernel runs per judged step."""
+    rows = np.flatnonzero(trace.kind == kind)
+    of = trace.steps.of_host if kind == Kind.OP else trace.steps.of_work
+    rows = rows[trace.steps.in_steady(of(rows))]
+    counts = np.bincount(trace.name[rows], minlength=1)
+    n = trace.steps.n_steady
+    return {trace.names[code]: int(counts[code]) / n for code in np.flatnonzero(counts).tolist()}
+
+
+def _likeness(one: dict[str, float], other: dict[str, float]) -> float:
+    """Return the cosine of two tables of counts, their square roots compared; 1 for the same."""
+    dot = sum(math.sqrt(count * other.get(name, 0)) for name, count in one.items())
+    norm = math.sqrt(sum(one.values()) * sum(other.values()))
+    return dot / norm if norm else float(not one and not other)

@@ -1,0 +1,229 @@
+"""The detector: how likely a window holds an anti-pattern, which, and is it like what it learned.
+
+Its weights are a file of arrays that ``torchtriage learn train`` writes; the card beside them says
+what they were trained on and how good they are. It gives an opinion only: no finding, cost or place
+ever comes from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace.columns import Trace
+from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
+from torchtriage.diagnose.detector.features import NAMES, window_features
+from torchtriage.diagnose.detector.forest import Forest
+
+__all__ = ["LEAST_SCALE", "WEIGHTS", "Detector", "Judged", "Likeness", "Trees", "features_digest"]
+
+WEIGHTS = "weights.npz"
+LEAST_SCALE = 1e-3
+"""The scale of a feature that never varied."""
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy and zipfile raise when a file is not what they wrote."""
+_NEW = 0.05
+_NAMED = 0.01
+"""A type less likely than this is not told."""
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What is said of windows.
+
+    ``probability`` : float[n], that an anti-pattern is in it. ``types`` : per window, how likely it
+    is each type if there is one. ``unusual`` : bool[n], unlike anything it learned from, so that
+    its probability means nothing.
+    """
+
+    probability: Floats
+    types: tuple[dict[str, float], ...]
+    unusual: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """How far a window is from those the detector learned from.
+
+    Features are scaled, their main directions taken, and the distance to the nearest of some
+    centres is compared with ``limit``, a quantile of that distance among windows of model families
+    that were not trained on. What never varied in them, such as a device where there was none, must
+    be as it was, or the distance is infinite.
+    """
+
+    centre: Rows
+    scale: Rows
+    directions: Rows
+    centres: Rows
+    limit: float
+
+    def distance(self, rows: Rows) -> Floats:
+        """Return float64[n]: the distance to the nearest centre."""
+        flat = self.flat(rows)
+        squares = (
+            (flat**2).sum(axis=1)[:, None]
+            - 2 * flat @ self.centres.T
+            + (self.centres.astype(np.float64) ** 2).sum(axis=1)
+        )
+        never = self.scale <= LEAST_SCALE
+        new = (np.abs(rows[:, never] - self.centre[never]) > _NEW).any(axis=1)
+        distance: Floats = np.where(new, np.inf, np.sqrt(np.maximum(squares.min(axis=1), 0)))
+        return distance
+
+    def flat(self, rows: Rows) -> Floats:
+        """Return float64[n, directions]: rows in the main directions."""
+        # nothing is further out than this: one odd feature is not a hundred
+        scaled = np.clip((rows - self.centre) / self.scale, -10, 10)
+        flat: Floats = (scaled @ self.directions).astype(np.float64)
+        return flat
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """What was learned. ``faulty`` has one output, ``kinds`` one for each of ``codes``.
+
+    ``slope``, ``offset`` : turn the output into a calibrated probability.
+    """
+
+    faulty: Forest
+    kinds: Forest
+    codes: tuple[str, ...]
+    slope: float
+    offset: float
+
+    def probability(self, rows: Rows) -> Floats:
+        """Return float64[n]: how likely an anti-pattern is in each window."""
+        margin = self.slope * self.faulty(rows)[:, 0] + self.offset
+        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -50, 50)))
+        return probability
+
+    def types(self, rows: Rows) -> tuple[dict[str, float], ...]:
+        """Return per window how likely it is each type, if there is one."""
+        margins = self.kinds(rows)
+        if margins.shape[1] == 1:  # of two types: how much more likely the second is
+            margins = np.column_stack([np.zeros(len(rows)), margins[:, 0]])
+        shares = np.exp(margins - margins.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        return tuple(
+            {self.codes[at]: float(row[at]) for at in np.flatnonzero(row >= _NAMED).tolist()} for row in shares
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Detector:
+    """Trained weights.
+
+    ``enough`` : a trace that is less suspicious than this of each type is held to be healthy.
+    ``about`` : how it was trained.
+    """
+
+    trees: Trees
+    enough: float
+    likeness: Likeness
+    about: Mapping[str, Any]
+
+    def predict(self, trace: Trace, windows_ns: NDArray[np.int64]) -> Judged:
+        """Return what is said of the windows of a trace."""
+        return self.judge(window_features(trace, windows_ns))
+
+    def judge(self, rows: Rows) -> Judged:
+        """Return what is said of windows with these features."""
+        unusual = self.likeness.distance(rows) > self.likeness.limit
+        return Judged(self.trees.probability(rows), self.trees.types(rows), unusual)
+
+    # -- kept ------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """Return the weights' file: the same weights, the same bytes."""
+        told = {
+            "codes": self.trees.codes,
+            "slope": self.trees.slope,
+            "offset": self.trees.offset,
+            "enough": self.enough,
+            "limit": self.likeness.limit,
+            "features": features_digest(),
+            "about": dict(self.about),
+        }
+        likeness = ("centre", "scale", "directions", "centres")
+        arrays: dict[str, Any] = {
+            "told": np.frombuffer(json.dumps(told, sort_keys=True).encode(), np.uint8),
+            **self.trees.faulty.arrays("faulty"),
+            **self.trees.kinds.arrays("kinds"),
+            **{name: getattr(self.likeness, name) for name in likeness},
+        }
+        stream = io.BytesIO()
+        np.savez_compressed(stream, **arrays)
+        return stream.getvalue()
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Detector:
+        """Read weights; those that come with the package by default.
+
+        Raises
+        ------
+        UsageError
+            There are none, they are damaged, or they were made for other features.
+        """
+        where = str(path) if path else f"the package's {WEIGHTS}"
+        source = path or files(__package__).joinpath(WEIGHTS)
+        again = "torchtriage learn train FOLDER --out FILE makes them"
+        try:
+            data = source.read_bytes()
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                return cls._of({name: arrays[name] for name in arrays.files}, where)
+        except _UNREADABLE as error:
+            raise UsageError(f"expected a detector's weights in {where}, found {error}", hint=again) from error
+
+    @classmethod
+    def _of(cls, arrays: Mapping[str, Any], where: str) -> Detector:
+        told = json.loads(arrays["told"].tobytes())
+        if told["features"] != features_digest():
+            raise UsageError(
+                f"expected weights for the features of this version, found others in {where}",
+                hint="torchtriage learn train FOLDER --out FILE makes them anew",
+            )
+        likeness = Likeness(
+            arrays["centre"], arrays["scale"], arrays["directions"], arrays["centres"], float(told["limit"])
+        )
+        trees = Trees(
+            Forest.of(arrays, "faulty"),
+            Forest.of(arrays, "kinds"),
+            tuple(told["codes"]),
+            float(told["slope"]),
+            float(told["offset"]),
+        )
+        n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
+        if len(trees.kinds.base) != n_outputs:
+            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
+        return cls(trees, float(told["enough"]), likeness, told["about"])
+
+
+def features_digest() -> str:
+    """Return what tells one set of features from another."""
+    tables = (NAMES, HOST_FAMILIES, WORK_FAMILIES, FRAME_FAMILIES)
+    return hashlib.sha256(json.dumps(tables).encode()).hexdigest()[:16]

@@ -1,0 +1,291 @@
+"""From paths to a :class:`~torchtriage.diagnose.lint.result.LintResult`."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.finding import Finding, Frame, Place
+from torchtriage.core.version import __version__
+from torchtriage.diagnose.lint.base import Hit, RuleEntry, catalogue, lookup
+from torchtriage.diagnose.lint.comments import Allowance, allowances
+from torchtriage.diagnose.lint.edits import apply, diff, lines_of
+from torchtriage.diagnose.lint.facts import Function
+from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, Patch, Unused
+from torchtriage.diagnose.lint.sources import Source, Tally, find, read, source_of
+from torchtriage.diagnose.lint.walk import walk
+
+__all__ = ["lint", "lint_text"]
+
+
+def lint(
+    paths: Iterable[str],
+    *,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    exclude: Collection[str] = (),
+    notes: bool = False,
+    fix: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> LintResult:
+    """Look at Python files, notebooks and folders of them.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        Files and folders.
+    only, skip : collection of str
+        Codes or names of rules: run only these, leave these out.
+    exclude : collection of str
+        Patterns of paths below the given folders to leave out.
+    notes : bool
+        Keep findings of severity ``note``, which are counted otherwise.
+    fix : bool
+        Write the autofixes into the files.
+    progress : callable, optional
+        Called with the number of files looked at so far.
+
+    Raises
+    ------
+    UsageError
+        A path does not exist, or a code is unknown.
+    """
+    run = _Run(only, skip, notes=notes, fix=fix)
+    # millions of nodes that all live until the file is done: collecting finds nothing
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number, path in enumerate(find(paths, exclude, run.tally)):
+            source = read(path, run.tally)
+            if source is not None:
+                run.look(source)
+            if number % 1024 == 1023:
+                gc.collect()
+            if progress is not None:
+                progress(number + 1)
+    finally:
+        if collecting:
+            gc.enable()
+    return run.result()
+
+
+def lint_text(
+    text: str | bytes,
+    path: str = "<stdin>",
+    *,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    notes: bool = False,
+) -> LintResult:
+    """Look at one source that is given as text."""
+    run = _Run(only, skip, notes=notes, fix=False)
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    source = source_of(path, data, run.tally)
+    if source is not None:
+        run.look(source)
+    return run.result()
+
+
+class _Run:
+    def __init__(self, only: Collection[str], skip: Collection[str], *, notes: bool, fix: bool) -> None:
+        wanted = {lookup(one).rule.code for one in only}
+        unwanted = {lookup(one).rule.code for one in skip}
+        self.entries = [
+            entry
+            for entry in catalogue()
+            if (not wanted or entry.rule.code in wanted) and entry.rule.code not in unwanted
+        ]
+        self.notes, self.fix = notes, fix
+        self.tally = Tally()
+        self.findings: list[Finding] = []
+        self.unused: list[Unused] = []
+        self.patches: list[Patch] = []
+        self.n_suppressed = self.n_notes = 0
+
+    def look(self, source: Source) -> None:
+        """Find what one file holds."""
+        shown = _shown(source.path)
+        try:
+            module = walk(source.tree, source.text, shown)
+            found = [
+                (entry, hit)
+                for entry in self.entries
+                if not (entry.rule.device and module.on_cpu)
+                for hit in entry.find(module)
+            ]
+        except RecursionError:
+            self.tally.odd.append(Odd(source.path, 0, "nested too deeply to be looked at"))
+            return
+        found = _specific(found)
+        found.sort(key=lambda one: (one[1].node.lineno, one[1].node.col_offset, one[0].rule.code))
+        allowed = allowances(source.text, source.tree)
+        kept: list[tuple[RuleEntry, Hit]] = []
+        for entry, hit in found:
+            if _allow(entry, hit, allowed):
+                self.n_suppressed += 1
+            elif not self.notes and _severity(entry, hit) == "note":
+                self.n_notes += 1
+            else:
+                kept.append((entry, hit))
+        starts = [(one.node.lineno, one.node.end_lineno or 0, one) for one in module.functions]
+        self.findings += [_finding(entry, hit, source, shown, starts) for entry, hit in kept]
+        self._unused(shown, allowed)
+        self._patch(source, shown, kept)
+        module.release()
+
+    def _unused(self, shown: str, allowed: list[Allowance]) -> None:
+        known = {key for entry in catalogue() for key in (entry.rule.code, entry.rule.name)}
+        running = {key for one in self.entries for key in (one.rule.code, one.rule.name)}
+        for one in allowed:
+            if not one.codes:
+                message = "expected codes after 'allow', found none"
+                self.unused.append(Unused(shown, one.line, (), message))
+            strange = tuple(code for code in one.codes if _key(code) not in known)
+            if strange:
+                message = f"no rule is called {', '.join(strange)}"
+                self.unused.append(Unused(shown, one.line, strange, message))
+            idle = tuple(code for code in one.codes if _key(code) in running and code not in one.used)
+            if idle:
+                message = f"allows {', '.join(idle)}, which is not found here"
+                self.unused.append(Unused(shown, one.line, idle, message))
+
+    def _patch(self, source: Source, shown: str, kept: list[tuple[RuleEntry, Hit]]) -> None:
+        offered = [(entry.rule.code, hit.autofix) for entry, hit in kept if hit.autofix is not None]
+        if not offered or source.cells:
+            return
+        after, done = apply(source.text, [fix for _, fix in offered])
+        codes = {code: fix.safe_because for code, fix in offered if fix in done}
+        if after == source.text:
+            return
+        applied = False
+        if self.fix:
+            try:
+                _write(source, after)
+                applied = True
+            except (OSError, UnicodeEncodeError) as error:
+                self.tally.odd.append(Odd(source.path, 0, f"cannot be written: {error}"))
+        self.patches.append(Patch(shown, diff(source.text, after, shown), tuple(sorted(codes)), codes, applied))
+
+    def result(self) -> LintResult:
+        """Return everything that was found."""
+        return LintResult(
+            schema=SCHEMA,
+            version=__version__,
+            findings=tuple(self.findings),
+            odd=tuple(Odd(_shown(one.file), one.line, one.message) for one in self.tally.odd),
+            unused=tuple(self.unused),
+            patches=tuple(self.patches),
+            n_files=self.tally.n_files,
+            n_without_torch=self.tally.n_without_torch,
+            n_tests=self.tally.n_tests,
+            n_suppressed=self.n_suppressed,
+            n_notes=self.n_notes,
+            checked=tuple(entry.rule.code for entry in self.entries),
+        )
+
+
+def _severity(entry: RuleEntry, hit: Hit) -> str:
+    return hit.severity or entry.rule.severity
+
+
+def _key(code: str) -> str:
+    return code.upper() if code[-1:].isdigit() and "-" not in code else code
+
+
+def _shown(path: str) -> str:
+    """Return a path relative to the working folder where it lies below it."""
+    if not Path(path).is_absolute():
+        return os.path.normpath(path) if path not in ("-", "<stdin>") else path
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
+
+
+def _specific(found: list[tuple[RuleEntry, Hit]]) -> list[tuple[RuleEntry, Hit]]:
+    """Drop hits that another rule tells more about, and repetitions."""
+    spans: dict[str, list[tuple[tuple[int, int], tuple[int, int]]]] = {}
+    for entry, hit in found:
+        for code in entry.rule.over:
+            spans.setdefault(code, []).append(_extent(hit.span or hit.node))
+    kept, seen = [], set()
+    for entry, hit in found:
+        begin, end = _extent(hit.node)
+        if any(first <= begin and end <= last for first, last in spans.get(entry.rule.code, ())):
+            continue
+        identity = (entry.rule.code, begin)
+        if identity not in seen:
+            seen.add(identity)
+            kept.append((entry, hit))
+    return kept
+
+
+def _extent(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    one: ast.stmt = node  # type: ignore[assignment]
+    return (one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)
+
+
+def _allow(entry: RuleEntry, hit: Hit, allowed: list[Allowance]) -> bool:
+    silenced = False
+    for one in allowed:
+        line, last = hit.node.lineno, hit.node.lineno
+        if isinstance(hit.node, ast.expr):
+            last = hit.node.end_lineno or line
+        if not (one.first <= line <= one.last or one.first <= last <= one.last):
+            continue
+        for code in one.codes:
+            if _key(code) in (entry.rule.code, entry.rule.name):
+                one.used.add(code)
+                silenced = True
+    return silenced
+
+
+def _finding(
+    entry: RuleEntry, hit: Hit, source: Source, shown: str, functions: list[tuple[int, int, Function]]
+) -> Finding:
+    rule, node = entry.rule, hit.node
+    line = node.lineno
+    evidence: dict[str, Any] = {"column": _column(source, node), "end_line": node.end_lineno}
+    around = [one for first, last, one in functions if first <= line <= last]
+    function = around[-1].qualname if around else "<module>"
+    if source.cells:
+        cell, line = source.cells[min(line, len(source.cells)) - 1]
+        evidence["cell"] = cell
+        evidence["end_line"] = line
+    if hit.autofix is not None and not source.cells:
+        evidence["autofix"] = hit.autofix.safe_because
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        family=rule.family,
+        title=rule.title,
+        severity=hit.severity or rule.severity,
+        certainty="hint",
+        message=hit.message,
+        place=Place(frame=_frame(shown, line, function, hit.called)),
+        cost=None,
+        evidence=evidence,
+        fix=hit.fix or entry.fix,
+    )
+
+
+def _frame(file: str, line: int, function: str, called: str) -> Frame:
+    return Frame(file=file, line=line, function=function, exact=True, called=called, lines=(line,))
+
+
+def _column(source: Source, node: ast.expr | ast.stmt) -> int:
+    """Return the column from 1 in characters, as editors count."""
+    rows = lines_of(source.text) if not source.text.isascii() else None
+    if rows is None or node.lineno > len(rows):
+        return node.col_offset + 1
+    before = rows[node.lineno - 1].encode("utf-8", "surrogatepass")[: node.col_offset]
+    return len(before.decode("utf-8", "replace")) + 1
+
+
+def _write(source: Source, text: str) -> None:
+    data = text.encode(source.encoding)
+    Path(source.path).write_bytes((b"\xef\xbb\xbf" if source.bom else b"") + data)

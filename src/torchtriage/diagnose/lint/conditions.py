@@ -1,0 +1,125 @@
+"""Conditions: which of them do not hold in every step."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+
+from torchtriage.diagnose.lint import torch_names
+from torchtriage.diagnose.lint.syntax import literal
+
+__all__ = ["ends", "is_rare", "is_switch", "leaves", "takes_remainder"]
+
+
+def _words(node: ast.expr) -> list[str]:
+    """Return the names and texts in a condition."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        return [*_words(node.value), node.attr]
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    found: list[str] = []
+    for name in node._fields:
+        part = getattr(node, name, None)
+        if isinstance(part, ast.expr):
+            found += _words(part)
+        elif isinstance(part, list):
+            for one in part:
+                if isinstance(one, ast.expr):
+                    found += _words(one)
+                elif isinstance(one, ast.keyword):
+                    found += _words(one.value)
+    return found
+
+
+_SWITCH = re.compile(r"debug|verbose|profil|dry_run|anomaly|determinis|sanity", re.IGNORECASE)
+_COUNTER = re.compile(
+    r"(^|_)(step|steps|iter|iteration|it|i|idx|index|j|k|n|batch|batch_idx|epoch|count|counter"
+    r"|global_step|batch_i|b|t)(_?(id|idx|num|no|count|i))?$"
+)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rare_word(word: str) -> bool:
+    return torch_names.RARE.search(word) is not None
+
+
+@lru_cache(maxsize=1 << 14)
+def _switch_word(word: str) -> bool:
+    return _SWITCH.search(word) is not None
+
+
+@lru_cache(maxsize=1 << 14)
+def _counts(word: str) -> bool:
+    return _COUNTER.search(word) is not None
+
+
+def takes_remainder(test: ast.expr) -> bool:
+    """Return whether a remainder is taken somewhere in a condition."""
+    if isinstance(test, ast.BinOp):
+        return isinstance(test.op, ast.Mod) or takes_remainder(test.left) or takes_remainder(test.right)
+    if isinstance(test, ast.Compare):
+        return takes_remainder(test.left) or any(map(takes_remainder, test.comparators))
+    if isinstance(test, ast.BoolOp):
+        return any(map(takes_remainder, test.values))
+    return isinstance(test, ast.UnaryOp) and takes_remainder(test.operand)
+
+
+def is_rare(test: ast.expr, *, negated: bool = False) -> bool:
+    """Return whether a condition holds in few steps (``negated``: whether it fails in few)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return is_rare(test.operand, negated=not negated)
+    if isinstance(test, ast.BoolOp):
+        # all must hold: one rare part is enough
+        every = isinstance(test.op, ast.And) != negated
+        parts = [is_rare(one, negated=negated) for one in test.values]
+        return any(parts) if every else all(parts)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        op = test.ops[0]
+        if takes_remainder(test):
+            left = isinstance(op, ast.Eq | ast.Lt | ast.LtE)
+            return left != negated
+        names_ = [part for one in (test.left, *test.comparators) for part in _words(one)]
+        if any(map(_counts, names_)) and isinstance(op, ast.Eq | ast.NotEq):
+            return isinstance(op, ast.Eq) != negated
+        if (
+            isinstance(test.left, ast.Name)
+            and _counts(test.left.id)
+            and isinstance(op, ast.Lt | ast.LtE)
+            and isinstance(literal(test.comparators[0]), int)
+        ):
+            return not negated
+        if isinstance(op, ast.Is | ast.IsNot):
+            missing = isinstance(op, ast.Is) and literal(test.comparators[0]) is None
+            if negated or missing:
+                return False
+    if negated:
+        if isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod):
+            return True  # "if step % 50: continue"
+        # "if not logging: continue"
+        words = [] if isinstance(test, ast.Compare) else _words(test)
+        return any(re.search(r"compiling|dynamo|tracing|scripting", word) for word in words)
+    if takes_remainder(test):
+        return not isinstance(test, ast.BinOp)
+    return any(map(_rare_word, _words(test)))
+
+
+def is_switch(test: ast.expr) -> bool:
+    """Return whether a condition is a switch that is off in normal runs, whatever is inside."""
+    if isinstance(test, ast.UnaryOp):
+        return False
+    if isinstance(test, ast.Compare) and any(isinstance(one, ast.NotEq) for one in test.ops):
+        return False
+    return any(map(_switch_word, _words(test)))
+
+
+def leaves(body: list[ast.stmt]) -> bool:
+    """Return whether a block leaves the rest of this turn out."""
+    return bool(body) and isinstance(body[-1], ast.Continue | ast.Return)
+
+
+def ends(body: list[ast.stmt]) -> bool:
+    """Return whether a block is the way out: it runs at most once."""
+    return bool(body) and isinstance(body[-1], ast.Raise | ast.Break)

@@ -1,0 +1,191 @@
+"""Autofixes: exact edits by position that keep every other character of the file.
+
+Positions are those of ``ast``: lines from 1, columns in UTF-8 bytes. An edit is applied to the file
+as it was read, with its own line ends and encoding, and what comes out must parse again.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+
+from torchtriage.diagnose.lint.syntax import keyword, literal, unpacks
+
+__all__ = ["Autofix", "Edit", "add_keyword", "apply", "decorate", "diff", "lines_of", "replace_node"]
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace what lies between two positions by ``text``."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Autofix:
+    """The edits that mend one hit, and why they are safe."""
+
+    edits: tuple[Edit, ...]
+    safe_because: str
+
+
+def replace_node(node: ast.expr, text: str) -> Edit:
+    """Return the edit that puts ``text`` in the place of an expression."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return Edit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
+
+
+def add_keyword(text: str, node: ast.Call, name: str, value: str) -> Edit | None:
+    """Return the edit that sets a keyword argument; None where it cannot be added for sure.
+
+    ``text`` is the file's. A constant that is there already is replaced.
+    """
+    given = keyword(node, name)
+    if given is not None:
+        return replace_node(given, value) if literal(given) is not ... else None
+    if unpacks(node):
+        return None  # **options may hold it already
+    last = max(
+        (*node.args, *(one.value for one in node.keywords)),
+        key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0),
+        default=None,
+    )
+    if last is None or any(isinstance(one, ast.GeneratorExp | ast.Starred) for one in node.args):
+        return None
+    lines = lines_of(text)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    begin = _index(lines, last.end_lineno or 0, last.end_col_offset or 0)
+    end = _index(lines, node.end_lineno, node.end_col_offset) - 1
+    tail = text[begin:end]
+    at, comma, position = 0, -1, 0
+    while position < len(tail):
+        token = _TAIL.match(tail, position)
+        if token is None:
+            return None
+        if token[0] == ")":
+            at, comma = token.end(), -1
+        elif token[0] == ",":
+            comma = token.start()
+        position = token.end()
+    first_line = lines[last.lineno - 1]
+    indent = first_line[: len(first_line) - len(first_line.lstrip(" \t"))]
+    start = _index(lines, last.lineno, last.col_offset)
+    head = text[text.rfind("\n", 0, start) + 1 : start]
+    if comma >= 0 and re.fullmatch(r"\s*(\w+\s*=\s*)?", head) and node.lineno != last.lineno:
+        # one argument a line, with a comma after each; a comment may follow it
+        rest = re.match(r"[ \t]*(#[^\r\n]*)?(?=[\r\n])", text[begin + comma + 1 :])
+        if rest is not None:
+            at_end = begin + comma + 1 + rest.end()
+            return _insertion(text, at_end, f"\n{indent}{name}={value},")
+    if comma >= 0:
+        return _insertion(text, begin + comma + 1, f" {name}={value}")
+    return _insertion(text, begin + at, f", {name}={value}")
+
+
+def decorate(text: str, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: str) -> Edit:
+    """Return the edit that puts a decorator directly above ``def``."""
+    line = lines_of(text)[node.lineno - 1]
+    indent = line[: len(line) - len(line.lstrip(" \t"))]
+    return Edit(node.lineno, node.col_offset, node.lineno, node.col_offset, f"@{decorator}\n{indent}")
+
+
+def apply(text: str, fixes: list[Autofix]) -> tuple[str, list[Autofix]]:
+    """Return the text with the fixes that fit, and those fixes; line ends stay as they are.
+
+    A fix that overlaps an earlier one, or after which the text would not parse, is left out.
+    """
+    lines = lines_of(text)
+    newline = "\r\n" if "\r\n" in text else "\r" if "\r" in text and "\n" not in text else "\n"
+    done: list[Autofix] = []
+    spans: list[tuple[int, int, str]] = []
+    for fix in fixes:
+        new = [
+            (
+                _index(lines, one.line, one.column),
+                _index(lines, one.end_line, one.end_column),
+                one.text.replace("\n", newline),
+            )
+            for one in fix.edits
+        ]
+        if all(one in spans for one in new):
+            done.append(fix)  # the same edit for two findings
+            continue
+        if any(_overlap(one, other) for one in new for other in spans):
+            continue
+        if _parses(_changed(text, [*spans, *new])):
+            spans += new
+            done.append(fix)
+    return _changed(text, spans), done
+
+
+def diff(before: str, after: str, path: str) -> str:
+    """Return a unified diff of two versions of a file."""
+    rows = difflib.unified_diff(
+        [_shown(one) for one in lines_of(before)],
+        [_shown(one) for one in lines_of(after)],
+        f"a/{path.lstrip('/')}",
+        f"b/{path.lstrip('/')}",
+        lineterm="",
+    )
+    return "\n".join(rows)
+
+
+def _shown(line: str) -> str:
+    return line.rstrip("\r\n")
+
+
+def lines_of(text: str) -> list[str]:
+    """Split as Python's tokenizer does: form feeds and the like end no line."""
+    return _LINE.findall(text)
+
+
+def _index(lines: list[str], line: int, column: int) -> int:
+    """Return the index of a position in the text; ``column`` counts UTF-8 bytes."""
+    before = sum(map(len, lines[: line - 1]))
+    row = lines[line - 1] if line <= len(lines) else ""
+    if row.isascii():
+        return before + column
+    return before + len(row.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
+
+
+def _insertion(text: str, index: int, new: str) -> Edit:
+    """Return an insertion at an index of the text as an edit by line and column."""
+    at = 0
+    for number, row in enumerate(lines_of(text), start=1):
+        if index <= at + len(row.rstrip("\r\n")):
+            column = len(row[: index - at].encode("utf-8", "surrogatepass"))
+            return Edit(number, column, number, column, new)
+        at += len(row)
+    raise ValueError("an index outside the text")
+
+
+def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+    if one[0] == one[1] and other[0] == other[1]:
+        return False  # two insertions follow each other
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _changed(text: str, spans: list[tuple[int, int, str]]) -> str:
+    # from the end; insertions at one place keep their order
+    for start, end, new in sorted(spans, key=lambda one: one[0])[::-1]:
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

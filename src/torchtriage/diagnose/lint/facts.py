@@ -1,0 +1,316 @@
+"""What rules look at: one module's calls, loops, functions and values, each with its context.
+
+The walker (``walk/``) writes these once per file; a rule picks the few it is about from the
+indexes and never walks a tree of a whole file itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
+from torchtriage.diagnose.lint.syntax import path_of
+
+__all__ = ["Assign", "Call", "Class", "Context", "Event", "Function", "Loop", "Module", "Test", "is_step"]
+
+
+@dataclass(eq=False, slots=True)
+class Class:
+    """A class of the file: what it derives from and what is known of ``self``'s attributes."""
+
+    name: str
+    node: ast.ClassDef
+    bases: tuple[str, ...]
+    is_module: bool
+    is_lightning: bool
+    attributes: dict[str, Value] = field(default_factory=dict)
+    methods: dict[str, Function] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """A function of the file.
+
+    ``steps`` : its body, outside its own loops, runs a backward pass or an optimizer's step;
+    ``runs_module`` : a module. ``serves`` : it answers one request. ``given`` : what its
+    first caller passes for each parameter.
+    ``called_hot`` : called from a step loop or a step function, one level. ``called_in_loop`` : in
+    any loop. ``called_without_grad`` : from a block without autograd.
+    """
+
+    name: str
+    qualname: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    owner: Class | None
+    outer: Function | None
+    decorators: tuple[str, ...]
+    no_grad: bool
+    compiled: bool = False
+    serves: bool = False
+    steps: bool = False
+    runs_module: bool = False
+    given: dict[str, Value] = field(default_factory=dict)
+    called_hot: bool = False
+    called_in_loop: bool = False
+    called_without_grad: bool = False
+    compiled_by_caller: bool = False
+    has_backward: bool = False
+    uses_grad: bool = False
+    is_generator: bool = False
+    returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """A ``for``, ``while`` or comprehension; ``steps`` once it is known to be a loop of steps.
+
+    Facts count what its own body does, nested loops left out.
+    """
+
+    node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
+    outer: Loop | None
+    function: Function | None
+    iterates: Value = UNKNOWN
+    over: str = ""
+    targets: frozenset[str] = frozenset()
+    backward: bool = False
+    optimizes: bool = False
+    runs_module: bool = False
+    times: bool = False
+    calls: set[Function] = field(default_factory=set)
+    assigned: dict[str, int] = field(default_factory=dict)
+    cleared: set[str] = field(default_factory=set)
+    n_constant: int | None = None
+    comprehension: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether its own body trains, itself or through a function of the file."""
+        return self.backward or self.optimizes or any(one.steps for one in self.calls)
+
+    @property
+    def over_loader(self) -> bool:
+        """Whether it goes over the batches of a loader."""
+        return self.iterates.kind == "loader"
+
+    @property
+    def steps(self) -> bool:
+        """Whether one turn of it is a step of training or inference."""
+        if self.comprehension or (self.n_constant is not None and self.n_constant <= 2):
+            return False
+        if self.trains or self.over_loader or self.runs_module:
+            return True
+        return any(one.runs_module for one in self.calls)
+
+
+@dataclass(eq=False, slots=True)
+class Context:
+    """Where a statement stands.
+
+    ``rare`` : behind a condition that does not hold in every step, or on a way out.
+    ``aside`` : the same for a condition outside the loop (``if args.debug:``).
+    """
+
+    function: Function | None = None
+    loop: Loop | None = None
+    rare: bool = False
+    aside: bool = False
+    no_grad: bool = False
+    in_no_sync: bool = False
+    modulo: bool = False
+
+    def but(self, **changes: Any) -> Context:
+        """Return the context with other fields."""
+        made = Context(self.function, self.loop, self.rare, self.aside, self.no_grad, self.in_no_sync, self.modulo)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+    def loops(self) -> Iterator[Loop]:
+        """Yield the loops around it in its function, innermost first."""
+        loop = self.loop
+        while loop is not None:
+            yield loop
+            loop = loop.outer
+
+    @property
+    def statement_loop(self) -> Loop | None:
+        """The innermost loop around it that is no comprehension."""
+        return next((loop for loop in self.loops() if not loop.comprehension), None)
+
+    @property
+    def step_loop(self) -> Loop | None:
+        """The innermost loop of steps around it."""
+        return next((loop for loop in self.loops() if loop.steps), None)
+
+    @property
+    def hot(self) -> bool:
+        """Whether it runs in every step."""
+        if self.rare or self.aside:
+            return False
+        return self.step_loop is not None or self.in_step_function
+
+    @property
+    def in_step_function(self) -> bool:
+        """Whether its function is (part of) one step."""
+        return self.function is not None and (
+            self.function.called_hot or is_step(self.function) or self.function.compiled
+        )
+
+
+def is_step(function: Function) -> bool:
+    """Return whether a function is one step by its name and class."""
+    owner = function.owner
+    if owner is None:
+        return False
+    if function.name == "forward":
+        return owner.is_module
+    if function.name in ("training_step", "validation_step", "predict_step", "test_step"):
+        return owner.is_lightning or function.name == "training_step"
+    return function.name == "compute_loss" and any(one.endswith("Trainer") for one in owner.bases)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
+
+    ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
+    the function of the file that is called.
+    """
+
+    node: ast.Call
+    name: str
+    attr: str
+    receiver: Value
+    arguments: tuple[Value, ...]
+    value: Value
+    context: Context
+    target: str = ""
+    user: Call | None = None
+    callee: Function | None = None
+
+    @property
+    def owner(self) -> ast.expr | None:
+        """The receiver of a method call."""
+        return self.node.func.value if isinstance(self.node.func, ast.Attribute) else None
+
+
+@dataclass(eq=False, slots=True)
+class Test:
+    """A condition whose truth is read: of ``if``, ``while``, ``assert``, ``not``, ``a if b``."""
+
+    node: ast.expr
+    value: Value
+    context: Context
+    kind: str
+
+
+@dataclass(eq=False, slots=True)
+class Assign:
+    """``target = value``, ``target += value``, or ``target.append(value)`` (``how``)."""
+
+    node: ast.stmt | ast.Call
+    how: str
+    target: str
+    value: Value
+    expression: ast.expr
+    context: Context
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """What timing rules need of a function, in order: clock reads, device work, waits."""
+
+    kind: str
+    node: ast.expr
+    name: str
+    context: Context
+
+
+@dataclass(eq=False)
+class Module:
+    """Everything the walker found in one file."""
+
+    path: str
+    text: str
+    tree: ast.Module
+    uses_device: bool
+    calls: list[Call] = field(default_factory=list)
+    named: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    methods: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    tests: list[Test] = field(default_factory=list)
+    formats: list[Test] = field(default_factory=list)
+    masks: list[Test] = field(default_factory=list)
+    assigns: list[Assign] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+    loop_contexts: dict[Loop, Context] = field(default_factory=dict)
+    withs: list[tuple[ast.withitem, Call, Context, ast.With | ast.AsyncWith]] = field(default_factory=list)
+    environ: list[tuple[ast.stmt | ast.Call, str, ast.expr, Context]] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
+    classes: dict[str, Class] = field(default_factory=dict)
+    values: dict[ast.expr, Value] = field(default_factory=dict)
+    elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
+    module_events: list[Event] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    _rows: list[str] | None = None
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        """Whether it is a program for the CPU: it builds its module and never names a device."""
+        if self.uses_device:
+            return False
+        if "__name__" in self.text and any(
+            package or _MODEL.search(name, 1) for package, name in _BUILDS.findall(self.text)
+        ):
+            return True
+        return any(
+            call.value.kind == "module" and call.value.device == CPU and not _in_module(call) for call in self.calls
+        )
+
+    def release(self) -> None:
+        """Break the circles between facts, so that a file's tree goes when its last user does."""
+        for function in self.functions:
+            function.events.clear()
+            function.returns.clear()
+        for known in self.classes.values():
+            known.methods.clear()
+
+    def text_of(self, function: Function) -> str:
+        """Return the text of a function."""
+        if self._rows is None:
+            self._rows = self.text.split("\n")
+        return "\n".join(self._rows[function.node.lineno - 1 : function.node.end_lineno])
+
+    def called(self, *names: str) -> list[Call]:
+        """Return the calls of these full names, in order of their place."""
+        return [call for name in names for call in self.named.get(name, ())]
+
+    def sent(self, *names: str) -> list[Call]:
+        """Return the calls of methods with these names."""
+        return [call for name in names for call in self.methods.get(name, ())]
+
+    def value(self, node: ast.expr) -> Value:
+        """Return what is known of an expression."""
+        return self.values.get(node, UNKNOWN)
+
+    def name_of(self, node: ast.expr) -> str:
+        """Return the full dotted name of an expression, empty when it has none."""
+        root, dot, rest = path_of(node).partition(".")
+        return self.aliases.get(root, root) + dot + rest
+
+
+_BUILDS = re.compile(r"(?<!class )\b(nn\.)?([A-Z]\w+)\(")
+_MODEL = re.compile(r"(?:Model|Net)$|For[A-Z]\w")
+
+
+def _in_module(call: Call) -> bool:
+    """Return whether a call stands in a module's own code: whoever uses it says where it lives."""
+    function = call.context.function
+    return function is not None and function.owner is not None and function.owner.is_module

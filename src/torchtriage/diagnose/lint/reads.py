@@ -1,0 +1,100 @@
+"""What the rules about reads of device values share."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.facts import Call, Context, Module
+from torchtriage.diagnose.lint.torch_names import words
+
+__all__ = ["compiled", "logging_calls", "reads", "text_of"]
+
+_LOGGER = re.compile(r"(^|\.|_)(log|logger|logging|LOG|LOGGER|console|writer|tb|wandb|mlflow|run)$")
+_LOG_METHODS = words("""
+    info warning warn error critical exception log add_scalar add_scalars add_histogram log_metric log_metrics
+    log_scalar
+""")
+
+
+def text_of(node: ast.AST, limit: int = 48) -> str:
+    """Return the source of an expression, shortened to one line."""
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except RecursionError:
+        return "…"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def compiled(context: Context) -> bool:
+    """Return whether code runs inside ``torch.compile``, directly or one call below."""
+    function = context.function
+    return function is not None and (function.compiled or function.compiled_by_caller)
+
+
+def _is_logging(call: Call) -> bool:
+    """Return whether a call writes its arguments somewhere for people."""
+    if call.attr == "print" and isinstance(call.node.func, ast.Name):
+        return True
+    if call.attr in ("set_postfix", "set_postfix_str", "set_description"):
+        return True
+    if call.name in ("wandb.log", "mlflow.log_metric", "mlflow.log_metrics", "tqdm.write"):
+        return True
+    if call.name.startswith("logging.") and call.attr in _LOG_METHODS:
+        return True
+    if call.attr in ("add_scalar", "add_scalars", "add_histogram"):
+        return True
+    owner = call.owner
+    return call.attr in _LOG_METHODS and owner is not None and _LOGGER.search(text_of(owner)) is not None
+
+
+def logging_calls(module: Module) -> Iterator[Call]:
+    """Yield every call that prints or logs."""
+    for call in module.calls:
+        if _is_logging(call):
+            yield call
+
+
+def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
+    """Yield every read of a device scalar: where, in which context, and what reads it."""
+    for call in module.sent("item"):
+        if _may_wait(call) and not call.node.args:
+            yield call.node, call.context, "item"
+    for call in module.sent("tolist"):
+        if call.receiver.on_device and not call.receiver.guess and call.receiver.scalar:
+            yield call.node, call.context, "tolist"
+    for call in module.sent("cpu", "numpy"):
+        receiver = call.receiver
+        if receiver.on_device and receiver.scalar and call.value.kind != "unknown":
+            yield call.node, call.context, call.attr
+    for call in module.called("float", "int", "bool"):
+        if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
+            yield call.node, call.context, call.attr
+    for call in module.called("torch.equal", "torch.allclose", "torch.is_nonzero"):
+        if any(one.on_device and not one.guess for one in call.arguments):
+            yield call.node, call.context, call.attr
+    for test in module.tests:
+        if test.value.on_device and not test.value.guess and not _is_call_of(test.node):
+            yield test.node, test.context, test.kind
+    for one in module.formats:
+        if one.value.on_device and one.value.scalar and not one.value.guess:
+            yield one.node, one.context, one.kind
+
+
+def _is_call_of(node: ast.expr) -> bool:
+    # bool(x.any()) and torch.equal(a, b) are reads of their own
+    return isinstance(node, ast.Call) and (
+        (isinstance(node.func, ast.Name) and node.func.id in ("bool", "float", "int"))
+        or (isinstance(node.func, ast.Attribute) and node.func.attr in ("equal", "allclose"))
+    )
+
+
+def _may_wait(call: Call) -> bool:
+    receiver = call.receiver
+    if receiver.kind == "unknown":
+        return receiver.readback is None
+    return receiver.on_device
+
+
+def _is_read(call: Call) -> bool:
+    value = call.arguments[0]
+    return value.on_device and not value.guess

@@ -1,0 +1,70 @@
+"""What the rules about loaders share."""
+
+import ast
+import re
+
+from torchtriage.diagnose.lint.base import Call, Module, keyword, literal, text_of, unpacks
+
+__all__ = ["in_memory", "workers"]
+
+N_WORKERS = 5  # its place among the positional arguments
+
+
+def workers(call: Call) -> int | None:
+    """Return ``num_workers`` of a loader: 0 when absent, None when it is not known here."""
+    given = keyword(call.node, "num_workers")
+    if given is None and len(call.node.args) > N_WORKERS:
+        given = call.node.args[N_WORKERS]
+    if given is None:
+        return None if unpacks(call.node) else 0
+    said = literal(given)
+    return said if isinstance(said, int) else None
+
+
+def in_memory(module: Module, call: Call) -> bool:
+    """Return whether a loader's dataset only hands out what lies in memory."""
+    if not call.node.args:
+        return False
+    if call.arguments[0].kind == "dataset":
+        return True
+    if call.arguments[0].kind == "tensor":
+        return True
+    node = call.node.args[0]
+    if isinstance(node, ast.List | ast.ListComp):
+        return True
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("range", "list"):
+        return True
+    name = _class_of(module, node)
+    known = module.classes.get(name)
+    getter = known.methods.get("__getitem__") if known is not None else None
+    if known is None:
+        return False
+    if getter is None:
+        getter_node = next(
+            (one for one in known.node.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"), None
+        )
+    else:
+        getter_node = getter.node  # type: ignore[assignment]
+    return getter_node is not None and _hands_out(getter_node)
+
+
+def _class_of(module: Module, node: ast.expr) -> str:
+    """Return the class of the file that a dataset expression is made of."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ("Subset", "random_split") and node.args:
+            return _class_of(module, node.args[0])
+        return node.func.id
+    name = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    for one in module.assigns:
+        if name and one.target == name and isinstance(one.expression, ast.Call):
+            return _class_of(module, one.expression)
+    return ""
+
+
+def _hands_out(getter: ast.FunctionDef) -> bool:
+    """Return whether ``__getitem__`` does nothing but index."""
+    calls = [one for one in ast.walk(getter) if isinstance(one, ast.Call)]
+    return len(getter.body) <= 6 and all(
+        re.search(r"(^|\.)(clone|tensor|as_tensor|from_numpy|long|float|dict|len|int)$", ast.unparse(one.func))
+        for one in calls
+    )

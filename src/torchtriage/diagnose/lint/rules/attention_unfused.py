@@ -1,0 +1,143 @@
+"""Attention is written out as two products with a softmax between them.
+
+Looks like: ``(q @ k.transpose(-2, -1)).softmax(-1) @ v``, with ``matmul``, ``bmm`` or ``einsum``,
+    over as many lines as it takes, with scale, mask and dropout in between.
+Slow because: the scores of every pair of tokens are written to memory and read again by each of
+    these operators, and kept for the backward pass.
+Fix: ``torch.nn.functional.scaled_dot_product_attention``.
+Quiet when: the file can run the fused operator as well, the weights leave the function, or the
+    attention is sparse.
+Source: PyTorch tutorial, "Implementing high-performance transformers with scaled dot product
+    attention".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule
+
+RULE = Rule("KRN025", "attention-unfused", "kernel", "Attention written out as single operators", "medium")
+
+FIX = Fix(
+    text="Let one operator compute the attention.",
+    code="""out = torch.nn.functional.scaled_dot_product_attention(
+    q, k, v, attn_mask=mask, dropout_p=p if self.training else 0.0)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
+
+_FUSED = re.compile(r"scaled_dot_product_attention|flash_attn|xformers|flex_attention|_FUNCTIONS")
+_PRODUCT = re.compile(r"@|matmul|bmm|einsum")
+_PRODUCTS = frozenset(["matmul", "bmm", "baddbmm", "einsum"])
+_PASSED = re.compile(r"drop|mask|bias|where|clamp|scale", re.IGNORECASE)
+_SOFTMAX = re.compile(r"^(softmax|attend|attn_softmax)$|_softmax$", re.IGNORECASE)
+_NOTHING, _SCORES, _WEIGHTS = 0, 1, 2
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield the second product of each attention that is written out."""
+    text = module.text
+    if ("softmax" not in text and "Softmax" not in text) or _FUSED.search(text):
+        return
+    for function in module.functions:
+        body = module.text_of(function)
+        if "sparse" in function.qualname.lower():
+            continue
+        if _PRODUCT.search(body) and re.search("softmax|attend", body, re.IGNORECASE):
+            hit = _Function(function.node).hit
+            if hit is not None:
+                yield Hit(hit, "attention is written out: scores go through memory again and again")
+
+
+class _Function:
+    """How far each name of a function is on the way from scores to their use."""
+
+    def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.stage: dict[str, int] = {}
+        self.hit: ast.expr | None = None
+        self.kept = False
+        for statement in sorted(
+            (one for one in ast.walk(node) if isinstance(one, ast.stmt)), key=lambda one: (one.lineno, one.col_offset)
+        ):
+            if isinstance(statement, ast.Assign):
+                self._assign(statement)
+            elif isinstance(statement, ast.AugAssign):
+                self.of(statement.value)
+            elif isinstance(statement, ast.Return) and statement.value is not None:
+                self._leaves(statement.value)
+            elif isinstance(statement, ast.Expr):
+                self.of(statement.value)
+        if self.kept:
+            self.hit = None
+
+    def _assign(self, node: ast.Assign) -> None:
+        stage = self.of(node.value)
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                # "if not wanted: weights = None" does not unmake them
+                if not isinstance(node.value, ast.Constant):
+                    self.stage[target.id] = stage
+            elif isinstance(target, ast.Attribute) and stage == _WEIGHTS:
+                self.kept = True
+
+    def _leaves(self, node: ast.expr) -> None:
+        parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+        stages = {self.of(one) for one in parts}  # all of them: each may hold the product
+        self.kept = self.kept or max(stages, default=_NOTHING) > _NOTHING
+
+    def of(self, node: ast.expr) -> int:
+        """Return the stage of an expression, and note a product of the weights."""
+        if isinstance(node, ast.Name):
+            return self.stage.get(node.id, _NOTHING)
+        if isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.MatMult):
+                return self._product(node, [node.left, node.right])
+            return max(self.of(node.left), self.of(node.right))
+        if isinstance(node, ast.IfExp):
+            return max(self.of(node.body), self.of(node.orelse))
+        if isinstance(node, ast.Subscript):
+            return self.of(node.value)
+        if isinstance(node, ast.Tuple | ast.List):
+            self._leaves(node)
+            return _NOTHING
+        return self._call(node) if isinstance(node, ast.Call) else _NOTHING
+
+    def _call(self, node: ast.Call) -> int:
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        owner = func.value if isinstance(func, ast.Attribute) else None
+        given = [one for one in node.args if not isinstance(one, ast.Constant)]
+        if name in _PRODUCTS:
+            if owner is not None and len(given) == 1 and not _is_package(owner):
+                given = [owner, *given]
+            return self._product(node, given[-2:])
+        inner = self.of(owner) if owner is not None else _NOTHING
+        stages = [self.of(one) for one in given]
+        first = inner or max(stages, default=_NOTHING)
+        if _SOFTMAX.search(name):
+            return _WEIGHTS if first == _SCORES else _NOTHING
+        if name in ("append", "update") and _WEIGHTS in stages:
+            self.kept = True
+        # a tensor's own method hands it on; of other calls, those that mask and drop
+        return first if inner or _PASSED.search(name) else _NOTHING
+
+    def _product(self, node: ast.expr, operands: list[ast.expr]) -> int:
+        stages = [self.of(one) for one in operands]
+        if len(operands) == 1:
+            return stages[0]  # einsum that only turns axes
+        if _WEIGHTS in stages:
+            self.hit = self.hit or node
+            return _NOTHING
+        own = any(_is_own(one) for one in operands)
+        return _SCORES if len(operands) == 2 and not own else _NOTHING
+
+
+def _is_package(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("torch", "th", "F", "np", "jnp")
+
+
+def _is_own(node: ast.expr) -> bool:
+    """Return whether an operand is a parameter of the module, as it is or transposed."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id == "self"

@@ -1,0 +1,69 @@
+"""Something in a compiled function cannot be compiled and cuts it in pieces.
+
+Looks like: ``print``, logging, ``.item()``, ``.tolist()``, ``.numpy()``, ``if`` on a tensor's value
+    or Python's ``random`` in a function under ``torch.compile``, or one it calls.
+Slow because: each break returns to Python, ends fusion, and starts another graph.
+Fix: take prints and reads out; ``torch.where`` or ``torch.cond`` instead of ``if``; find all breaks
+    with ``fullgraph=True``.
+Quiet when: the condition is on shapes, types or Python flags, or behind
+    ``torch.compiler.is_compiling()``.
+Source: PyTorch documentation, "torch.compile: working with graph breaks".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, compiled, logging_calls, reads, text_of
+from torchtriage.diagnose.lint.torch_names import REDUCTIONS
+
+RULE = Rule(
+    "CMP030",
+    "compile-graph-break",
+    "compile",
+    "A compiled function is split into several graphs",
+    "medium",
+    over=("SYN001", "SYN002", "SYN004", "CPY006"),
+)
+
+FIX = Fix(
+    text="Take it out of the compiled function, and compile with fullgraph=True to be told.",
+    code="""model = torch.compile(model, fullgraph=True)  # raises at the first break
+# TORCH_LOGS=graph_breaks python train.py   # lists them all""",
+    link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#graph-breaks",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield what breaks the graph of compiled functions."""
+    if not any(one.compiled for one in module.functions):
+        return
+    for call in logging_calls(module):
+        if _runs(call.context):
+            yield Hit(call.node, f"breaks the graph: {text_of(call.node)}", call.attr)
+    for node, context, how in reads(module):
+        if _runs(context):
+            said = "this condition on a tensor" if how in ("if", "while", "not", "and") else how
+            if how in ("item", "tolist", "numpy", "float", "int", "bool"):
+                said = f"{how}()"
+            yield Hit(node, f"{said} breaks the graph: {text_of(node)}", how)
+    for call in module.called("int", "float", "bool"):
+        inner = call.node.args[0] if len(call.node.args) == 1 else None
+        if (
+            _runs(call.context)
+            and isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and inner.func.attr in REDUCTIONS
+            and module.value(inner).kind == "unknown"
+        ):
+            yield Hit(call.node, f"{call.attr}() breaks the graph: {text_of(call.node)}", call.attr)
+    for call in module.sent("tolist", "numpy"):
+        if _runs(call.context) and call.receiver.kind == "tensor":
+            yield Hit(call.node, f"{call.attr}() breaks the graph", call.attr)
+    for call in module.calls:
+        random = call.name.startswith(("random.", "numpy.random."))
+        if _runs(call.context) and (random or call.name == "torch._dynamo.graph_break"):
+            yield Hit(call.node, f"breaks the graph: {text_of(call.node)}", call.attr)
+
+
+def _runs(context: Context) -> bool:
+    return compiled(context) and not context.rare

@@ -1,0 +1,96 @@
+"""A compiled function gets arguments for which it must compile again.
+
+Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an
+    argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``).
+Slow because: what is a Python number or a dtype becomes part of the compiled code; another value
+    compiles again, for seconds, and after eight times the function runs without compilation.
+Fix: pass a tensor instead of the number; keep one dtype.
+Quiet when: the argument is a tensor.
+Source: PyTorch documentation, "torch.compile: recompilation".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, arguments, text_of
+
+RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is compiled again and again", "medium")
+
+FIX = Fix(
+    text="Pass what changes as a tensor, in one dtype.",
+    code="""torch._dynamo.mark_dynamic(x, 0)         # this dimension varies: one graph for all
+step = torch.tensor(step, device=device)  # not a Python number that changes
+# TORCH_LOGS=recompiles python train.py    # prints what changed""",
+    link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
+)
+
+_CASTS = frozenset(["half", "float", "bfloat16", "double", "to", "type"])
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield calls of compiled functions whose arguments change kind."""
+    if "compile" not in module.text:
+        return
+    for call in module.calls:
+        if not _is_compiled(module, call) or call.context.rare:
+            continue
+        given = arguments(call.node)
+        counters = {
+            name
+            for loop in call.context.loops()
+            if not loop.comprehension and (loop.n_constant is None or loop.n_constant > 2)
+            for name in _counters(loop.node)
+        }
+        counters |= {
+            one.target
+            for one in module.assigns
+            if one.context.loop is call.context.loop and one.how == "=" and _counts(one.expression, counters)
+        }
+        for one in given:
+            if _counts(one, counters):
+                yield Hit(call.node, f"{text_of(one)!r} is another number in every call: it compiles again")
+                break
+            if isinstance(one, ast.IfExp) and _flips(one):
+                yield Hit(call.node, f"the dtype changes from call to call: {text_of(one)}")
+                break
+
+
+def _counts(node: ast.expr, counters: set[str]) -> bool:
+    """Return whether an argument is a loop's counter, or arithmetic on it with numbers."""
+    if isinstance(node, ast.Name):
+        return node.id in counters
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+        sides = (node.left, node.right)
+        return any(_counts(one, counters) for one in sides) and all(
+            isinstance(one, ast.Constant) or _counts(one, counters) for one in sides
+        )
+    return False
+
+
+def _is_compiled(module: Module, call: Call) -> bool:
+    if call.receiver.compiled:
+        return True
+    if isinstance(call.node.func, ast.Name):
+        return any(one.compiled and one.name == call.node.func.id and one.owner is None for one in module.functions)
+    return False
+
+
+def _counters(node: ast.AST) -> Iterator[str]:
+    """Yield the names a loop counts with."""
+    if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
+        return
+    func = node.iter.func
+    name = func.id if isinstance(func, ast.Name) else ""
+    if name == "range" and isinstance(node.target, ast.Name):
+        yield node.target.id
+    if name == "enumerate" and isinstance(node.target, ast.Tuple) and node.target.elts:
+        first = node.target.elts[0]
+        if isinstance(first, ast.Name):
+            yield first.id
+
+
+def _flips(node: ast.IfExp) -> bool:
+    def cast(one: ast.expr) -> bool:
+        return isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _CASTS
+
+    return cast(node.body) != cast(node.orelse)

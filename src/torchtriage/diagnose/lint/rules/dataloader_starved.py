@@ -1,0 +1,99 @@
+"""Worker processes start anew in every epoch.
+
+Looks like: ``DataLoader(num_workers=n)`` without ``persistent_workers=True`` that is iterated once
+    per epoch, or a ``DataLoader`` built inside the epoch loop.
+Slow because: each epoch starts processes, imports, and fills the queues again, for a few seconds,
+    while the device waits.
+Fix: build the loader once, with ``persistent_workers=True``.
+Quiet when: it is iterated once, or the setting is given.
+Source: PyTorch documentation of ``torch.utils.data.DataLoader``.
+"""
+
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import (
+    Autofix,
+    Call,
+    Fix,
+    Hit,
+    Loop,
+    Module,
+    Rule,
+    add_keyword,
+    arguments,
+    keyword,
+    literal,
+    unpacks,
+)
+from torchtriage.diagnose.lint.rules._loaders import workers
+from torchtriage.diagnose.lint.torch_names import LOADERS
+
+RULE = Rule("DAT019", "dataloader-starved", "data", "Worker processes start anew in every epoch", "low")
+
+FIX = Fix(
+    text="Keep the workers from epoch to epoch.",
+    code="loader = DataLoader(dataset, num_workers=8, persistent_workers=True)",
+    link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+)
+
+SAFE = (
+    "the order of batches stays the same; the dataset must not change between epochs, since the workers keep their copy"
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield loaders whose workers are started again and again."""
+    for call in module.called(*LOADERS):
+        number = workers(call)
+        if number == 0 or call.context.aside:
+            continue
+        if number is None and keyword(call.node, "num_workers") is None:
+            continue
+        loop = call.context.loop
+        if loop is not None and not loop.comprehension and _iterated_inside(module, call, loop):
+            yield Hit(call.node, "this loader and its workers are made anew in every epoch")
+            continue
+        given = keyword(call.node, "persistent_workers")
+        if given is not None and literal(given) is not False:
+            continue
+        if unpacks(call.node) or not _again(module, call):
+            continue
+        edit = add_keyword(module.text, call.node, "persistent_workers", "True")
+        yield Hit(
+            call.node,
+            "the workers of this loader start anew in every epoch",
+            autofix=Autofix((edit,), SAFE) if edit is not None and number else None,
+        )
+
+
+def _iterated_inside(module: Module, call: Call, around: Loop) -> bool:
+    return bool(call.target) and any(loop.over == call.target and around in _outward(loop) for loop in module.loops)
+
+
+def _outward(loop: Loop) -> Iterator[Loop]:
+    while loop.outer is not None:
+        loop = loop.outer
+        yield loop
+
+
+def _again(module: Module, call: Call) -> bool:
+    """Return whether the loader is iterated in a loop, here or one call away."""
+    name = call.target
+    if not name:
+        return False
+    for loop in module.loops:
+        if loop.over != name or loop.comprehension:
+            continue
+        if loop.outer is not None and not loop.outer.comprehension:
+            return True
+        if loop.function is not None and loop.function.called_in_loop:
+            return True
+    for other in module.calls:
+        if other.context.loop is None or other.context.loop.comprehension:
+            continue
+        if other.attr in ("print", "len", "enumerate", "tqdm", "iter", "next"):
+            continue
+        given = arguments(other.node)
+        if any(module.name_of(one) == name for one in given) and other.context.function is (call.context.function):
+            return True
+    return False

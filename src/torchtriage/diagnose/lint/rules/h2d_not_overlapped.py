@@ -1,0 +1,61 @@
+"""A pinned batch is copied to the device while the host waits.
+
+Looks like: ``x.to(device)`` or ``x.cuda()`` without ``non_blocking=True`` on what a loader with
+    ``pin_memory=True`` gives.
+Slow because: the memory is pinned, so the copy could run beside the host's work; as it stands the
+    host waits for it.
+Fix: ``x.to(device, non_blocking=True)``.
+Quiet when: the loader does not pin (that is CPY007), or nothing is known of it.
+Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory()".
+"""
+
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, add_keyword, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.torch_names import LOADERS
+
+RULE = Rule("CPY008", "h2d-not-overlapped", "copy", "Uploads that nothing overlaps", "low", device=True)
+
+FIX = Fix(
+    text="Copy without waiting: the batch is in pinned memory.",
+    code="x = x.to(device, non_blocking=True)",
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
+
+SAFE = "work queued on the device after the copy still waits for it, so values stay the same"
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield blocking copies of pinned batches."""
+    flags = [call.value.pinned for call in module.called(*LOADERS)]
+    all_pinned = bool(flags) and all(flag is True for flag in flags)
+    for call in module.sent("to", "cuda"):
+        if not _is_move(call) or keyword(call.node, "non_blocking") is not None:
+            continue
+        if unpacks(call.node) or len(call.node.args) > 1:
+            continue
+        if not call.context.hot:
+            continue
+        pinned = call.receiver.pinned
+        if pinned is True or (pinned is None and all_pinned):
+            yield Hit(
+                call.node,
+                f"the host waits for this copy of a pinned batch: {text_of(call.node)}",
+                call.attr,
+                autofix=_mend(module, call),
+            )
+
+
+def _is_move(call: Call) -> bool:
+    return call.receiver.data and call.value.kind == "tensor" and call.value.device == 2
+
+
+def _mend(module: Module, call: Call) -> Autofix | None:
+    if not call.node.args and not call.node.keywords:
+        node = call.node
+        from torchtriage.diagnose.lint.edits import Edit
+
+        line, end = node.end_lineno or 0, (node.end_col_offset or 0) - 1
+        return Autofix((Edit(line, end, line, end, "non_blocking=True"),), SAFE)
+    edit = add_keyword(module.text, call.node, "non_blocking", "True")
+    return Autofix((edit,), SAFE) if edit is not None else None

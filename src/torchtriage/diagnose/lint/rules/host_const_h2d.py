@@ -1,0 +1,62 @@
+"""A constant is built on the host and copied to the device in every step.
+
+Looks like: ``torch.tensor([...]).to(device)`` or ``torch.zeros(n).cuda()``, and factories without
+    ``device=`` whose result moves, in a loop of steps or in ``forward``.
+Slow because: the constant is filled on the CPU, then copied from pageable memory; the copy waits
+    for the stream.
+Fix: give ``device=`` to the factory; keep constants in a buffer.
+Quiet when: the tensor holds input of this step, or stays on the host.
+Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.core import fixes
+from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, keyword, text_of
+
+RULE = Rule(
+    "SYN005", "host-const-h2d", "sync", "Constants built on the host and copied each step", "medium", device=True
+)
+
+FIX = fixes.BUILD_ON_DEVICE
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield moves of tensors that hot code has just built on the host."""
+    for call in module.sent("to", "cuda", "type_as"):
+        made = call.receiver.made_by
+        if made is None or not call.context.hot or call.value.device != 2 or compiled(call.context):
+            continue
+        if _of_step(module, made):
+            continue
+        yield Hit(call.node, f"built on the host and copied in every step: {text_of(call.node)}", call.attr)
+
+
+def _of_step(module: Module, made: ast.Call) -> bool:
+    """Return whether a factory is given data, which must come from the host."""
+    name = module.name_of(made.func)
+    if keyword(made, "pin_memory") is not None:
+        return True
+    if name.rpartition(".")[2] not in ("tensor", "as_tensor"):
+        return False
+    return not made.args or not _constant(made.args[0])
+
+
+def _constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return _constant(node.operand)
+    if isinstance(node, ast.List | ast.Tuple):
+        return bool(node.elts) and all(_constant(one) for one in node.elts)
+    if isinstance(node, ast.BinOp):
+        return _constant(node.left) and _constant(node.right)
+    if isinstance(node, ast.Attribute):
+        # self.mean of a configuration: the same in every step
+        return isinstance(node.value, ast.Name | ast.Attribute) and _root(node) == "self"
+    return isinstance(node, ast.Constant)
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,61 @@
+"""Tensors are printed or logged in every step.
+
+Looks like: ``print``, a logger, ``add_scalar``, ``wandb.log`` or ``tqdm.set_postfix`` with a device
+    tensor (or its ``.item()``) among its arguments, in a loop of steps or in a step function.
+Slow because: to show a value the host waits for it; formatting and writing take their own time.
+Fix: log every N steps, and what was added up on the device meanwhile.
+Quiet when: it is behind ``if step % n``, a debug switch, or shows host values only.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, compiled, logging_calls, reads, text_of
+
+RULE = Rule(
+    "SYN004",
+    "host-sync-print-log",
+    "sync",
+    "Tensors printed or logged in every step",
+    "medium",
+    over=("SYN001", "CPY006", "OPT041"),
+    device=True,
+)
+
+FIX = Fix(
+    text="Log every N steps, from a sum that stays on the device.",
+    code="""running += loss.detach()
+if step % 50 == 0:
+    print(f"{step} {running.item() / 50:.4f}")
+    running.zero_()""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+    "#avoid-unnecessary-cpu-gpu-synchronization",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield prints and log calls of hot code that show device values."""
+    shown = [call for call in logging_calls(module) if call.context.hot and not compiled(call.context)]
+    if not shown:
+        return
+    read = [node for node, context, _ in reads(module) if context.hot]
+    for call in shown:
+        if _shows_tensor(module, call) or any(_inside(one, call.node) for one in read):
+            yield Hit(
+                call.node,
+                f"a device value is shown in every step: {text_of(call.node)}",
+                "print" if call.attr == "print" else call.attr,
+            )
+
+
+def _shows_tensor(module: Module, call: Call) -> bool:
+    for value in call.arguments:
+        if any(one.on_device and not one.guess for one in (value, *value.items)):
+            return True
+    return any(one.value.on_device and not one.value.guess and _inside(one.node, call.node) for one in module.formats)
+
+
+def _inside(node: ast.AST, outer: ast.Call) -> bool:
+    begin = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
+    return (outer.lineno, outer.col_offset) <= begin < (outer.end_lineno or 0, outer.end_col_offset or 0)

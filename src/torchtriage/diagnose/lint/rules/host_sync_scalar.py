@@ -1,0 +1,47 @@
+"""A device scalar is read on the host in every step.
+
+Looks like: ``.item()``, ``float(t)``, ``int(t)``, ``bool(t)``, ``.cpu()`` of one number, an
+    f-string of a tensor, or ``if``/``while``/``assert`` on a comparison of tensors, in a loop of
+    steps, in ``forward``, or in a function called from them.
+Slow because: the host waits until the device has computed everything before the value, and only
+    then launches more. The device stands idle meanwhile.
+Fix: add up ``loss.detach()`` and read it every N steps; use ``torch.where`` instead of ``if``.
+Quiet when: the tensor is on the CPU, came out of NumPy, or the read is behind ``if step % n``, a
+    debug switch, or on a way out (``raise``, ``break``).
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from collections.abc import Iterator
+
+from torchtriage.core import fixes
+from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, reads, text_of
+
+RULE = Rule("SYN001", "host-sync-scalar", "sync", "GPU scalars read on the host inside a step", "medium", device=True)
+
+FIX = fixes.READ_NOW_AND_THEN
+
+_HOW = {
+    "if": "this condition",
+    "while": "this condition",
+    "assert": "this assertion",
+    "not": "this condition",
+    "and": "this condition",
+    "or": "this condition",
+    "f-string": "formatting it",
+    "%": "formatting it",
+}
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield every read that runs in each step."""
+    for node, context, how in reads(module):
+        if not context.hot or compiled(context):
+            continue
+        said = _HOW.get(how, f"{how}()")
+        # in an assertion or a check of a library's forward it is one of many; still it waits
+        yield Hit(
+            node,
+            f"{said} waits for the device in every step: {text_of(node)}",
+            called=how,
+            severity="low" if context.step_loop is None else None,
+        )

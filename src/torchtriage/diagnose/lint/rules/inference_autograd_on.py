@@ -1,0 +1,114 @@
+"""Inference records a graph that nobody uses.
+
+Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
+    loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
+    (``@app.post``) and calls one; or a loop over batches with a model in
+    evaluation mode and no backward pass in the file.
+Slow because: every operator is noted for a backward pass that never comes, and all activations stay
+    in memory until the result is let go.
+Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
+Quiet when: gradients are used in the function, its callers switch autograd off, or a framework
+    does (Lightning's ``validation_step``).
+Source: PyTorch documentation, "Inference mode".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Function, Hit, Module, Rule, decorate
+from torchtriage.diagnose.lint.torch_names import INFERENCE
+
+RULE = Rule(
+    "CFG043", "inference-autograd-on", "config", "Inference records an autograd graph that nothing uses", "medium"
+)
+
+FIX = Fix(
+    text="Switch autograd off around the loop.",
+    code="with torch.inference_mode():\n    outputs = model(inputs)",
+    link="https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode",
+)
+
+SAFE = "the function takes no gradients, and returns no tensor that later code could train with"
+
+_USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.grad\b|set_grad_enabled|jacobian|vjp")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield the first call of a model in each inference loop that records a graph."""
+    done: set[Function | None] = set()
+    for call in module.calls:
+        function = call.context.function
+        if (
+            function in done
+            or call.context.no_grad
+            or call.context.rare
+            or (call.context.step_loop is None and not (function and function.serves))
+            or call.receiver.kind != "module"
+            or call.value.kind != "tensor"
+            or call.receiver.of.endswith("Loss")
+            or call.attr == "generate"
+        ):
+            continue
+        done.add(function)
+        if function is None and not _script(module, call):
+            continue
+        if function is not None and not _infers(module, call, function):
+            continue
+        yield Hit(
+            call.node,
+            "this inference records a graph that no backward pass uses",
+            "forward",
+            autofix=_mend(module, function),
+        )
+
+
+def _script(module: Module, call: Call) -> bool:
+    """Return whether the file's own lines run inference: evaluation mode, nothing trained."""
+    return (
+        bool(module.sent("eval"))
+        and call.receiver.evaluated
+        and not _USES_GRAD.search(module.text)
+        and "set_grad" not in module.text
+    )
+
+
+def _infers(module: Module, call: Call, function: Function) -> bool:
+    if INFERENCE.match(function.name) is None and not function.serves:
+        return False
+    text = module.text_of(function)
+    if _USES_GRAD.search(text) or "no_grad" in text or "inference_mode" in text:
+        return False
+    if function.called_without_grad or function.compiled:
+        return False
+    owner = function.owner
+    if owner is not None and (
+        owner.is_lightning
+        or owner.is_module
+        or function.name.startswith("_")  # its public callers switch autograd off, or not
+        or any(base.endswith("Pipeline") for base in owner.bases)
+    ):
+        return False
+    outer = function.outer
+    while outer is not None:
+        if outer.no_grad:
+            return False
+        outer = outer.outer
+    return True
+
+
+def _mend(module: Module, function: Function | None) -> Autofix | None:
+    if function is None or function.is_generator:
+        return None
+    if isinstance(function.node, ast.AsyncFunctionDef):
+        return None
+    torch = next((name for name, full in module.aliases.items() if full == "torch"), "")
+    keeps = any(
+        isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function.node)
+    )
+    host = all(value.kind == "host" for _, value in function.returns)
+    trains = _USES_GRAD.search(module.text) is not None
+    if not torch or keeps or (trains and not host):
+        return None
+    return Autofix((decorate(module.text, function.node, f"{torch}.inference_mode()"),), SAFE)

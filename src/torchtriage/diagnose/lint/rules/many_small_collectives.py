@@ -1,0 +1,57 @@
+"""Ranks exchange small things in every step.
+
+Looks like: ``all_reduce`` and the like in a loop over parameters; ``barrier()``,
+    ``all_gather_object`` or ``broadcast_object_list`` in a loop of steps.
+Slow because: each exchange costs tens of microseconds whatever its size, and every rank waits for
+    the last; objects are pickled, copied and read on the host.
+Fix: let ``DistributedDataParallel`` bucket the gradients; exchange metrics every N steps; delete
+    barriers.
+Quiet when: it is behind ``if step % n`` or runs once per epoch.
+Source: PyTorch documentation, "Distributed communication package".
+"""
+
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule
+
+RULE = Rule("COM037", "many-small-collectives", "comm", "Many small collectives", "medium")
+
+FIX = Fix(
+    text="Exchange rarely and in bulk.",
+    code="""model = DistributedDataParallel(model)  # bucket_cap_mb stays at 25
+if step % 100 == 0:
+    torch.distributed.all_reduce(metrics)  # one tensor of all metrics""",
+    link="https://docs.pytorch.org/docs/stable/distributed.html",
+)
+
+_DIST = "torch.distributed."
+_OBJECTS = (
+    "barrier",
+    "monitored_barrier",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+)
+_EACH = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield barriers and object collectives of each step, and collectives per parameter."""
+    for call in module.called(*(_DIST + name for name in _OBJECTS)):
+        if call.context.hot:
+            yield Hit(call.node, f"{call.attr}() makes all ranks wait in every step", call.attr)
+    for call in module.called(*(_DIST + name for name in _EACH)):
+        loop = call.context.loop
+        if loop is None or loop.iterates.kind != "params" or call.context.rare:
+            continue
+        outer = module.loop_contexts[loop]
+        if outer.hot or (call.node.args and _of_gradient(call.node.args[0])):
+            node = loop.node if not loop.comprehension else call.node
+            yield Hit(node, f"one {call.attr}() for each parameter", call.attr)  # type: ignore[arg-type]
+
+
+def _of_gradient(node: object) -> bool:
+    return getattr(node, "attr", "") in ("grad", "data") and "grad" in str(
+        (getattr(node, "attr", ""), getattr(getattr(node, "value", None), "attr", ""))
+    )

@@ -1,0 +1,133 @@
+"""A clock measures something else than the work.
+
+Looks like: two readings of ``time.time()`` or ``perf_counter()`` around device work without a
+    ``synchronize()`` (or a read of a result) in between; ``torch.compile`` or the first call of a
+    compiled function between them.
+Slow because: nothing is slow, the number is wrong: work is queued, not done, when the call returns;
+    and the first call compiles, for seconds.
+Fix: ``torch.cuda.synchronize()`` before each reading, after a warm-up; or
+    ``torch.utils.benchmark.Timer``.
+Quiet when: the work is on the CPU, or something between the readings waits for the device.
+Source: PyTorch benchmark recipe, "torch.utils.benchmark".
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchtriage.diagnose.lint.base import Event, Fix, Hit, Module, Rule
+from torchtriage.diagnose.lint.torch_names import CLOCKS
+
+RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
+
+FIX = Fix(
+    text="Wait for the device before reading the clock.",
+    code="""torch.cuda.synchronize()  # before each reading of the clock
+start = time.perf_counter()
+step()
+torch.cuda.synchronize()
+print(time.perf_counter() - start)""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/benchmark.html",
+)
+
+WARM = Fix(
+    text="Compile and warm up before the clock starts.",
+    code="""model = torch.compile(model)
+for _ in range(3):
+    model(x)                 # compiles
+torch.cuda.synchronize()
+start = time.perf_counter()""",
+    link="https://docs.pytorch.org/tutorials/intermediate/torch_compile_tutorial.html",
+)
+
+
+_WORK = ("work", "first", "backward")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield differences of clock readings that do not measure the device's work."""
+    if not any(name in module.named for name in CLOCKS):
+        return
+    groups = [module.module_events, *(one.events for one in module.functions)]
+    bodies = [module.tree, *(one.node for one in module.functions)]
+    for events, body in zip(groups, bodies, strict=True):
+        if not any(one.kind == "clock" for one in events):
+            continue
+        yield from _in_body(module, events, body)
+
+
+def _in_body(module: Module, events: list[Event], body: ast.AST) -> Iterator[Hit]:
+    begun: dict[str, Event] = {one.name: one for one in events if one.kind == "clock" and one.name}
+    for node in _statements(body):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+            continue
+        start = begun.get(module.name_of(node.right))
+        if start is None:
+            continue
+        end = _end(module, node, begun)
+        if end is None or end <= _at(start.node):
+            continue
+        starts = [
+            _at(one.node) for one in events if one.kind == "clock" and one.name == start.name and _at(one.node) < end
+        ]
+        if not starts:
+            continue
+        first = max(starts)
+        between = [one for one in events if first < _at(one.node) < end and not one.context.rare]
+        yield from _judge(module, node, first, between, events)
+
+
+def _judge(
+    module: Module, node: ast.BinOp, first: tuple[int, int], between: list[Event], events: list[Event]
+) -> Iterator[Hit]:
+    # read in each turn of a loop, one reading of many holds the compilation
+    looped = any(one.context.loop is not None for one in events if _at(one.node) == first)
+    for one in between:
+        if one.kind == "compile":
+            yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
+            return
+        if (
+            one.kind == "first"
+            and not looped
+            and not any(
+                other.kind in ("first", "work") and other.name == one.name and _at(other.node) < first
+                for other in events
+            )
+        ):
+            yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
+            return
+    # in order of running: f(x).cpu() starts where f(x) does
+    waiting = {one.name for one in module.functions if any(event.kind == "wait" for event in one.events)}
+    between = [replace(one, kind="wait") if one.kind == "call" and one.name in waiting else one for one in between]
+    work = [index for index, one in enumerate(between) if one.kind in _WORK]
+    if not work:
+        return
+    last = between[work[-1]]
+    waited = any(one.kind == "wait" for one in between[work[-1] :]) or any(
+        one.kind == "wait" and one.context.loop is not None and one.context.loop is last.context.loop for one in between
+    )
+    if not waited and not module.on_cpu:
+        yield Hit(node, "the clock is read before the device has done the work")
+
+
+def _end(module: Module, node: ast.BinOp, begun: dict[str, Event]) -> tuple[int, int] | None:
+    """Return where the second reading is: in the difference itself, or under a name."""
+    if isinstance(node.left, ast.Call) and module.name_of(node.left.func) in CLOCKS:
+        return _at(node.left)
+    event = begun.get(module.name_of(node.left))
+    return _at(event.node) if event is not None else None
+
+
+def _at(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _statements(body: ast.AST) -> Iterator[ast.AST]:
+    """Walk a body without the functions and classes inside it."""
+    waiting = list(ast.iter_child_nodes(body))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        yield node
+        waiting.extend(ast.iter_child_nodes(node))

@@ -1,0 +1,107 @@
+"""Tensors, or the graph behind them, are kept from step to step.
+
+Looks like: ``total += loss`` or ``losses.append(loss)`` with a loss that still holds its graph; a
+    list of device tensors that grows in a training loop.
+Slow because: every step's graph stays alive. After a backward pass it holds little, without one it
+    holds all activations, until memory runs out.
+Fix: ``total += loss.detach()``; clear the list, or keep numbers.
+Quiet when: the sum is what ``backward()`` is called on, or the list is cleared in the loop.
+Source: PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Loop, Module, Rule, Severity, names_in, text_of
+
+RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
+
+FIX = Fix(
+    text="Detach what is kept.",
+    code="""total += loss.detach()              # not: total += loss
+losses.append(loss.detach())        # not: losses.append(loss)""",
+    link="https://docs.pytorch.org/docs/stable/notes/faq.html",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield sums and lists that outlive the step and hold a graph."""
+    for one in module.assigns:
+        value, context = one.value, one.context
+        if not value.on_device or value.guess or context.no_grad or not context.hot:
+            continue
+        loop = context.step_loop
+        own = one.target.startswith("self.") and loop is None
+        if loop is None and not own:
+            continue
+        if loop is not None and (_renewed(loop, one) or one.target in loop.targets):
+            continue
+        if _is_trained(module, one, loop):
+            continue
+        if one.how == "append" and (own or (loop and (loop.trains or loop.over_loader))):
+            yield from _list(module, one, loop)
+        elif one.how != "append" and value.grad and value.scalar and (one.how == "+=" or _adds_itself(one)):
+            yield Hit(_node(one), f"keeps the graph of every step: {text_of(one.node)}")
+
+
+def _list(module: Module, one: Assign, loop: Loop | None) -> Iterator[Hit]:
+    severity: Severity = "medium"
+    if one.value.grad:
+        if loop is not None and loop.function and not loop.trains and loop.function.has_backward:
+            return  # gathered on purpose for a backward pass after the loop
+        said = "keeps the graph of every step"
+    elif loop is not None and loop.trains and not one.value.scalar:
+        said, severity = "keeps a device tensor of every step", "low"
+    else:
+        return
+    yield Hit(_node(one), f"{said}: {text_of(one.node)}", "append", severity)
+
+
+def _node(one: Assign) -> ast.expr | ast.stmt:
+    return one.node
+
+
+def _adds_itself(one: Assign) -> bool:
+    node = one.expression
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and one.target in (text_of(node.left, 999), text_of(node.right, 999))
+    )
+
+
+def _renewed(loop: Loop, one: Assign) -> bool:
+    """Return whether the target starts afresh in each step."""
+    if one.target in loop.cleared:
+        return True
+    own = 1 if one.how == "=" else 0
+    return loop.assigned.get(one.target, 0) > own
+
+
+def _is_trained(module: Module, one: Assign, loop: Loop | None) -> bool:
+    """Return whether a backward pass runs on the target, or on what is computed from it."""
+    last = one.target.rpartition(".")[2]
+    for call in module.sent("backward", "manual_backward"):
+        inside = [*call.node.args] + ([call.owner] if call.owner is not None else [])
+        for part in inside:
+            for node in ast.walk(part):
+                if isinstance(node, ast.Name) and node.id == last:
+                    return True
+                if isinstance(node, ast.Attribute) and node.attr == last:
+                    return True
+    function = one.context.function
+    if function is not None and not (loop is not None and loop.over_loader):
+        for returned, _ in function.returns:
+            if returned.value is not None and one.target in names_in(returned.value) and not function.has_backward:
+                return True  # a loss that is put together for the caller
+    # torch.stack(losses).mean() and the like feed a loss
+    return (
+        loop is not None
+        and not loop.trains
+        and any(
+            isinstance(node, ast.Name) and node.id == last
+            for other in module.assigns
+            if other.how == "=" and "loss" in other.target.lower() and other.target != one.target
+            for node in ast.walk(other.expression)
+        )
+    )

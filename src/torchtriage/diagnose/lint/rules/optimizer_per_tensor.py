@@ -1,0 +1,106 @@
+"""Parameters are updated one by one.
+
+Looks like: an optimizer with ``foreach=False``; a loop over ``parameters()`` that updates each in
+    place (``p.data.mul_(...)``, an average of weights) in each step.
+Slow because: several launches per parameter, each a few microseconds of host time, for kernels that
+    take less.
+Fix: ``AdamW(..., fused=True)``; ``torch._foreach_lerp_`` or ``AveragedModel`` for averages.
+Quiet when: ``fused=True`` is given, or the loop runs once (freezing, initial values).
+Source: PyTorch performance tuning guide, "Fuse operations"; documentation of ``torch.optim``.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.core import fixes
+from torchtriage.diagnose.lint.base import Autofix, Call, Hit, Loop, Module, Rule, keyword, literal, replace_node
+
+RULE = Rule(
+    "LCH016", "optimizer-per-tensor", "launch", "The optimizer loops over parameters", "medium", over=("OPT040",)
+)
+
+FIX = fixes.FUSE_OPTIMIZER
+
+SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
+
+_FUSED = frozenset(["SGD", "Adam", "AdamW", "Adagrad"])
+_UPDATES = re.compile(r"(mul|add|sub|copy|lerp|addcmul|addcdiv|div)_$")
+_STEPPING = re.compile(r"ema|average|momentum|(^|_)update|(^|_)step($|_)|polyak|soft_update")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield per-tensor optimizers and loops that update parameters in each step."""
+    for call in module.calls:
+        if call.name.startswith("torch.optim.") and call.attr[:1].isupper():
+            yield from _optimizer(call)
+    for loop in module.loops:
+        if _updates(module, loop):
+            yield Hit(
+                loop.node,  # type: ignore[arg-type]
+                "parameters are updated one by one in every step",
+                fix=fixes.AVERAGE_AT_ONCE,
+                span=loop.node,
+            )
+
+
+def _optimizer(call: Call) -> Iterator[Hit]:
+    foreach, fused = keyword(call.node, "foreach"), keyword(call.node, "fused")
+    if literal(fused) is True or literal(keyword(call.node, "differentiable")) is True:
+        return
+    if foreach is not None and literal(foreach) is False:
+        yield Hit(
+            call.node,
+            f"{call.attr} with foreach=False updates one parameter at a time",
+            autofix=Autofix((replace_node(foreach, "True"),), SAFE),
+        )
+    elif foreach is None and fused is None and call.attr in _FUSED:
+        yield Hit(call.node, f"{call.attr} without fused=True: one kernel could update all parameters", severity="note")
+
+
+def _updates(module: Module, loop: Loop) -> bool:
+    if loop.comprehension or not isinstance(loop.node, ast.For) or not _over_params(module, loop):
+        return False
+    context = module.loop_contexts[loop]
+    function = context.function
+    stepping = function is not None and (_STEPPING.search(function.name) is not None or function.called_hot)
+    if not (context.hot or stepping) or context.rare:
+        return False
+    if function is not None and "_foreach_" in module.text_of(function):
+        return False  # the way out for what the fast path cannot do
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.AugAssign) and _root(node.target) in loop.targets:
+            if not _is_grad(node.target):
+                return True
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and _UPDATES.search(node.func.attr)
+            and (root := _root(node.func.value)) is not None
+            and root in loop.targets
+            and not _is_grad(node.func.value)
+        ):
+            return True
+    return False
+
+
+def _over_params(module: Module, loop: Loop) -> bool:
+    """Return whether a loop goes over parameters, alone or in pairs."""
+    node = loop.node.iter  # type: ignore[union-attr]
+    if loop.iterates.kind == "params":
+        return True
+    if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
+        return any(module.value(one).kind == "params" for one in node.args)
+    if isinstance(node, ast.Subscript):
+        return literal(node.slice) == "params"
+    return False
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_grad(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))

@@ -1,0 +1,202 @@
+"""A Python loop goes over the rows of a tensor.
+
+Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with operations on
+    ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before.
+Slow because: every row launches its own kernels; a batch takes one launch for all.
+Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``.
+Quiet when: each row has a length of its own, a value is carried from turn to turn (a recurrence),
+    the loop goes over layers, or the tensor is on the CPU.
+Source: PyTorch documentation of ``torch.vmap``.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
+from torchtriage.diagnose.lint.base import Call, Fix, Hit, Loop, Module, Rule, text_of
+
+RULE = Rule("LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium")
+
+FIX = Fix(
+    text="Run all rows at once.",
+    code="out = torch.vmap(f)(x)  # instead of torch.stack([f(x[i]) for i in range(len(x))])",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.vmap.html",
+)
+
+MIN_TURNS = 8
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield loops over rows whose turns are independent and compute with torch."""
+    for loop in module.loops:
+        context = module.loop_contexts[loop]
+        if context.rare or context.aside or not loop.targets:
+            continue
+        if context.function is not None and context.function.name == "__init__":
+            continue
+        if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
+            continue
+        row = _row(module, loop)
+        if row is None or not _computes(module, loop, row):
+            continue
+        if not loop.comprehension and (_carries(loop) or _ragged(loop)):
+            continue
+        node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
+        assert isinstance(node, ast.expr | ast.stmt)
+        yield Hit(node, f"the same operations run once for each row: {text_of(row)}")
+
+
+def _row(module: Module, loop: Loop) -> ast.expr | None:
+    """Return an expression for one row inside the loop; None when it goes over none."""
+    node = loop.node
+    if isinstance(node, ast.While):
+        return None
+    if loop.iterates.kind == "tensor":
+        value = loop.iterates
+        if not module.loop_contexts[loop].hot:
+            return None
+        known = value.device > 0 and not (value.guess or value.data or value.of == OUTPUT)
+        if not known or not isinstance(node.target, ast.Name):
+            return None
+        name = node.target.id
+        if _indexes(node, loop, module, name) or not _is_made_a_batch(node, loop, module, name):
+            return None
+        return node.target
+    over = _ranged(module, node.iter, hot=module.loop_contexts[loop].hot)
+    if over is None or not isinstance(node.target, ast.Name):
+        return None
+    if _indexes(node, loop, module, node.target.id, but=over):
+        return None
+    for one in _inside(node, loop, module):
+        if (
+            isinstance(one, ast.Subscript)
+            and isinstance(one.ctx, ast.Load)
+            and isinstance(_first(one.slice), ast.Name)
+            and _first(one.slice).id == node.target.id  # type: ignore[attr-defined]
+            and text_of(one.value, 999) == over
+            and module.value(one.value).kind in ("tensor", "unknown")
+            and not (module.value(one.value).kind == "tensor" and module.value(one.value).device == 0)
+        ):
+            return one
+    return None
+
+
+def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bool:
+    """Return whether a row gets back the dimension it lost: ``row.unsqueeze(0)``."""
+    return any(
+        (isinstance(one, ast.Attribute) and one.attr == "unsqueeze" and text_of(one.value) == name)
+        or (isinstance(one, ast.Subscript) and text_of(one) == f"{name}[None]")
+        for one in _inside(node, loop, module)
+    )
+
+
+def _indexes(node: ast.AST, loop: Loop, module: Module, name: str, but: str = "") -> bool:
+    """Return whether a name picks modules or weights of its own in each turn: no batch then."""
+    return any(
+        isinstance(one, ast.Subscript)
+        and isinstance(one.ctx, ast.Load)
+        and isinstance(one.slice, ast.Name)
+        and one.slice.id == name
+        and text_of(one.value, 999) != but
+        and (not but or text_of(one.value).startswith("self."))
+        for one in _inside(node, loop, module)
+    )
+
+
+def _first(index: ast.expr) -> ast.expr:
+    return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+
+
+def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
+    """Return ``x`` of ``range(x.shape[0])``, ``range(x.size(0))`` or ``range(len(x))``."""
+    if not isinstance(node, ast.Call) or module.name_of(node.func) != "range" or len(node.args) != 1:
+        return None
+    bound = node.args[0]
+    if isinstance(bound, ast.Subscript) and isinstance(bound.value, ast.Attribute):
+        first = isinstance(bound.slice, ast.Constant) and bound.slice.value == 0
+        return text_of(bound.value.value, 999) if first and bound.value.attr == "shape" else None
+    if isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute):
+        return text_of(bound.func.value, 999) if bound.func.attr == "size" else None
+    if isinstance(bound, ast.Call) and module.name_of(bound.func) == "len" and bound.args:
+        known = module.value(bound.args[0])
+        # what comes out of a loader may be a list; once it was moved it is a tensor
+        moved = known.device == DEVICE or (known.device > 0 and not known.data)
+        sure = hot and known.kind == "tensor" and moved and not known.of
+        return text_of(bound.args[0], 999) if sure else None
+    return None
+
+
+def _inside(node: ast.AST, loop: Loop, module: Module) -> Iterator[ast.AST]:
+    if not loop.comprehension:
+        for statement in node.body:  # type: ignore[attr-defined]
+            yield from ast.walk(statement)
+        return
+    for call in module.calls:
+        if call.context.loop is loop:
+            yield from ast.walk(call.node)
+
+
+def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
+    """Return whether the row is computed with: it, or a name made of it, meets an operation."""
+    made = {row.id} if isinstance(row, ast.Name) else set()
+    wanted = text_of(row, 999)
+    for one in module.assigns:
+        if one.context.loop is loop and wanted in text_of(one.expression, 999):
+            made.add(one.target)
+    stacked = {text_of(one.node.args[0], 999) for one in module.called("torch.stack", "torch.cat") if one.node.args}
+    for call in module.calls:
+        if call.context.loop is not loop:
+            continue
+        if call.value.kind != "tensor" and not _is_gathered(call, stacked):
+            continue
+        if call.attr in ("tensor", "zeros", "ones", "detach", "cpu", "numpy", "clone", "to"):
+            continue
+        if call.value.kind == "tensor" and call.value.device == 0:
+            continue
+        said = {text_of(one, 999) for one in ast.walk(call.node) if isinstance(one, ast.expr)}
+        if wanted in said or said & made:
+            return True
+    return False
+
+
+def _is_gathered(call: Call, stacked: set[str]) -> bool:
+    """Return whether what a call gives is put into a list that is made one tensor."""
+    user = call.user
+    return user is not None and user.attr == "append" and user.owner is not None and text_of(user.owner, 999) in stacked
+
+
+def _ragged(loop: Loop) -> bool:
+    """Return whether a turn cuts its row to a length of its own: ``row[: lengths[i]]``."""
+    return any(
+        isinstance(one, ast.Slice)
+        and one.upper is not None
+        and any(
+            isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Name) and inner.slice.id in loop.targets
+            for inner in ast.walk(one.upper)
+        )
+        for one in ast.walk(loop.node)
+    )
+
+
+def _carries(loop: Loop) -> bool:
+    """Return whether a name is read before it is assigned in the same turn: a recurrence."""
+    body = loop.node.body  # type: ignore[union-attr]
+    assigned = {
+        one.id
+        for statement in body
+        for one in ast.walk(statement)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    augmented = {
+        one.target.id
+        for statement in body
+        for one in ast.walk(statement)
+        if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)
+    }
+    done: set[str] = set(loop.targets)
+    for statement in body:
+        loads = {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+        if loads & (assigned - done - augmented):
+            return True
+        done |= {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return False

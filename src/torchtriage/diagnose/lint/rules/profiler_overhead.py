@@ -1,0 +1,64 @@
+"""The profiler records a whole run.
+
+Looks like: ``with torch.profiler.profile(...)`` without ``schedule=`` around a loop of steps;
+    ``emit_nvtx()`` left on.
+Slow because: every operator is written down for as long as it runs: the step takes up to several
+    times as long, and the trace fills the memory.
+Fix: ``schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)`` and ``prof.step()``.
+Quiet when: a schedule is given, the loop turns at most twenty times, or a switch (``if
+    args.profile``) turns it on.
+Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Call, Fix, Hit, Loop, Module, Rule, keyword
+from torchtriage.diagnose.lint.torch_names import PROFILERS
+
+RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
+
+FIX = Fix(
+    text="Record a few steps by a schedule.",
+    code="""schedule = torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+with torch.profiler.profile(schedule=schedule) as prof:
+    for batch in loader:
+        train(batch)
+        prof.step()""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html",
+)
+
+MAX_STEPS = 20
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield profilers around loops of steps without a schedule."""
+    for _item, call, context, node in module.withs:
+        if context.rare or context.aside:
+            continue
+        if call.name in PROFILERS and keyword(call.node, "schedule") is None:
+            if not _optional(call) and any(_inside(loop, node) and _long(loop) for loop in module.loops):
+                yield Hit(call.node, "the profiler records every step of the loop inside it")
+        elif call.name == "torch.autograd.profiler.emit_nvtx" and any(
+            _inside(loop, node) and _long(loop) for loop in module.loops
+        ):
+            yield Hit(call.node, "every operator of the loop inside is marked for nvtx")
+
+
+def _optional(call: Call) -> bool:
+    """Return whether a setting decides: ``profile(enabled=args.profile)``, or unknown options."""
+    return any(one.arg in (None, "enabled", "use_cuda") for one in call.node.keywords) or (
+        call.name == "torch.autograd.profiler.profile" and bool(call.node.args)
+    )
+
+
+def _inside(loop: Loop, node: ast.With | ast.AsyncWith) -> bool:
+    if loop.comprehension or isinstance(loop.node, ast.comprehension):
+        return False
+    return node.lineno <= loop.node.lineno <= (node.end_lineno or 0)
+
+
+def _long(loop: Loop) -> bool:
+    if loop.n_constant is not None and loop.n_constant <= MAX_STEPS:
+        return False
+    return loop.steps or any(True for one in loop.calls if one.steps)

@@ -1,0 +1,147 @@
+"""Python does arithmetic, element by element, in every step.
+
+Looks like: two loops, one in the other, over ``tensor.tolist()`` or a NumPy array, with arithmetic
+    or comparisons inside, in a loop of steps or in a function called from one.
+Slow because: one pair takes Python as long as a kernel takes for thousands; the device waits.
+Fix: one operator over all pairs: broadcasting, ``torchvision.ops.nms``, ``torch.cdist``.
+Quiet when: the loops only look up or collect, or it runs behind ``if step % n``.
+Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Function, Hit, Loop, Module, Rule, names_in
+
+RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
+
+FIX = Fix(
+    text="Compute all pairs with one operator.",
+    code="""overlaps = torchvision.ops.box_iou(boxes, boxes)   # float32[n, n]
+distances = torch.cdist(points, points)
+# any formula: a[:, None] against b[None, :]""",
+    link="https://docs.pytorch.org/docs/stable/notes/broadcasting.html",
+)
+
+_ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
+_DEPTH = 3  # calls from the loop of steps to the rows
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield inner loops of arithmetic over rows that were taken off the device."""
+    if ".tolist(" not in module.text and "numpy" not in module.text:
+        return
+    rows = {
+        one.target
+        for one in module.assigns
+        if isinstance(one.expression, ast.Call)
+        and isinstance(one.expression.func, ast.Attribute)
+        and (one.expression.func.attr == "tolist" or one.value.readback is not None)
+    }
+    inner = [one for one in module.loops if one.outer is not None and _counts(module, one)]
+    reached = _reached(module) if inner else set()
+    done: set[Loop] = set()
+    for loop in inner:
+        outer = loop.outer
+        assert outer is not None
+        context = module.loop_contexts[outer]
+        if outer in done or outer.steps or context.rare or context.aside:
+            continue
+        if not context.hot and loop.function not in reached:
+            continue
+        if loop.function is not None and loop.function.compiled:
+            continue
+        if _over(loop) & (outer.targets - _counters(outer)):
+            continue  # through one row: a few numbers
+        if _rows_of(outer, rows) or _indexes_array(module, outer, loop):
+            done.add(outer)
+            node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
+            yield Hit(node, "Python computes here element by element in every step")
+
+
+def _reached(module: Module) -> set[Function]:
+    """Return the functions that steps call, some calls deep."""
+    reached = {one.callee for one in module.calls if one.callee is not None and one.context.hot}
+    for _ in range(_DEPTH - 1):
+        reached |= {
+            one.callee
+            for one in module.calls
+            if one.callee is not None and one.context.function in reached and not one.context.rare
+        }
+    return reached
+
+
+def _rows_of(loop: Loop, rows: set[str]) -> bool:
+    """Return whether a loop goes over host rows themselves, or counts them."""
+    if isinstance(loop.node, ast.While):
+        return False
+    node = loop.node.iter
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("enumerate", "range", "len", "zip", "reversed", "sorted")
+        and node.args
+    ):
+        node = node.args[-1] if node.func.id == "range" else node.args[0]
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
+    return isinstance(node, ast.Name) and node.id in rows
+
+
+def _over(loop: Loop) -> set[str]:
+    """Return the names in what a loop goes over."""
+    if isinstance(loop.node, ast.While):
+        return set()
+    nodes = list(ast.walk(loop.node.iter))
+    found = {one.id for one in nodes if isinstance(one, ast.Name)}
+    return found | {one.attr for one in nodes if isinstance(one, ast.Attribute)}
+
+
+def _counters(loop: Loop) -> set[str]:
+    """Return the loop's own counters, of ``range`` and ``enumerate``."""
+    node = loop.node
+    if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.iter, ast.Call):
+        return set()
+    name = node.iter.func.id if isinstance(node.iter.func, ast.Name) else ""
+    target = node.target
+    if name == "enumerate" and isinstance(target, ast.Tuple) and target.elts:
+        target = target.elts[0]
+    elif name != "range":
+        return set()
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def _counts(module: Module, loop: Loop) -> bool:
+    """Return whether a loop computes with numbers, itself or in a function of the file."""
+    if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
+        return False
+    parts: list[ast.AST] = [loop.node]
+    if isinstance(loop.node, ast.comprehension):
+        # its element stands beside it
+        parts = [one for one in [module.elements.get(loop.node)] if one is not None]
+    for node in (one for part in parts for one in ast.walk(part)):
+        if _is_arithmetic(node):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            known = next((one for one in module.functions if one.name == node.func.id), None)
+            if known is not None and any(map(_is_arithmetic, ast.walk(known.node))):
+                return True
+    return False
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Sub | ast.Mult | ast.Div) and not isinstance(node.left, ast.Constant | ast.List)
+    return isinstance(node, ast.Compare) and any(isinstance(one, _ORDER) for one in node.ops)
+
+
+def _indexes_array(module: Module, outer: Loop, inner: Loop) -> bool:
+    """Return whether the inner loop picks single elements of an array by both counters."""
+    if isinstance(inner.node, ast.comprehension):
+        return False
+    for node in ast.walk(inner.node):
+        if isinstance(node, ast.Subscript) and module.value(node.value).kind == "numpy":
+            used = names_in(node.slice)
+            if used & outer.targets and used & inner.targets:
+                return True
+    return False

@@ -1,0 +1,213 @@
+"""Numbers in float64 get into the work of each step.
+
+Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
+    ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
+    ``model.double()`` in a file with a loop of steps.
+Slow because: one float64 operand turns everything computed from it into float64, which moves twice
+    the bytes and has a small fraction of the arithmetic throughput on most devices.
+Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
+    conversion.
+Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known.
+Source: PyTorch documentation, "Type promotion".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Call, Fix, Function, Hit, Module, Rule, arguments, keyword, literal, text_of
+
+RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "float64 where float32 would do", "low")
+
+FIX = Fix(
+    text="Keep the numbers in float32.",
+    code="""weights = torch.from_numpy(weights.astype(np.float32))
+weights = torch.tensor(weights, dtype=torch.float32)""",
+    link="https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc",
+)
+
+_DOUBLE = re.compile(r"^torch\.(float64|double)$")
+_CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as", "long", "int", "bool"])
+# what NumPy makes in float64 unless told otherwise
+_WIDE = re.compile(
+    r"^numpy\.(zeros|ones|linspace|logspace|eye|identity|hanning|hamming|blackman"
+    r"|random\.(rand|randn|random|uniform|normal|standard_normal))$"
+)
+_WHOLE = re.compile(r"^numpy\.(bincount|arange|argsort|argmax|argmin|random\.randint|nonzero)$")
+_ROOTS = re.compile(
+    r"^numpy\.(sqrt|exp|log|log2|log10|sin|cos|tan|power|mean|std|divide|clip"
+    r"|maximum|minimum|abs|square|reshape|stack|concatenate)$"
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield casts to float64 in hot code, and arrays of float64 that hot code uses."""
+    text = module.text
+    if "double" in text or "float64" in text:
+        for call in module.sent("double", "to", "type"):
+            if (
+                call.context.hot
+                and call.receiver.kind == "tensor"
+                and not call.receiver.scalar
+                and (call.attr == "double" or _names_double(module, call))
+                and not _goes_to_host(call)
+            ):
+                yield Hit(call.node, f"float64 from here on: {text_of(call.node)}", call.attr)
+            elif (
+                call.receiver.kind == "module"
+                and not (call.context.rare or call.context.aside)
+                and (call.attr == "double" or _names_double(module, call))
+                and any(loop.steps for loop in module.loops)
+            ):
+                yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
+    if "numpy" in text:
+        for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
+            if keyword(call.node, "dtype") is None and call.node.args:
+                scope = call.context.function
+                wide = _width(module, call.node.args[0], scope) == "float64"
+                if wide and not _cast(call) and _used_hot(module, call):
+                    yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
+
+
+def _names_double(module: Module, call: Call) -> bool:
+    given = arguments(call.node)
+    return any(_DOUBLE.match(module.name_of(one)) is not None for one in given)
+
+
+def _goes_to_host(call: Call) -> bool:
+    """Return whether the number is read or written down, not computed with."""
+    user = call.user
+    while user is not None:
+        if user.attr in ("cpu", "numpy", "item", "tolist"):
+            return True
+        user = user.user
+    return False
+
+
+def _cast(call: Call) -> bool:
+    user = call.user
+    while user is not None and user.attr in ("cuda", "to", *_CASTS):
+        if user.attr != "cuda" and (user.attr != "to" or _says_dtype(user)):
+            return True
+        user = user.user
+    return False
+
+
+def _says_dtype(call: Call) -> bool:
+    if keyword(call.node, "dtype") is not None or len(call.node.args) > 1:
+        return True
+    return bool(call.node.args) and re.search(r"dtype|float|half|weight|\bx\b", text_of(call.node.args[0])) is not None
+
+
+def _width(module: Module, node: ast.expr, scope: Function | None, depth: int = 0) -> str:
+    """Return what is sure of an array's dtype: ``float64``, ``int``, ``number``, or nothing."""
+    if depth > 8:
+        return ""
+    if isinstance(node, ast.Constant):
+        return "number" if isinstance(node.value, int | float) else ""
+    if isinstance(node, ast.Name):
+        made = [one for one in module.assigns if one.target == node.id and one.context.function in (scope, None)]
+        own = [one for one in made if one.context.function is scope] or made
+        widths = {
+            _width(module, one.expression, one.context.function, depth + 1) if one.how == "=" else "" for one in own
+        }
+        return widths.pop() if len(widths) == 1 else ""
+    if isinstance(node, ast.BinOp):
+        sides = {_width(module, one, scope, depth + 1) for one in (node.left, node.right)}
+        if "float64" in sides:
+            return "float64"
+        arrays = sides - {"number"}
+        if isinstance(node.op, ast.Div) and arrays == {"int"}:
+            return "float64"
+        if isinstance(node.op, ast.Div) and "int" in sides and _is_count(node, sides):
+            return "float64"
+        return sides.pop() if len(sides) == 1 else ("int" if sides == {"int", "number"} else "")
+    if isinstance(node, ast.Call):
+        return _made(module, node, scope, depth)
+    return ""
+
+
+def _is_count(node: ast.BinOp, sides: set[str]) -> bool:
+    """Return whether whole numbers are divided by a count: ``np.bincount(x) / len(x)``."""
+    return "" in sides and (
+        isinstance(node.right, ast.Call)
+        and re.search(r"(^|\.)(len|numel|sum|size)\(", ast.unparse(node.right)) is not None
+    )
+
+
+def _made(module: Module, node: ast.Call, scope: Function | None, depth: int) -> str:
+    name = module.name_of(node.func)
+    dtype = keyword(node, "dtype")
+    if dtype is not None:
+        said = module.name_of(dtype)
+        return "float64" if said in ("numpy.float64", "numpy.double", "float") else ""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "astype":
+        given = node.args[0] if node.args else None
+        said = module.name_of(given) if given is not None else ""
+        wide = said in ("numpy.float64", "numpy.double", "float")
+        return "float64" if wide or literal(given) == "float64" else ""
+    if _WIDE.match(name):
+        return "float64" if len(node.args) < 2 or "zeros" not in name else ""
+    if _WHOLE.match(name):
+        whole = all(isinstance(literal(one), int | type(...)) for one in node.args)
+        return "int" if whole and keyword(node, "weights") is None else ""
+    if _ROOTS.match(name) and node.args:
+        inner = _width(module, node.args[0], scope, depth + 1)
+        keeps = name.rpartition(".")[2] in ("clip", "maximum", "minimum", "abs", "square")
+        return "float64" if inner == "float64" or (inner == "int" and not keeps) else ""
+    if isinstance(node.func, ast.Attribute) and node.func.attr in (
+        "reshape",
+        "mean",
+        "std",
+        "sum",
+        "copy",
+        "transpose",
+        "ravel",
+        "flatten",
+        "repeat",
+    ):
+        inner = _width(module, node.func.value, scope, depth + 1)
+        return inner if inner == "float64" else ""
+    return ""
+
+
+def _used_hot(module: Module, call: Call) -> bool:
+    """Return whether steps compute with the result: here, under its name, or after a return."""
+    if call.context.hot:
+        return True
+    if call.context.rare:
+        return False
+    function = call.context.function
+    names = [(target, function) for target in [_target(module, call.node)] if target]
+    if function is not None and any(one.value is not None and one.value is _outer(call) for one, _ in function.returns):
+        names += [(one.target, one.context.function) for one in module.calls if one.callee is function and one.target]
+    return any(_in_steps(module, name, scope) for name, scope in names)
+
+
+def _outer(call: Call) -> ast.Call:
+    while call.user is not None and call.user.attr in ("cuda", "to", "view", "reshape"):
+        call = call.user
+    return call.node
+
+
+def _target(module: Module, node: ast.Call) -> str:
+    for one in module.assigns:
+        if one.how == "=" and any(inner is node for inner in ast.walk(one.expression)):
+            return one.target
+    return ""
+
+
+def _in_steps(module: Module, name: str, scope: Function | None) -> bool:
+    """Return whether a loop of steps of this scope reads a name without casting it."""
+    for loop in module.loops:
+        if not loop.steps or loop.function is not scope or not isinstance(loop.node, ast.stmt):
+            continue
+        cast = {
+            id(one.func.value)
+            for one in ast.walk(loop.node)
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _CASTS
+        }
+        for one in ast.walk(loop.node):
+            if isinstance(one, ast.Name) and one.id == name and id(one) not in cast:
+                return True
+    return False

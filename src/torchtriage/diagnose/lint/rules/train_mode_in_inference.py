@@ -1,0 +1,70 @@
+"""A model runs without autograd, and still in train mode.
+
+Looks like: a module built in this file, with dropout or batch norm, called under ``no_grad`` or
+    ``inference_mode`` in a loop, and no ``.eval()`` in the file; the same in a function that
+    answers requests, for any model that gets its weights with ``load_state_dict``.
+Slow because: dropout draws random numbers and batch norm computes and stores statistics; above all
+    the results are wrong.
+Fix: ``model.eval()`` before the loop.
+Quiet when: ``.eval()`` or ``.train(False)`` is anywhere in the file, or the model comes from
+    elsewhere.
+Source: PyTorch documentation of ``Module.eval``.
+"""
+
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal
+
+RULE = Rule(
+    "CFG042", "train-mode-in-inference", "config", "Dropout or batch norm in train mode during inference", "medium"
+)
+
+FIX = Fix(
+    text="Switch the model to evaluation before the loop.",
+    code="model.eval()\nwith torch.inference_mode():\n    outputs = model(inputs)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.eval",
+)
+
+_MATTERS = ("ropout", "BatchNorm", "InstanceNorm", "TransformerEncoder")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield the first call of each such module without autograd."""
+    matters = any(word in module.text for word in _MATTERS)
+    loaded = bool(module.sent("load_state_dict"))
+    if not matters and not loaded:
+        return
+    evaluates = [
+        *module.sent("eval"),
+        *(call for call in module.sent("train") if call.node.args and literal(call.node.args[0]) is not True),
+    ]
+    if evaluates:
+        return
+    for call in module.calls:
+        receiver, function = call.receiver, call.context.function
+        if function is not None and function.owner is not None and function.owner.is_module:
+            continue  # whoever owns this module decides
+        if (
+            call.context.no_grad
+            and (call.context.step_loop is not None or (function is not None and function.serves))
+            and receiver.kind == "module"
+            and ((receiver.of or _builds_its_own(module)) if matters else function is not None and function.serves)
+            and not receiver.evaluated
+            and call.value.kind == "tensor"
+            and not receiver.of.endswith("Loss")
+        ):
+            yield Hit(call.node, "this model was never switched to evaluation", "forward")
+            return
+
+
+def _builds_its_own(module: Module) -> bool:
+    """Return whether the only models here are those of the file's classes, and nothing trains."""
+    if any(one.backward or one.optimizes for one in module.loops):
+        return False
+    built = {
+        call.attr
+        for call in module.calls
+        if call.context.function is None or call.context.function.owner is None
+        if call.value.kind == "module"
+    }
+    return bool(built) and all(one in module.classes for one in built)

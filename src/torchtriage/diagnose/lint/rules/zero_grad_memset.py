@@ -1,0 +1,55 @@
+"""Gradients are set to zero instead of being let go.
+
+Looks like: ``zero_grad(set_to_none=False)``; ``p.grad.zero_()`` in a loop over parameters.
+Slow because: memory is written with zeros, and the next backward pass reads and adds where it could
+    write.
+Fix: ``zero_grad()``: ``set_to_none=True`` is the default since 2.0.
+Quiet when: the setting is absent, True, or comes from elsewhere.
+Source: PyTorch performance tuning guide, "Optimize gradient zeroing".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, keyword, literal, replace_node
+
+RULE = Rule("OPT040", "zero-grad-memset", "optim", "Gradients are filled with zeros instead of dropped", "low")
+
+FIX = Fix(
+    text="Drop the gradients: the default since PyTorch 2.0.",
+    code="optimizer.zero_grad(set_to_none=True)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
+)
+
+SAFE = "nothing in this file looks at gradients, so nobody sees None where zeros were"
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield calls and loops that fill gradients with zeros."""
+    for call in module.sent("zero_grad"):
+        given = keyword(call.node, "set_to_none")
+        if given is None and call.node.args:
+            given = call.node.args[0]
+        if given is not None and literal(given) is False:
+            blind = ".grad" not in module.text.replace(".zero_grad", "")
+            yield Hit(
+                call.node,
+                "gradients are filled with zeros instead of dropped",
+                "zero_grad",
+                autofix=Autofix((replace_node(given, "True"),), SAFE) if blind else None,
+            )
+    for call in module.sent("zero_"):
+        loop = call.context.loop
+        if loop is None or loop.iterates.kind != "params" or not _of_grad(call):
+            continue
+        context = module.loop_contexts[loop]
+        if context.hot or context.function is not None:
+            node = loop.node if not isinstance(loop.node, ast.comprehension) else call.node
+            yield Hit(node, "gradients are filled with zeros one by one", "zero_")
+
+
+def _of_grad(call: Call) -> bool:
+    owner = call.owner
+    return owner is not None and any(
+        isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(owner)
+    )

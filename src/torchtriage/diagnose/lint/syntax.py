@@ -1,0 +1,131 @@
+"""What a piece of syntax says by itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from torchtriage.diagnose.lint import torch_names
+
+__all__ = [
+    "arguments",
+    "constructs",
+    "destination",
+    "flag",
+    "goes_over",
+    "is_self",
+    "keyword",
+    "literal",
+    "moves",
+    "names_in",
+    "path_of",
+    "turns",
+    "unpacks",
+]
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Return the expression of a keyword argument, None when it is absent."""
+    return next((one.value for one in call.keywords if one.arg == name), None)
+
+
+def arguments(call: ast.Call) -> list[ast.expr]:
+    """Return every argument, keyword arguments last."""
+    return [*call.args, *(argument.value for argument in call.keywords)]
+
+
+def unpacks(call: ast.Call) -> bool:
+    """Return whether ``**options`` may hold any keyword."""
+    return any(argument.arg is None for argument in call.keywords)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Return the variables in a piece of syntax."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def literal(node: ast.expr | None) -> object:
+    """Return what a constant expression says; ``...`` for anything that is none."""
+    return node.value if isinstance(node, ast.Constant) else ...
+
+
+def path_of(node: ast.expr) -> str:
+    """Return ``a.b.c`` for names and attributes, empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join((node.id, *reversed(parts))) if parts else node.id
+
+
+def is_self(node: ast.expr) -> bool:
+    """Return whether an expression is ``self``."""
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def goes_over(node: ast.expr) -> str:
+    """Return the path of what a loop goes over, wrappers taken away."""
+    while isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    return path_of(node)
+
+
+def flag(node: ast.Call, name: str, position: int) -> bool | None:
+    """Return a boolean setting of a call: its value, False when absent, None when not constant."""
+    given = keyword(node, name)
+    if given is None and len(node.args) > position:
+        given = node.args[position]
+    if given is None:
+        return None if unpacks(node) else False
+    said = literal(given)
+    return bool(said) if said is not ... else None
+
+
+def destination(node: ast.Call) -> str:
+    """Return the device a ``.to(...)`` names in words, empty when none."""
+    given = keyword(node, "device") or (node.args[0] if node.args else None)
+    if isinstance(given, ast.Call) and given.args and path_of(given.func).endswith("device"):
+        given = given.args[0]
+    said = literal(given)
+    return said.partition(":")[0] if isinstance(said, str) else ""
+
+
+def moves(node: ast.Call) -> bool:
+    """Return whether ``x.to(...)`` moves to a device that is not the host."""
+    word = destination(node)
+    if word:
+        return word != "cpu"
+    if keyword(node, "device") is not None:
+        return True
+    for one in node.args[:1]:
+        path = path_of(one).lower()
+        if "dtype" in path or path.startswith(("torch.", "np.")):
+            return False
+        if re.search(r"(^|[._])(device|dev|cuda|gpu|rank|local_rank|device_id)s?(_?\w*)$", path):
+            return True
+        if isinstance(one, ast.Call) and path_of(one.func).endswith("device"):
+            return True
+        if isinstance(one, ast.Constant) and isinstance(one.value, int):
+            return True
+    return False
+
+
+def turns(node: ast.Call) -> int | None:
+    """Return how often ``range(...)`` turns, when it says so."""
+    numbers = [literal(one) for one in node.args]
+    if not numbers or any(not isinstance(one, int) for one in numbers):
+        return None
+    try:
+        return len(range(*numbers))  # type: ignore[call-overload,unused-ignore]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def constructs(node: ast.expr | None) -> bool:
+    """Return whether an expression is ``Class(...)``."""
+    if not isinstance(node, ast.Call):
+        return False
+    last = path_of(node.func).rpartition(".")[2]
+    return last[:1].isupper() and torch_names.RECORDS.search(last) is None

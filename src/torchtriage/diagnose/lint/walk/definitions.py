@@ -1,0 +1,156 @@
+"""Imports, classes and functions: what names stand for, and which functions are read."""
+
+from __future__ import annotations
+
+import ast
+
+from torchtriage.diagnose.lint import torch_names
+from torchtriage.diagnose.lint.abstract_values import A_MODULE, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
+from torchtriage.diagnose.lint.facts import Class, Function, is_step
+from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.walk.heuristics import annotated, named
+from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
+
+__all__ = ["STATEMENTS", "bind_parameters"]
+
+
+def bind_parameters(walker: Walker, function: Function, local: Env) -> None:
+    """Say what a function is given: by annotation, default, name, or its first caller."""
+    args = function.node.args
+    every = [*args.posonlyargs, *args.args]
+    defaults: dict[str, ast.expr] = {}
+    for arg, default in zip(reversed(every), reversed(args.defaults), strict=False):
+        defaults[arg.arg] = default
+    for arg, default_or_none in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        if default_or_none is not None:
+            defaults[arg.arg] = default_or_none
+    tensors = is_step(function) and function.name == "forward"
+    for index, arg in enumerate([*every, *args.kwonlyargs]):
+        if index == 0 and function.owner is not None and arg.arg in ("self", "cls"):
+            continue
+        given = defaults.get(arg.arg)
+        value = annotated(arg.annotation)
+        if value is None and given is not None and literal(given) not in (None, ...):
+            value = HOST
+        if value is None and not tensors:
+            value = named(arg.arg)
+        if value is None and (tensors or function.compiled) and given is None:
+            value = GUESSED_TENSOR
+        if value is None:
+            value = named(arg.arg) or UNKNOWN
+        known = walker.module.classes.get(path_of(arg.annotation)) if arg.annotation else None
+        if known is not None and known.is_module:
+            value = A_MODULE
+        if value.kind == "unknown" and arg.arg in function.given:
+            value = function.given[arg.arg]
+        if function.owner and function.owner.is_lightning and arg.arg == "batch":
+            value = Value("tensor", DEVICE)
+        elif arg.arg in ("batch_idx", "dataloader_idx"):
+            value = HOST
+        local[arg.arg] = value
+
+
+def _import(walker: Walker, node: ast.Import) -> None:
+    for one in node.names:
+        if one.asname:
+            walker.aliases[one.asname] = one.name
+        else:
+            root = one.name.partition(".")[0]
+            walker.aliases[root] = root
+
+
+def _import_from(walker: Walker, node: ast.ImportFrom) -> None:
+    base = "." * node.level + (node.module or "")
+    for one in node.names:
+        walker.aliases[one.asname or one.name] = f"{base}.{one.name}" if base else one.name
+
+
+def _class(walker: Walker, node: ast.ClassDef) -> None:
+    for one in (*node.decorator_list, *node.bases):
+        walker.eval(one)
+    bases = tuple(walker.module.name_of(base) for base in node.bases)
+    local = [walker.module.classes[base] for base in bases if base in walker.module.classes]
+    here = Class(
+        node.name,
+        node,
+        bases,
+        any(torch_names.MODULE_BASES.search(base) for base in bases) or any(one.is_module for one in local),
+        any(torch_names.LIGHTNING.search(base) for base in bases) or any(one.is_lightning for one in local),
+    )
+    for parent in local:
+        here.attributes.update(parent.attributes)
+    walker.module.classes[node.name] = here
+    speaking = {
+        id(one)
+        for one in node.body
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and walker.relevance.speaks(one)
+    }
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            # what the others' names are, and who calls them in each step
+            frames = statement.name in ("__init__", "setup", "forward", "training_step")
+            needed = bool(speaking) or walker.relevance.folds
+            _define(walker, statement, here, read=id(statement) in speaking or (frames and needed))
+        elif isinstance(statement, ast.ClassDef):
+            _class(walker, statement)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            walker.eval(statement.value)
+
+
+def _define(
+    walker: Walker,
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    owner: Class | None = None,
+    *,
+    read: bool | None = None,
+) -> None:
+    decorators, no_grad, compiled, serves = [], False, False, False
+    for one in node.decorator_list:
+        said = one.func if isinstance(one, ast.Call) else one
+        name = walker.module.name_of(said)
+        if name == "functools.partial" and isinstance(one, ast.Call) and one.args:
+            name = walker.module.name_of(one.args[0])
+        decorators.append(name)
+        no_grad = no_grad or name in torch_names.NO_GRAD
+        compiled = compiled or name == "torch.compile"
+        serves = serves or torch_names.ROUTE.search(name) is not None
+        if isinstance(one, ast.Call):
+            walker.eval(one)
+    outer = walker.function
+    parts = [outer.qualname] if outer else []
+    parts += [owner.name] if owner else []
+    function = Function(
+        node.name,
+        ".".join((*parts, node.name)),
+        node,
+        owner,
+        outer,
+        tuple(decorators),
+        no_grad,
+        compiled,
+        serves=serves,
+    )
+    for default in (*node.args.defaults, *node.args.kw_defaults):
+        if default is not None:
+            walker.eval(default)
+    if owner is not None:
+        owner.methods[node.name] = function
+    else:
+        walker.by_name.setdefault(node.name, function)
+        if outer is not None:
+            walker.scopes[-1].setdefault(node.name, UNKNOWN)
+    walker.module.functions.append(function)
+    speaks = read
+    if read is None:
+        speaks = walker.relevance.speaks(node) or (owner is None and walker.relevance.calls_model(node))
+    if compiled or serves or speaks:
+        walker.waiting.append((function, list(walker.scopes)))
+
+
+STATEMENTS: dict[type, ReadStatement] = {
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.ClassDef: _class,
+    ast.FunctionDef: _define,
+    ast.AsyncFunctionDef: _define,
+}

@@ -1,0 +1,116 @@
+"""Loops and comprehensions: what they go over, and what their targets are then."""
+
+from __future__ import annotations
+
+import ast
+
+from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
+from torchtriage.diagnose.lint.facts import Loop
+from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
+from torchtriage.diagnose.lint.walk.truth import read_truth
+from torchtriage.diagnose.lint.walk.walker import ReadExpression, ReadStatement, Walker
+
+__all__ = ["EXPRESSIONS", "STATEMENTS"]
+
+
+def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+    saved = walker.context
+    walker.scopes.append({})
+    for one in node.generators:
+        iterated = walker.eval(one.iter)
+        loop = Loop(one, walker.context.loop, walker.function, iterated, path_of(one.iter), comprehension=True)
+        walker.module.loops.append(loop)
+        walker.module.loop_contexts[loop] = walker.context
+        walker.context = walker.inside(loop=loop)
+        _bind_targets(walker, one.target, one.iter, iterated, loop)
+        for test in one.ifs:
+            read_truth(walker, test, "if")
+    made = node.value if isinstance(node, ast.DictComp) else node.elt
+    walker.module.elements[node.generators[-1]] = made
+    if isinstance(node, ast.DictComp):
+        walker.eval(node.key)
+    value = walker.eval(made)
+    walker.scopes.pop()
+    walker.context = saved
+    if value.kind == "tensor":
+        # a batch moved piece by piece is still a batch
+        return value if isinstance(node, ast.DictComp) else Value("list", CPU, items=(value,))
+    return A_LIST
+
+
+def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: Loop) -> None:
+    found = [one.id for one in ast.walk(target) if isinstance(one, ast.Name)]
+    loop.targets = frozenset(found)
+    if value.of in ("enumerate", "zip") and value.items:
+        if isinstance(target, ast.Tuple):
+            for index, one in enumerate(target.elts):
+                inner = value.items[index] if index < len(value.items) else UNKNOWN
+                walker.target(one, inner)
+        else:
+            walker.target(target, UNKNOWN)
+        return
+    if value.kind == "loader":
+        _bind_all(walker, target, element(value))
+    elif value.kind == "tensor":
+        # items of a batch, or rows of a tensor
+        _bind_all(walker, target, value)
+    elif isinstance(iterated, ast.Call) and path_of(iterated.func) == "range":
+        walker.target(target, HOST)
+        loop.n_constant = turns(iterated)
+    elif value.kind == "list" and value.items and not value.of:
+        loop.n_constant = len(value.items) if isinstance(iterated, ast.List) else None
+        walker.target(target, common(value.items))
+    elif isinstance(iterated, ast.Tuple):
+        loop.n_constant = len(iterated.elts)
+        walker.target(target, UNKNOWN)
+    elif value.kind == "params":
+        _bind_all(walker, target, A_PARAMETER)
+    else:
+        _bind_all(walker, target, UNKNOWN)
+
+
+def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
+    if isinstance(target, ast.Tuple | ast.List):
+        for one in target.elts:
+            _bind_all(walker, one, value)
+    else:
+        walker.target(target, value)
+
+
+def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
+    iterated = walker.eval(node.iter)
+    loop = Loop(node, walker.context.loop, walker.function, iterated, goes_over(node.iter))
+    _enter(walker, loop, node)
+
+
+def _enter(walker: Walker, loop: Loop, node: ast.For | ast.AsyncFor | ast.While) -> None:
+    walker.module.loops.append(loop)
+    walker.module.loop_contexts[loop] = walker.context
+    saved = walker.context
+    walker.context = walker.inside(
+        loop=loop,
+        # what happens in a loop that itself runs now and then: its own steps are hot
+        rare=False if loop.over_loader else saved.rare,
+        modulo=False,
+    )
+    if isinstance(node, ast.For | ast.AsyncFor):
+        _bind_targets(walker, node.target, node.iter, loop.iterates, loop)
+    else:
+        read_truth(walker, node.test, "while")
+    walker.block(node.body)
+    walker.context = saved
+    walker.block(node.orelse)
+
+
+def _while(walker: Walker, node: ast.While) -> None:
+    loop = Loop(node, walker.context.loop, walker.function)
+    _enter(walker, loop, node)
+
+
+EXPRESSIONS: dict[type, ReadExpression] = {
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.DictComp: _comprehension,
+}
+STATEMENTS: dict[type, ReadStatement] = {ast.For: _for, ast.AsyncFor: _for, ast.While: _while}

@@ -1,0 +1,99 @@
+"""What functions of torch give."""
+
+from __future__ import annotations
+
+from torchtriage.diagnose.lint import torch_names
+from torchtriage.diagnose.lint.abstract_values import AN_OPTIMIZER, CPU, DEVICE, HOST, MAYBE, UNKNOWN, Value, placed
+from torchtriage.diagnose.lint.facts import Call
+from torchtriage.diagnose.lint.syntax import flag, keyword, literal
+from torchtriage.diagnose.lint.walk.modules import note_compile
+from torchtriage.diagnose.lint.walk.walker import Walker
+
+__all__ = ["torch_call"]
+
+
+def torch_call(walker: Walker, call: Call) -> Value:
+    """Return what ``torch.name(...)`` gives."""
+    name, node, given = call.name, call.node, list(call.arguments)
+    last = name.rpartition(".")[2]
+    if name in torch_names.FACTORIES or last.endswith("_like"):
+        return _factory(walker, call)
+    if name in torch_names.LOADERS:
+        return Value("loader", CPU, pinned=flag(node, "pin_memory", 7))
+    if name in torch_names.DATASETS:
+        device, _ = placed(given)
+        return Value("dataset", device)
+    if name == "torch.compile":
+        target = given[0] if given else UNKNOWN
+        note_compile(walker, node)
+        walker.event("compile", node)
+        if target.kind == "module":
+            return target.but(compiled=True)
+        return Value("callable", compiled=True)
+    if name in torch_names.PARALLEL or last == "DistributedDataParallel":
+        return Value("module", DEVICE, ddp=True)
+    if name in ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
+        return Value("module", DEVICE)
+    if name.startswith("torch.optim.") and last[:1].isupper():
+        return AN_OPTIMIZER if "lr_scheduler" not in name else UNKNOWN
+    if name.startswith("torch.jit.") and last in ("load", "script", "trace"):
+        return Value("module", MAYBE, evaluated=True)
+    if name == "torch.nn.Parameter":
+        return Value("tensor", CPU if not walker.module.uses_device else MAYBE, grad=True)
+    if name == "torch.nn.utils.clip_grad_norm_":
+        return Value("tensor", MAYBE, scalar=True, norm=True)
+    if name in torch_names.PROFILERS:
+        return Value("profiler")
+    if torch_names.WAITS.search(name):
+        walker.event("wait", node)
+        return HOST
+    if name.startswith("torch.nn.") and last[:1].isupper() and "functional" not in name:
+        return Value("module", CPU, of=name)
+    if name == "torch.cuda.Event" or name == "torch.Event":
+        return Value("callable", of="event")
+    if name in ("torch.equal", "torch.allclose", "torch.is_nonzero"):
+        device, _ = placed(given)
+        walker.event("wait", node)
+        return Value("tensor", device, scalar=True)
+    if name in ("torch.cat", "torch.stack", "torch.concat", "torch.vstack", "torch.hstack"):
+        device, grad = placed(given[:1])
+        return Value("tensor", device, grad=grad and not walker.context.no_grad)
+    if torch_names.HOST_CALLS.match(name) or not torch_names.TENSOR_SPACES.match(name):
+        return UNKNOWN if not name.startswith("torch.is_") else HOST
+    device, grad = placed(given)
+    if last in ("split", "chunk", "unbind", "tensor_split", "meshgrid"):
+        return Value("list", CPU, items=(Value("tensor", device, grad=grad),))
+    scalar = (last in torch_names.REDUCTIONS and len(node.args) == 1 and not node.keywords) or bool(
+        torch_names.LOSSES.search(last) and literal(keyword(node, "reduction")) != "none"
+    )
+    if last in ("cdist",):
+        scalar = False
+    if scalar and last in ("max", "min") and len(node.args) > 1:
+        scalar = False
+    scalar = scalar or (
+        bool(given) and all(one.scalar or one.kind == "host" for one in given) and any(one.scalar for one in given)
+    )
+    made = [one.made_by for one in given if one.kind != "host"]
+    return Value(
+        "tensor",
+        device,
+        grad=grad and not walker.context.no_grad,
+        scalar=scalar,
+        made_by=made[0] if len(made) == 1 else None,
+    )
+
+
+def _factory(walker: Walker, call: Call) -> Value:
+    node, given = call.node, call.arguments
+    last = call.name.rpartition(".")[2]
+    if last.endswith("_like"):
+        return Value("tensor", given[0].device if given else MAYBE)
+    read = next((one.readback for one in given if one.readback is not None), None)
+    device = keyword(node, "device")
+    if device is None:
+        if last == "as_tensor" and given and given[0].kind in ("tensor", "unknown"):
+            return given[0] if given[0].kind == "tensor" else Value("tensor", MAYBE)
+        made_by = None if last in ("from_numpy",) else node
+        return Value("tensor", CPU, made_by=made_by, readback=read)
+    where = literal(device)
+    return Value("tensor", CPU if where == "cpu" else DEVICE, readback=read)

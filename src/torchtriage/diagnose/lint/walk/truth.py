@@ -1,0 +1,89 @@
+"""Conditions: comparisons, and expressions whose truth is read."""
+
+from __future__ import annotations
+
+import ast
+
+from torchtriage.diagnose.lint.abstract_values import COMPARED, HOST, NUMPY, Value, placed
+from torchtriage.diagnose.lint.conditions import is_rare
+from torchtriage.diagnose.lint.facts import Test
+from torchtriage.diagnose.lint.syntax import literal
+from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
+
+__all__ = ["EXPRESSIONS", "read_truth"]
+
+
+def _conditional(walker: Walker, node: ast.IfExp) -> Value:
+    read_truth(walker, node.test, "if")
+    rare = walker.context.rare or is_rare(node.test)
+    saved = walker.context
+    if rare and not saved.rare:
+        walker.context = walker.inside(rare=True)
+    one = walker.eval(node.body)
+    walker.context = saved
+    other = walker.eval(node.orelse)
+    if one.kind == other.kind:
+        return one if one.device >= other.device else other
+    return one if other.kind in ("host", "unknown") else other
+
+
+def _boolean(walker: Walker, node: ast.BoolOp) -> Value:
+    values = []
+    saved = walker.context
+    for index, one in enumerate(node.values):
+        if index < len(node.values) - 1:
+            values.append(read_truth(walker, one, "and" if isinstance(node.op, ast.And) else "or"))
+            if isinstance(node.op, ast.And) and is_rare(one):
+                walker.context = walker.inside(rare=True)
+        else:
+            values.append(walker.eval(one))
+    walker.context = saved
+    return values[-1]
+
+
+def read_truth(walker: Walker, node: ast.expr, kind: str) -> Value:
+    """Read the truth of an expression."""
+    if isinstance(node, ast.BoolOp):
+        value = _boolean(walker, node)
+        last = node.values[-1]
+        _note(walker, last, value, kind)
+        return HOST
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        read_truth(walker, node.operand, kind)
+        return HOST
+    value = walker.eval(node)
+    _note(walker, node, value, kind)
+    return HOST if value.kind != "tensor" else value
+
+
+def _note(walker: Walker, node: ast.expr, value: Value, kind: str) -> None:
+    plain = isinstance(node, ast.Name | ast.Attribute)  # "if mask:" may ask for None
+    if value.kind == "tensor" and (value.scalar or not plain):
+        walker.module.tests.append(Test(node, value, walker.context, kind))
+
+
+def _compare(walker: Walker, node: ast.Compare) -> Value:
+    values = [walker.eval(node.left), *(walker.eval(one) for one in node.comparators)]
+    if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops):
+        return HOST
+    if any(isinstance(literal(one), str) for one in (node.left, *node.comparators)):
+        return HOST
+    if any(one.value is None for one in node.comparators if isinstance(one, ast.Constant)):
+        return HOST
+    tensors = [one for one in values if one.kind == "tensor"]
+    if not tensors:
+        if any(one.kind == "numpy" for one in values):
+            return NUMPY
+        return HOST if all(one.kind == "host" for one in values) else COMPARED
+    device, _ = placed(tensors)
+    return Value(
+        "tensor",
+        device,
+        scalar=all(one.scalar for one in tensors),
+        guess=all(one.guess for one in tensors),
+        data=any(one.data for one in tensors),
+        mask=True,
+    )
+
+
+EXPRESSIONS: dict[type, ReadExpression] = {ast.BoolOp: _boolean, ast.Compare: _compare, ast.IfExp: _conditional}

@@ -1,0 +1,174 @@
+"""What is known at one point of a file: its names, where it stands, and the facts found so far."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, Value
+from torchtriage.diagnose.lint.conditions import is_rare, leaves
+from torchtriage.diagnose.lint.facts import Call, Class, Context, Event, Function, Module
+from torchtriage.diagnose.lint.syntax import is_self, path_of
+from torchtriage.diagnose.lint.walk.prefilter import Relevance
+
+__all__ = ["Env", "ReadExpression", "ReadStatement", "Waiting", "Walker"]
+
+Env = dict[str, Value]
+Waiting = tuple[Function, list[Env]]
+
+_DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "Trainer", "parallel")
+# x.device names none: it follows another tensor. Each part begins with its letters and looks back
+# from there: nine times faster than to look back at every place
+_DEVICE = re.compile(
+    r"device(?<![.\w]device)\b(?!=\w+(\.\w+)*\.device)"
+    r"|mps(?<!\w{4})\b|xpu(?<!\w{4})\b|hip(?<!\w{4})\b"
+)
+
+
+class Walker:
+    """The state of the pass. ``expressions`` and ``statements`` : who reads which type of node."""
+
+    def __init__(
+        self,
+        tree: ast.Module,
+        text: str,
+        path: str,
+        expressions: Mapping[type, ReadExpression],
+        statements: Mapping[type, ReadStatement],
+    ) -> None:
+        uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text))
+        self.module = Module(path, text, tree, uses_device)
+        self.relevance = Relevance(text)
+        self.aliases = self.module.aliases
+        self.by_name: dict[str, Function] = {}
+        self.waiting: deque[Waiting] = deque()
+        self.scopes: list[Env] = [{}]
+        self.function: Function | None = None
+        self.context = Context()
+        self.user: Call | None = None
+        self._expressions, self._statements = expressions, statements
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def eval(self, node: ast.expr) -> Value:
+        """Return what an expression is, and note every call and condition in it."""
+        if type(node) is ast.Constant:
+            return HOST
+        read = self._expressions.get(type(node))
+        if read is not None:
+            value = read(self, node)
+        else:
+            value = UNKNOWN
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.eval(child)
+        if value is not UNKNOWN and value is not HOST:
+            self.module.values[node] = value
+        return value
+
+    def block(self, body: Iterable[ast.stmt]) -> None:
+        """Read statements in order; what follows an early ``continue`` or ``return`` is rarer."""
+        context = self.context
+        for statement in body:
+            read = self._statements.get(type(statement))
+            if read is not None:
+                read(self, statement)
+            if (
+                isinstance(statement, ast.If)
+                and not statement.orelse
+                and leaves(statement.body)
+                and is_rare(statement.test, negated=True)
+            ):
+                self.context = self.inside(rare=True)
+        self.context = context
+
+    def inside(self, **changes: Any) -> Context:
+        """Return where it stands, with changes."""
+        return self.context.but(**changes)
+
+    def within(self, context: Context, body: Iterable[ast.stmt]) -> None:
+        """Read statements that stand elsewhere."""
+        saved, self.context = self.context, context
+        self.block(body)
+        self.context = saved
+
+    def event(self, kind: str, node: ast.expr, name: str = "") -> None:
+        """Note what timing rules ask for."""
+        self.events.append(Event(kind, node, name, self.context))
+
+    @property
+    def events(self) -> list[Event]:
+        """What timing rules need of the function that is read, or of the module's level."""
+        return self.function.events if self.function else self.module.module_events
+
+    # -- names ---------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> Class | None:
+        """The class whose method is read."""
+        return self.function.owner if self.function is not None else None
+
+    def lookup(self, name: str) -> Value | None:
+        """Return what a variable holds, None when nothing is known."""
+        for scope in reversed(self.scopes):
+            value = scope.get(name)
+            if value is not None:
+                return value
+        return None
+
+    def callee(self, node: ast.Call) -> Function | None:
+        """Return the function of the file that is called."""
+        func = node.func
+        if isinstance(func, ast.Name):
+            return self.by_name.get(func.id)
+        if self.owner is not None and isinstance(func, ast.Attribute) and is_self(func.value):
+            return self.owner.methods.get(func.attr)
+        return None
+
+    def bind(self, name: str, value: Value) -> None:
+        """Give a variable of the innermost scope its value."""
+        self.scopes[-1][name] = value
+        self._count_assignment(name)
+
+    def target(self, node: ast.expr, value: Value) -> None:
+        """Bind what stands left of ``=``."""
+        if isinstance(node, ast.Name):
+            self.bind(node.id, value)
+        elif isinstance(node, ast.Tuple | ast.List):
+            for index, one in enumerate(node.elts):
+                if value.items:
+                    inner = value.items[index] if index < len(value.items) else UNKNOWN
+                elif value.kind == "tensor":
+                    inner = value
+                else:
+                    inner = UNKNOWN
+                self.target(one, inner)
+        elif isinstance(node, ast.Starred):
+            self.target(node.value, UNKNOWN)
+        elif isinstance(node, ast.Attribute):
+            self.eval(node.value)
+            path = path_of(node)
+            if path:
+                self.set_attribute(path, value)
+                self._count_assignment(path)
+                if not path.startswith("self."):
+                    self.scopes[-1][path] = value
+        elif isinstance(node, ast.Subscript):
+            self.eval(node.value)
+            self.eval(node.slice)
+
+    def set_attribute(self, path: str, value: Value) -> None:
+        """Give ``self.name`` its value where a method is read; other paths are left alone."""
+        if self.owner is not None and path.startswith("self."):
+            self.owner.attributes[path[5:]] = value
+
+    def _count_assignment(self, path: str) -> None:
+        for loop in self.context.loops():
+            loop.assigned[path] = loop.assigned.get(path, 0) + 1
+
+
+ReadExpression = Callable[[Walker, Any], Value]
+ReadStatement = Callable[[Walker, Any], None]

@@ -1,0 +1,257 @@
+"""What a pattern is: a pure function from a trace to claims, and the catalogue of all of them.
+
+A pattern never promises a saving. It points at wall time (``spans``) and says which part of it a fix
+saves (``gain_low`` to ``gain_high``), and it describes the fix as ``edits`` to the recorded run. Each
+millisecond then gets one owner (``verdict.time_ownership``), and the cost of a finding comes from
+replaying the run with its edits, bounded by those intervals (``verdict.pricing``).
+
+Pattern modules import what they need from here: the types, and those of the trace they work on.
+"""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.docpages import section
+from torchtriage.core.errors import PatternError, UsageError
+from torchtriage.core.finding import Certainty, Fix
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.collectives import host_collectives
+from torchtriage.diagnose.patterns._host_gaps import is_explained
+from torchtriage.diagnose.replay.edits import Edit
+
+__all__ = [
+    "NEEDS",
+    "Certainty",
+    "Claim",
+    "Claims",
+    "Edit",
+    "Fix",
+    "Floats",
+    "Ints",
+    "Kind",
+    "Mask",
+    "Pattern",
+    "PatternEntry",
+    "Spans",
+    "Trace",
+    "aten",
+    "catalogue",
+    "given",
+    "longest_names",
+    "lookup",
+    "missing_needs",
+    "most_frequent",
+]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+_ON_DEVICE = "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)"
+
+NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
+    # need: (test, what is missing, how to record it)
+    "device": (lambda trace: bool(trace.devices), "GPU rows", _ON_DEVICE),
+    "collectives": (
+        lambda trace: bool(trace.devices) or (trace.is_host_only and bool(host_collectives(trace).any())),
+        "GPU rows or collectives of the host",
+        _ON_DEVICE,
+    ),
+    "runtime": (
+        lambda trace: bool((trace.kind == Kind.RUNTIME).any()),
+        "runtime calls",
+        "record host and device together: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+    ),
+    "ops": (lambda trace: bool((trace.kind == Kind.OP).any()), "operators", "add ProfilerActivity.CPU to activities="),
+    "shapes": (lambda trace: trace.has_shapes, "input shapes", "profile(record_shapes=True, ...)"),
+    "stacks": (lambda trace: trace.has_stacks, "Python stacks", "profile(with_stack=True, ...)"),
+    "memory": (lambda trace: len(trace.memory.at_ns) > 0, "allocator records", "profile(profile_memory=True, ...)"),
+    "work": (lambda trace: bool(trace.devices) or trace.is_host_only, "GPU rows", _ON_DEVICE),
+    "sizes": (
+        lambda trace: bool(trace.devices) or (trace.is_host_only and trace.has_shapes),
+        "GPU rows, or on a CPU input shapes",
+        "profile(record_shapes=True, ...), and on a GPU machine ProfilerActivity.CUDA",
+    ),
+    "gaps": (
+        is_explained,
+        "Python stacks, and the time between operators is considerable",
+        "profile(with_stack=True, ...)",
+    ),
+    "steps": (lambda trace: len(trace.steps) > 0, "steps", "call prof.step() once per iteration"),
+}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern's identity and place in the order of precedence.
+
+    ``order`` : claims are given their time in ascending order, the specific before the generic
+    (catalogue 3.1). ``needs`` : keys of :data:`NEEDS` without which nothing can be said.
+    ``suppresses`` : codes that mean nothing while this one is certain.
+    """
+
+    code: str
+    name: str
+    family: str
+    title: str
+    order: int
+    needs: frozenset[str]
+    suppresses: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, module: str, code: str, title: str, *, order: int, needs: str = "", suppresses: tuple[str, ...] = ()
+    ) -> "Pattern":
+        """Return the pattern of a module, whose path holds its family and name; ``needs`` separated by spaces."""
+        family, stem = module.split(".")[-2:]
+        return cls(code, stem.replace("_", "-"), family, title, order, frozenset(needs.split()), suppresses)
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """All occurrences of a pattern in a trace that share one cause.
+
+    ``rows`` : the events that are the evidence, over the whole recording.
+    ``examples`` : rows to show first, the clearest first (none: the longest of ``rows``).
+    ``spans`` : int64[k, 2], wall time at stake: device time, or host time where there is no device.
+    May overlap and may lie outside the judged steps; it is clipped later.
+    ``gain_low``/``gain_high`` : the fraction of that time a fix saves, one number or one per span, 0-1.
+    ``anchor`` : the row whose op chain, frame and module stand for the finding (-1: the first row).
+    ``time_class`` : which class of time the spans are taken from; ``none`` claims no time.
+    ``always`` : report whatever the cost (a configuration that is wrong by itself).
+    """
+
+    message: str
+    certainty: Certainty
+    rows: Ints
+    spans: Spans = field(default_factory=lambda: intervals.EMPTY)
+    gain_low: float | Floats = 1.0
+    gain_high: float | Floats = 1.0
+    time_class: Literal["idle", "copy", "comm", "compute", "host", "none"] = "none"
+    basis: Literal["measured", "modelled", "bounded"] = "bounded"
+    method: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    anchor: int = -1
+    fix: Fix | None = None
+    always: bool = False
+    edits: tuple[Edit, ...] = ()
+    examples: tuple[int, ...] = ()
+
+
+Claims = Iterator[Claim]
+
+
+@dataclass(frozen=True)
+class PatternEntry:
+    """A catalogue entry: the pattern, its function, its fix and its page."""
+
+    pattern: Pattern
+    find: Callable[[Trace], Claims]
+    fix: Fix
+    page: str
+
+
+SECTIONS = ("Looks like", "Slow because", "Cost", "Fix", "Leave it when", "Source")
+
+
+def aten(names: str) -> tuple[str, ...]:
+    """Return the full names of PyTorch's own operators, from short ones separated by spaces."""
+    return tuple(f"aten::{name}" for name in names.split())
+
+
+def given(**evidence: Any) -> Mapping[str, Any]:
+    """Return the evidence that is there: what is empty, zero or None was not recorded."""
+    return {name: value for name, value in evidence.items() if value}
+
+
+def most_frequent(trace: Trace, rows: NDArray[np.integer], limit: int = 5) -> list[str]:
+    """Return the names that most of these rows have, the most frequent first."""
+    names, counts = np.unique(trace.name[rows], return_counts=True)
+    return [trace.names[code] for code in names[np.argsort(-counts, kind="stable")][:limit].tolist()]
+
+
+def longest_names(trace: Trace, rows: Ints, limit: int = 3) -> list[str]:
+    """Return the names that take most of these rows' time, the longest first."""
+    names, where = np.unique(trace.name[rows], return_inverse=True)
+    total = np.bincount(where, weights=trace.dur_ns[rows])
+    return [trace.names[names[at]] for at in np.argsort(-total)[:limit].tolist()]
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> tuple[PatternEntry, ...]:
+    """Return every pattern found in the subfolders of this package, in order of code.
+
+    Raises
+    ------
+    PatternError
+        A module is not of the shape every pattern has; the message names the file and what is off.
+    """
+    import torchtriage.diagnose.patterns as package
+
+    entries = []
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        parts = info.name.split(".")
+        if not info.ispkg and len(parts) == 5 and not parts[-1].startswith("_"):
+            entries.append(_entry(importlib.import_module(info.name)))
+    entries.sort(key=lambda entry: entry.pattern.code)
+    codes = [entry.pattern.code for entry in entries]
+    for code in codes:
+        if codes.count(code) > 1:
+            raise PatternError(f"two patterns share the code {code}")
+    return tuple(entries)
+
+
+def lookup(code_or_name: str) -> PatternEntry:
+    """Return the entry with this code or name.
+
+    Raises
+    ------
+    UsageError
+        There is none; the message suggests near ones.
+    """
+    wanted = code_or_name.strip()
+    known = {key: entry for entry in catalogue() for key in (entry.pattern.code.lower(), entry.pattern.name)}
+    if wanted.lower() not in known:
+        raise UsageError.unknown("pattern", wanted, known)
+    return known[wanted.lower()]
+
+
+def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
+    """Return the needs of a pattern that a trace does not meet."""
+    return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
+
+
+def _entry(module: ModuleType) -> PatternEntry:
+    where = module.__name__
+
+    def demand(condition: object, message: str) -> None:
+        if not condition:
+            raise PatternError(message, where=where, hint="see docs/how-to-add.md, a pattern")
+
+    pattern, fix = getattr(module, "PATTERN", None), getattr(module, "FIX", None)
+    demand(isinstance(pattern, Pattern), "expected PATTERN = Pattern.of(__name__, ...)")
+    demand(isinstance(fix, Fix), "expected FIX = Fix(...)")
+    demand(callable(getattr(module, "find", None)), "expected def find(trace)")
+    assert isinstance(pattern, Pattern)
+    assert isinstance(fix, Fix)
+    family, stem = where.split(".")[-2:]
+    demand(pattern.family == family, f"expected family {family!r}, found {pattern.family!r}")
+    demand(pattern.name.replace("-", "_") == stem, f"expected the name of the file, {stem!r}, found {pattern.name!r}")
+    demand(re.fullmatch(r"[A-Z]{3}\d{3}", pattern.code), f"odd code {pattern.code!r}")
+    unknown = set(pattern.needs) - set(NEEDS)
+    demand(not unknown, f"unknown needs {sorted(unknown)}")
+    page = module.__doc__ or ""
+    for title in SECTIONS:
+        demand(section(page, title), f"the docstring has no section {title!r}")
+    return PatternEntry(pattern, module.find, fix, page)

@@ -1,0 +1,33 @@
+"""What patterns of communication share: is this training, and the edit that makes collectives shorter."""
+
+import numpy as np
+
+from torchtriage.core.trace.collective_time import ENGINE, Collectives
+from torchtriage.diagnose.patterns.base import Edit, Floats, Mask, Spans, Trace
+
+
+def shorter(found: Collectives, pick: Mask, spans: Spans, low: Floats | float, high: Floats | float) -> Edit:
+    """Return the edit that takes the picked collectives' time away, low to high of it.
+
+    Parameters
+    ----------
+    found : Collectives
+    pick : bool[k]
+        Which of them.
+    spans : int64[m, 2]
+        Their exposed time: on the host, what the waiting thread gives back.
+    low, high : float or float64[k]
+        The part of each that goes.
+    """
+    left, best = (1 - np.broadcast_to(np.asarray(one, float), len(pick)) for one in (low, high))
+    if found.on_host:
+        # a thread of its own carries it out: what goes is the wait of the main one
+        weight = found.trace.dur_ns[found.rows] * pick
+        mean = [float((one * weight).sum() / max(weight.sum(), 1)) for one in (left, best)]
+        return Edit("threads", factor=mean[0], best=min(mean), spans=spans)
+    return Edit("shrink", found.rows[pick], left[pick], best=np.minimum(left, best)[pick])
+
+
+def trains(trace: Trace) -> bool:
+    """Return whether anything here computes gradients."""
+    return bool(trace.matching(rf"{ENGINE}|Backward\d*$|^Optimizer\.").any())

@@ -1,0 +1,146 @@
+"""Communication runs while the device computes nothing.
+
+Looks like: kernels of NCCL, RCCL or a custom all-reduce with no other kernel beside them for at least a tenth of the
+    step, on whatever stream. Without a device: gloo or MPI collectives that the main thread waits for, outside every
+    operator.
+Slow because: the compute units wait for the network, and often for the slowest rank, instead of working on what does
+    not depend on the result.
+Cost: bounded by the exposed time. One rank's recording cannot separate transfer from waiting for other ranks: the low
+    end counts only the duration of the fastest of at least three equal messages, only while the next computation was
+    already enqueued, and no more than the computation without communication could hide; it is 0 where sizes were not
+    recorded.
+Fix: start collectives while gradients are still being computed (DDP's buckets, FSDP's prefetch), wait for
+    ``async_op=True`` handles as late as possible, and give each rank more work per message.
+Leave it when: every layer needs its reduced result at once (tensor-parallel inference), or other ranks are simply
+    late: then look at the rank that arrives last.
+Source: PyTorch documentation, "DistributedDataParallel", internal design; Li et al., "PyTorch Distributed: Experiences
+    on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.collective_time import find_collectives
+from torchtriage.core.trace.device import Device
+from torchtriage.core.units import format_ns, format_share, ms
+from torchtriage.diagnose.patterns.base import (
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Floats,
+    Kind,
+    Mask,
+    Pattern,
+    Spans,
+    Trace,
+    given,
+)
+from torchtriage.diagnose.patterns.comm._collectives import trains
+
+PATTERN = Pattern.of(
+    __name__, "COM035", "Communication is not hidden behind computation", order=430, needs="collectives"
+)
+FIX = Fix(
+    text="Start collectives while there is still something to compute, and wait for them late.",
+    code="""model = DistributedDataParallel(
+    model, gradient_as_bucket_view=True, static_graph=True
+)
+# or by hand:
+work = torch.distributed.all_reduce(tensor, async_op=True)
+...  # computation that does not need it
+work.wait()""",
+    link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+)
+
+MIN_SHARE = 0.10  # of the judged time (catalogue 35)
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim over the exposed communication of the main device, or of the host."""
+    found = find_collectives(trace)
+    judged = trace.steps.judged
+    wall_ns = intervals.length(judged)
+    if found is None or len(found.rows) < 2 or not wall_ns or trace.origin.world_size == 1:
+        return
+    training = trains(trace)
+    # without a computation to hide behind, nothing can be said about hiding
+    if not (training if found.on_host else _computes(trace.devices[0]).any()):
+        return
+    rows, spans = found.rows, found.exposed
+    exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
+    if exposed_ns < MIN_SHARE * wall_ns:
+        return
+    transfer = found.fastest_ns / np.maximum(trace.dur_ns[rows], 1)
+    low = transfer[found.source]
+    if not training:
+        low = np.zeros(len(spans))  # the next layer needs the sum
+    elif not found.on_host:
+        low *= _blocking_share(trace, trace.devices[0], spans)
+    # no more of it can hide than there is computation without communication
+    hidden_ns = float((low * intervals.covered(spans, judged)).sum())
+    room_ns = trace.steps.judged_ns(intervals.subtract(found.computing, found.running))
+    low = low * (min(1.0, room_ns / hidden_ns) if hidden_ns else 1.0)
+    own = np.bincount(found.source, weights=intervals.covered(spans, judged), minlength=len(rows)).astype(np.int64)
+    steps = trace.steps
+    per_step = exposed_ns / steps.n_steady
+    comm_ns = intervals.length(intervals.intersect(found.running, judged))
+    names: Counter[str] = Counter()
+    for label, time_ns in zip(found.labels, own.tolist(), strict=True):
+        names[label] += time_ns
+    of_step = f"{format_ns(per_step)} of {format_ns(steps.wall_ns)} {steps.per}"
+    share = f"{format_share(exposed_ns / comm_ns)} of all communication"
+    yield Claim(
+        message=(
+            f"the host computes nothing and waits for collectives for {of_step}, {share}"
+            if found.on_host
+            else f"communication has no computation beside it for {of_step}, {share}"
+        ),
+        certainty="likely" if training else "hint",
+        rows=rows,
+        spans=spans,
+        gain_low=low,
+        anchor=int(rows[np.argmax(own)]),
+        time_class="host" if found.on_host else "comm",
+        method=(
+            "exposed communication; low counts the fastest of equal messages, as far as there is"
+            " computation without communication" + ("" if found.on_host else ", while the next was enqueued")
+        ),
+        evidence={
+            "exposed_ms_per_step": ms(per_step),
+            "share_of_step": round(exposed_ns / wall_ns, 6),
+            "exposed_share_of_communication": round(exposed_ns / comm_ns, 6),
+            "communication_ms_per_step": ms(comm_ns / steps.n_steady),
+            "n_collectives_per_step": steps.mean_count(found.step),
+            "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows])),
+            "top_exposed_ms_per_step": {name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)},
+            **given(world_size=trace.origin.world_size),
+            "waiting_for_other_ranks": "part of the exposed time that one rank cannot tell apart",
+        },
+        edits=(
+            # on the host, a wait is time of the main thread; low: the transfer, high: all of it
+            Edit("threads", factor=1 - float(np.mean(low)), best=0.0, spans=spans)
+            if found.on_host
+            else Edit("overlap", rows, factor=1 - transfer * training, best=0.0),
+        ),
+    )
+
+
+def _computes(device: Device) -> Mask:
+    out: Mask = ~device.comm & (device.trace.kind[device.rows] == Kind.KERNEL)
+    return out
+
+
+def _blocking_share(trace: Trace, device: Device, spans: Spans) -> Floats:
+    """Return the part of each span in which the next computation was already enqueued."""
+    rows = device.rows[_computes(device)]
+    index = np.searchsorted(trace.start_ns[rows], spans[:, 1], side="left")
+    has_next = index < len(rows)
+    following = rows[np.minimum(index, len(rows) - 1)]
+    call = trace.links.call[following]
+    enqueued = np.where(call >= 0, trace.end_ns[call], trace.start_ns[following])
+    blocked = spans[:, 1] - np.clip(enqueued, spans[:, 0], spans[:, 1])
+    return np.where(has_next, blocked / np.maximum(spans[:, 1] - spans[:, 0], 1), 0.0)

@@ -1,0 +1,33 @@
+"""How fast the host link is, and which copies are exposed."""
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.diagnose.patterns.base import Ints, Spans, Trace
+
+PINNED_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 50e9}
+"""What pinned copies reach over 16 lanes of each PCIe generation (catalogue 7)."""
+
+
+def pinned_bytes_per_s(trace: Trace) -> float:
+    """Return the rate of pinned copies on this machine's link, the slower one where unknown."""
+    capability = trace.origin.capability
+    if trace.origin.vendor == "rocm":
+        newest = any("MI3" in name for name in trace.origin.device_names)
+        return PINNED_BYTES_PER_S[5 if newest else 4]
+    if trace.origin.vendor != "cuda" or capability is None:
+        return PINNED_BYTES_PER_S[3]
+    return PINNED_BYTES_PER_S[5 if capability[0] >= 9 else 4 if capability[0] == 8 else 3]
+
+
+def beyond_pinned(trace: Trace, copies: Ints) -> float:
+    """Return the share of the copies' time that pinned memory would not have taken, 0-1."""
+    copies = copies[trace.value[copies] >= 0]  # ROCm 6.2 records no sizes
+    size, took_s = trace.value[copies].sum(), trace.dur_ns[copies].sum() / 1e9
+    return float(np.clip(1 - size / pinned_bytes_per_s(trace) / took_s, 0, 1)) if took_s else 0.0
+
+
+def exposed(trace: Trace, copies: Ints) -> Spans:
+    """Return the time of these copies with neither computation nor communication beside it."""
+    spans = trace.spans_of(copies)
+    return intervals.intersect(intervals.union(spans), trace.devices[0].copy_only)

@@ -1,0 +1,114 @@
+"""Large copies to the GPU come from ordinary (pageable) host memory.
+
+Looks like: copies of 1 MiB or more named ``HtoD (Pageable -> Device)``; on ROCm, which does not record the kind of
+    memory, copies by the blocking ``hipMemcpyWithStream``. In at least half of the steps; without two steps to compare
+    also once, unless it looks like loading a model (8 uploads in a row).
+Slow because: the driver stages pageable memory through a small pinned buffer, at a fraction of the link's speed, and
+    the host stays in the call: nothing overlaps.
+Cost: exposed copy time (low: what pinned memory would save; high: all of it, when the copy is prefetched on another
+    stream), and at the high end the idle time the blocking call causes.
+Fix: let the loader pin its batches and copy with ``non_blocking=True``.
+Leave it when: it happens once. Calling ``.pin_memory()`` on the hot path is itself a copy and can be slower than the
+    plain one.
+Source: PyTorch tutorial on ``pin_memory()`` and ``non_blocking``.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.units import format_bytes, format_ns, ms
+from torchtriage.diagnose.patterns._recurrence import call_sites
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.copy._host_link import beyond_pinned, exposed, pinned_bytes_per_s
+
+PATTERN = Pattern.of(__name__, "CPY007", "Large uploads from pageable host memory", order=341, needs="device runtime")
+FIX = Fix(
+    text="Pin the batches in the loader and copy them without blocking.",
+    code="""loader = DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True)
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)""",
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
+
+MIN_BYTES = 1 << 20  # below, latency and not bandwidth is what a copy costs (catalogue 7)
+UNSIZED_NS = 100_000  # ROCm 6.2 records no sizes: a copy this long is no small one
+LOADING_RUN = 8  # uploads in a row without a kernel between them: a model is being loaded, not a batch
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim for all large pageable uploads."""
+    steps, device, waits = trace.steps, trace.devices[0], trace.waits
+    copies = _recurring(trace, _pageable(trace, device.rows))
+    if not len(copies):
+        return
+    transfer = exposed(trace, copies)
+    blocked = waits.idle(np.isin(waits.copy, copies))
+    spans = np.concatenate([transfer, blocked])
+    if not len(spans):
+        return
+    saved = beyond_pinned(trace, copies)
+    steady = copies[steps.in_steady(steps.of_work(copies))]
+    took_ns = int(trace.dur_ns[steady].sum())
+    size = int(np.maximum(trace.value[steady], 0).sum())
+    rate = size / took_ns if took_ns else 0.0
+    calls = trace.links.call[copies].astype(np.int64)
+    sites = call_sites(trace, calls)
+    evidence: dict[str, Any] = {
+        "copy_ms_per_step": ms(took_ns / steps.n_steady),
+        "n_copies_per_step": steps.median_count(steps.of_work(copies)),
+        "exposed_copy_ms_per_step": _judged_ms(trace, transfer),
+        "gpu_idle_ms_per_step": _judged_ms(trace, blocked),
+    }
+    how = f"takes {format_ns(took_ns / steps.n_steady)} {steps.per}"
+    if size:
+        evidence["copied_bytes_per_step"] = size // steps.n_steady
+        evidence["pageable_gb_per_s"] = round(rate, 2)
+        evidence["assumed_pinned_gb_per_s"] = pinned_bytes_per_s(trace) / 1e9
+        how += f" for {format_bytes(size / steps.n_steady)}, at {rate:.3g} GB/s"
+    if sites:
+        evidence["call_sites"] = sites
+    yield Claim(
+        message=f"copying from pageable memory to the GPU {how}",
+        certainty="likely",
+        rows=copies,
+        spans=spans,
+        gain_low=np.concatenate([np.full(len(transfer), saved), np.zeros(len(blocked))]),
+        time_class="copy",
+        method="exposed copy time beyond pinned speed (low), all of it and the idle time of the blocking call (high)",
+        evidence=evidence,
+        anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
+        edits=(Edit("overlap", copies, factor=1 - saved, best=0.0), Edit("unblock", calls)),
+    )
+
+
+def _judged_ms(trace: Trace, spans: Spans) -> float:
+    inside = intervals.intersect(intervals.union(spans), trace.steps.judged)
+    return ms(intervals.length(inside) / trace.steps.n_steady)
+
+
+def _pageable(trace: Trace, rows: Ints) -> Ints:
+    rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
+    rows = rows[trace.matching("HtoD")[rows]]
+    if trace.origin.vendor == "rocm":
+        blocking = trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")
+        slow_path = blocking[trace.links.call[rows]]
+    else:
+        slow_path = trace.matching("Pageable")[rows]
+    size = trace.value[rows]
+    large = (size >= MIN_BYTES) | ((size < 0) & (trace.dur_ns[rows] >= UNSIZED_NS))
+    return rows[slow_path & large]
+
+
+def _recurring(trace: Trace, copies: Ints) -> Ints:
+    steps = trace.steps
+    if steps.n_steady >= 2:
+        return copies if steps.share_of_steps(steps.of_work(copies)) >= 0.5 else copies[:0]
+    rows = trace.devices[0].rows
+    rows = rows[trace.kind[rows] != Kind.MEMSET]
+    upload = trace.matching("HtoD")[rows] & (trace.kind[rows] == Kind.MEMCPY)
+    run = np.cumsum(~upload)
+    length = np.bincount(run[upload], minlength=int(run[-1]) + 1 if len(run) else 1)
+    loading = rows[upload & (length[run] >= LOADING_RUN)]
+    return np.setdiff1d(copies, loading)

@@ -1,0 +1,100 @@
+"""Images are transposed between NCHW and NHWC around the convolutions.
+
+Looks like: kernels that only change the layout (``nchwToNhwc``, ``nhwcToNchw``, MIOpen's ``batched_transpose``),
+    copies by ``contiguous`` inside a convolution, and ``contiguous`` calls between two layers that undo NHWC; together
+    3 % of the kernel time (on a CPU, of the step).
+Slow because: tensor cores and CPU kernels want NHWC, so the library transposes inputs, weights and outputs of every
+    convolution, and each time the whole tensor travels through memory.
+Cost: the time of the conversions; at the low end only the part that remains once the next kernel is queued. What the
+    convolutions themselves gain is not counted.
+Fix: keep model and inputs in the channels_last format from end to end.
+Leave it when: the conversions occur only at the two ends of the model, or an operator in between supports NCHW alone:
+    then each one needs a conversion anyway.
+Source: PyTorch tutorial "Channels Last Memory Format in PyTorch"; measured: 9.2 % of the kernel time of a ResNet on
+    A100, 16 % on MI300X.
+"""
+
+import numpy as np
+
+from torchtriage.core.names import short_name
+from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
+from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.diagnose.patterns._op_work import Work, work_at, work_of
+from torchtriage.diagnose.patterns.base import Claims, Fix, Ints, Kind, Pattern, Trace, given, longest_names
+
+PATTERN = Pattern.of(__name__, "CPY011", "Images are transposed around the convolutions", order=530, needs="sizes")
+FIX = Fix(
+    text="Keep weights and activations in the channels_last format.",
+    code="""model = model.to(memory_format=torch.channels_last)
+x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
+    link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+)
+
+MIN_SHARE = 0.03  # of the kernel time (catalogue 11); the two ends of a model that is converted take 0.2-2 %
+_CONVERSION = (
+    r"(?i)nchwToNhwc|nhwcToNchw|^batched_transpose_\d|transpose_readWrite_alignment"
+    r"|transpose_(NCHW2CNHW|CNHW2NCHW)"
+)
+_CONVOLUTION = r"^aten::\w*conv\w*$"
+NCHW = "0"  # `torch.contiguous_format` as a concrete input
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim over all conversions."""
+    work = _conversions(trace)
+    if work is None or work.share < MIN_SHARE:
+        return
+    steady = trace.steps.in_steady(trace.steps.of_work(work.rows) if trace.devices else trace.steps.of_host(work.rows))
+    top = list(map(short_name, longest_names(trace, work.rows[steady])))
+    count = round(int(steady.sum()) / trace.steps.n_steady, 2)
+    what, plural = ("kernel", "kernels") if trace.devices else ("copy", "copies")
+    longest = int(np.argmax(trace.dur_ns[work.rows]))
+    op = work.op[[longest]]
+    shape = inputs_of(trace, op)[0][0].shape(0) if op[0] >= 0 else []
+    yield work.claim(
+        message=f"transposing between NCHW and NHWC takes {format_ns(work.per_step_ns)} {trace.steps.per} in"
+        f" {format_count(count, what, plural)}, {format_share(work.share)} of {work.of}",
+        what="conversion",
+        method="time of the conversions; low: what of it the queue can make up for",
+        evidence={"n_conversions_per_step": count, "top_conversions": top, **given(largest_shape=shape)},
+        anchor=int(work.op[longest] if work.op[longest] >= 0 else work.rows[longest]),
+    )
+
+
+def _conversions(trace: Trace) -> Work | None:
+    """Return the conversions: kernels by name, and copies by what they copy."""
+    copies = _copies(trace)
+    if not trace.devices:
+        return work_of(trace, copies)
+    device = trace.devices[0]
+    named = trace.matching(_CONVERSION) & (trace.kind == Kind.KERNEL)
+    inside = trace.mask_of(copies)
+    call = trace.links.call[device.rows]
+    copied = (call >= 0) & np.append(trace.tree.under(inside), False)[call]
+    return work_at(trace, np.flatnonzero(named[device.rows] | copied))
+
+
+def _copies(trace: Trace) -> Ints:
+    """Return the ``contiguous`` ops that copy inside a convolution, or turn NHWC back to NCHW."""
+    is_op = trace.kind == Kind.OP
+    convolution = is_op & trace.matching(_CONVOLUTION)
+    if not convolution.any():
+        return np.empty(0, np.int64)
+    copying = is_op & trace.named("aten::contiguous")
+    copying &= trace.tree.above(trace.named("aten::clone", "aten::copy_"))
+    inside = np.flatnonzero(copying & trace.tree.under(convolution))
+    alone = np.flatnonzero(copying & ~trace.tree.under(is_op))
+    return np.concatenate([inside, alone[where_inputs(trace, alone, _undoes_nhwc)]])
+
+
+def _undoes_nhwc(inputs: Inputs) -> bool:
+    """Return whether ``contiguous`` finds an image in NHWC and is asked for NCHW."""
+    shape, strides = inputs.shape(0), inputs.strides[0] if inputs.strides else None
+    # with one channel or one pixel both layouts are the same
+    return (
+        len(shape) == 4
+        and min(shape[1], shape[3]) > 1
+        and inputs.value(1) == NCHW
+        and isinstance(strides, list)
+        and strides[1:2] == [1]
+    )

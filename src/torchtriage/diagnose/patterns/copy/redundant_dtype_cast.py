@@ -1,0 +1,137 @@
+"""Tensors are cast to another type for nothing, or a float64 tensor slows down everything it touches.
+
+Looks like: a cast that the next operator undoes (float32 to bfloat16 and straight back); operators on float64 tensors
+    of more than one element; in inference under autocast, the same weights cast in every step. Each takes at least 2 %
+    of the kernel time (on a CPU, of the step). Casts of single numbers, which every operator with a Python scalar does
+    on a CPU, do not count.
+Slow because: a cast reads and writes the whole tensor and computes nothing; float64 takes twice the memory traffic of
+    float32, and on consumer GPUs 32-64 times the arithmetic.
+Cost: the casts that disappear; of float64 work 40-60 % (products on consumer GPUs up to 97 %). At the low end only the
+    part the device can recover because the next kernel is already queued.
+Fix: drop the pair of casts; make inputs and constants float32 at the source; load weights in the type they are used
+    in.
+Leave it when: the method needs float64 (solvers, long sums), or something is computed in float32 between the two casts
+    on purpose (norms, softmax): then LCH015 has the advice.
+Source: PyTorch documentation, "Automatic Mixed Precision package"; measured: float64 point coordinates from NumPy put
+    28 % of the kernel time of a mask generator into float64.
+"""
+
+import numpy as np
+
+from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.diagnose.patterns._op_work import work_of
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
+from torchtriage.diagnose.patterns.copy._float64 import claim_float64
+from torchtriage.diagnose.patterns.copy._weight_casts import claim_weight_casts
+
+PATTERN = Pattern.of(
+    __name__, "CPY012", "Casts for nothing, and float64 that leaked in", order=535, needs="ops shapes work"
+)
+FIX = Fix(
+    text="Leave the tensor in one type: the second cast undoes the first.",
+    code="x = block(x)  # not block(x.float()).to(torch.bfloat16) around every block",
+    link="https://docs.pytorch.org/docs/stable/amp.html",
+)
+
+MIN_SHARE = 0.02  # of the kernel time (catalogue 12)
+_FLOATS = {"5": "c10::Half", "6": "float", "7": "double", "15": "c10::BFloat16"}
+"""``torch.dtype`` as a concrete input and as an input type."""
+_NO_WORK = (
+    r"^aten::(view|reshape|expand|as_strided|t|transpose|permute|select|slice|empty\w*|detach\w*"
+    r"|result_type|unsqueeze|squeeze|resolve_\w+)$"
+)
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim per kind: casts undone, float64, weights cast in every step."""
+    casts, source, target = _casts(trace)
+    for claim in (
+        _undone(trace, casts, source, target),
+        claim_float64(trace, MIN_SHARE),
+        claim_weight_casts(trace, casts, MIN_SHARE),
+    ):
+        if claim is not None:
+            yield claim
+
+
+def _casts(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """Return the casts between float types of more than one number, in order of the op tree.
+
+    And for each a code of what it casts from and to, equal for equal shape and type.
+    """
+    rows = trace.tree.members
+    rows = rows[trace.named("aten::_to_copy")[rows]]
+    inputs, which = inputs_of(trace, rows)
+    seen: dict[tuple[str, str], int] = {}
+    codes = np.full((len(inputs), 2), -1, np.int64)
+    for index, one in enumerate(inputs):
+        before, after = one.type(0), _FLOATS.get(one.value(1), "")
+        if before in _FLOATS.values() and after and before != after and one.numel(0) > 1:
+            shape = str(one.shape(0))
+            codes[index] = [seen.setdefault((shape, dtype), len(seen)) for dtype in (before, after)]
+    source, target = codes[which].T if len(rows) else (rows, rows)
+    real = source >= 0
+    return rows[real], source[real], target[real]
+
+
+def _undone(trace: Trace, casts: Ints, source: Ints, target: Ints) -> Claim | None:
+    """Return the claim on pairs of casts with nothing but views between them."""
+    if len(casts) < 2:
+        return None
+    ops = _working_ops(trace)
+    outer = trace.tree.outermost(casts, trace.kind == Kind.OP)
+    outer = np.where(outer >= 0, outer, casts)
+    position = np.full(len(trace), -1, np.int64)
+    position[ops] = np.arange(len(ops))
+    place = position[outer]
+    pair = np.zeros(len(casts), dtype=bool)
+    pair[:-1] = (
+        (source[:-1] == target[1:])
+        & (target[:-1] == source[1:])
+        & (place[1:] == place[:-1] + 1)
+        & (place[:-1] >= 0)
+        & (trace.lane[casts[1:]] == trace.lane[casts[:-1]])
+    )
+    # of three casts in a row the middle one belongs to the first pair
+    second = np.append(False, pair[:-1])
+    pair &= ~second
+    first = np.flatnonzero(pair)
+    rows = np.sort(np.concatenate([casts[first], casts[first + 1]]))
+    work = work_of(trace, rows)
+    if work is None or work.share < MIN_SHARE:
+        return None
+    inputs = inputs_of(trace, casts[first[:1]])[0][0]
+    count = trace.steps.mean_count(trace.steps.of_host(casts[first]))
+    forth, back = inputs.type(0), _FLOATS[inputs.value(1)]
+    return work.claim(
+        message=f"{format_count(count, 'tensor')} {trace.steps.per} {'is' if count == 1 else 'are'} cast from"
+        f" {_short(forth)} to {_short(back)} and straight back: {format_ns(work.per_step_ns)},"
+        f" {format_share(work.share)} of {work.of}",
+        what="cast",
+        method="time of both casts; low: what of it the queue can make up for",
+        evidence={
+            "n_round_trips_per_step": count,
+            "from_type": forth,
+            "to_type": back,
+            "example_shape": inputs.shape(0),
+        },
+        anchor=int(casts[first[0]]),
+    )
+
+
+def _working_ops(trace: Trace) -> Ints:
+    """Return the ops that are in no other op and do work, lane by lane in time order."""
+    is_op = trace.kind == Kind.OP
+    rows = trace.tree.members
+    rows = rows[is_op[rows]]
+    rows = rows[~trace.tree.under(is_op)[rows]]
+    idle = trace.matching(_NO_WORK)[rows]
+    # .to() of what has the type already returns it
+    idle |= trace.named("aten::to")[rows] & ~trace.tree.above(trace.named("aten::_to_copy"))[rows]
+    working: Ints = rows[~idle]
+    return working
+
+
+def _short(dtype: str) -> str:
+    return {"float": "float32", "double": "float64"}.get(dtype, dtype.removeprefix("c10::").lower())

@@ -1,0 +1,154 @@
+"""DataLoader workers exist but cannot keep up, or are restarted again and again.
+
+Looks like: ``enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__`` annotations that take at least 5 % of the
+    step in 30 % of the steps, the late ones included, while, with GPU rows, the device is idle; a loader that keeps up
+    answers in less than 0.2 ms. Restart: ``_get_iterator`` frames that start the workers of a new epoch inside the
+    recording, with the wait that follows and the stop of the old ones. Without stacks: a fetch of at least 1 ms, the
+    time it takes to stop workers, then another one with no operator between them that worked on a batch.
+Slow because: the main thread waits for the next batch, and the device with it.
+Cost: device idle time inside the waits (without a device: the waits). A wait hidden by queued work is free. The low
+    end is half: more workers help until the cores are used up. Without stacks, the time between two epochs may be the
+    script's own work: it is in the high end only.
+Fix: more workers or cheaper transforms; keep workers alive between epochs; prefetch more.
+Leave it when: epochs are long and the recording happens to contain the end of one (once is a hint); only the first
+    batches of the recording wait (the workers are still filling the queue); or the cores are all busy already: then
+    make the transforms cheaper instead.
+Source: PyTorch documentation, torch.utils.data, "Multi-process data loading".
+"""
+
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns.base import Certainty, Claim, Claims, Edit, Fix, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.data._fetches import MIN_SHARE, Fetches, find_fetches
+from torchtriage.diagnose.patterns.data._worker_starts import starts_by_fetches, starts_by_frames
+
+PATTERN = Pattern.of(__name__, "DAT019", "DataLoader workers cannot keep up", order=301, needs="ops steps")
+FIX = Fix(
+    text="Add workers or make the transforms cheaper (decode on the GPU, resize at ingest), and prefetch more.",
+    code="""loader = DataLoader(
+    dataset, num_workers=16, prefetch_factor=4, persistent_workers=True, pin_memory=True
+)""",
+    link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
+
+RESPAWN_FIX = Fix(
+    text="Create the loader once and keep its workers alive between epochs.",
+    code="""loader = DataLoader(dataset, num_workers=8, persistent_workers=True)
+for epoch in range(n_epochs):
+    for batch in loader: ...""",
+    link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+)
+
+MIN_STEPS = 0.3  # share of the steps that wait (catalogue 19)
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim for workers that are too slow, one for workers started again."""
+    fetches = find_fetches(trace, "MultiProcessing")
+    if fetches is None:
+        return
+    respawn = _respawn(trace, fetches)
+    if respawn is not None:
+        yield respawn
+        return
+    waiting = _waiting_steps(trace, fetches)
+    steady = np.flatnonzero(trace.steps.steady)
+    late = waiting[waiting >= steady[len(steady) // 2]]
+    # waits that end once the queue has filled are the start of an epoch
+    if len(waiting) < MIN_STEPS * len(steady) or not len(late):
+        return
+    yield _claim(
+        trace,
+        fetches.rows,
+        fetches.at_stake,
+        fetches,
+        f"the main thread waits for DataLoader workers in {len(waiting):,} of"
+        f" {format_count(len(steady), 'steady step')}",
+        {"n_waiting_steps": len(waiting), "n_steady_steps": len(steady)},
+        "workers too slow",
+        FIX,
+    )
+
+
+def _waiting_steps(trace: Trace, fetches: Fetches) -> Spans:
+    steps = trace.steps
+    spans = trace.spans_of(fetches.rows)
+    lost = intervals.covered(spans, fetches.at_stake)
+    per_step = np.bincount(fetches.step_of, weights=lost, minlength=len(steps))
+    wall = steps.end_ns - steps.start_ns
+    return np.flatnonzero(steps.steady & (per_step >= MIN_SHARE * wall))
+
+
+def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
+    starts = starts_by_frames(trace, fetches) if trace.has_stacks else starts_by_fetches(trace, fetches)
+    waits = _held_up(trace, trace.spans_of(starts.rows))
+    at_stake = _held_up(trace, np.concatenate([waits, starts.between]))
+    if intervals.length(at_stake) < MIN_SHARE * intervals.length(trace.steps.judged):
+        return None
+    n_steps = trace.steps.n_steady
+    return _claim(
+        trace,
+        starts.rows,
+        at_stake,
+        fetches,
+        f"DataLoader workers are started {'once' if starts.n == 1 else f'{starts.n:,} times'} in"
+        f" {format_count(n_steps, 'steady step')}",
+        {"n_worker_starts": starts.n, "n_steady_steps": n_steps},
+        "workers started again",
+        RESPAWN_FIX,
+        between=starts.between,
+        sure=intervals.length(waits) / intervals.length(at_stake),
+        # epochs may be a thousand times longer than what was recorded
+        certainty="likely" if starts.n > 1 else "hint",
+    )
+
+
+def _held_up(trace: Trace, spans: Spans) -> Spans:
+    spans = intervals.union(spans)
+    return intervals.intersect(spans, trace.devices[0].host_late) if trace.devices else spans
+
+
+def _claim(
+    trace: Trace,
+    rows: Spans,
+    at_stake: Spans,
+    fetches: Fetches,
+    what: str,
+    evidence: dict[str, Any],
+    kind: str,
+    fix: Fix,
+    *,
+    between: Spans = intervals.EMPTY,
+    sure: float = 1.0,
+    certainty: Certainty = "likely",
+) -> Claim:
+    steps = trace.steps
+    edits = [Edit("shrink", rows, factor=0.5, best=0.0)]
+    if len(between):
+        edits.append(Edit("threads", factor=1.0, best=0.0, spans=between))
+    lost_ns = intervals.length(at_stake) / steps.n_steady
+    who = "the GPU stands idle" if trace.devices else "the step waits"
+    return Claim(
+        message=f"{what}, and {who} for {format_ns(lost_ns)} of {format_ns(steps.wall_ns)} {steps.per}",
+        certainty=certainty,
+        rows=rows,
+        spans=at_stake,
+        gain_low=0.5 * sure if trace.devices or trace.is_host_only else 0.0,
+        time_class=fetches.time_class,
+        method="idle time of the device inside the waits" if trace.devices else "host time of the waits",
+        evidence={
+            ("gpu_idle_ms_per_step" if trace.devices else "wait_ms_per_step"): ms(lost_ns),
+            **evidence,
+            "longest_fetch_ms": ms(int(trace.dur_ns[fetches.rows].max())),
+            "median_fetch_ms": ms(float(np.median(trace.dur_ns[fetches.rows]))),
+            "n_fetches_per_step": steps.median_count(fetches.step_of),
+            "kind": kind,
+        },
+        anchor=trace.longest(rows),
+        fix=fix,
+        edits=tuple(edits),
+    )

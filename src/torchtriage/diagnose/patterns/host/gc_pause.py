@@ -1,0 +1,80 @@
+"""Python's garbage collector stops the thread that feeds the device.
+
+Looks like: ``Python GC`` rows (recorded with ``record_python_gc_info``), or frames of ``gc.collect()``, of at least 1
+    ms on the launching thread while the device is idle.
+Slow because: the collector walks all tracked objects while the thread does nothing else; in a distributed job one
+    rank's pause delays every rank at the next collective.
+Cost: device idle time inside the pauses (without a device: the pauses); the low end is divided by the profiler's
+    inflation, as stacks allocate objects of their own.
+Fix: freeze long-lived objects, collect at a step of your choice on all ranks together, and avoid reference cycles.
+Leave it when: queued work hides the pauses.
+Source: Python documentation, gc; PyTorch, record_python_gc_info of the profiler.
+"""
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.units import format_ns, ms
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Pattern, Trace
+
+PATTERN = Pattern.of(__name__, "HST021", "Garbage collection holds the step up", order=310, needs="stacks")
+FIX = Fix(
+    text="Freeze long-lived objects after the warm-up, switch automatic collection off, and collect every few hundred"
+    " steps on all ranks at once.",
+    code="""gc.collect(); gc.freeze(); gc.disable()  # after the warm-up
+if step % 500 == 0:
+    gc.collect()""",
+    link="https://docs.python.org/3/library/gc.html#gc.freeze",
+)
+
+MIN_PAUSE_NS = 1_000_000  # collections of the young generations take microseconds; a full one 10-500 ms (catalogue 21)
+_AUTOMATIC = r"^Python GC"
+_EXPLICIT = r"^<built-in function collect>"
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim for the pauses of the launching thread."""
+    steps = trace.steps
+    if not trace.devices and not trace.is_host_only:
+        return
+    pauses = (trace.kind == Kind.PYTHON) & trace.matching(f"{_AUTOMATIC}|{_EXPLICIT}")
+    # an explicit call encloses the collector's own row
+    pauses &= (trace.dur_ns >= MIN_PAUSE_NS) & ~trace.frames.under(pauses)
+    # the threads whose pauses matter: the main one and those that launch work
+    lanes = np.append(distinct(trace.lane[trace.links.launches]), steps.lane)
+    rows = np.flatnonzero(pauses & np.isin(trace.lane, lanes))
+    rows = rows[steps.in_steady(steps.of_host(rows))]
+    if not len(rows):
+        return
+    spans = trace.time_of(rows)
+    pause_ns = intervals.length(spans) / steps.n_steady
+    if trace.devices:
+        spans = intervals.intersect(spans, trace.devices[0].host_late)
+    lost_ns = intervals.length(spans) / steps.n_steady
+    if not lost_ns:
+        return
+    explicit = int(trace.matching(_EXPLICIT)[rows].sum())
+    waits = f", and the GPU stands idle for {format_ns(lost_ns)} of it" if trace.devices else ""
+    yield Claim(
+        message=f"garbage collection stops the launching thread for {format_ns(pause_ns)} of"
+        f" {format_ns(steps.wall_ns)} {steps.per}{waits}",
+        certainty="likely",
+        rows=rows,
+        spans=spans,
+        gain_low=1.0 / trace.origin.inflation,
+        time_class="idle" if trace.devices else "host",
+        method="idle time of the device inside the pauses" if trace.devices else "host time of the pauses",
+        evidence={
+            "pause_ms_per_step": ms(pause_ns),
+            **({"gpu_idle_ms_per_step": ms(lost_ns)} if trace.devices else {}),
+            "n_pauses": len(rows),
+            "n_explicit_pauses": explicit,
+            "longest_pause_ms": ms(int(trace.dur_ns[rows].max())),
+            "median_pause_ms": ms(float(np.median(trace.dur_ns[rows]))),
+            "n_steady_steps": steps.n_steady,
+            "profiler_inflation": trace.origin.inflation,
+        },
+        anchor=trace.longest(rows),
+        edits=(Edit("drop", rows),),
+    )

@@ -1,0 +1,196 @@
+"""The step waits while the host runs Python, holds a lock or does I/O.
+
+Looks like: stretches of at least 1 ms in which the device is idle because the next launch is late, and in which the
+    launching thread spent less than half of the time in operators or runtime calls; together 5 % of the step. Time in
+    loaders, garbage collection, ``time.sleep`` and the profiler itself is excluded. On a CPU: the same stretches of
+    the main thread, between ops, where the same frames run between the same ops in step after step; waits inside the
+    backward engine are not Python.
+Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
+Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by the profiler's
+    inflation.
+Fix: move the work off the launching thread, prepare the next batch while this one runs, or cache its result.
+Leave it when: the work depends on the result of this very step and cannot be prepared earlier.
+Source: PyTorch performance tuning guide; measured: image preprocessing of TimeSformer, 217 of 382 ms. Stretches below
+    1 ms are module code between ops, which launch-bound covers.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.frames import hot_frame, own_time_ns, parse_frame, top_frames
+from torchtriage.core.units import format_ns, ms
+from torchtriage.diagnose.patterns._host_gaps import (
+    MAX_STEPS,
+    MIN_SHARE,
+    MIN_STRETCH_NS,
+    between_ops,
+    has_its_place,
+    loaders_and_first_use,
+)
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+
+PATTERN = Pattern.of(__name__, "HST020", "The step waits for Python", order=370, needs="ops gaps")
+FIX = Fix(
+    text="Move this work to DataLoader workers or another thread, prepare the next batch while the device computes,"
+    " or cache the result.",
+    code="""upcoming = executor.submit(preprocess, next_raw)  # while the device computes
+...
+outputs = model(upcoming.result())""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
+
+MAX_WORK = 0.5  # share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)
+_ENGINE = r"^<built-in method run_backward of"
+_PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
+"""Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
+_KINDS = {
+    "preprocessing": r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode",
+    "waiting": r"lock|queue|threading|acquire|\bwait\b|select|poll|sleep",
+    "input and output": r"\bopen\b|json|pickle|\bread|\bwrite|socket|requests|serialization|ssl",
+}
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim for the stretches of host work that hold the device up."""
+    on_device = bool(trace.devices)
+    if not on_device and not (trace.is_host_only and trace.has_stacks):
+        return  # uncovered time may as well be a wait for a device that was not recorded
+    stretches = _device_stretches(trace) if on_device else _host_stretches(trace)
+    spans = intervals.union(np.concatenate([intervals.EMPTY, *stretches.values()]))
+    lost = intervals.intersect(spans, trace.steps.judged)
+    lost_ns = intervals.length(lost)
+    if not lost_ns or lost_ns < MIN_SHARE * intervals.length(trace.steps.judged):
+        return
+    if not on_device and not (has_its_place(trace, lost) and _recurs(trace, lost)):
+        return
+    n_steps = trace.steps.n_steady
+    evidence: dict[str, Any] = {
+        ("gpu_idle_ms_per_step" if on_device else "host_ms_per_step"): ms(lost_ns / n_steps),
+        "share_of_step": round(lost_ns / intervals.length(trace.steps.judged), 6),
+        "n_stretches_per_step": round(len(lost) / n_steps, 2),
+        "longest_stretch_ms": ms(int((lost[:, 1] - lost[:, 0]).max())),
+    }
+    hot, frames = _attribute(trace, stretches, evidence)
+    evidence.setdefault("kind", "not known without stacks")
+    evidence["profiler_inflation"] = trace.origin.inflation
+    where = ""
+    if hot >= 0 and (frame := parse_frame(trace.name_of(hot))) is not None:
+        where = f", more than half of it in {frame.function}() of {frame.file}"
+    lost_of = f"{format_ns(lost_ns / n_steps)} of {format_ns(trace.steps.wall_ns)}"
+    yield Claim(
+        message=f"the GPU stands idle for {lost_of} {trace.steps.per} while host code runs between operators{where}"
+        if on_device
+        else f"the main thread spends {lost_of} {trace.steps.per} between operators{where}",
+        certainty="likely" if len(frames) else "hint",
+        rows=frames if len(frames) else _next_rows(trace, spans),
+        spans=spans,
+        gain_low=0.5 / trace.origin.inflation,
+        time_class="idle" if on_device else "host",
+        method="idle time of the device outside ops of the launching thread"
+        if on_device
+        else "time of the main thread outside ops",
+        evidence=evidence,
+        anchor=hot,
+        edits=(Edit("threads", factor=0.5, best=0.0, spans=spans),),
+    )
+
+
+def _device_stretches(trace: Trace) -> dict[int, Spans]:
+    """Return per launching thread the host-late time without ops, other patterns' left out."""
+    device = trace.devices[0]
+    gaps, work = device.gaps, device.host_work
+    length = gaps.spans[:, 1] - gaps.spans[:, 0]
+    late = (gaps.blame == 0) & (length >= MIN_STRETCH_NS)
+    late &= intervals.covered(gaps.spans, work) < MAX_WORK * length
+    found = {}
+    for lane in distinct(device.gap_lane[late]).tolist():
+        mine = gaps.spans[late & (device.gap_lane == lane)]
+        found[lane] = _without_others(trace, intervals.subtract(intervals.union(mine), work))
+    return found
+
+
+def _host_stretches(trace: Trace) -> dict[int, Spans]:
+    free = intervals.subtract(between_ops(trace), _engine(trace))
+    free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
+    return {trace.steps.lane: _without_others(trace, free)}
+
+
+def _engine(trace: Trace) -> Spans:
+    """Return the time inside the backward engine in which it called no Python.
+
+    It waits there for other threads, and for other ranks.
+    """
+    engine = (trace.kind == Kind.PYTHON) & trace.matching(_ENGINE)
+    parent = trace.frames.parent
+    called = np.flatnonzero((parent >= 0) & engine[parent])
+    rows = np.flatnonzero(engine)
+    return intervals.subtract(trace.time_of(rows), trace.time_of(called))
+
+
+def _recurs(trace: Trace, lost: Spans) -> bool:
+    """Return whether the same frames take the time in step after step.
+
+    A thread that loses its core to another process stretches a different frame each time.
+    """
+    steps = trace.steps
+    walls = intervals.spans(steps.start_ns, steps.end_ns)[steps.steady][:MAX_STEPS]
+    if len(walls) < 3:
+        return True
+    by_step = []
+    for wall in walls:
+        _, own = own_time_ns(trace, steps.lane, intervals.intersect(lost, wall[None, :]))
+        by_step.append(np.bincount(trace.name, weights=own, minlength=len(trace.names)))
+    usual = np.percentile(by_step, 50, axis=0, method="lower").sum()
+    return bool(2 * usual >= np.sum(by_step) / len(walls))
+
+
+def _without_others(trace: Trace, spans: Spans) -> Spans:
+    rows = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_PAUSE))
+    pauses = trace.time_of(rows)
+    return intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), pauses)
+
+
+def _attribute(trace: Trace, stretches: dict[int, Spans], evidence: dict[str, Any]) -> tuple[int, Ints]:
+    """Name the frames that ran meanwhile; return the hottest one and all of them."""
+    if not trace.has_stacks:
+        return -1, np.empty(0, np.int64)
+    total = np.zeros(len(trace), np.int64)
+    own = np.zeros(len(trace), np.int64)
+    span_ns = 0
+    for lane, spans in stretches.items():
+        inside = intervals.intersect(spans, trace.steps.judged)
+        lane_total, lane_own = own_time_ns(trace, lane, inside)
+        total, own = total + lane_total, own + lane_own
+        span_ns += intervals.length(inside)
+    frames = np.flatnonzero(own)
+    if not len(frames):
+        return -1, frames
+    best = top_frames(trace, own)
+    hot = hot_frame(trace, total, span_ns)
+    if hot >= 0:
+        evidence["hot_frame"] = trace.name_of(hot)
+    evidence["kind"] = _kind(trace, own)
+    evidence["top_frames_ms_per_step"] = {name: ms(ns / trace.steps.n_steady) for name, ns in best}
+    return hot, frames
+
+
+def _kind(trace: Trace, own_ns: Ints) -> str:
+    rows = np.flatnonzero(own_ns)
+    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    spent = {trace.names[code]: by_name[code] for code in np.flatnonzero(by_name).tolist()}
+    for kind, pattern in _KINDS.items():
+        mine = sum(ns for name, ns in spent.items() if re.search(pattern, name))
+        if 2 * mine > by_name.sum():
+            return kind
+    return "python"
+
+
+def _next_rows(trace: Trace, spans: Spans) -> Ints:
+    if not trace.devices:
+        return np.empty(0, np.int64)
+    gaps = trace.devices[0].gaps
+    return gaps.next_row[intervals.covered(gaps.spans, spans) > 0]

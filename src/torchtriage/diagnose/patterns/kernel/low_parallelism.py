@@ -1,0 +1,128 @@
+"""Kernels are too small to fill the device.
+
+Looks like: kernels of at least 10 µs with at most half as many blocks as the device has multiprocessors, nothing else
+    running beside them and the next kernel already queued; together at least 20 % of the kernel time. Reductions,
+    batch norms (a block per channel, whatever the batch), optimizers, communication and kernels without a recorded
+    grid do not count.
+Slow because: a block runs on one multiprocessor, so more than half of the device is idle while such a kernel runs, and
+    a larger batch would take no longer.
+Cost: at most the part of the kernels' time that a full device would not need. The gain is per sample, from doing more
+    in a step: a step of the same size is not sure to get shorter.
+Fix: a larger batch; or several requests at once on separate streams; for products, kernels that split the inner
+    dimension.
+Leave it when: latency matters and not throughput, or memory is full.
+Source: CUDA C++ best practices guide, "Thread and Block Heuristics": more blocks than multiprocessors.
+"""
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.names import short_name
+from torchtriage.core.trace.device import Device
+from torchtriage.core.units import format_ns, format_share, ms
+from torchtriage.diagnose.patterns._op_work import kernel_time_ns
+from torchtriage.diagnose.patterns.base import (
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Floats,
+    Ints,
+    Kind,
+    Mask,
+    Pattern,
+    Trace,
+    longest_names,
+)
+
+PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device")
+FIX = Fix(
+    text="Give every step more to do: a larger batch, or several small ones merged.",
+    code="loader = DataLoader(dataset, batch_size=4 * batch_size)  # and scale the learning rate",
+    link="https://docs.pytorch.org/docs/stable/data.html#loading-batched-and-non-batched-data",
+)
+
+MIN_NS = 10_000  # shorter kernels are bound by their launch (catalogue 24)
+MIN_SHARE = 0.20  # of the kernel time (catalogue 24)
+MAX_FILLED = 0.5
+"""Blocks per multiprocessor. Above, little is left to win: well chosen product kernels fill 64 to 72 of 80-108
+multiprocessors in healthy recordings."""
+_GRID_OF_ITS_OWN = r"(?i)reduce_kernel|batch_?norm|\bbn_(fw|bw)|multi_tensor|CatArray|scan|sort|topk|nccl"
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim over all small kernels of the main device."""
+    device = trace.devices[0]
+    units = _multiprocessors(trace, device)
+    if not units:
+        return
+    at, filled = _small(trace, device, units)
+    rows = device.rows[at]
+    if not len(rows):
+        return
+    spans = trace.spans_of(rows)
+    judged = intervals.intersect(intervals.union(spans), trace.steps.judged)
+    small_ns, whole_ns = intervals.length(judged), kernel_time_ns(trace)
+    if not whole_ns or small_ns < MIN_SHARE * whole_ns:
+        return
+    dur = trace.dur_ns[rows].astype(np.float64)
+    mean_filled = float((filled * dur).sum() / dur.sum())
+    per_step_ns = small_ns / trace.steps.n_steady
+    longest = int(rows[np.argmax(dur)])
+    yield Claim(
+        message=f"kernels that fill {format_share(mean_filled)} of {units} multiprocessors take"
+        f" {format_ns(per_step_ns)} {trace.steps.per}, {format_share(small_ns / whole_ns)} of the kernel time: a"
+        " larger batch would take no longer",
+        certainty="hint",
+        rows=rows,
+        spans=spans,
+        gain_low=0.0,
+        gain_high=1 - filled,
+        time_class="compute",
+        basis="modelled",
+        method="the kernels' time without what a full device would need for it; won per sample",
+        evidence={
+            "small_kernel_ms_per_step": ms(per_step_ns),
+            "share_of_kernel_time": round(small_ns / whole_ns, 6),
+            "n_kernels_per_step": trace.steps.mean_count(trace.steps.of_work(rows)),
+            "mean_filled_share_of_multiprocessors": round(mean_filled, 6),
+            "n_multiprocessors": units,
+            "top_kernels": list(map(short_name, longest_names(trace, rows))),
+        },
+        anchor=longest,
+        edits=(Edit("shrink", rows, factor=1.0, best=filled),),
+    )
+
+
+def _multiprocessors(trace: Trace, device: Device) -> int:
+    listed = trace.meta.get("deviceProperties")
+    listed = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    named = [one for one in listed if one.get("name") == device.name] or listed
+    units = named[0].get("numSms") if named else None
+    return units if isinstance(units, int) and units > 0 else 0
+
+
+def _small(trace: Trace, device: Device, units: int) -> tuple[Ints, Floats]:
+    """Return positions of small kernels in the device's rows, and the share each one fills."""
+    rows = device.rows
+    fits = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_NS)
+    fits &= device.followed_in_time & _alone(trace, device)
+    fits &= ~trace.matching(_GRID_OF_ITS_OWN)[rows]
+    at = np.flatnonzero(fits)
+    codes, first, inverse = np.unique(trace.detail[rows[at]], return_index=True, return_inverse=True)
+    blocks = np.zeros(len(codes), np.int64)
+    for index, grid in enumerate(trace.details_of("grid", rows[at[first]])):
+        if isinstance(grid, list) and len(grid) == 3 and all(isinstance(n, int) for n in grid):
+            blocks[index] = max(min(grid), 0) and min(grid[0] * grid[1] * grid[2], 1 << 40)
+    filled = blocks[inverse] / units
+    small = (filled > 0) & (filled <= MAX_FILLED)
+    return at[small], filled[small]
+
+
+def _alone(trace: Trace, device: Device) -> Mask:
+    start, end = trace.start_ns[device.rows], trace.end_ns[device.rows]
+    alone = np.ones(len(start), dtype=bool)
+    reach = np.maximum.accumulate(end)
+    alone[1:] &= start[1:] >= reach[:-1]
+    alone[:-1] &= start[1:] >= end[:-1]
+    return alone

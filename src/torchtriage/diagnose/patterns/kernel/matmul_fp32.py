@@ -1,0 +1,174 @@
+"""Matrix products and convolutions run in fp32 while the GPU's tensor cores are idle.
+
+Looks like: ``mm``, ``addmm``, ``bmm`` or convolutions over ``float`` inputs whose kernels are the classic fp32 ones
+    (``*sgemm*``, ``*scudnn*``, ``*f32f32_f32f32*``, ROCm's ``Cijk_*_SB_*``), each at least 20 µs, together at least a
+    tenth of the kernel time, on a device with tensor cores.
+Slow because: tensor cores multiply TF32 4-8 times and fp16/bf16 8-16 times as fast as the fp32 units do, and
+    half-precision inputs are half the bytes.
+Cost: modelled: each kernel becomes twice (low) to up to eight times (high, less where the device's tensor cores are
+    weaker) as fast, never faster than its bytes pass through memory; nothing at the low end where the host launched
+    the next kernel too late for it to matter.
+Fix: allow TF32 for fp32 products, or run the forward pass under autocast in bf16 (fp16 on Volta and Turing, which have
+    neither TF32 nor bf16).
+Leave it when: the computation needs all 24 bits (scientific codes, some losses and normalisations), or a tolerance
+    test against fp32 must pass.
+Source: PyTorch documentation, "Automatic Mixed Precision package" and "TensorFloat-32 (TF32) on Ampere (and later)
+    devices"; peak rates from the vendors' data sheets.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.names import short_name
+from torchtriage.core.trace.matrix_products import Products, products
+from torchtriage.core.trace.peak_rates import Peak, peak_of
+from torchtriage.core.units import format_ns, format_share, ms
+from torchtriage.diagnose.patterns._op_work import kernel_time_ns, queued_share
+from torchtriage.diagnose.patterns.base import (
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Floats,
+    Ints,
+    Kind,
+    Pattern,
+    Trace,
+    longest_names,
+)
+
+PATTERN = Pattern.of(__name__, "KRN022", "Matrix products run in fp32 without tensor cores", order=510, needs="device")
+FIX = Fix(
+    text="Let fp32 products use TF32, or run forward and loss under autocast in bf16.",
+    code="""torch.set_float32_matmul_precision("high")
+torch.backends.cudnn.allow_tf32 = True
+# or, faster still:
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = criterion(model(inputs), targets)""",
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+)
+_FIX_FP16 = Fix(
+    text="Run forward and loss under autocast in fp16, with a gradient scaler in training; this GPU has neither TF32"
+    " nor bf16 tensor cores.",
+    code="""scaler = torch.amp.GradScaler("cuda")
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = criterion(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()""",
+    link="https://docs.pytorch.org/docs/stable/amp.html",
+)
+_FIX_ROCM = Fix(
+    text="Run forward and loss under autocast in bf16.",
+    code=('with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = criterion(model(inputs), targets)'),
+    link="https://docs.pytorch.org/docs/stable/amp.html",
+)
+
+_FP32 = (
+    r"(?i)sgemm|scudnn|f32f32_f32f32|(dgrad|wgrad)\w*_engine<float|implicit_convolve_sgemm<float"
+    # Tensile writes S for single precision, MI for the instruction of a matrix core
+    r"|^Cijk_A[a-z]+_B[a-z]+_S_?B_.*_MI\d|^igemm_\w+_gtcx\d*_\w+_fp32_"
+)
+_NOT_FP32 = r"(?i)tf32|s1688|s16816|s161616|s884|h884|half|fp16|bf16|bfloat"
+MIN_KERNEL_NS = 20_000  # below this a product is bound by launch and latency, not by arithmetic (catalogue 22)
+MIN_SHARE = 0.10  # of the kernel time (catalogue 22)
+CAUTIOUS_SPEEDUP = 2.0  # whole mixed-precision training steps gain 1.5-3 times (PyTorch's AMP recipe)
+BEST_SPEEDUP = 8.0
+UNKNOWN_SPEEDUP = 4.0  # for a device that is not in the table: its tensor cores are 2-16 times its fp32 units
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim over all fp32 product kernels of the main device."""
+    device = trace.devices[0]
+    if not _has_tensor_cores(trace, device.name):
+        return
+    fp32 = trace.matching(_FP32) & ~trace.matching(_NOT_FP32) & (trace.kind == Kind.KERNEL)
+    at = np.flatnonzero(fp32[device.rows] & ~device.comm & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS))
+    rows = device.rows[at]
+    inputs = products(trace, trace.links.op[rows])
+    keep = inputs.dtype != "half"  # kernels of half-precision ops only accumulate in fp32
+    at, rows = at[keep], rows[keep]
+    inputs = Products(*(getattr(inputs, name)[keep] for name in ("batch", "m", "n", "k", "dtype")))
+    if not len(rows):
+        return
+    spans = trace.spans_of(rows)
+    judged = trace.steps.judged
+    fp32_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
+    compute_ns = kernel_time_ns(trace)
+    if not compute_ns or fp32_ns < MIN_SHARE * compute_ns:
+        return
+    peak = peak_of(device.name)
+    low, high = _gains(trace.dur_ns[rows], inputs, peak)
+    steady = trace.steps.in_steady(trace.steps.of_work(rows))
+    share = fp32_ns / compute_ns
+    per_step = fp32_ns / trace.steps.n_steady
+    evidence: dict[str, Any] = {
+        "fp32_ms_per_step": ms(per_step),
+        "share_of_kernel_time": round(share, 6),
+        "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
+    }
+    known = inputs.known
+    if peak is not None and known.any():
+        rate = float(inputs.flop[known].sum() / trace.dur_ns[rows][known].sum())
+        evidence["achieved_tflops"] = round(rate / 1e3, 1)
+        evidence["peak_fp32_tflops"] = peak.fp32_tflops
+        evidence["peak_half_tflops"] = peak.half_tflops
+    evidence["top_kernels"] = list(map(short_name, longest_names(trace, rows)))
+    if trace.origin.capability:
+        evidence["compute_capability"] = ".".join(map(str, trace.origin.capability))
+    evidence["input_types_recorded"] = bool((inputs.dtype == "float").any())
+    yield Claim(
+        message=f"fp32 matrix products and convolutions take {format_ns(per_step)} {trace.steps.per},"
+        f" {format_share(share)} of the kernel time, and leave the tensor cores idle",
+        certainty="likely",
+        rows=rows,
+        spans=spans,
+        gain_low=np.minimum(low, queued_share(trace, device, at)),
+        gain_high=high,
+        anchor=trace.longest(rows),
+        time_class="compute",
+        basis="modelled",
+        method="each fp32 kernel over its speed-up on tensor cores, 2x to the ratio of the device's rates, bounded by"
+        " memory traffic",
+        evidence=evidence,
+        fix=_fix(trace),
+        edits=(Edit("shrink", rows, factor=1 - low, best=1 - high),),
+    )
+
+
+def _has_tensor_cores(trace: Trace, device_name: str) -> bool:
+    origin = trace.origin
+    if origin.vendor == "rocm":
+        return True  # the kernel names say which instruction they use
+    # GTX 16xx is 7.5 like RTX 20xx, but has none
+    return (
+        origin.vendor == "cuda"
+        and origin.capability is not None
+        and origin.capability >= (7, 0)
+        and "GTX 16" not in device_name
+    )
+
+
+def _gains(dur_ns: Ints, inputs: Products, peak: Peak | None) -> tuple[Floats, Floats]:
+    """Return the low and high fraction of each kernel that goes away."""
+    best = UNKNOWN_SPEEDUP
+    if peak is not None:
+        best = min(BEST_SPEEDUP, peak.half_tflops / peak.fp32_tflops)
+    cautious = min(CAUTIOUS_SPEEDUP, best / 2)
+    low_left = np.full(len(dur_ns), 1 / max(cautious, 1.0))
+    high_left = np.full(len(dur_ns), 1 / best)
+    if peak is not None:
+        # TF32 still moves 4 bytes per element, half precision 2
+        low_left = np.maximum(low_left, inputs.n_elements * 4 / peak.bytes_per_ns / dur_ns)
+        high_left = np.maximum(high_left, inputs.n_elements * 2 / peak.bytes_per_ns / dur_ns)
+    low, high = np.clip(1 - low_left, 0, 1), np.clip(1 - high_left, 0, 1)
+    return np.minimum(low, high), high
+
+
+def _fix(trace: Trace) -> Fix:
+    if trace.origin.vendor == "rocm":
+        return _FIX_ROCM
+    capability = trace.origin.capability
+    return _FIX_FP16 if capability is not None and capability < (8, 0) else FIX

@@ -1,0 +1,73 @@
+"""Optimizers that use foreach operators where a fused form exists."""
+
+import re
+from typing import Literal
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._op_work import work_of
+from torchtriage.diagnose.patterns.base import Claim, Edit, Floats, Ints, Trace
+
+MIN_SHARE_FOREACH = 0.05  # share of the step from which the fused form is worth naming (catalogue 16, second level)
+MIN_FOREACH = 2  # foreach calls per step; a single one reads and writes no more than a fused kernel
+FOREACH_GAIN = (0.25, 0.6)  # tensors read and written: SGD with momentum 8 by foreach and 5 fused, Adam 18 and 7
+_HAS_FUSED = re.compile(r"#(SGD|Adam|AdamW|Adagrad)\.")
+
+
+def optimizer_name(trace: Trace, rows: Ints) -> str:
+    """Return the class of an optimizer by its annotation, ``Optimizer.step#AdamW.step``."""
+    name = trace.name_of(int(rows[0])).partition("#")[2]
+    return name.rpartition(".")[0] or name
+
+
+def claim_foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
+    """Return the claim on an optimizer whose foreach form could be fused."""
+    steps = trace.steps
+    held = trace.time_of(rows)
+    held_ns = intervals.length(held) / steps.n_steady
+    if (
+        _HAS_FUSED.search(trace.name_of(int(rows[0]))) is None
+        or len(calls) < MIN_FOREACH * len(rows)
+        or held_ns < MIN_SHARE_FOREACH * steps.wall_ns
+    ):
+        return None
+    name, count = optimizer_name(trace, rows), round(len(calls) / steps.n_steady, 2)
+    least, most = FOREACH_GAIN
+    evidence = {
+        "host_ms_per_step": ms(held_ns),
+        "share_of_step": round(held_ns / steps.wall_ns, 6),
+        "n_foreach_calls_per_step": count,
+        "optimizer": name,
+        "profiler_inflation": trace.origin.inflation,
+    }
+    low: float | Floats = least / trace.origin.inflation
+    spans, high = held, 1.0
+    edit = Edit("threads", factor=1 - least / trace.origin.inflation, best=0.0, spans=held)
+    time_class: Literal["host", "idle", "compute"] = "host"
+    work = work_of(trace, rows) if trace.devices else None
+    if trace.devices:
+        spans, time_class = intervals.intersect(held, trace.devices[0].host_late), "idle"
+    if work is not None and work.per_step_ns * steps.n_steady > intervals.length(spans):
+        evidence["kernel_ms_per_step"] = ms(work.per_step_ns)
+        spans, high, time_class = work.spans, most, "compute"
+        edit = Edit("shrink", work.rows, factor=1 - least, best=1 - most)
+        low = np.minimum(least, work.free)
+    if not len(spans):
+        return None
+    return Claim(
+        message=f"{name}.step works through its tensors in {format_count(count, 'foreach call')} {steps.per},"
+        f" {format_ns(held_ns)} of {format_ns(steps.wall_ns)} on the host; its fused form needs one",
+        certainty="likely",
+        rows=rows,
+        spans=spans,
+        gain_low=low,
+        gain_high=high,
+        time_class=time_class,
+        basis="modelled",
+        method="tensors read and written by the foreach form against the fused one",
+        evidence=evidence,
+        anchor=trace.longest(rows),
+        edits=(edit,),
+    )

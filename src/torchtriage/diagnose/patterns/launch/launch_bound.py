@@ -1,0 +1,160 @@
+"""The host cannot enqueue work as fast as the device finishes it.
+
+Looks like: the device is idle for at least 20 % of the step because the next launch is late, and the host spent that
+    time in operators and launch calls: dispatching. Loading data, waiting, allocating, other Python and catching up
+    after a wait are subtracted first.
+Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
+Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
+    inflation, as that much remains without the profiler and goes with compilation.
+Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
+Leave it when: the recording was made with stacks and the idle time disappears without them, or the launches are being
+    captured into a graph.
+Source: PyTorch performance tuning guide, "Reduce CPU overhead with CUDA graphs"; measured: BERT 92 % idle, ViT 84 %,
+    eager vLLM on B200 86 %.
+"""
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+
+PATTERN = Pattern.of(
+    __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
+)
+FIX = Fix(
+    text="Compile the model with CUDA graphs (needs shapes that repeat), or launch larger batches.",
+    code='model = torch.compile(model, mode="reduce-overhead")',
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
+
+MIN_SHARE = 0.20  # share of the step (catalogue 14)
+MIN_DISPATCH = 1 / 3
+"""Share of the idle time inside ops and calls; the rest is the Python between them, which stacks inflate: 0.45-0.87 in
+launch-bound recordings of both vendors."""
+LOW = 0.5
+TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 us, measured)
+MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
+MAX_GRAPHED = 0.05
+STRETCH_NS = 1_000_000  # longer stretches without ops are the host's own work (HST020 has the evidence)
+_LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
+_GRAPH = r"GraphLaunch"
+_ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
+_LOADER = r"^enumerate\(DataLoader\)#"
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim for the host-late idle time of the main device."""
+    device, steps = trace.devices[0], trace.steps
+    if _captures(trace):
+        return
+    judged = intervals.length(steps.judged)
+    spans = intervals.subtract(intervals.union(device.host_late), _explained(trace))
+    rest = intervals.intersect(spans, steps.judged)
+    dispatch = intervals.length(intervals.intersect(rest, device.host_work))
+    rest_ns = intervals.length(rest)
+    if not rest_ns or rest_ns < MIN_SHARE * judged or dispatch < MIN_DISPATCH * rest_ns:
+        return
+    work = device.rows[steps.in_steady(steps.of_work(device.rows))]
+    if not len(work):
+        return
+    kernels = work[trace.kind[work] == Kind.KERNEL]
+    tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
+    per_step = steps.median_count(steps.of_work(work))
+    late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
+    latest = _latest(trace, rest)
+    yield Claim(
+        message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)} {steps.per} for"
+        f" launches: {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
+        f" {TINY_NS // 1000} µs",
+        certainty="likely",
+        rows=late_rows,
+        spans=spans,
+        gain_low=LOW / trace.origin.inflation,
+        time_class="idle",
+        basis="modelled",
+        method="host-late idle time; low: half of it over the profiler's inflation",
+        evidence={
+            "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
+            "share_of_step": round(rest_ns / judged, 6),
+            "n_gpu_events_per_step": per_step,
+            "mean_idle_us_before_gpu_event": round(rest_ns / len(work) / 1e3, 2),
+            **(
+                {
+                    "median_kernel_us": round(float(np.median(trace.dur_ns[kernels])) / 1e3, 2),
+                    "short_share_of_kernels": round(tiny, 6),
+                }
+                if len(kernels)
+                else {}
+            ),
+            "top_ops_gpu_idle_ms_per_step": _top_ops(trace, rest),
+            "in_ops_share_of_idle": round(dispatch / rest_ns, 6),
+            "profiler_inflation": trace.origin.inflation,
+            "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
+            "same_kernels_every_step": _graphable(trace, work),
+        },
+        anchor=latest[0],
+        examples=latest,
+        edits=(Edit("threads", factor=1 - LOW, best=0.0, spans=spans),),
+    )
+
+
+def _captures(trace: Trace) -> bool:
+    launches = (trace.kind == Kind.RUNTIME) & trace.matching(_LAUNCH)
+    return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
+
+
+def _explained(trace: Trace) -> Spans:
+    """Return the time that is not dispatch: loaders, pauses, allocation, waits, first use."""
+    device, waits = trace.devices[0], trace.waits
+    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
+    elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
+    elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
+    rows = np.concatenate([np.flatnonzero(elsewhere), trace.steps.first_use])
+    idle = intervals.subtract(intervals.union(device.host_late), device.host_work)
+    idle = idle[idle[:, 1] - idle[:, 0] >= STRETCH_NS]
+    known = trace.spans_of(rows)
+    return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells), idle]))
+
+
+def _graphable(trace: Trace, work: Ints) -> bool:
+    """Return whether every step launches the same kernels and never waits or allocates."""
+    steps = trace.steps
+    if steps.n_steady < MIN_REPEATS:
+        return False
+    blocking = (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
+    blocking[trace.waits.row[~trace.waits.profiler]] = True
+    rows = np.flatnonzero(blocking)
+    calls = trace.links.call[work]
+    graphed = trace.matching(_GRAPH)[calls[calls >= 0]]
+    if steps.in_steady(steps.of_host(rows)).any() or graphed.sum() > MAX_GRAPHED * len(work):
+        return False
+    step_of = steps.of_work(work)
+    signature = [
+        (trace.name[mine].tobytes(), trace.detail[mine].tobytes())
+        for mine in (work[step_of == step] for step in np.flatnonzero(steps.steady))
+    ]
+    return len(set(signature)) == 1
+
+
+def _top_ops(trace: Trace, rest: Spans) -> dict[str, float]:
+    """Return the ops whose launches came late, with the idle time before them in ms per step."""
+    gaps = trace.devices[0].gaps
+    idle = intervals.covered(gaps.spans, rest)
+    op = trace.links.op[gaps.next_row]
+    known = (op >= 0) & (idle > 0)
+    by_name = np.bincount(trace.name[op[known]], weights=idle[known], minlength=1)
+    best = np.argsort(-by_name, kind="stable")[:5]
+    return {
+        trace.names[code]: ms(float(by_name[code]) / trace.steps.n_steady) for code in best.tolist() if by_name[code]
+    }
+
+
+def _latest(trace: Trace, rest: Spans) -> tuple[int, ...]:
+    gaps = trace.devices[0].gaps
+    idle = intervals.covered(gaps.spans, rest)
+    work = gaps.next_row[np.argsort(-idle, kind="stable")[:3]]
+    work = work[np.sort(-idle)[: len(work)] < 0]
+    op, call = trace.links.op[work], trace.links.call[work]
+    return tuple(np.where(op >= 0, op, np.where(call >= 0, call, work)).tolist())

@@ -1,0 +1,140 @@
+"""The optimizer updates one parameter after the other.
+
+Looks like: ``Optimizer.step#`` annotations with at least 100 launches each and neither ``aten::_foreach_*`` nor
+    ``aten::_fused_*`` operators nor multi-tensor kernels under them; on a CPU, 50 pointwise operators on tensors of
+    more than one element and 2 % of the step (without recorded shapes: 100 operators and 5 %). Also
+    ``aten::_foreach_*`` where a fused form exists and the optimizer takes 5 % of the step; and outside the optimizer
+    100 in-place pointwise operators in a row, such as an average of the weights.
+Slow because: every parameter takes several operators and launches, each longer than the few microseconds of work it
+    does; the foreach form still reads and writes all tensors once per operation.
+Cost: device idle time inside the annotations (on a CPU: their host time). The low end is half of it, divided by the
+    profiler's inflation; nothing on a CPU for a single operator per parameter. From foreach to fused a quarter to 60 %
+    of the kernels, where those take longer than the idle time.
+Fix: the multi-tensor or fused form of the same optimizer, and of the average.
+Leave it when: gradients are sparse, the optimizer is differentiable, or it works on matrices (Shampoo); on a CPU the
+    loop is the default, and fused forms exist for SGD, Adam, AdamW and Adagrad only.
+Source: PyTorch documentation, torch.optim, "Algorithms" (for-loop, foreach, fused) and "Weight Averaging"; measured:
+    404 additions, 13.3 ms of host time, in one SGD step; on a CPU a fused AdamW takes 25 % off a step of 120
+    parameters, a foreach average 3-8 %.
+"""
+
+import numpy as np
+
+from torchtriage.core import fixes, intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, optimizer_name
+from torchtriage.diagnose.patterns.launch._update_loops import claim_updates
+
+PATTERN = Pattern.of(__name__, "LCH016", "The optimizer loops over parameters", order=351, needs="ops work")
+FIX = fixes.FUSE_OPTIMIZER
+
+MIN_CALLS = 100  # launches per step (catalogue 16); 20-64 are toys and small recommenders
+MIN_SHARE = 0.02  # share of the step the annotation has to take
+MIN_CALLS_CPU = 50  # measured with AdamW over 17 parameters, 68 operators: 1.22 ms, fused 0.34 ms
+MIN_KINDS_CPU = 2  # with one kind of operator there is little to fuse: SGD over 80 tensors, 3.66 ms and 3.65 ms
+MIN_SHARE_BLIND = 0.05
+"""Share of the step on a CPU without shapes: the loop is the default there, and its operators may work on large
+tensors (4.8 % of a healthy recommender's step)."""
+_STEP = r"^Optimizer\.step#"
+_FOREACH = r"^aten::_foreach_"
+_FUSED = r"^aten::_fused_|^fused_"
+_BEYOND = r"coalesce|sparse|::(mm|bmm|addmm|matmul|linalg_\w+|cholesky\w*)$"
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim per optimizer that loops, and one for loops of updates elsewhere."""
+    yield from _optimizers(trace)
+    yield from claim_updates(trace, MIN_SHARE)
+
+
+def _optimizers(trace: Trace) -> Claims:
+    steps, tree = trace.steps, trace.tree
+    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_STEP)
+    marks &= ~tree.under(marks)
+    judged = np.flatnonzero(marks)
+    judged = judged[steps.in_steady(steps.of_host(judged))]
+    held_ns = np.bincount(trace.name[judged], weights=trace.dur_ns[judged])
+    least_ns = max(MIN_SHARE * steps.wall_ns * steps.n_steady, 1)
+    # what follows looks at the whole trace for each name: only for those that take long enough
+    for code in np.flatnonzero(held_ns >= least_ns).tolist():
+        mine = marks & (trace.name == code)
+        rows = judged[trace.name[judged] == code]
+        inside = tree.under(mine)
+        if (inside & trace.matching(f"{_FUSED}|{_BEYOND}")).any():
+            continue
+        calls, kernels = _work(trace, inside)
+        foreach = np.flatnonzero(inside & trace.matching(_FOREACH))
+        if len(foreach):
+            of = tree.outermost(foreach, mine)
+            claim = claim_foreach(trace, rows, foreach[np.isin(of, rows)])
+        elif trace.matching("multi_tensor")[kernels].any():
+            continue
+        else:
+            of = tree.outermost(calls, mine)
+            per_call = np.bincount(np.searchsorted(rows, of[np.isin(of, rows)]), minlength=len(rows))
+            claim = _claim(trace, rows, calls[np.isin(of, rows)], float(np.median(per_call)))
+        if claim is not None:
+            yield claim
+
+
+def _work(trace: Trace, inside: Mask) -> tuple[Ints, Ints]:
+    """Return the calls that launch (on a CPU: pointwise ops on tensors) and the device rows."""
+    if trace.devices:
+        return np.flatnonzero(inside & trace.links.launches), trace.links.work_under(inside)
+    ops = inside & (trace.kind == Kind.OP)
+    leaves = ops & ~trace.tree.above(ops)
+    if trace.has_shapes:
+        leaves = trace.where_detail("dims", _is_tensor, leaves)
+    return np.flatnonzero(leaves), np.empty(0, np.int64)
+
+
+def _is_tensor(dims: object) -> bool:
+    return isinstance(dims, list) and any(
+        isinstance(one, list) and len(one) > 0 and any(size != 1 for size in one) for one in dims
+    )
+
+
+def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | None:
+    steps = trace.steps
+    held = trace.time_of(rows)
+    on_device = bool(trace.devices)
+    n_steps = steps.n_steady
+    held_ns = intervals.length(held) / n_steps
+    sighted = trace.has_shapes and not on_device
+    least = MIN_SHARE if on_device or sighted else MIN_SHARE_BLIND
+    if per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS) or held_ns < least * steps.wall_ns:
+        return None
+    spans = intervals.intersect(held, trace.devices[0].host_late) if on_device else held
+    lost_ns = intervals.length(spans) / n_steps
+    if not lost_ns:
+        return None
+    name = optimizer_name(trace, rows)
+    what = "launches" if on_device else "operators"
+    kinds = len(distinct(trace.name[calls]))
+    single = not on_device and kinds < MIN_KINDS_CPU
+    work = format_count(per_call, what, what)
+    waits = f", while the GPU stands idle for {format_ns(lost_ns)}" if on_device else ""
+    return Claim(
+        message=f"{name}.step handles parameters one by one: {work} a call take the host {format_ns(held_ns)} of"
+        f" {format_ns(steps.wall_ns)} {steps.per}{waits}",
+        certainty="likely" if on_device or trace.has_shapes else "hint",
+        rows=rows,
+        spans=spans,
+        gain_low=0.0 if single else 0.5 / trace.origin.inflation,
+        time_class="idle" if on_device else "host",
+        method="idle time of the device inside the optimizer" if on_device else "host time of the optimizer",
+        evidence={
+            "host_ms_per_step": ms(held_ns),
+            "share_of_step": round(held_ns / steps.wall_ns, 6),
+            **({"gpu_idle_ms_per_step": ms(lost_ns)} if on_device else {}),
+            f"n_{what}_per_call": per_call,
+            "n_calls_per_step": round(len(rows) / n_steps, 2),
+            "optimizer": name,
+            "profiler_inflation": trace.origin.inflation,
+        },
+        anchor=trace.longest(rows),
+        # a CPU computes as long in one call as in many: foreach took 77 % of the loop there
+        edits=(Edit("shrink", rows, factor=1.0 if single else 0.5 if on_device else 0.8, best=0.0),),
+    )

@@ -1,0 +1,143 @@
+"""A Python loop runs over the elements of a tensor.
+
+Looks like: ``aten::select`` operators outside every other operator whose index runs 0, 1, 2, ... over eight values or
+    more on tensors of one shape in one step, each value followed by the same sequence of operators; or
+    ``aten::unbind`` into eight or more (``for row in x``), followed by as many rounds of one sequence. Those of a
+    ``DataLoader`` are excluded.
+Slow because: every element needs its own operators and launches, and each is too small to use the device.
+Cost: (1 - 1/min(n, 16)) of the loop's host-late idle time, n being its rounds (without a device: of its host time
+    without convolutions); the low end is half of it, divided by the profiler's inflation; nothing on a CPU whose
+    rounds hold products, which take their time in any case. Where every round looks up rows of an embedding, the whole
+    gradient is filled once per round: on a CPU that counts too, whatever else the round holds, since the rows are
+    known before the loop.
+Fix: one call on the whole batch.
+Leave it when: a round needs the result of the one before (decoding, recurrences), or the rounds are micro-batches that
+    limited memory requires.
+Source: torch.profiler._pattern_matcher, "For Loop Indexing Pattern"; measured: 1332 rounds per image in a mask
+    generator.
+"""
+
+import re
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.launch._sample_loops import (
+    MIN_ROUNDS,
+    SampleLoop,
+    loop_ops,
+    select_loops,
+    unbind_loops,
+)
+
+PATTERN = Pattern.of(
+    __name__, "LCH017", "Python loop over the elements of a tensor", order=350, needs="ops shapes work"
+)
+FIX = Fix(
+    text="Compute the whole batch in one call: broadcasting, torch.bmm, torch.vmap, or padded tensors where lengths"
+    " differ.",
+    code="out = torch.vmap(f)(x)  # instead of torch.stack([f(x[i]) for i in range(len(x))])",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.vmap.html",
+)
+
+MAX_GAIN_ROUNDS = 16
+MAX_CLAIMS = 5
+_CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
+_RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
+_LOOK_UP, _FILL = "aten::embedding", "aten::embedding_dense_backward"
+_PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*|scaled_dot_product_attention)$"
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim per kind of loop, the longest first."""
+    ops = loop_ops(trace)
+    loops = [*select_loops(trace, ops), *unbind_loops(trace, ops)]
+    claims = [claim for loop in loops if (claim := _claim(trace, loop)) is not None]
+    claims.sort(key=lambda claim: -_judged_ns(trace, claim.spans))
+    yield from claims[:MAX_CLAIMS]
+
+
+def _judged_ns(trace: Trace, spans: Spans) -> float:
+    return trace.steps.judged_ns(spans) / trace.steps.n_steady
+
+
+def _fills(trace: Trace, loop: SampleLoop) -> Ints:
+    """Return the backward operators on a CPU that fill a table's gradient once per round."""
+    if trace.devices or not any(name == _LOOK_UP for name in loop.body):
+        return np.empty(0, np.int64)
+    fill = trace.named(_FILL) & (trace.kind == Kind.OP)
+    rows = np.flatnonzero(fill & ~trace.tree.under(fill))
+    rows = rows[trace.steps.in_steady(trace.steps.of_host(rows))]
+    _, which = inputs_of(trace, rows)
+    # lookups elsewhere have indices of another shape, or are few
+    usual = np.flatnonzero(np.bincount(which, minlength=1) >= MIN_ROUNDS * trace.steps.n_steady)
+    many: Ints = rows[np.isin(which, usual)]
+    return many
+
+
+def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
+    steps, body = trace.steps, loop.body
+    selects = loop.begins[steps.in_steady(steps.of_host(loop.begins))]
+    if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
+        return None
+    convolutions = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
+    # a CPU takes as long for the convolutions of a batch as for those of its images
+    at_stake = intervals.subtract(loop.spans, trace.time_of(convolutions))
+    if trace.devices:
+        at_stake = intervals.intersect(loop.spans, trace.devices[0].host_late)
+    n_steps = steps.n_steady
+    lost_ns, held_ns = _judged_ns(trace, at_stake), _judged_ns(trace, loop.spans)
+    if not lost_ns:
+        return None
+    fills = _fills(trace, loop)
+    filled = trace.time_of(fills)
+    filled_ns = _judged_ns(trace, filled)
+    time = f"the GPU stands idle for {format_ns(lost_ns)}" if trace.devices else f"they take {format_ns(held_ns)}"
+    lost = "gpu_idle" if trace.devices else "host_without_convolutions"
+    gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
+    shape = trace.details_of("dims", [loop.over])[0][0]
+    per_step, n_fills = len(selects) / n_steps, round(len(fills) / n_steps, 2)
+    # a product may carry a state from round to round, which a trace does not show
+    carries = any(re.search(_PRODUCT, name) for name in body)
+    low = 0.0 if carries and not trace.devices else 0.5 * gain / trace.origin.inflation
+    return Claim(
+        message=f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
+        f" {format_count(len(body), 'operator')} {steps.per}: {time} of {format_ns(steps.wall_ns)}"
+        + (
+            f", and the gradient of the embedding is filled {format_count(n_fills, 'time')}: {format_ns(filled_ns)}"
+            if len(fills)
+            else ""
+        ),
+        certainty="hint" if carries and filled_ns < held_ns else "likely",
+        rows=selects,
+        spans=np.concatenate([at_stake, filled]),
+        gain_low=np.repeat([low, 0.5 * gain], [len(at_stake), len(filled)]) if len(fills) else low,
+        gain_high=gain,
+        time_class="idle" if trace.devices else "host",
+        method="idle time of the device inside the loop" if trace.devices else "host time of the loop",
+        evidence={
+            **({f"{lost}_ms_per_step": ms(lost_ns)} if trace.devices or lost_ns < held_ns else {}),
+            "host_ms_per_step": ms(held_ns),
+            **({"gradient_fills_ms_per_step": ms(filled_ns)} if len(fills) else {}),
+            "n_rounds_per_step": round(per_step, 2),
+            "n_ops_per_round": len(body),
+            "n_rounds_of_longest_loop": loop.rounds,
+            "n_loops": loop.runs,
+            "tensor_shape": shape,
+            "first_ops_of_round": body[:5],
+            "profiler_inflation": trace.origin.inflation,
+        },
+        anchor=int(selects[0]),
+        edits=(
+            Edit(
+                "threads",
+                factor=1.0 if carries and not trace.devices else 1.0 - 0.5 * gain,
+                best=1.0 - gain,
+                spans=loop.spans if trace.devices else at_stake,
+            ),
+            *([Edit("shrink", fills, factor=1.0 - 0.5 * gain, best=1.0 - gain)] if len(fills) else []),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Ranks of one job: matched, compared, and judged together."""

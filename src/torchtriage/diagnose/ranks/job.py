@@ -1,0 +1,498 @@
+"""One verdict for several ranks: who waits for whom, and every finding once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.finding import Cost, Finding, Note, rank_order
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_ms, format_ns, format_share, ms
+from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.job_replay import JobReplay
+from torchtriage.diagnose.ranks.match import END_SKEW_NS, Matches, match
+from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
+from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
+from torchtriage.diagnose.verdict.result import SCHEMA, Answer
+
+__all__ = ["checked_clause", "costliest_sentence", "judge"]
+
+Ints = NDArray[np.int64]
+
+MAX_COLLECTIVES = 200
+FIRST_WAIT_NS = 1_000_000
+"""More waiting than this in the first collective is worth a note."""
+
+
+def judge(
+    records: Sequence[RankRecord],
+    job: Job,
+    *,
+    min_share: float,
+    late: bool = True,
+    what_if: Sequence[str] = (),
+    unprofiled_ms: float | None = None,
+) -> JobResult:
+    """Judge the ranks of one job together.
+
+    Parameters
+    ----------
+    records : sequence of RankRecord
+        All files; ``job.positions`` says which are its ranks.
+    job : Job
+    min_share : float
+        Leave out findings whose high end is below this share of the job's step (0-1).
+    late : bool
+        Look for the rank that makes others wait.
+    what_if : sequence of str
+        Questions that the records bring the replay for.
+    unprofiled_ms : float, optional
+        Time of a step without the profiler, which the ranks' savings are scaled to: waiting then is
+        as well.
+
+    Returns
+    -------
+    JobResult
+    """
+    from torchtriage.core.version import __version__
+
+    ranks = [records[at] for at in job.positions]
+    numbers = job.numbers
+    results = [rank.result for rank in ranks]
+    matches = match(ranks, numbers)
+    waits = waiting(ranks, matches)
+    straggler = find_straggler(ranks, matches, waits) if late else None
+    refused = all(result.refused for result in results)
+    measured = waits.n_judged > 0
+    steady = waits.steady
+    n_steady = max(int(steady.sum()), 1)
+    scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
+    wait_ms = [ms(float(one)) for one in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
+    step_ms = ms(waits.step_ns * scale)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
+    notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
+    if straggler is not None and not refused:
+        # exposed communication that is all waiting is the straggler's
+        gone = [finding for finding in findings if finding.family == "comm" and _is_free(finding)]
+        findings = [finding for finding in findings if finding not in gone]
+        found = straggler_finding(ranks, numbers, job, straggler, waits, findings)
+        if scale != 1.0:
+            found = replace(found, cost=_scaled(found.cost, scale))
+        also = (*found.also_explains, *(one.code for one in gone))
+        findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    findings = [finding for finding in findings if _worth(finding, min_share)]
+    findings.sort(key=rank_order)
+    checked, not_checked, crashes = merge_checks(results, numbers)
+    result = JobResult(
+        schema=SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        healthy=not refused
+        and measured
+        and all(_calm(result) for result in results)
+        and all(finding.severity == "note" for finding in findings)
+        and all(note.level == "info" for note in notes),
+        refused=refused,
+        basis=job.basis,
+        world_size=job.world_size,
+        ranks=_rank_summaries(ranks, numbers, matches, waits),
+        step_ms=step_ms or None,
+        n_steady_steps=int(steady.sum()),
+        steps=_steps(numbers, waits),
+        collectives=_collectives(numbers, matches, waits),
+        n_matches=sum(len(group) for group in matches.groups if not group.fault),
+        notes=tuple(notes),
+        findings=tuple(findings),
+        not_checked=not_checked,
+        crashes=crashes,
+        what_ifs=_answers(ranks, matches, waits, what_if),
+        joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
+        checked=checked,
+    )
+    return replace(result, verdict=_verdict(result, waits, matches, min_share))
+
+
+def _calm(result: Any) -> bool:
+    return bool(result.healthy or result.findings) and not result.crashes
+
+
+def _is_free(finding: Finding) -> bool:
+    return finding.cost is not None and finding.cost.high_ms == 0
+
+
+def _worth(finding: Finding, min_share: float) -> bool:
+    cost = finding.cost
+    # what is left out of a trace's own report never gets here, so a finding without time stays
+    return cost is None or cost.high_ms == 0 or cost.share_high >= min_share
+
+
+def _scaled(cost: Cost | None, scale: float) -> Cost | None:
+    """Return a cost of a profiled step as one of the step without the profiler."""
+    if cost is None:
+        return None
+    low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
+    return replace(
+        cost,
+        low_ms=low,
+        high_ms=high,
+        of_ms=of,
+        naive_ms=naive,
+        basis="bounded",
+        grade="C",
+        method=f"{cost.method}; scaled to the step without the profiler",
+    )
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def _rank_summaries(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+) -> tuple[RankSummary, ...]:
+    n_matched = np.bincount(matches.rank, minlength=len(ranks)).tolist()
+    steps = waits.step[waits.steady]
+    n = max(len(steps), 1)
+    out = []
+    for position, (rank, number) in enumerate(zip(ranks, numbers, strict=True)):
+        at = np.searchsorted(rank.steps.number, steps)
+        wall = int((rank.steps.end_ns - rank.steps.start_ns)[at].sum()) // n
+        compute, comm, copy, _ = (rank.steps.parts_ns[at].sum(axis=0) // n).tolist()
+        wait = min(int(waits.wait_ns[position, waits.steady].sum()) // n, comm)
+        out.append(
+            RankSummary(
+                rank=number,
+                path=rank.path,
+                host=rank.host,
+                verdict=rank.result.verdict[1] if not rank.result.refused else rank.result.verdict[0],
+                refused=rank.result.refused,
+                n_findings=len(rank.result.findings),
+                n_steps=len(steps),
+                wall_ns=wall,
+                compute_ns=compute,
+                comm_ns=comm - wait,
+                wait_ns=wait,
+                copy_ns=copy,
+                idle_ns=wall - compute - comm - copy,
+                caused_wait_ns=int(waits.blame_ns[position, waits.steady].sum()) // n,
+                clock_offset_ns=int(matches.offset_ns[position]),
+                n_collectives=len(rank.collectives),
+                n_matched=n_matched[position],
+            )
+        )
+    return tuple(out)
+
+
+def _steps(numbers: Sequence[int], waits: Waiting) -> tuple[JobStep, ...]:
+    out = []
+    for at, number in enumerate(waits.step.tolist()):
+        blame = waits.blame_ns[:, at]
+        worst = int(blame.argmax())
+        out.append(
+            JobStep(
+                number=number,
+                steady=bool(waits.steady[at]),
+                wall_ns=round(float(waits.wall_ns[:, at].mean())),
+                wait_ns=round(float(waits.wait_ns[:, at].mean())),
+                late_rank=numbers[worst] if blame[worst] > 0 else None,
+                late_wait_ns=int(blame[worst]),
+            )
+        )
+    return tuple(out)
+
+
+def _collectives(numbers: Sequence[int], matches: Matches, waits: Waiting) -> tuple[CollectiveSummary, ...]:
+    steps = waits.step[waits.steady]
+    out = []
+    for group in matches.groups:
+        use = np.flatnonzero(np.isin(group.step, steps) & ~group.begins)
+        if group.fault or not len(use):
+            continue
+        last = group.start_ns.max(axis=1)
+        wait = last[:, None] - group.start_ns
+        transfer = np.maximum(np.median(group.end_ns, axis=1) - last, 0)
+        late = group.late
+        table: dict[tuple[str, int], list[int]] = {}
+        for at in use.tolist():
+            table.setdefault((group.name[at], int(group.nelems[at])), []).append(at)
+        for (name, nelems), some in table.items():
+            count = np.bincount(late[some], minlength=len(group.members))
+            out.append(
+                CollectiveSummary(
+                    group=group.group.name,
+                    name=name,
+                    nelems=nelems if nelems >= 0 else None,
+                    n_ranks=len(group.members),
+                    n_per_step=round(len(some) / len(steps), 3),
+                    transfer_ns=round(float(transfer[some].mean())),
+                    # the last one never waits: the mean is over the others
+                    wait_ns=round(float(wait[some].sum(axis=1).mean() / (len(group.members) - 1))),
+                    max_wait_ns=int(wait[some].max()),
+                    late_rank=numbers[group.members[int(count.argmax())]],
+                    late_share=round(float(count.max() / len(some)), 6),
+                )
+            )
+    out.sort(key=lambda one: (-one.n_per_step * (one.wait_ns + one.transfer_ns), one.group, one.name))
+    return tuple(out[:MAX_COLLECTIVES])
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting) -> list[Note]:
+    notes = []
+    moved = np.flatnonzero(matches.offset_ns)
+    if len(moved):
+        most = int(np.abs(matches.offset_ns).max())
+        notes.append(
+            Note(
+                "clock-offset",
+                "info",
+                f"the clocks of {len(moved)} ranks differ by up to {format_ns(most)}: aligned on"
+                " the ends of matched collectives",
+                evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
+            )
+        )
+    for group in matches.groups:
+        name = visible(group.group.name) or "without a name"
+        if group.fault:
+            notes.append(
+                Note(
+                    "group-not-judged",
+                    "warn",
+                    f"process group {name} of {len(group.members)} ranks: {group.fault}; its waiting is not judged",
+                    "record the same whole steps on every rank, with a PyTorch that writes process"
+                    " groups (2.4 or newer)",
+                    {"n_matches": len(group), "n_unmatched": group.n_unmatched},
+                )
+            )
+        elif group.unmatched:
+            notes.append(
+                Note(
+                    "collectives-unmatched",
+                    "warn",
+                    f"process group {name}: {'; '.join(group.unmatched)}: {group.n_unmatched} collectives are left out",
+                    "start the profiler at the same step on every rank",
+                    {"n_unmatched": group.n_unmatched},
+                )
+            )
+        wide = group.end_skew_ns > END_SKEW_NS
+        if not group.fault and wide.any() and not all(ranks[at].device for at in group.members.tolist()):
+            notes.append(
+                Note(
+                    "end-skew",
+                    "info",
+                    f"process group {name}: {int(wide.sum())} of {len(wide)} matched collectives"
+                    f" end more than {format_ns(END_SKEW_NS)} apart (median"
+                    f" {format_ns(float(np.median(group.end_skew_ns)))}): host threads woke up late;"
+                    " waiting is taken from starts",
+                )
+            )
+    if matches.alone:
+        names = ", ".join(visible(one.name) or "?" for one in matches.alone[:4])
+        notes.append(
+            Note(
+                "group-alone",
+                "info",
+                f"{len(matches.alone)} process group{'s' * (len(matches.alone) > 1)} ({names}) with"
+                " one recorded rank: nothing to compare",
+            )
+        )
+    first = _first_wait_ns(matches, waits)
+    if first > FIRST_WAIT_NS:
+        notes.append(
+            Note(
+                "first-collective",
+                "warn",
+                f"the first collective of the recording lasts up to {format_ns(first)} longer on"
+                " some ranks: the profiler did not start everywhere at once; that is in the step"
+                " and its communication, and not taken for waiting",
+                "record 5 or more steps: the first is then left out",
+                {"wait_ns": first},
+            )
+        )
+    n_sent = sum(rank.n_point_to_point for rank in ranks)
+    if n_sent:
+        notes.append(
+            Note(
+                "point-to-point",
+                "info",
+                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is not judged",
+            )
+        )
+    if not sum(len(rank.collectives) for rank in ranks):
+        notes.append(
+            Note(
+                "no-collectives",
+                "warn",
+                "no collective in any rank's recording: who waits for whom is not known",
+                "record device rows (ProfilerActivity.CUDA) on all ranks, with collectives",
+            )
+        )
+    elif not waits.n_judged:
+        notes.append(
+            Note(
+                "no-waiting",
+                "warn",
+                "no matched collective lies in a steady step: who waits for whom is not judged",
+                "record 5 or more whole steps at the same time on every rank",
+            )
+        )
+    return notes
+
+
+def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
+    """Return the longest wait in a first collective that lies in a judged step."""
+    longest = 0
+    for group in matches.groups:
+        first = group.begins & np.isin(group.step, waits.step[waits.steady])
+        if not group.fault and first.any():
+            spread = group.start_ns[first].max(axis=1) - group.start_ns[first].min(axis=1)
+            longest = max(longest, int(spread.max()))
+    return longest
+
+
+def _answers(
+    ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, questions: Sequence[str]
+) -> tuple[Answer, ...]:
+    """Return what each question would change in the job's step, all ranks replayed together."""
+    wall = ms(waits.step_ns)
+    replays = [rank.replay for rank in ranks if rank.replay is not None]
+    if not questions or not wall:
+        return ()
+    if len(replays) < len(ranks) or not waits.n_judged:
+        return tuple(
+            Answer(question, "step", wall, reason="collectives could not be matched") for question in questions
+        )
+    steps = waits.step[waits.steady]
+    joint = JobReplay(replays, matches, [np.searchsorted(rank.steps.number, steps) for rank in ranks])
+    out = []
+    for index, text in enumerate(questions):
+        after = None if joint.reason else joint.ask(index)
+        if after is None:
+            reason = joint.reason or "nothing in the recordings is that"
+            out.append(Answer(text, "step", wall, reason=reason))
+            continue
+        saving = ms(joint.step_ns - after)
+        # how far each rank's own model doubts its own answer
+        own = [rank.result.what_ifs[index] for rank in ranks if index < len(rank.result.what_ifs)]
+        middle = np.array([a.saving_ms or 0.0 for a in own])
+        below = float((middle - [a.low_ms or 0.0 for a in own]).max(initial=0.0))
+        above = float(([a.high_ms or 0.0 for a in own] - middle).max(initial=0.0))
+        out.append(
+            Answer(
+                text,
+                "step",
+                wall,
+                after_ms=ms(after),
+                saving_ms=saving,
+                low_ms=round(saving - below, 6),
+                high_ms=round(saving + above, 6),
+                naive_ms=max((a.naive_ms or 0.0 for a in own), default=None),
+            )
+        )
+    return tuple(out)
+
+
+def _joint(
+    results: Sequence[Any],
+    findings: Sequence[Finding],
+    wait_ms: Sequence[float],
+    step_ms: float,
+    late: Straggler | None,
+    numbers: Sequence[int],
+) -> Cost | None:
+    costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
+    if not costs or not step_ms:
+        return None
+    gain_high = next((finding.cost.high_ms for finding in findings if finding.code == "COM036" and finding.cost), 0.0)
+    ceilings = []
+    for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
+        own = result.joint_cost.high_ms if result.joint_cost else 0.0
+        if late is not None and position == late.position:
+            own += gain_high
+        ceilings.append(own + wait)
+    low = max(cost.low_ms for cost in costs)
+    high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
+    high = max(high, low)
+    return Cost(
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        per=costs[0].per,
+        of_ms=step_ms,
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
+        naive_ms=round(sum(cost.naive_ms for cost in costs), 6),
+        basis="bounded",
+        method="at least the best one; at most what the slowest rank could save",
+        grade="C",
+    )
+
+
+def checked_clause(result: JobResult) -> str:
+    """Return how many patterns were checked, as the verdict says it."""
+    n_missing = len(result.not_checked)
+    missing = f", {n_missing} not checked" if n_missing else ""
+    return f"{len(result.checked)} patterns checked on every rank{missing}"
+
+
+def costliest_sentence(result: JobResult, min_share: float) -> str:
+    """Return what costs the job most, as its verdict says it."""
+    timed = [finding for finding in result.findings if finding.cost is not None and finding.cost.high_ms > 0]
+    if timed:
+        first = timed[0]
+        cost = first.cost
+        assert cost is not None
+        amount = (
+            f"{format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
+            if cost.low_ms > 0
+            else f"up to {format_ms(cost.high_ms)}"
+        )
+        return f"{first.title}: {amount} of {format_ms(cost.of_ms)} per step to win ({first.code})."
+    if result.findings:
+        return f"{result.findings[0].title} ({result.findings[0].code})."
+    return f"Nothing found that costs {format_share(min_share)} of a step or more."
+
+
+def _verdict(result: JobResult, waits: Waiting, matches: Matches, min_share: float) -> tuple[str, str, str]:
+    n = len(result.ranks)
+    if result.refused:
+        first = next(note for note in result.notes if note.level == "refuse")
+        fix = f"{first.fix[:1].upper()}{first.fix[1:]}." if first.fix else "Record the ranks again."
+        return f"No verdict: {first.message}.", fix, f"{n} ranks were read."
+    wall = sum(rank.wall_ns for rank in result.ranks)
+    parts = [
+        (word, sum(getattr(rank, name) for rank in result.ranks) / max(wall, 1))
+        for word, name in (
+            ("computing", "compute_ns"),
+            ("waiting for other ranks", "wait_ns"),
+            ("only communicating", "comm_ns"),
+            ("only copying", "copy_ns"),
+            ("idle", "idle_ns"),
+        )
+    ]
+    split = ", ".join(f"{format_share(part)} {word}" for word, part in parts if part >= 0.005)
+    per = (
+        f"{result.n_steady_steps} common steady step{'s' * (result.n_steady_steps != 1)} of"
+        f" {format_ms(result.step_ms or 0)}"
+    )
+    where = f"{n} ranks of one job, {per}: {split}."
+    costliest = costliest_sentence(result, min_share)
+    limits = [note.message for note in result.notes if note.level == "warn"]
+    if limits:
+        return where, costliest, f"Limited trust: {'; '.join(limits[:2])}."
+    skews = [group.end_skew_ns for group in matches.groups if len(group.end_skew_ns) and not group.fault]
+    ends = f", ending within {format_ns(float(np.median(np.concatenate(skews))))} of each other" if skews else ""
+    groups = sum(1 for group in matches.groups if not group.fault)
+    trust = (
+        f"{result.n_matches} collectives matched in {groups} process"
+        f" group{'s' * (groups != 1)}{ends}; {checked_clause(result)}"
+    )
+    del waits
+    return where, costliest, f"{trust}."

@@ -1,0 +1,347 @@
+"""Which collective of one rank is which of another's, and whether their clocks agree.
+
+Collectives of one process group are the same when their sequence numbers are equal, or, where those
+were not recorded, when they are the same in order within the same step. A true match ends
+everywhere at once (within 0.3 ms, measured), and nobody is done before the last has come: where
+that fails, the match or a clock is wrong, and the group is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.arrays import distinct
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.ranks.rank_record import Group, RankRecord
+
+__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "align", "match"]
+
+Ints = NDArray[np.int64]
+
+END_SKEW_NS = 300_000
+"""True matches end within this on a device (measured)."""
+HOST_CLOCK_NS = 2_000_000
+"""Host collectives end when a thread wakes up, on busy machines milliseconds apart (measured): only
+larger differences are the clocks'."""
+MAX_ACAUSAL = 0.1
+"""Share of a group's matches in which one rank is done before another has come."""
+_ENDS_TOGETHER = ("reduce", "gather", "all", "barrier")
+_UNEVEN = ("alltoall", "all_to_all", "_v", "allgather_into_tensor_coalesced")
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMatch:
+    """The matched collectives of one process group.
+
+    ``members`` : positions of the ranks in the job, ascending. ``index`` : int64[matches, members],
+    places in each rank's collectives. ``start_ns``, ``end_ns`` : the same shape, on the job's
+    clock. ``step``, ``name``, ``nelems`` : one for each match. ``fault`` : why the group cannot be
+    judged, empty where it can.
+    """
+
+    group: Group
+    members: Ints
+    index: Ints
+    start_ns: Ints
+    end_ns: Ints
+    step: Ints
+    name: tuple[str, ...]
+    nelems: Ints
+    n_unmatched: int
+    unmatched: tuple[str, ...]
+    end_skew_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    fault: str = ""
+
+    def __len__(self) -> int:
+        """Return the number of matches."""
+        return len(self.index)
+
+    @cached_property
+    def late(self) -> Ints:
+        """int64[matches]: the column of the rank that came last."""
+        late: Ints = self.start_ns.argmax(axis=1)
+        return late
+
+    @cached_property
+    def last_two_ns(self) -> Ints:
+        """int64[matches, 2]: when the second to last and the last rank started."""
+        ordered: Ints = np.partition(self.start_ns, -2, axis=1)[:, -2:]
+        return ordered
+
+    @cached_property
+    def begins(self) -> NDArray[np.bool_]:
+        """bool[matches]: the first collective after a profiler started, on some rank."""
+        begins: NDArray[np.bool_] = (self.index == 0).any(axis=1)
+        return begins
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """All groups, and the same as flat arrays: the seam for a replay across ranks.
+
+    ``rank``, ``row``, ``match_id`` : int64[k], for each matched collective the position of its rank
+    in the job, its row in that rank's trace, and the match it belongs to. ``offset_ns`` : what to
+    add to each rank's clock.
+    """
+
+    groups: tuple[GroupMatch, ...]
+    rank: Ints
+    row: Ints
+    match_id: Ints
+    offset_ns: Ints
+    alone: tuple[Group, ...]
+    """Groups of which one recorded rank took part: nothing to compare."""
+
+
+def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
+    """Match the collectives of a job.
+
+    Parameters
+    ----------
+    ranks : sequence of RankRecord
+        One for each rank.
+    numbers : sequence of int
+        Their rank numbers, ascending.
+
+    Returns
+    -------
+    Matches
+    """
+    raw, alone = [], []
+    by_group = _by_group(ranks, numbers)
+    for group, members in by_group.items():
+        if len(members) < 2:
+            alone.append(group)
+            continue
+        raw.append(_match_group(ranks, numbers, group, members))
+    offset = _clocks(ranks, raw)
+    groups = tuple(_judged(ranks, one, offset) for one in raw)
+    rank, row, match_id, first = [], [], [], 0
+    for one in groups:
+        for column, position in enumerate(one.members.tolist()):
+            rank.append(np.full(len(one), position, np.int64))
+            row.append(ranks[position].collectives.row[one.index[:, column]])
+            match_id.append(np.arange(first, first + len(one)))
+        first += len(one)
+    none = [np.empty(0, np.int64)]
+    return Matches(
+        groups,
+        np.concatenate(rank or none),
+        np.concatenate(row or none),
+        np.concatenate(match_id or none),
+        offset,
+        tuple(alone),
+    )
+
+
+def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[Group, list[int]]:
+    """Return the positions of the recorded ranks that take part in each group."""
+    found: dict[Group, list[int]] = {}
+    for position, rank in enumerate(ranks):
+        used = distinct(rank.collectives.group).tolist()
+        for code in used:
+            group = rank.collectives.groups[code]
+            if group.ranks and numbers[position] not in group.ranks:
+                # members are listed by global rank; another numbering would match strangers
+                group = Group(group.name, (), group.what)
+            found.setdefault(group, []).append(position)
+    return found
+
+
+def _match_group(ranks: Sequence[RankRecord], numbers: Sequence[int], group: Group, members: list[int]) -> GroupMatch:
+    keys, places = [], []
+    for position in members:
+        table = ranks[position].collectives
+        here = [
+            code
+            for code, one in enumerate(table.groups)
+            if one == group or (one.name, one.what) == (group.name, group.what)
+        ]
+        at = np.flatnonzero(np.isin(table.group, here))
+        places.append(at)
+        keys.append(_keys(table.seq[at], table.step[at]))
+    if any(key[0] != keys[0][0] for key in keys):
+        # sequence numbers on some ranks only
+        keys = [
+            _keys(np.full(len(at), -1), ranks[position].collectives.step[at])
+            for position, at in zip(members, places, strict=True)
+        ]
+    n_here = sum(map(len, places))
+    by_seq = keys[0][0]
+    pairs = [key[1] for key in keys]
+    unmatched: list[str] = []
+    if not by_seq:
+        pairs, places, unmatched = _same_counts(
+            pairs,
+            places,
+            [ranks[position].steps.number for position in members],
+            [numbers[position] for position in members],
+        )
+    packed = [pair[:, 0] * (1 << 32) + pair[:, 1] for pair in pairs]
+    common = packed[0]
+    for other in packed[1:]:
+        common = np.intersect1d(common, other)
+    index = np.empty((len(common), len(members)), np.int64)
+    for column, (key, at) in enumerate(zip(packed, places, strict=True)):
+        order = np.argsort(key, kind="stable")
+        index[:, column] = at[order[np.searchsorted(key[order], common)]] if len(common) else 0
+    n_unmatched = n_here - index.size
+    first = ranks[members[0]].collectives
+    # equal order is not enough: the operation must be the same
+    same = np.ones(len(common), bool)
+    for column, position in enumerate(members[1:], start=1):
+        table = ranks[position].collectives
+        code = {name: at for at, name in enumerate(first.names)}
+        mine = np.array([code.get(name, -1) for name in table.names], np.int64)
+        same &= mine[table.name[index[:, column]]] == first.name[index[:, 0]]
+        uneven = np.array([any(text in name for text in _UNEVEN) for name in first.names], bool)
+        sizes = table.nelems[index[:, column]], first.nelems[index[:, 0]]
+        equal = (sizes[0] == sizes[1]) | (sizes[0] < 0) | (sizes[1] < 0)
+        same &= equal | uneven[first.name[index[:, 0]]]
+    n_unmatched += int((~same).sum()) * len(members)
+    if not same.all():
+        unmatched.append(f"{int((~same).sum())} of {len(same)} differ in operation or size")
+    index = index[same]
+    order = np.argsort(first.start_ns[index[:, 0]], kind="stable")
+    index = index[order]
+    tables = [ranks[position].collectives for position in members]
+    start = np.stack([t.start_ns[index[:, c]] for c, t in enumerate(tables)], axis=1)
+    end = np.stack([t.end_ns[index[:, c]] for c, t in enumerate(tables)], axis=1)
+    names = [first.names[code] for code in first.name[index[:, 0]].tolist()]
+    return GroupMatch(
+        group=group,
+        members=np.array(members, np.int64),
+        index=index,
+        start_ns=start,
+        end_ns=end,
+        step=first.step[index[:, 0]],
+        name=tuple(names),
+        nelems=first.nelems[index[:, 0]],
+        n_unmatched=n_unmatched,
+        unmatched=tuple(unmatched),
+    )
+
+
+def _keys(seq: Ints, step: Ints) -> tuple[bool, Ints]:
+    """Return whether sequence numbers serve, and int64[n, 2]: (0, seq) or (step + 1, ordinal)."""
+    if len(seq) and (seq >= 0).all() and len(distinct(seq)) == len(seq):
+        return True, np.stack([np.zeros_like(seq), seq], axis=1)
+    order = np.argsort(step, kind="stable")
+    ordered = step[order]
+    first = np.searchsorted(ordered, ordered, side="left")
+    ordinal = np.empty_like(step)
+    ordinal[order] = np.arange(len(step)) - first
+    return False, np.stack([step + 1, ordinal], axis=1)
+
+
+def _same_counts(
+    pairs: list[Ints], places: list[Ints], recorded: list[Ints], numbers: list[int]
+) -> tuple[list[Ints], list[Ints], list[str]]:
+    """Keep the steps in which every rank has the same number of collectives.
+
+    Order alone cannot say which one is missing. Outside the steps nothing is matched, unless there
+    are no steps at all.
+    """
+    steps = distinct(np.concatenate([pair[:, 0] for pair in pairs]))
+    counts = np.stack(
+        [
+            np.bincount(np.searchsorted(steps, pair[:, 0]), minlength=len(steps))
+            if len(pair)
+            else np.zeros(len(steps), np.int64)
+            for pair in pairs
+        ]
+    )
+    everywhere = (counts == counts[0]).all(axis=0)
+    inside = (steps > 0) | (steps == 0) & (len(steps) == 1)
+    unmatched = []
+    known = np.stack([np.isin(steps - 1, some) for some in recorded])
+    uneven = inside & ~everywhere & known.all(axis=0)
+    if uneven.any():
+        usual = np.median(counts[:, uneven], axis=0)
+        odd = np.flatnonzero((counts[:, uneven] != usual).any(axis=1))
+        if len(odd) * 2 >= len(numbers):
+            odd = np.arange(len(numbers))
+        who = ", ".join(str(numbers[one]) for one in odd[:8].tolist())
+        unmatched.append(
+            f"different numbers of collectives in {int(uneven.sum())} of {int(inside.sum())} steps"
+            f" (rank{'s' if len(odd) > 1 else ''} {who})"
+        )
+    keep = steps[everywhere & inside]
+    masks = [np.isin(pair[:, 0], keep) for pair in pairs]
+    return (
+        [pair[mask] for pair, mask in zip(pairs, masks, strict=True)],
+        [at[mask] for at, mask in zip(places, masks, strict=True)],
+        unmatched,
+    )
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def _clocks(ranks: Sequence[RankRecord], groups: Sequence[GroupMatch]) -> Ints:
+    """Return what to add to each clock: nothing on one host, or where clocks agree."""
+    offset = align(len(ranks), groups)
+    hosts = {rank.host for rank in ranks}
+    if len(hosts) == 1 and "" not in hosts and len({rank.has_base_time for rank in ranks}) == 1:
+        return np.zeros_like(offset)
+    limit = END_SKEW_NS if all(rank.device for rank in ranks) else HOST_CLOCK_NS
+    return np.where(np.abs(offset) > limit, offset, 0)
+
+
+def align(n_ranks: int, groups: Sequence[GroupMatch]) -> Ints:
+    """Return int64[ranks], ns to add to each rank's clock; 0 where clocks agree.
+
+    Base times bring clocks together; what is left shows in the ends of matched collectives, whose
+    median difference to the first rank is taken off. Ranks that share no group with a placed one
+    keep their clock.
+    """
+    offset = np.zeros(n_ranks, np.int64)
+    placed = np.zeros(n_ranks, bool)
+    waiting = [group for group in groups if len(_together(group))]
+    while waiting:
+        near = [one for one in waiting if placed[one.members].any()] or waiting[:1]
+        one = max(near, key=lambda group: (len(group.members), len(group)))
+        waiting.remove(one)
+        if not placed[one.members].any():
+            placed[one.members[0]] = True
+        known = np.flatnonzero(placed[one.members])
+        end = one.end_ns[_together(one)] + offset[one.members]
+        middle = np.median(end[:, known], axis=1)
+        for column in np.flatnonzero(~placed[one.members]).tolist():
+            position = one.members[column]
+            offset[position] = -round(float(np.median(end[:, column] - middle)))
+            placed[position] = True
+    return offset
+
+
+def _together(one: GroupMatch) -> Ints:
+    """Return the matches that end on all ranks at once: not those with one sender or receiver."""
+    good = [
+        any(word in name.lower() for word in _ENDS_TOGETHER) and name.lower() not in ("reduce",) for name in one.name
+    ]
+    return np.flatnonzero(np.array(good, bool))
+
+
+def _judged(ranks: Sequence[RankRecord], one: GroupMatch, offset_ns: Ints) -> GroupMatch:
+    device = all(ranks[position].device for position in one.members.tolist())
+    start, end = one.start_ns + offset_ns[one.members], one.end_ns + offset_ns[one.members]
+    pick = _together(one)
+    skew = end[pick].max(axis=1) - end[pick].min(axis=1) if len(pick) else np.empty(0, np.int64)
+    fault = ""
+    if not len(one):
+        fault = one.unmatched[0] if one.unmatched else "no collective could be matched"
+    elif len(pick):
+        acausal = (start[pick].max(axis=1) > end[pick].min(axis=1) + END_SKEW_NS).mean()
+        if acausal > MAX_ACAUSAL:
+            fault = (
+                f"in {format_share(float(acausal))} of its {len(pick)} matches one rank is done"
+                " before another has come: other collectives, or clocks that drift"
+            )
+        elif device and float(np.median(skew)) > END_SKEW_NS:
+            fault = f"its matched ends lie {format_ns(float(np.median(skew)))} apart in the median"
+    return replace(one, start_ns=start, end_ns=end, end_skew_ns=skew, fault=fault)

@@ -1,0 +1,212 @@
+"""The findings of many ranks as those of one job.
+
+The ranks of a job run in step: one that gets faster waits longer for the others. So a job saves no
+more than the smallest, over its ranks, of what a rank saves itself and what it waits for others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread, Severity
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
+
+__all__ = ["STRAGGLER", "merge_checks", "merge_findings", "merge_notes", "severity_of"]
+
+MAX_NAMED = 64
+STRAGGLER = "COM036"
+
+
+def merge_findings(
+    results: Sequence[Result], numbers: Sequence[int], wait_ms: Sequence[float], step_ms: float, *, judged: bool
+) -> list[Finding]:
+    """Return equal findings as one, with what the job would save.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        One for each rank.
+    numbers : sequence of int
+        Their rank numbers.
+    wait_ms : sequence of float
+        How long each waits for others with nothing beside it, per step.
+    step_ms : float
+        The job's step.
+    judged : bool
+        Whether waiting was measured between ranks: what one rank alone guesses is then left out.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
+    several = {
+        code for result in results for code, n in Counter(finding.code for finding in result.findings).items() if n > 1
+    }
+    for position, result in enumerate(results):
+        for finding in result.findings:
+            if judged and finding.code == STRAGGLER:
+                continue
+            key = _key(finding) if finding.code in several else (finding.code,)
+            groups.setdefault(key, []).append((position, finding))
+    return [_merged(found, results, numbers, wait_ms, step_ms) for found in groups.values()]
+
+
+def _key(finding: Finding) -> tuple[Any, ...]:
+    """Return what tells findings of one code apart where a rank has several: their place."""
+    place, frame = finding.place, finding.place.frame
+    where = (frame.file, frame.function) if frame else place.ops[-1:]
+    return (finding.code, where)
+
+
+def _middle(cost: Cost | None) -> float:
+    return (cost.low_ms + cost.high_ms) / 2 if cost is not None else 0.0
+
+
+def _merged(
+    found: list[tuple[int, Finding]],
+    results: Sequence[Result],
+    numbers: Sequence[int],
+    wait_ms: Sequence[float],
+    step_ms: float,
+) -> Finding:
+    # the costliest of the ranks stands for all; the first of equals, so that runs repeat
+    position, chosen = max(found, key=lambda item: (_middle(item[1].cost), -item[0]))
+    by_rank: dict[int, list[Finding]] = {}
+    for at, finding in found:
+        by_rank.setdefault(at, []).append(finding)
+    middles = [sum(_middle(one.cost) for one in mine) for mine in by_rank.values()]
+    cost = _job_cost(by_rank, chosen, wait_ms, step_ms)
+    spread = RankSpread(
+        n_with=len(by_rank),
+        n_ranks=len(numbers),
+        low_ms=round(min(middles), 6),
+        high_ms=round(max(middles), 6),
+        ranks=tuple(numbers[at] for at in sorted(by_rank)[:MAX_NAMED]),
+    )
+    severity = min((one.severity for _, one in found), key=SEVERITIES.index)
+    message = chosen.message
+    if cost is not None and chosen.cost is not None and chosen.cost.high_ms > 0:
+        severity = severity_of(cost, chosen.certainty)
+        if cost.high_ms == 0:
+            severity = "note"
+            message += "; no other rank waits for it, so the job's step stays as long"
+    return replace(
+        chosen,
+        place=replace(chosen.place, steps=_step_numbers(chosen, results[position])),
+        message=message,
+        severity=severity,
+        cost=cost,
+        evidence={**chosen.evidence, "shown_rank": numbers[position]},
+        ranks=spread,
+    )
+
+
+def _step_numbers(finding: Finding, result: Result) -> tuple[int, ...]:
+    """Return a place's steps by the numbers in their names: equal on all ranks, unlike places."""
+    if result.summary is None:
+        return finding.place.steps
+    named = {step.index: step.name.rpartition("#")[2] for step in result.summary.steps}
+    numbers = [named.get(index, "") for index in finding.place.steps]
+    if not all(number.isdecimal() for number in numbers):
+        return finding.place.steps
+    return tuple(map(int, numbers))
+
+
+def _job_cost(
+    by_rank: dict[int, list[Finding]], chosen: Finding, wait_ms: Sequence[float], step_ms: float
+) -> Cost | None:
+    if chosen.cost is None:
+        return None
+
+    def smallest(what: str) -> float:
+        own = [
+            sum(float(getattr(one.cost, what)) for one in by_rank.get(at, ()) if one.cost) for at in range(len(wait_ms))
+        ]
+        # exposed communication holds the waiting already
+        extra = [0.0] * len(own) if chosen.family == "comm" else wait_ms
+        least = min(mine + more for mine, more in zip(own, extra, strict=True))
+        return min(least, max(own), step_ms)
+
+    low, high = smallest("low_ms"), smallest("high_ms")
+    return replace(
+        chosen.cost,
+        together_ms=None,
+        low_ms=round(min(low, high), 6),
+        high_ms=round(high, 6),
+        of_ms=round(step_ms, 6),
+        share_low=round(min(low, high) / step_ms, 6) if step_ms else 0.0,
+        share_high=round(high / step_ms, 6) if step_ms else 0.0,
+        naive_ms=round(max(one.cost.naive_ms for mine in by_rank.values() for one in mine if one.cost), 6),
+        method="smallest over the ranks of what each saves and waits"
+        + (f"; {chosen.cost.method}" if chosen.cost.method else ""),
+    )
+
+
+def severity_of(cost: Cost, certainty: str) -> Severity:
+    """Return how much a finding of the job matters, by the lines drawn for one trace."""
+    middle = (cost.share_low + cost.share_high) / 2
+    if middle >= HIGH_SHARE and certainty != "hint":
+        return "high"
+    return "medium" if middle >= MEDIUM_SHARE else "low"
+
+
+# -- what is said beside findings ----------------------------------------------------------------
+
+
+def merge_notes(results: Sequence[Result], numbers: Sequence[int]) -> list[Note]:
+    """Return the ranks' notes, equal codes as one, saying on which ranks."""
+    found: dict[tuple[str, str], list[tuple[int, Note]]] = {}
+    for number, result in zip(numbers, results, strict=True):
+        for note in result.notes:
+            found.setdefault((note.code, note.level), []).append((number, note))
+    out = []
+    for notes in found.values():
+        number, first = notes[0]
+        ranks = [one for one, _ in notes]
+        where = _on(ranks, len(numbers))
+        same = len({note.message for _, note in notes}) == 1
+        which = "" if same else f", as rank {number}:"
+        level = first.level
+        # one rank that cannot be judged does not stop the others
+        if level == "refuse" and len(ranks) < len(numbers):
+            level = "warn"
+        out.append(
+            replace(
+                first,
+                level=level,
+                message=f"{where}{which or ':'} {first.message}" if where or which else first.message,
+                evidence={**first.evidence, "ranks": ranks[:MAX_NAMED]},
+            )
+        )
+    return out
+
+
+def _on(ranks: Sequence[int], n_ranks: int) -> str:
+    if len(ranks) == n_ranks:
+        return f"on all {n_ranks} ranks"
+    if len(ranks) == 1:
+        return f"on rank {ranks[0]}"
+    named = ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]}, …, {ranks[-1]}"
+    return f"on {len(ranks)} of {n_ranks} ranks ({named})"
+
+
+def merge_checks(
+    results: Sequence[Result], numbers: Sequence[int]
+) -> tuple[tuple[str, ...], tuple[NotChecked, ...], tuple[Crash, ...]]:
+    """Return what ran on every rank, what did not run on some, and what failed on any."""
+    checked = set.intersection(*(set(result.checked) for result in results))
+    missing: dict[str, list[NotChecked]] = {}
+    crashes: dict[tuple[str, str], list[int]] = {}
+    for number, result in zip(numbers, results, strict=True):
+        for one in result.not_checked:
+            missing.setdefault(one.code, []).append(one)
+        for crash in result.crashes:
+            crashes.setdefault((crash.code, crash.error), []).append(number)
+    not_checked = []
+    for code in sorted(missing):
+        some = missing[code]
+        part = f" on {len(some)} of {len(numbers)} ranks" if len(some) < len(numbers) else ""
+        not_checked.append(replace(some[0], missing=tuple(f"{need}{part}" for need in some[0].missing)))
+    failed = [Crash(code, f"{error} ({_on(ranks, len(numbers))})") for (code, error), ranks in sorted(crashes.items())]
+    return tuple(sorted(checked)), tuple(not_checked), tuple(failed)

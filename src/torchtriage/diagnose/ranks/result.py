@@ -1,0 +1,104 @@
+"""What is said about the ranks of one job together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
+from torchtriage.diagnose.verdict.result import Answer
+
+__all__ = ["CollectiveSummary", "JobResult", "JobStep", "RankSummary"]
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank of a job: its mean steady step, split into parts that add up to ``wall_ns``.
+
+    ``comm_ns`` is communication with nothing beside it, without ``wait_ns``: the time in it that
+    the last rank had not come yet. On a CPU, ``compute_ns`` is operators and ``idle_ns`` Python.
+    ``caused_wait_ns`` is how long the other ranks wait for this one, in the mean.
+    """
+
+    rank: int
+    path: str
+    host: str
+    verdict: str
+    refused: bool
+    n_findings: int
+    n_steps: int
+    wall_ns: int
+    compute_ns: int
+    comm_ns: int
+    wait_ns: int
+    copy_ns: int
+    idle_ns: int
+    caused_wait_ns: int
+    clock_offset_ns: int
+    n_collectives: int
+    n_matched: int
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """One step that all ranks recorded, in the mean over ranks, and who was last."""
+
+    number: int
+    steady: bool
+    wall_ns: int
+    wait_ns: int
+    late_rank: int | None
+    late_wait_ns: int
+    """How long the others wait for that rank, in the mean."""
+
+
+@dataclass(frozen=True)
+class CollectiveSummary:
+    """Equal collectives of one process group in the steady steps: transfer against waiting.
+
+    ``transfer_ns`` is from the last rank's start to the end, ``wait_ns`` from a rank's own start to
+    the last one's, both means; waiting beside computation is included.
+    """
+
+    group: str
+    name: str
+    nelems: int | None
+    n_ranks: int
+    n_per_step: float
+    transfer_ns: int
+    wait_ns: int
+    max_wait_ns: int
+    late_rank: int
+    """The rank that is last most often."""
+    late_share: float
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Everything said about several ranks of one job together; each rank's own result stays.
+
+    ``basis`` says why the files are taken for one job. ``findings`` are those of the ranks, equal
+    ones as one, with what the job would save: no more than its slowest rank would.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    healthy: bool
+    refused: bool
+    basis: str
+    world_size: int | None
+    ranks: tuple[RankSummary, ...]
+    step_ms: float | None
+    n_steady_steps: int
+    steps: tuple[JobStep, ...]
+    collectives: tuple[CollectiveSummary, ...]
+    n_matches: int
+    notes: tuple[Note, ...]
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    crashes: tuple[Crash, ...]
+    joint_cost: Cost | None
+    checked: tuple[str, ...] = ()
+    """Codes of the patterns that ran to their end on every rank."""
+    what_ifs: tuple[Answer, ...] = ()
+    """Answers of all ranks replayed together."""

@@ -1,0 +1,224 @@
+"""The finding of a rank that makes the others wait: its cost, why it is late, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Place, RankSpread
+from torchtriage.core.names import visible
+from torchtriage.core.stats.median import median_interval
+from torchtriage.core.trace.frames import parse_frame
+from torchtriage.core.units import format_ns, ms
+from torchtriage.diagnose.ranks.host_activity import CELLS
+from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.merge import severity_of
+from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
+from torchtriage.diagnose.ranks.straggler import Straggler, Waiting
+
+__all__ = ["straggler_finding"]
+
+HOST_ACTIVITIES = ("op", "python", "gc")
+_LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
+
+
+def straggler_finding(
+    ranks: Sequence[RankRecord],
+    numbers: Sequence[int],
+    job: Job,
+    late: Straggler,
+    waits: Waiting,
+    others: Sequence[Finding],
+) -> Finding:
+    """Return what the late rank costs the job, why it is late, and what would help.
+
+    ``others`` : the job's other findings; those that may be the reason are named.
+    """
+    low_ns, middle_ns, high_ns = median_interval(late.gain_ns)
+    n = len(late.gain_ns)
+    rank = numbers[late.position]
+    cause = late.cause
+    members = len(late.group.members)
+    method = "time for which every other rank waits for this one alone, median over steps"
+    if cause is not None and cause.excess_ns < low_ns:
+        low_ns = cause.excess_ns
+        method += "; low end: what the cause explains"
+    if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader":
+        # work that is shared out again comes back in part
+        low_ns *= (members - 1) / members
+        method += "; low end: the work is shared out, not removed"
+    record = ranks[late.position]
+    host = cause is not None and cause.phase != "loader" and cause.activity in HOST_ACTIVITIES
+    if host:
+        low_ns /= record.inflation
+        method += "; low end divided by the profiler's inflation of host time"
+    hint = ""
+    if n < 3:
+        hint = f"only {n} step{'s' * (n > 1)} to judge by"
+    elif any(note.code == "rank-missing" for note in job.notes):
+        hint = "ranks are missing"
+    elif not late.reaches_all:
+        hint = "its groups do not hold all ranks, and waiting handed on between groups is not"
+        hint += " followed"
+        low_ns = 0.0
+    elif any(rank.n_point_to_point for rank in ranks):
+        hint = "ranks also send to each other (pipeline stages): part of the waiting is the schedule"
+        low_ns = 0.0
+    step_ns = waits.step_ns
+    high_ns, low_ns = min(high_ns, step_ns), min(low_ns, high_ns, step_ns)
+    cost = Cost(
+        low_ms=ms(low_ns),
+        high_ms=ms(high_ns),
+        per="step",
+        of_ms=ms(step_ns),
+        share_low=round(low_ns / step_ns, 6),
+        share_high=round(high_ns / step_ns, 6),
+        naive_ms=ms(float(np.mean(late.mean_wait_ns))),
+        basis="measured" if not hint else "bounded",
+        method=method,
+        grade="C" if hint else "A",
+    )
+    moment = _moment(record, cause, waits)
+    n_waiting = members - 1
+    whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
+    of = f" of process group {visible(late.group.group.name)}" if not late.reaches_all else ""
+    message = (
+        f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the"
+        f" collectives, and {whom}{of}: {format_ns(middle_ns)} of {format_ns(step_ns)} per step"
+        f" in the median; {_why(cause, moment)}"
+    )
+    if hint:
+        message += f"; {hint}"
+    named = [other.code for other in others if _explains(other, rank, cause)]
+    frame = parse_frame(moment.frame) if moment and moment.frame else None
+    calls = tuple(name for name in (moment.after, moment.before) if name) if moment else ()
+    if moment and moment.name:
+        calls = (moment.name,)
+    certainty: Certainty = "hint" if hint else "likely"
+    return Finding(
+        code="COM036",
+        name="rank-straggler",
+        family="comm",
+        title=f"Rank {rank} makes the others wait",
+        severity=severity_of(cost, certainty),
+        certainty=certainty,
+        message=message,
+        place=Place(lane=f"rank {rank}", ops=calls, frame=frame, stack=(frame,) if frame else ()),
+        cost=cost,
+        evidence={
+            "late_rank": rank,
+            "n_late_steps": late.n_late,
+            "n_judged_steps": n,
+            "share_of_waiting": round(late.blame_share, 6),
+            "saved_ms_per_step": ms(middle_ns),
+            "mean_wait_ms_per_step": ms(float(np.mean(late.mean_wait_ns))),
+            **(
+                {
+                    "cause": f"{cause.phase} {cause.activity}".strip(),
+                    "excess_ms_per_step": ms(cause.excess_ns),
+                    "n_more_ops_per_step": cause.n_more_ops,
+                }
+                if cause
+                else {"cause": "not recorded"}
+            ),
+            **({"after": moment.after, "before": moment.before} if moment and moment.after else {}),
+            "n_matched_collectives": waits.n_judged,
+        },
+        fix=_fix(cause),
+        n_events=waits.n_judged,
+        also_explains=tuple(dict.fromkeys(named)),
+        ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
+    )
+
+
+def _moment(record: RankRecord, cause: Any, waits: Waiting) -> Moment | None:
+    """Return the longest stretch of what made the rank late, in a steady step of middle length."""
+    if cause is None or cause.activity == "device":
+        return None
+    cell = CELLS.index((cause.phase, cause.activity))
+    steps = waits.step[waits.steady].tolist()
+    found = [record.moments[number, cell] for number in steps if (number, cell) in record.moments]
+    if not found:
+        return None
+    found.sort(key=lambda one: one.dur_ns)
+    return found[len(found) // 2]
+
+
+def _why(cause: Any, moment: Moment | None) -> str:
+    if cause is None:
+        return "what it does longer than they do was not recorded"
+    time = format_ns(cause.excess_ns)
+    if cause.phase == "loader":
+        return f"before that it is {time} longer than they are in its data loader"
+    where = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "in the optimizer",
+        "between": "between the phases of the step",
+    }.get(cause.phase, "")
+    if cause.activity == "python" and moment is not None and moment.after and moment.before:
+        where += f", after {visible(moment.after)} and before {visible(moment.before)}"
+    if cause.activity == "gc":
+        return f"before that its garbage collector runs {time} longer than theirs"
+    if cause.activity == "sync":
+        return f"before that it waits {time} longer than they do in host syncs {where}"
+    if cause.activity == "python":
+        return f"before that it is {time} longer than they are in Python {where}"
+    if cause.activity == "device":
+        return f"before that its device computes {time} longer than theirs: more work, or slower"
+    more = round(cause.n_more_ops)
+    how = (
+        f"with {more:,} more operators per step"
+        if more > 0
+        else "with no more operators: larger inputs, or a slower machine"
+    )
+    return f"before that its operators {where} take {time} longer than theirs, {how}"
+
+
+def _fix(cause: Any) -> Fix:
+    if cause is not None and cause.phase == "loader":
+        return Fix(
+            "Give every rank the same loader: equal shards, as many workers, storage as near.",
+            "sampler = DistributedSampler(dataset)\n"
+            "loader = DataLoader(\n"
+            "    dataset, batch_size, sampler=sampler, num_workers=4, persistent_workers=True\n"
+            ")",
+            "https://docs.pytorch.org/docs/stable/data.html",
+        )
+    if cause is not None and cause.activity == "gc":
+        return Fix(
+            "Collect garbage on all ranks at the same step, or not at all in the loop.",
+            "gc.disable()\nif step % 500 == 0:\n    gc.collect()  # on every rank",
+            "https://docs.python.org/3/library/gc.html#gc.disable",
+        )
+    if cause is not None and cause.activity in ("python", "sync"):
+        return Fix(
+            "Take what only this rank does (logging, checkpoints, evaluation, metrics) out of the"
+            " step, do it rarely, or in a thread of its own.",
+            "if rank == 0 and step % 100 == 0:\n    writer.submit(save, snapshot)  # a thread; the step goes on",
+            _LINK,
+        )
+    return Fix(
+        "Share the work evenly: batches by tokens or shapes rather than by samples, experts and"
+        " tables by load; and see that its device runs at the others' clocks.",
+        "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]",
+        _LINK,
+    )
+
+
+def _explains(one: Finding, rank: int, cause: Any) -> bool:
+    """Return whether a finding of the late rank alone may be what makes it late."""
+    spread = one.ranks
+    if spread is None or spread.ranks != (rank,) or cause is None:
+        return False
+    families = {
+        "loader": ("data",),
+        "gc": ("host",),
+        "sync": ("sync", "copy"),
+        "python": ("host", "sync", "data"),
+        "device": ("kernel", "copy"),
+        "op": ("launch", "kernel"),
+    }
+    return one.family in families.get("loader" if cause.phase == "loader" else cause.activity, ())

@@ -1,0 +1,368 @@
+"""Analysing many files: one after the other, in processes of this machine, or on a Ray cluster.
+
+Whatever runs them, a file is read, judged and reduced to its record by :func:`examine`, and records
+come back in the order of the files: the engine shows in the time only.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
+from torchtriage.core.source.locate import Locator
+from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.memory_limit import within
+from torchtriage.core.trace.parallel import PROCESSES_VARIABLE
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.job_replay import rank_replay
+from torchtriage.diagnose.ranks.merge import STRAGGLER
+from torchtriage.diagnose.ranks.object_store import is_url, opened
+from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict import diagnose
+
+__all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all", "work"]
+
+ENGINES = ("local", "ray")
+WORTH_IT_BYTES = 24 << 20
+"""On disk, all files together: below this the interpreters' start outweighs what they save."""
+KEEP_TIMELINES = 64
+"""With more files than this, results come without the picture of the timeline."""
+_KILLED = "the process that read it ended without an answer, most likely out of memory"
+_SIZE = struct.Struct("<Q")
+
+
+Outcome = RankRecord | TraceFormatError
+Progress = Callable[[str], Callable[[int, int], None] | None]
+
+
+@dataclass(frozen=True)
+class AnalyzedFiles:
+    """The jobs that were found, each file's result, and why files have none."""
+
+    jobs: tuple[JobResult, ...]
+    results: tuple[Result, ...]
+    unreadable: tuple[TraceFormatError, ...]
+
+
+def analyze_files(
+    files: Sequence[str],
+    options: Options,
+    *,
+    engine: str = "local",
+    processes: int | None = None,
+    starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
+) -> AnalyzedFiles:
+    """Analyse files; the options are those of ``api.analyze_ranks``.
+
+    Raises
+    ------
+    TraceFormatError
+        None of them can be read.
+    MissingExtraError, UsageError
+        What an engine or a URL needs is not installed; there is no such engine.
+    """
+    outcomes = list(examine_all(files, options, engine=engine, processes=processes, starting=starting))
+    records = [outcome for outcome in outcomes if isinstance(outcome, RankRecord)]
+    errors = tuple(outcome for outcome in outcomes if isinstance(outcome, TraceFormatError))
+    if not records:
+        if len(errors) == 1:
+            raise errors[0]
+        reasons = "".join(f"\nleft out: {error}" for error in errors)
+        raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
+    late = not options.only or _names(options.only, STRAGGLER)
+    jobs = tuple(
+        judge(
+            records,
+            job,
+            min_share=options.min_share,
+            late=late and not _names(options.skip, STRAGGLER),
+            what_if=tuple(options.what_if),
+            unprofiled_ms=options.step_ms,
+        )
+        for job in detect_jobs(records)
+    )
+    return AnalyzedFiles(jobs, tuple(record.result for record in records), errors)
+
+
+def _names(codes: Collection[str], code: str) -> bool:
+    return any(lookup(item).pattern.code == code for item in codes)
+
+
+def examine(
+    path: str, options: Options, progress: Callable[[int, int], None] | None = None, *, timeline: bool = True
+) -> RankRecord:
+    """Read and analyse one file, and keep what a job needs of it; without the ``timeline`` on request.
+
+    Raises
+    ------
+    TraceFormatError
+        It is not a readable profiler trace.
+    """
+    with within(options.max_memory):
+        if is_url(path):
+            with opened(path) as stream:
+                return _examined(
+                    read_trace(stream, max_bytes=options.max_bytes, progress=progress), path, options, timeline
+                )
+        trace = read_trace(path, cache=options.cache, max_bytes=options.max_bytes, progress=progress)
+        return _examined(trace, path, options, timeline)
+
+
+def _examined(trace: Trace, path: str, options: Options, timeline: bool) -> RankRecord:
+    result = diagnose(trace, options, places=None if options.sources is None else Locator(options.sources))
+    if is_url(path):
+        result = replace(result, trace=replace(result.trace, path=path))
+    if not timeline and result.summary is not None:
+        result = replace(result, summary=replace(result.summary, timeline=()))
+    found = build_record(trace, result.trace.path, result)
+    if options.what_if:
+        found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
+    return found
+
+
+def examine_all(
+    paths: Sequence[str],
+    options: Options,
+    *,
+    engine: str = "local",
+    processes: int | None = None,
+    starting: Callable[[str, int], Any] | None = None,
+) -> Iterator[Outcome]:
+    """Yield the record of each file, in their order; what cannot be read as its error.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Files, ``-`` for standard input, or URLs.
+    options : Options
+    engine : ``local`` or ``ray``
+    processes : int, optional
+        Of the local engine; by default as many as there are cores, where the files are worth it.
+    starting : callable, optional
+        Called with a path and how many are done, before that path is waited for.
+
+    Raises
+    ------
+    MissingExtraError
+        Ray is not installed.
+    UsageError
+        There is no such engine.
+    """
+    timeline = len(paths) <= KEEP_TIMELINES
+    if engine not in ENGINES:
+        raise UsageError(f"expected an engine out of {', '.join(ENGINES)}, found {engine!r}")
+    if engine == "ray":
+        yield from _by_ray(paths, options, timeline, starting)
+        return
+    n_processes = _count(paths) if processes is None else max(processes, 1)
+    if n_processes > 1:
+        yield from _by_processes(paths, options, timeline, min(n_processes, len(paths)), starting)
+        return
+    for done, path in enumerate(paths):
+        progress = starting(path, done) if starting is not None else None
+        try:
+            outcome: Outcome = examine(path, options, progress, timeline=timeline)
+        except (TriageError, MemoryError) as error:
+            outcome = _outcome(_failure(path, error))
+        yield outcome
+
+
+def _failure(path: str, error: TriageError | MemoryError) -> TriageError:
+    """Return the error of a file: a TraceFormatError where other files may still be read."""
+    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+        return TraceFormatError("out of memory", where=path, hint="use fewer processes, or a larger machine")
+    return error
+
+
+def _outcome(answer: RankRecord | TriageError | str) -> Outcome:
+    """Return a record or why a file has none; raise what ends the analysis of all."""
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    if isinstance(answer, TraceFormatError | RankRecord):
+        return answer
+    raise answer
+
+
+def _count(paths: Sequence[str]) -> int:
+    """Return how many processes pay: small files are read sooner than processes start."""
+    if len(paths) < 2 or not Path(sys.executable or "").stem.startswith("python"):
+        return 1
+    if any((is_url(path) and path.startswith("memory:")) or path == "-" for path in paths):
+        return 1  # what only this process holds
+    return 1 if sum(map(_size_bytes, paths)) < WORTH_IT_BYTES else _n_cores()
+
+
+def _size_bytes(path: str) -> int:
+    if is_url(path):
+        return WORTH_IT_BYTES
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):
+        return 0  # the reader says what is wrong with it
+
+
+def _n_cores() -> int:
+    said = os.environ.get(PROCESSES_VARIABLE, "")
+    if said.isdigit():
+        return max(int(said), 1)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# -- what crosses between processes --------------------------------------------------------------
+
+
+def _answer(path: str, options: Options, timeline: bool) -> RankRecord | TriageError | str:
+    """Return a record, the error of the file, or a defect as text: it may not cross as it is."""
+    try:
+        return examine(path, options, timeline=timeline)
+    except (TriageError, MemoryError) as error:
+        return _failure(path, error)
+    except Exception as error:  # a defect must not pass for a process that was killed
+        return f"{type(error).__name__}: {error} (reading {path})"
+
+
+def _by_processes(
+    paths: Sequence[str], options: Options, timeline: bool, n_processes: int, starting: Callable[[str, int], Any] | None
+) -> Iterator[Outcome]:
+    with _Workers(n_processes) as workers:
+        answers = [workers.submit(path, options, timeline) for path in paths]
+        for done, path in enumerate(paths):
+            if starting is not None:
+                starting(path, done)
+            yield _outcome(answers[done].result())
+            answers[done] = None  # its record is the reader's now
+
+
+class _Workers:
+    """Interpreters that examine files, each served by a thread.
+
+    Not ``multiprocessing``: that would run a user's script again where it lacks a ``__main__``
+    guard.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads = ThreadPoolExecutor(n_workers)
+        for _ in range(n_workers):
+            self._idle.put(self._start())
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
+
+    def submit(self, *task: Any) -> Any:
+        return self._threads.submit(self._run, *task)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # the same import path as here, and never the current folder's modules by accident
+        code = "import sys; sys.path[:] = sys.argv[1:]\nfrom torchtriage.diagnose.ranks.workers import work; work()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # the files are shared out, each is read by one process
+            env={**os.environ, PROCESSES_VARIABLE: "1"},
+        )
+        self._processes.append(process)
+        return process
+
+    def _run(self, path: str, options: Options, timeline: bool) -> RankRecord | TriageError | str:
+        process = self._idle.get()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            task = pickle.dumps((path, options, timeline))
+            process.stdin.write(_SIZE.pack(len(task)) + task)
+            process.stdin.flush()
+            (size,) = _SIZE.unpack(process.stdout.read(_SIZE.size))
+            answer: RankRecord | TriageError | str = pickle.loads(process.stdout.read(size))
+            return answer
+        except (OSError, ValueError, EOFError, struct.error, pickle.UnpicklingError):
+            # killed, most likely for its memory: the others go on with a fresh one in its place
+            process.kill()
+            process = self._start()
+            return TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1")
+        finally:
+            self._idle.put(process)
+
+
+def work() -> None:
+    """Examine files until standard input ends: the main loop of a worker process."""
+    tasks, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print must not end up between answers
+    while head := tasks.read(_SIZE.size):
+        task = pickle.loads(tasks.read(_SIZE.unpack(head)[0]))
+        answer = pickle.dumps(_answer(*task), protocol=pickle.HIGHEST_PROTOCOL)
+        answers.write(_SIZE.pack(len(answer)) + answer)
+        answers.flush()
+
+
+# -- Ray -----------------------------------------------------------------------------------------
+
+
+def _by_ray(
+    paths: Sequence[str], options: Options, timeline: bool, starting: Callable[[str, int], Any] | None
+) -> Iterator[Outcome]:
+    """Map the files over a Ray cluster: the one that is connected, ``$RAY_ADDRESS``, or a new one.
+
+    The files must be where the cluster's nodes can read them.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError(
+            "expected Ray for --engine ray, it is not installed", hint="pip install 'torchtriage[cluster]'"
+        ) from None
+    if any(path == "-" for path in paths):
+        raise UsageError("standard input cannot be read by other machines", hint="pass files")
+    begun = not ray.is_initialized()
+    if begun:
+        ray.init(log_to_driver=False, logging_level="error", include_dashboard=False)
+    try:
+        # plain functions of an installed package: a cluster's workers need no copy of our code
+        answer = ray.remote(num_cpus=1, max_retries=2)(_answer)
+        waiting = [answer.remote(path, options, timeline) for path in paths]
+        for done, path in enumerate(paths):
+            if starting is not None:
+                starting(path, done)
+            try:
+                outcome = _outcome(ray.get(waiting[done]))
+            except (ray.exceptions.OutOfMemoryError, ray.exceptions.WorkerCrashedError):
+                outcome = TraceFormatError(_KILLED, where=path, hint="use nodes with more memory")
+            except ray.exceptions.RayError as error:
+                first = str(error).strip().splitlines()
+                raise TriageError(
+                    f"a task of the cluster failed: {first[-1] if first else error!r}",
+                    where=path,
+                    hint="every node needs the same torchtriage, and must be able to read the file",
+                ) from error
+            waiting[done] = None  # the store may forget it
+            yield outcome
+    finally:
+        if begun:
+            ray.shutdown()

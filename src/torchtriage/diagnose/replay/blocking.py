@@ -1,0 +1,362 @@
+"""Calls in which the host waits for the device: what each waits for, and its own cost.
+
+The waiting is an edge, never a duration: once the device is faster, or the call comes later, the
+wait shrinks by itself. Where waits hide differs by vendor and kind of memory (catalogue 1.5).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.arrays import distinct
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.host_syncs import SYNC_CALL
+from torchtriage.core.trace.steps import profiler_stop
+from torchtriage.diagnose.replay.streams import Streams
+
+__all__ = ["COPY", "DEVICE", "EVENT", "LAUNCH", "MEMORY", "QUEUE", "STREAM", "Blocking", "WaitEdges", "find_blocking"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SYNC_COST_NS = 3_000
+"""What a synchronise call takes when there is nothing to wait for: about 3 us."""
+RETURN_NS = 8_000
+"""From the end of the work to the return of the call that waits for it: 5-10 us."""
+EXPLAINS_NS = 30_000
+"""A wait that returns this soon after a stream's work ended waited for that stream."""
+LONG_NS = 20_000
+"""A synchronise call this long waited for something."""
+QUEUE_LIMIT = 1_000
+"""Launches pending before a launch call blocks: 1,021 measured on NVIDIA, no limit seen on ROCm."""
+QUEUE_RATIO = 3.0
+BLOCKING_SHARE, BLOCKING_COUNT = 0.9, 10
+"""Launches that return after their kernel ended: with this share of them, launching blocks."""
+
+_DEVICE_SYNC = re.compile(r"(Device|Ctx)Synchronize")
+_EVENT_SYNC = re.compile(r"EventSynchronize")
+_COPY = r"^(cuda|hip|cu|mtia|xpu)?Memcpy"
+_COPY_BLOCKS = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
+_NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
+_PAGEABLE_UP = r"^Memcpy HtoD \((Pageable|Host)"
+_MEMORY = (
+    r"^(cuda|hip)(Malloc(Host|Managed|Pitch)?|Free(Host)?|Host(Alloc|Free|Malloc|Register|Unregister))$"
+    r"|^cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess)|ModuleLoad|ModuleUnload|LibraryLoad"
+    r"|^(cuda|hip)IpcOpen"
+)
+_LAUNCH = r"(?i)launch(?!HostFunc)(?!.*graph)"
+_RECORD = r"^(cuda|hip|cu)EventRecord"
+
+
+class WaitEdges(NamedTuple):
+    """Edges from device work to the end of waiting calls, arrays of equal length.
+
+    ``wait`` : index into :class:`Blocking`. ``position`` : work in stream order. ``lag_ns`` : from
+    its end (its start where ``from_start``) to the moment the call's own cost begins.
+    """
+
+    wait: Ints
+    position: Ints
+    lag_ns: Ints
+    from_start: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Blocking:
+    """Waiting calls sorted by lane, then start; disjoint on their lane.
+
+    ``row`` : the call. ``own_ns`` : what it costs without any waiting. ``what`` : codes of
+    this module. ``typical_return_ns`` : from the end of work to the return of a sync on it.
+    """
+
+    row: Ints
+    own_ns: Ints
+    what: NDArray[np.int8]
+    edges: WaitEdges
+    typical_return_ns: int
+
+
+DEVICE, STREAM, EVENT, COPY, MEMORY, LAUNCH, QUEUE = range(7)
+
+
+def find_blocking(trace: Trace, streams: Streams) -> Blocking:
+    """Find the waiting calls and what they wait for."""
+    runtime = (trace.kind == Kind.RUNTIME) & (trace.dur_ns > 0)
+    found = [
+        _syncs(trace, streams, runtime),
+        _copies(trace, streams, runtime),
+        _memory(trace, streams, runtime),
+        _launches(trace, streams, runtime),
+    ]
+    row = np.concatenate([one.row for one in found])
+    own = np.concatenate([one.own_ns for one in found])
+    what = np.concatenate([one.what for one in found])
+    offset = np.cumsum([0, *(len(one.row) for one in found)])
+    wait = np.concatenate([one.edges.wait + at for one, at in zip(found, offset, strict=False)])
+    position, lag, from_start = (np.concatenate([one.edges[column] for one in found]) for column in (1, 2, 3))
+    # the outermost wait of a thread stands for those inside it
+    order = np.lexsort((-trace.end_ns[row], trace.start_ns[row], trace.lane[row]))
+    start, end, lane = trace.start_ns[row][order], trace.end_ns[row][order], trace.lane[row][order]
+    keep = np.ones(len(order), dtype=bool)
+    if len(order):
+        reach = _running(lane, end)
+        keep[1:] = (lane[1:] != lane[:-1]) | (start[1:] >= reach[:-1])
+    index = np.full(len(row), -1, np.int64)
+    index[order[keep]] = np.arange(int(keep.sum()))
+    kept = index[wait] >= 0
+    chosen = order[keep]
+    return Blocking(
+        row[chosen],
+        np.minimum(own[chosen], trace.dur_ns[row[chosen]]),
+        what[chosen],
+        WaitEdges(index[wait[kept]], position[kept], lag[kept], from_start[kept]),
+        found[0].typical_return_ns,
+    )
+
+
+def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
+    """Return the largest end so far within each group (groups are sorted)."""
+    if not len(end_ns):
+        return end_ns
+    base = int(end_ns.min())
+    width = int(end_ns.max()) - base + 1
+    code = np.cumsum(np.concatenate([[0], (group[1:] != group[:-1]).astype(np.int64)]))
+    out: Ints = np.maximum.accumulate(end_ns - base + code * width) - code * width + base
+    return out
+
+
+def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
+    """Find synchronise calls and what each waited for."""
+    row = np.flatnonzero(runtime & trace.matching(SYNC_CALL) & ~profiler_stop(trace))
+    names = [trace.names[code] for code in trace.name[row].tolist()]
+    what = np.full(len(row), STREAM, np.int8)
+    what[[_DEVICE_SYNC.search(name) is not None for name in names]] = DEVICE
+    what[[_EVENT_SYNC.search(name) is not None for name in names]] = EVENT
+    start, end = trace.start_ns[row], trace.end_ns[row]
+    tolerance = 2 * trace.resolution_ns
+
+    # an event sync waits for what had been launched when the event was recorded
+    as_of = start.copy()
+    events = np.flatnonzero(what == EVENT)
+    as_of[events] = _last_record(trace, row[events])
+    current = _current_stream(trace, streams, row, as_of)
+    named = _named_streams(trace, streams, row)
+    count = len(row)
+    best, best_end = np.full(count, -1, np.int64), np.full(count, -(1 << 62), np.int64)
+    own_stream = np.full(count, -1, np.int64)
+    given = np.full(count, -1, np.int64)
+    wait: list[Ints] = []
+    position: list[Ints] = []
+    for stream in range(streams.n_streams):
+        last = streams.last_before(stream, as_of)
+        ends = np.where(last >= 0, streams.end_ns[last], -(1 << 62))
+        possible = (last >= 0) & (ends <= end + tolerance)
+        better = possible & (ends > best_end)
+        best[better], best_end[better] = last[better], ends[better]
+        mine = possible & (current == stream)
+        own_stream[mine] = last[mine]
+        # an event recorded earlier, a step ago say: what ended right before the call returned
+        a, b = streams.first[stream], streams.first[stream + 1]
+        done = np.searchsorted(np.maximum.accumulate(streams.end_ns[a:b]), end + tolerance, "right")
+        earlier = np.minimum(done - 1 + a, last)
+        over = (what == EVENT) & (last >= 0) & (earlier >= a) & ~possible
+        earlier_end = np.where(over, streams.end_ns[np.maximum(earlier, 0)], -(1 << 62))
+        over &= (end - earlier_end <= EXPLAINS_NS) & (earlier_end > best_end)
+        best[over], best_end[over] = earlier[over], earlier_end[over]
+        told = (named == stream) & (last >= 0)
+        given[told] = last[told]
+        whole = np.flatnonzero(possible & (what == DEVICE))
+        wait.append(whole)
+        position.append(last[whole])
+    single = what != DEVICE
+    own_end = np.where(own_stream >= 0, streams.end_ns[own_stream] if len(streams) else 0, 0)
+    explains = (own_stream >= 0) & (end - own_end <= EXPLAINS_NS)
+    long = end - start > LONG_NS
+    pending = best_end > start
+    chosen = np.where(long & ~explains & pending, best, np.where(own_stream >= 0, own_stream, -1))
+    chosen = np.where(given >= 0, given, chosen)
+    picked = np.flatnonzero(single & (chosen >= 0))
+    wait.append(picked)
+    position.append(chosen[picked])
+    waits, positions = _joined(wait), _joined(position)
+
+    late = np.zeros(count, np.int64)  # when the last of the work was done
+    if len(waits):
+        np.maximum.at(late, waits, streams.end_ns[positions])
+    waited = late > start
+    typical_return = _typical(np.maximum(end - late, 0)[waited], RETURN_NS)
+    idle = ~waited
+    own = np.where(idle, end - start, SYNC_COST_NS)
+    typical_own = _typical((end - start)[idle & (end - start < LONG_NS)], SYNC_COST_NS)
+    own[waited] = np.minimum(typical_own, np.maximum(end - late, 0)[waited])
+    lag = np.minimum(typical_return, np.maximum(end[waits] - streams.end_ns[positions], 0))
+    lag = np.where(waited[waits], lag, 0) - own[waits]
+    edges = WaitEdges(waits, positions, lag, np.zeros(len(waits), dtype=bool))
+    return Blocking(row, own, what, edges, typical_return)
+
+
+def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
+    """Find copies that return with, or after, the end of their transfer."""
+    copies = np.flatnonzero((trace.kind[streams.row] == Kind.MEMCPY) & (streams.call >= 0))
+    call = streams.call[copies]
+    usable = runtime[call] & trace.matching(_COPY)[call]
+    copies, call = copies[usable], call[usable]
+    # one call, one copy: the last to end is what it waited for
+    order = np.lexsort((streams.end_ns[copies], call))
+    copies, call = copies[order], call[order]
+    last = np.ones(len(call), dtype=bool)
+    last[:-1] = call[1:] != call[:-1]
+    copies, call = copies[last], call[last]
+    over = trace.end_ns[call] >= streams.end_ns[copies]
+    always = trace.matching(_COPY_BLOCKS)[call]
+    never = trace.matching(_NEVER_BLOCKS)[streams.row[copies]] & ~always
+    # an upload from pageable memory goes through a buffer that the call fills as it drains: the
+    # call ends a little before the transfer does
+    inside = trace.end_ns[call] - streams.start_ns[copies]
+    staged = trace.matching(_PAGEABLE_UP)[streams.row[copies]]
+    staged &= 2 * inside > streams.end_ns[copies] - streams.start_ns[copies]
+    typical = _typical(trace.dur_ns[call[~over & ~staged]], 10_000)
+    staged &= trace.dur_ns[call] > 2 * typical
+    blocks = (over | staged) & ~never
+    copies, call = copies[blocks], call[blocks]
+    after = trace.end_ns[call] - streams.end_ns[copies]
+    typical_return = _typical(after[after >= 0], RETURN_NS)
+    own = np.minimum(typical, trace.dur_ns[call])
+    lag = np.minimum(after, typical_return) - own
+    edges = WaitEdges(np.arange(len(call)), copies, lag, np.zeros(len(call), dtype=bool))
+    return Blocking(call, own, np.full(len(call), COPY, np.int8), edges, typical_return)
+
+
+def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
+    """Find allocating, freeing and loading calls that outlast all work of a busy device."""
+    row = np.flatnonzero(runtime & trace.matching(_MEMORY))
+    start, end = trace.start_ns[row], trace.end_ns[row]
+    pending = np.zeros(len(row), dtype=bool)
+    outlasts = np.ones(len(row), dtype=bool)
+    late = start.copy()
+    lasts: list[Ints] = []
+    for stream in range(streams.n_streams):
+        last = streams.last_before(stream, start)
+        ends = np.where(last >= 0, streams.end_ns[last], -(1 << 62))
+        pending |= ends > start
+        outlasts &= ends <= end
+        late = np.maximum(late, ends)
+        lasts.append(last)
+    waits = pending & outlasts
+    # what waited once waits always: an idle device only hides it
+    waits = outlasts & np.isin(trace.name[row], trace.name[row[waits]])
+    index = np.cumsum(waits) - 1
+    wait: list[Ints] = []
+    position: list[Ints] = []
+    for last in lasts:
+        mine = np.flatnonzero(waits & (last >= 0))
+        wait.append(index[mine])
+        position.append(last[mine])
+    waits_, positions = _joined(wait), _joined(position)
+    edges = WaitEdges(waits_, positions, np.zeros(len(waits_), np.int64), np.zeros(len(waits_), dtype=bool))
+    what = np.full(int(waits.sum()), MEMORY, np.int8)
+    return Blocking(row[waits], (end - late)[waits], what, edges, 0)
+
+
+def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
+    """Find launches that wait: for their kernel (blocking launches), or for room in the queue."""
+    empty = np.empty(0, np.int64)
+    no_edges = WaitEdges(empty, empty, empty, np.empty(0, dtype=bool))
+    none = Blocking(empty, empty, np.empty(0, np.int8), no_edges, 0)
+    calls, position = streams.first_of_call
+    single = runtime[calls] & trace.matching(_LAUNCH)[calls]
+    single &= trace.links.n_enqueued[calls] == 1
+    calls, position = calls[single], position[single]
+    if not len(calls):
+        return none
+    over = trace.end_ns[calls] >= streams.end_ns[position]
+    typical = _typical(trace.dur_ns[calls[~over]], 6_000)
+    if len(calls) >= BLOCKING_COUNT and over.mean() >= BLOCKING_SHARE:
+        calls, position = calls[over], position[over]
+        own = np.minimum(typical, trace.dur_ns[calls])
+        lag = np.maximum(trace.end_ns[calls] - streams.end_ns[position], 0) - own
+        edges = WaitEdges(np.arange(len(calls)), position, lag, np.zeros(len(calls), dtype=bool))
+        return Blocking(calls, own, np.full(len(calls), LAUNCH, np.int8), edges, 0)
+
+    # pending work of the stream when the call begins
+    started = np.zeros(len(calls), np.int64)
+    for stream in distinct(streams.stream[position]).tolist():
+        mine = streams.stream[position] == stream
+        a, b = streams.first[stream], streams.first[stream + 1]
+        starts = np.maximum.accumulate(streams.start_ns[a:b])
+        started[mine] = np.searchsorted(starts, trace.start_ns[calls[mine]], side="right") + a
+    pending = position - started
+    # once the queue is full, most calls are long: the usual one is that of a short queue
+    typical = _typical(trace.dur_ns[calls[2 * pending < QUEUE_LIMIT]], typical)
+    full = (pending >= QUEUE_LIMIT) & (trace.dur_ns[calls] > QUEUE_RATIO * typical)
+    if not full.any():
+        return none
+    limit = int(np.median(pending[full]))
+    # once the queue has been seen full, every launch may meet it: in a faster host, others do
+    freed = position - limit
+    deep = freed >= streams.first[streams.stream[position]]
+    calls, position, freed, full = calls[deep], position[deep], freed[deep], full[deep]
+    own = np.where(full, np.minimum(typical, trace.dur_ns[calls]), trace.dur_ns[calls])
+    lag = np.minimum(trace.end_ns[calls] - streams.start_ns[freed], 2_000) - own
+    edges = WaitEdges(np.arange(len(calls)), freed, lag, np.ones(len(calls), dtype=bool))
+    return Blocking(calls, own, np.full(len(calls), QUEUE, np.int8), edges, 0)
+
+
+def _current_stream(trace: Trace, streams: Streams, row: Ints, as_of: Ints) -> Ints:
+    """Return the stream that each call's thread launched on last, -1 when it never had."""
+    calls, position = streams.first_of_call
+    if not len(calls) or not len(row):
+        return np.full(len(row), -1, np.int64)
+    order = np.lexsort((trace.start_ns[calls], trace.lane[calls]))
+    key = _key(trace, trace.lane[calls[order]], trace.start_ns[calls[order]])
+    index = np.searchsorted(key, _key(trace, trace.lane[row], as_of), side="left") - 1
+    before = calls[order[np.maximum(index, 0)]]
+    known = (index >= 0) & (trace.lane[before] == trace.lane[row])
+    return np.where(known, streams.stream[position[order[np.maximum(index, 0)]]], -1)
+
+
+def _last_record(trace: Trace, row: Ints) -> Ints:
+    """Return when each call's thread last recorded an event; the call's own start without one."""
+    records = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(_RECORD))
+    start = trace.start_ns[row]
+    if not len(records) or not len(row):
+        return start
+    records = records[np.lexsort((trace.start_ns[records], trace.lane[records]))]
+    key = _key(trace, trace.lane[records], trace.start_ns[records])
+    index = np.searchsorted(key, _key(trace, trace.lane[row], start), side="left") - 1
+    before = records[np.maximum(index, 0)]
+    known = (index >= 0) & (trace.lane[before] == trace.lane[row])
+    return np.where(known, trace.start_ns[before], start)
+
+
+def _named_streams(trace: Trace, streams: Streams, row: Ints) -> Ints:
+    """Return the stream that a sync event names for each call (by correlation), -1 without."""
+    out = np.full(len(row), -1, np.int64)
+    events = np.flatnonzero((trace.kind == Kind.DEVICE_SYNC) & (trace.key > 0))
+    if not len(events) or not len(row):
+        return out
+    events = events[np.argsort(trace.key[events], kind="stable")]
+    index = np.minimum(np.searchsorted(trace.key[events], trace.key[row]), len(events) - 1)
+    hit = trace.key[events[index]] == trace.key[row]
+    of_lane = np.full(len(trace.lanes), -1, np.int64)
+    of_lane[streams.lane] = np.arange(streams.n_streams)
+    return np.where(hit, of_lane[trace.lane[events[index]]], -1)
+
+
+def _key(trace: Trace, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
+    base = int(trace.start_ns.min()) if len(trace) else 0
+    span = (int(trace.end_ns.max()) - base + 2) if len(trace) else 1
+    return lane.astype(np.int64) * span + (times_ns - base)
+
+
+def _typical(values: Ints, default: int) -> int:
+    return int(np.median(values)) if len(values) else default
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

@@ -1,0 +1,222 @@
+"""The critical path: which lane bounds which part of a step, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.arrays import distinct
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.collectives import communicates
+from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
+from torchtriage.diagnose.replay.predict import model
+from torchtriage.diagnose.replay.quality import binding, critical_nodes
+
+__all__ = ["WHATS", "CriticalPath", "Piece", "What", "critical_path"]
+
+Ints = NDArray[np.int64]
+
+What = Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]
+MAX_ROWS = 8
+
+WHY: dict[int, str] = {
+    EdgeKind.CLOCK: "began before the recording",
+    EdgeKind.LAUNCH: "waited for its launch",
+    EdgeKind.STREAM_SYNC: "the host waited for the stream",
+    EdgeKind.DEVICE_SYNC: "the host waited for the device",
+    EdgeKind.EVENT_SYNC: "the host waited for an event",
+    EdgeKind.COPY: "the host waited for a copy",
+    EdgeKind.MEMORY: "an allocation, a free or a module load waited for the device",
+    EdgeKind.BLOCKING_LAUNCH: "launches block until their kernel has ended",
+    EdgeKind.QUEUE: "the launch queue was full",
+    EdgeKind.RECORDED: "waited for an event of another stream",
+    EdgeKind.TIMED: "began when work on another stream ended",
+    EdgeKind.TAIL: "began when a kernel on another stream gave up room",
+    EdgeKind.HAND_OFF: "waited for another thread",
+    EdgeKind.BATCH: "waited for a batch from the loader's workers",
+    EdgeKind.COLLECTIVE: "waited for another rank",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of the critical path on one lane.
+
+    ``lane`` : index into ``trace.lanes``, -1 for what no lane shows (a loader's workers).
+    ``rows`` : the events inside, longest first, at most 8. ``why`` : what the stretch waited for
+    when it began, empty where it followed the work before it on its lane.
+    """
+
+    lane: int
+    label: str
+    start_ns: int
+    end_ns: int
+    rows: tuple[int, ...]
+    what: What
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The pieces of one step's critical path, in time order; they tile ``start_ns`` to ``end_ns``.
+
+    ``step`` : index of the step; -1 for the window of a recording without steps. Arrays have one
+    element per piece: ``lane`` (index into ``trace.lanes``, -1 for none), ``kind`` (index into
+    ``WHATS``), ``begin_ns``, ``finish_ns``, ``cause`` (an ``EdgeKind``, -1 for the work before on
+    the lane). ``node`` and ``first`` : nodes of the graph, and where those of each piece begin.
+    """
+
+    trace: Trace
+    step: int
+    start_ns: int
+    end_ns: int
+    lane: Ints
+    kind: NDArray[np.uint8]
+    begin_ns: Ints
+    finish_ns: Ints
+    cause: Ints
+    node: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+        return len(self.lane)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Every piece, with its events."""
+        return tuple(self.piece(index) for index in range(len(self)))
+
+    def piece(self, index: int) -> Piece:
+        """Return one piece, with its events."""
+        lane, kind = int(self.lane[index]), WHATS[int(self.kind[index])]
+        start, end = int(self.begin_ns[index]), int(self.finish_ns[index])
+        nodes = self.node[self.first[index] : self.first[index + 1]]
+        rows = model(self.trace).graph.row[nodes]
+        rows = rows[rows >= 0]
+        if not len(rows) and lane >= 0:
+            rows = self._ops(lane, start, end)
+        rows = distinct(rows)
+        longest = np.argsort(-self.trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
+        cause = int(self.cause[index])
+        return Piece(
+            lane, self.label(lane), start, end, tuple(rows[longest].tolist()), kind, WHY[cause] if cause >= 0 else ""
+        )
+
+    def label(self, lane: int) -> str:
+        """Return what people call a lane of the path."""
+        return self.trace.lane_label(lane) if lane >= 0 else "loader workers"
+
+    def share(self, *whats: What) -> float:
+        """Return the share of the path that is any of these."""
+        mine = np.isin(self.kind, [WHATS.index(what) for what in whats])
+        total = int((self.finish_ns - self.begin_ns)[mine].sum())
+        return total / max(self.end_ns - self.start_ns, 1)
+
+    @cached_property
+    def _threads(self) -> dict[int, tuple[Ints, Ints]]:
+        return {}
+
+    def _ops(self, lane: int, start_ns: int, end_ns: int) -> Ints:
+        """Return the operators of a thread that begin in an interval."""
+        trace = self.trace
+        if lane not in self._threads:
+            members = trace.tree.members
+            rows = members[slice(*np.searchsorted(trace.lane[members], [lane, lane + 1]))]
+            rows = rows[trace.kind[rows] == Kind.OP]
+            self._threads[lane] = rows, trace.start_ns[rows]
+        rows, starts = self._threads[lane]
+        return rows[slice(*np.searchsorted(starts, [start_ns, end_ns]))]
+
+
+WHATS: tuple[What, ...] = ("host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader")
+_LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
+
+
+def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
+    """Return the critical path of a step: by default the steady step of median length.
+
+    Parameters
+    ----------
+    trace : Trace
+    step : int, optional
+        Index of a step; left out for recordings without steps.
+
+    Raises
+    ------
+    UsageError
+        There is no such step.
+    """
+    graph = model(trace).graph
+    bounds = graph.bounds(graph.finish_ns)
+    index = _index(trace, np.diff(bounds), step)
+    begin, end = int(bounds[index]), int(bounds[index + 1])
+    path = np.array(critical_nodes(graph, begin, index + 1)[::-1], np.int64)
+    before, edge = binding(graph)
+    # every node brings up to three parts: lag, residual, work; cut so that they tile
+    work = graph.finish_ns[path] - graph.dur_ns[path]
+    came = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
+    known = np.maximum(work - graph.extra_ns[path], came)
+    starts = np.stack([came, known, work], axis=1).ravel()
+    whats = np.stack(
+        [np.full(len(path), _LAG), np.full(len(path), _UNEXPLAINED), _what(trace, graph)[path]], axis=1
+    ).ravel()
+    cut = np.clip(np.append(starts, end), begin, end)
+    cut = np.minimum.accumulate(cut[::-1])[::-1]
+    long = cut[1:] > cut[:-1]
+    node, whats = np.repeat(path, 3)[long], whats[long]
+    starts, ends = cut[:-1][long], cut[1:][long]
+    lane = graph.trace_lane[graph.lane_of()][node]
+    new = np.ones(len(node), dtype=bool)
+    new[1:] = (lane[1:] != lane[:-1]) | (whats[1:] != whats[:-1])
+    # a node woken from elsewhere begins a piece of its own
+    new[1:] |= (edge[node] >= 0)[1:] & (node[1:] != node[:-1])
+    head = np.flatnonzero(new)
+    first = np.append(head, len(node))
+    cause = edge[node[head]]
+    kinds = np.append(graph.edge_kind, 0).astype(np.int64)
+    return CriticalPath(
+        trace,
+        index if len(trace.steps) else -1,
+        begin + graph.origin_ns,
+        end + graph.origin_ns,
+        lane[head],
+        whats[head].astype(np.uint8),
+        starts[head] + graph.origin_ns,
+        ends[first[1:] - 1] + graph.origin_ns,
+        np.where(cause >= 0, kinds[cause], -1),
+        node,
+        first,
+    )
+
+
+def _index(trace: Trace, walls: Ints, step: int | None) -> int:
+    steps = trace.steps
+    if not len(steps):
+        if step is not None:
+            raise UsageError(f"expected no step (the recording has none), found {step}")
+        return 0
+    if step is None:
+        steady = np.flatnonzero(steps.steady)
+        order = np.argsort(walls[steady], kind="stable")
+        return int(steady[order[(len(order) - 1) // 2]])
+    if not 0 <= step < len(steps):
+        raise UsageError(f"expected a step from 0 to {len(steps) - 1}, found {step}")
+    return step
+
+
+def _what(trace: Trace, graph: Graph) -> NDArray[np.int64]:
+    """Return for each node an index into ``WHATS``."""
+    out = np.zeros(graph.n_nodes, np.int64)
+    works = graph.kind == NodeKind.WORK
+    row = graph.row[works]
+    copies = trace.kind[row] == Kind.MEMCPY
+    out[works] = np.where(communicates(trace)[row], 2, np.where(copies, 3, 1))
+    out[graph.kind == NodeKind.WAIT] = WHATS.index("wait")
+    out[graph.kind == NodeKind.BATCH] = WHATS.index("loader")
+    return out

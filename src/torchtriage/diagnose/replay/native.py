@@ -1,0 +1,52 @@
+"""Chunks of a graph, run by the native library: the same sums, node by node."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_size_t, c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["run_nodes"]
+
+Ints = NDArray[np.int64]
+
+
+class _Stretch(ctypes.Structure):
+    _fields_ = (
+        *((name, c_size_t) for name in ("width", "n_done", "n_nodes", "n_edges", "n_lags")),
+        *((name, c_void_p) for name in ("before", "edge_first", "source", "lag")),
+    )
+
+
+def run_nodes(library: Any, table: Ints, before: Ints, edge_first: Ints, source: Ints, lag: Ints) -> None:
+    """Turn the steps of a table's last rows into finish times.
+
+    Parameters
+    ----------
+    library : ctypes library
+        From ``trace.engine.find_engine``.
+    table : int64[rows, columns], ns
+        Finish times of earlier nodes, then the steps of ``before``'s nodes; changed in place.
+    before : int64[nodes]
+        Row of the node before on the lane, -1 for a lane's first.
+    edge_first : int64[nodes + 1]
+        Where the edges of each node begin.
+    source : int64[edges]
+        Rows.
+    lag : int64[edges, groups], ns
+        For equal groups of consecutive columns.
+    """
+    arrays = [np.ascontiguousarray(one) for one in (before, edge_first, source, lag)]
+    stretch = _Stretch(
+        table.shape[1],
+        len(table) - len(before),
+        len(before),
+        len(source),
+        lag.shape[1],
+        *(array.ctypes.data for array in arrays),
+    )
+    if library.tt_replay(byref(stretch), table.ctypes.data):
+        raise AssertionError("the native library refused a graph")

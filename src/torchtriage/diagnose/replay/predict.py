@@ -1,0 +1,609 @@
+"""From edits to savings: scenarios are replayed in batches under several variants of the model.
+
+The default model repeats the recorded run exactly. The others ask how much an answer depends on
+what was not recorded: ``strict`` has no residuals and one lag per kind of edge, ``seen`` does
+without edges inferred from coinciding times, ``unprofiled`` takes the profiler's own cost out of
+the host's work. The printed interval spans them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.diagnose.replay.edits import Edit
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
+from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
+from torchtriage.diagnose.replay.quality import Quality, judge
+
+__all__ = ["INFERRED", "Model", "Prediction", "Scenario", "model"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Edits = Sequence[Edit]
+
+INFERRED = 0.6
+"""Edges of less confidence were inferred from coinciding times."""
+PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
+"""What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
+COLUMNS = 256
+"""Variants times scenarios replayed at once: 17 MB per chunk of nodes."""
+CROWDING, MAX_CROWDING = 0.8, 0.31
+"""Work moved to other processes takes cores: with 4 workers instead of none for loading that took
+38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
+COVERED = 0.99
+"""A call covered this far by dropped rows is gone, its wait included."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a set of edits saves per steady step (per window without steps).
+
+    ``low_ns <= saving_ns <= high_ns`` : the smallest, the default model's, and the largest saving
+    over the variants of the model, the cautious and hopeful factors of the edits, and what work
+    done in parallel takes from the rest; negative when the edits slow the step down. ``naive_ns`` :
+    the plain sum of the durations taken away, for contrast. ``inferred_share`` : share of the
+    saving that rests on edges that were inferred from timing (0-1).
+    """
+
+    saving_ns: float
+    low_ns: float
+    high_ns: float
+    naive_ns: float
+    inferred_share: float
+
+
+class _Variant(NamedTuple):
+    name: str
+    dur_ns: Ints
+    still_ns: Ints
+    """Gap and residual: what a node takes besides its duration."""
+    lag_ns: Ints
+
+
+class Scenario(NamedTuple):
+    """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
+
+    node: Ints
+    keep: Floats
+    gone: Ints
+    """Nodes that no longer exist: their gap and residual go too."""
+    edge: Ints
+    lag_ns: Ints
+    floor_ns: float
+
+
+@dataclass(eq=False)
+class _Change:
+    """A scenario in the making; ``cut`` and ``staged`` are edges, ``gone`` nodes."""
+
+    keep: Floats
+    gone: list[Ints] = field(default_factory=list)
+    cut: list[Ints] = field(default_factory=list)
+    staged: list[Ints] = field(default_factory=list)
+    floor_ns: float = 0.0
+
+
+class _Steps:
+    """What each node takes in each variant and scenario, in running order."""
+
+    def __init__(self, order: Schedule, variants: Sequence[_Variant], scenarios: Sequence[Scenario]) -> None:
+        node = np.argsort(order.place)
+        self._dur = [variant.dur_ns[node] for variant in variants]
+        self._still = [variant.still_ns[node] for variant in variants]
+        self._changes = []
+        for scenario in scenarios:
+            place, gone = order.place[scenario.node], np.sort(order.place[scenario.gone])
+            by_place = np.argsort(place, kind="stable")
+            self._changes.append((place[by_place], scenario.keep[by_place], gone))
+
+    def __call__(self, first: int, stop: int) -> Ints:
+        """Return int64[stop - first, variants * scenarios]."""
+        width = len(self._changes)
+        out = np.empty((stop - first, len(self._dur), width), np.int64)
+        for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
+            out[:, v] = (dur[first:stop] + still[first:stop])[:, None]
+        for s, (place, keep, gone) in enumerate(self._changes):
+            a, b = np.searchsorted(place, [first, stop])
+            if a < b:
+                at, left = place[a:b], keep[a:b]
+                for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
+                    out[at - first, v, s] = still[at] + (dur[at] * left).astype(np.int64)
+            a, b = np.searchsorted(gone, [first, stop])
+            if a < b:
+                out[gone[a:b] - first, :, s] = 0
+        return out.reshape(stop - first, -1)
+
+
+class Model:
+    """A trace as a graph of work and waiting; make it with :func:`model`.
+
+    ``step_ms`` : wall time of a step measured without the profiler, if known.
+    """
+
+    def __init__(self, trace: Trace, *, step_ms: float | None = None) -> None:
+        """Build the graph and judge it."""
+        self.trace = trace
+        self.graph: Graph = build(trace)
+        self.schedule: Schedule = schedule(self.graph)
+        self._step_ms = step_ms
+
+    # -- what it says ------------------------------------------------------------------------
+
+    @cached_property
+    def quality(self) -> Quality:
+        """How far the replay can be trusted."""
+        quality = judge(self.graph, self.schedule)
+        trace = self.trace
+        if quality.accepted and not trace.devices and not trace.is_host_only:
+            return replace(quality, accepted=False, reason="the device's work is not in it")
+        return quality
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Replayed wall time of the mean steady step (of the window without steps).
+
+        The recorded one, or the unprofiled one that was given.
+        """
+        return float(self._base[self._names.index(self._default)])
+
+    def predict(self, edits: Edits) -> Prediction:
+        """Return what one set of edits saves."""
+        return self.predict_many([edits])[0]
+
+    def predict_many(self, edit_sets: Sequence[Edits]) -> list[Prediction]:
+        """Return what each set of edits saves on its own."""
+        scenarios: list[Scenario] = []
+        index: list[tuple[slice, slice]] = []
+        for edits in edit_sets:
+            first = len(scenarios)
+            scenarios.append(self.scenario(edits, hopeful=False))
+            if any(edit.best is not None for edit in edits):
+                scenarios.append(self.scenario(edits, hopeful=True))
+            usual = slice(first, len(scenarios))
+            if any(edit.kind == "parallel" for edit in edits):
+                moved = sum(self._per_step(edit.rows) for edit in edits if edit.kind == "parallel")
+                crowded = min(CROWDING * moved / max(self.step_ns, 1.0), MAX_CROWDING)
+                crowd = Edit("threads", factor=1 + crowded)
+                scenarios.append(self.scenario([*edits, crowd], hopeful=False))
+            index.append((usual, slice(first, len(scenarios))))
+        saving = self._base[:, None] - self._after(scenarios)
+        at = self._names.index(self._default)
+        seen = self._names.index("seen") if "seen" in self._names else at
+        out = []
+        for edits, (usual, whole) in zip(edit_sets, index, strict=True):
+            both = saving[:, whole]
+            middle = float(saving[at, usual].mean())
+            rests = abs(middle - float(saving[seen, usual].mean()))
+            out.append(
+                Prediction(
+                    middle,
+                    float(both.min()),
+                    float(both.max()),
+                    self._naive(edits),
+                    min(rests / abs(middle), 1.0) if middle else 0.0,
+                )
+            )
+        return out
+
+    def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
+        """Return the saving in ns of the first, the first two, ... sets of edits together."""
+        together: list[Edit] = []
+        scenarios: list[Scenario] = []
+        for edits in edit_sets:
+            together += edits
+            scenarios.append(self.scenario(together, hopeful=False))
+        at = self._names.index(self._default)
+        saving = self._base[at] - self._after(scenarios)[at]
+        return [float(one) for one in saving]
+
+    def after_ns(self, edits: Edits) -> float:
+        """Return the wall time of a step with these edits, in ns, by the default model."""
+        at = self._names.index(self._default)
+        return float(self._after([self.scenario(edits, hopeful=False)])[at, 0])
+
+    # -- variants ----------------------------------------------------------------------------
+
+    @cached_property
+    def _variants(self) -> list[_Variant]:
+        graph = self.graph
+        lag = graph.lag_ns - graph.gap_ns[graph.target]
+        still = graph.gap_ns + graph.extra_ns
+        variants = [
+            _Variant("default", graph.dur_ns, still, lag),
+            _Variant(
+                "strict", graph.dur_ns, graph.strict_gap_ns, graph.strict_lag_ns - graph.strict_gap_ns[graph.target]
+            ),
+        ]
+        inferred = CONFIDENCE[graph.edge_kind] < INFERRED
+        if inferred.any():
+            variants.append(
+                _Variant(
+                    "seen", graph.dur_ns, graph.gap_ns + graph.residuals(~inferred), np.where(inferred, NEVER, lag)
+                )
+            )
+        light = self._without_profiler()
+        if light is not None:
+            variants.append(_Variant("unprofiled", light, still, lag))
+        return variants
+
+    @property
+    def _names(self) -> list[str]:
+        return [variant.name for variant in self._variants]
+
+    @property
+    def _default(self) -> str:
+        given = self._step_ms is not None and "unprofiled" in self._names
+        return "unprofiled" if given else "default"
+
+    def _without_profiler(self) -> Ints | None:
+        """Return durations without the profiler's cost; None where it cost nothing."""
+        graph, trace = self.graph, self.trace
+        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+        own = np.where(hosts, graph.dur_ns, 0)
+        cost = np.minimum(self._profiler_ns(), own * (1 - 1 / trace.origin.inflation))
+        if not cost.any():
+            return None
+        if self._step_ms is None:
+            return graph.dur_ns - cost.astype(np.int64)
+        return graph.dur_ns - (cost * self._scale(cost)).astype(np.int64)
+
+    def _profiler_ns(self) -> Ints:
+        """Return int64[nodes], ns: what the profiler itself cost inside each host node."""
+        graph, trace = self.graph, self.trace
+        cost = np.zeros(graph.n_nodes, np.int64)
+        lanes = self._host_lanes
+        for kinds, each in (((Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), PER_OP_NS), ((Kind.PYTHON,), PER_FRAME_NS)):
+            rows = np.flatnonzero(trace.is_kind(*kinds))
+            rows = rows[np.isin(trace.lane[rows], list(lanes))]
+            rows = rows[np.argsort(trace.lane[rows], kind="stable")]
+            lane = trace.lane[rows]
+            for one, (a, b) in lanes.items():
+                mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+                at = np.searchsorted(graph.finish_ns[a:b], trace.start_ns[mine] - graph.origin_ns, side="right")
+                cost[a:b] += each * np.bincount(at[at < b - a], minlength=b - a)
+        return cost
+
+    def _scale(self, cost: Floats) -> float:
+        """Return how much of the profiler's estimated cost explains the unprofiled step time."""
+        assert self._step_ms is not None
+        graph, order = self.graph, self.schedule
+        lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
+        still = (graph.gap_ns + graph.extra_ns)[:, None]
+        low, high = 0.0, float(1 / max((cost / np.maximum(graph.dur_ns, 1)).max(), 1e-9))
+        for _ in range(3):
+            tries = np.linspace(low, high, 9)
+            dur = graph.dur_ns[:, None] - (cost[:, None] * tries).astype(np.int64)
+            ordered = np.empty_like(dur)
+            ordered[order.place] = np.maximum(dur, 0) + still
+
+            def between(first: int, stop: int, steps: Ints = ordered) -> Ints:
+                return steps[first:stop].copy()
+
+            walls = self._finished(order.run(between, lag, graph.bound_node))
+            index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
+            low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
+        return float((low + high) / 2)
+
+    @cached_property
+    def _base(self) -> Floats:
+        """float64[variants], ns: the step without edits."""
+        none = np.empty(0, np.int64)
+        nothing = Scenario(none, np.empty(0), none, none, none, 0.0)
+        out: Floats = self._steps([nothing])[:, 0]
+        return out
+
+    def _after(self, scenarios: Sequence[Scenario]) -> Floats:
+        """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
+        floors = np.array([scenario.floor_ns for scenario in scenarios])
+        out: Floats = np.maximum(self._steps(scenarios), np.minimum(floors, self._base[:, None]))
+        return out
+
+    # -- scenarios ---------------------------------------------------------------------------
+
+    def _steps(self, scenarios: Sequence[Scenario]) -> Floats:
+        """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
+        variants, order = self._variants, self.schedule
+        lag = np.stack([variant.lag_ns for variant in variants], axis=1)
+        out = np.empty((len(variants), len(scenarios)))
+        size = max(COLUMNS // len(variants), 1)
+        for first in range(0, len(scenarios), size):
+            some = scenarios[first : first + size]
+            width = len(some)
+            columns = np.arange(len(variants)) * width
+            edge = [np.tile(one.edge, len(variants)) for one in some]
+            column = [np.repeat(columns + s, len(one.edge)) for s, one in enumerate(some)]
+            lags = [np.tile(one.lag_ns, len(variants)) for one in some]
+            patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
+            filled = _Steps(order, variants, some)
+            walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
+            out[:, first : first + width] = walls.reshape(len(variants), width)
+        return out
+
+    def _finished(self, bound_ns: Ints) -> Floats:
+        """Return float64[columns], ns: mean steady step from finish times of the bounding nodes."""
+        walls = np.diff(self.graph.bounds_of(bound_ns), axis=0)
+        steps = self.trace.steps
+        steady = steps.steady if len(steps) else np.ones(1, dtype=bool)
+        out: Floats = walls[steady].mean(axis=0)
+        return out
+
+    def scenario(self, edits: Edits, *, hopeful: bool = False) -> Scenario:
+        """Return what edits change in the graph; ``hopeful`` takes their hopeful factors."""
+        graph = self.graph
+        change = _Change(np.ones(graph.n_nodes))
+        host: list[tuple[Ints, Floats]] = []
+        dropped: list[Ints] = []
+        for edit in edits:
+            rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
+            works = self.trace.works[rows]
+            node = self._work_node[rows[works]].astype(np.int64)
+            left_work, work = left[works][node >= 0], rows[works][node >= 0]
+            node = node[node >= 0]
+            other, left_other = rows[~works], left[~works]
+            if edit.kind == "threads":
+                self._slow(change, edit, float(np.asarray(edit.hopeful if hopeful else edit.factor)))
+            elif edit.kind == "shrink":
+                change.keep[node] *= left_work
+                host.append((other, left_other))
+            elif edit.kind == "drop":
+                change.keep[node] = 0.0
+                change.gone.append(node)
+                change.cut.append(self._edges_into(node, EdgeKind.LAUNCH))
+                host.append((other, np.zeros(len(other))))
+                dropped.append(other)
+            elif edit.kind == "unblock":
+                change.cut.append(self._edges_into(self._wait_nodes(other)))
+            elif edit.kind == "overlap":
+                self._overlap(change, node, work, left_work)
+            elif edit.kind == "parallel":
+                host.append((other, np.zeros(len(other))))
+                dropped.append(other)
+                change.floor_ns += self._per_step(other, left_other)
+        if host:
+            whole = self._apply_host(change.keep, host)
+            if dropped:
+                waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & (whole == 0))
+                change.cut.append(self._edges_into(waits))
+            self._apply_batches(change.keep, whole)
+        keep = change.keep
+        changed = np.flatnonzero(keep != 1.0)
+        gone = np.zeros(len(graph.source), dtype=bool)
+        gone[_joined(change.cut)] = True
+        light = np.zeros(len(graph.source), dtype=bool)
+        light[_joined(change.staged)] = True
+        cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
+        return Scenario(
+            changed,
+            keep[changed],
+            _joined(change.gone),
+            np.concatenate([cut, staged]),
+            np.concatenate([np.full(len(cut), NEVER), np.full(len(staged), LAUNCH_NS)]),
+            change.floor_ns,
+        )
+
+    def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
+        """Scale what host threads do, everywhere or in spans."""
+        graph = self.graph
+        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+        if edit.spans is None:
+            change.keep[hosts] *= factor
+            return
+        spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
+        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        for a, b in self._host_lanes.values():
+            at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], spans)
+            share = np.where(hosts[a:b][at], covered / length[a:b][at], 0.0)
+            change.keep[a:b][at] *= 1 - share * (1 - factor)
+
+    def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
+        """Move device work beside the rest."""
+        alone = self._alone(node) & (left == 0)
+        # on a stream of its own it stays, and nothing waits for it
+        change.cut.append(self._edges_out(node[alone]))
+        moved = ~alone
+        change.keep[node[moved]] *= left[moved]
+        change.gone.append(node[moved & (left == 0)])
+        # memory that can be copied beside other work needs no staging by the host
+        change.staged.append(self._edges_into(node[moved], EdgeKind.LAUNCH))
+        change.floor_ns += self._per_step(work[moved])
+
+    def _apply_host(self, keep: Floats, host: list[tuple[Ints, Floats]]) -> Floats:
+        """Shrink host nodes by what rows cover of them.
+
+        Returns
+        -------
+        float64[nodes]
+            What remains of nodes that are covered wholly, nan for others.
+        """
+        graph, trace = self.graph, self.trace
+        whole = np.full(graph.n_nodes, np.nan)
+        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        every = np.concatenate([rows for rows, _ in host])
+        factors = np.concatenate([left for _, left in host])
+        taken: dict[int, intervals.Spans] = {}
+        # what several edits shrink is shrunk once, by the strongest
+        for factor in distinct(factors).tolist():
+            rows = every[factors == factor]
+            for lane in _lanes(trace, rows):
+                if lane not in self._host_lanes:
+                    continue
+                a, b = self._host_lanes[lane]
+                mine = rows[trace.lane[rows] == lane]
+                spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]) - graph.origin_ns)
+                new = intervals.subtract(spans, taken.get(lane, intervals.EMPTY))
+                taken[lane] = intervals.union(np.concatenate([taken.get(lane, intervals.EMPTY), spans]))
+                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
+                share = covered / length[a:b][at]
+                keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
+                whole[a:b][at[share >= COVERED]] = factor
+        return whole
+
+    def _apply_batches(self, keep: Floats, whole: Floats) -> None:
+        graph = self.graph
+        edges = np.flatnonzero(graph.edge_kind == EdgeKind.BATCH)
+        left = whole[graph.target[edges]]
+        hit = np.isfinite(left)
+        keep[graph.source[edges[hit]]] *= left[hit]
+
+    def _naive(self, edits: Edits) -> float:
+        trace, total = self.trace, 0.0
+        for edit in edits:
+            rows = np.asarray(edit.rows, np.int64)
+            left = edit.remains(hopeful=False)
+            if edit.kind == "threads":
+                spans = trace.steps.judged if edit.spans is None else intervals.union(edit.spans)
+                held = intervals.intersect(spans, trace.steps.judged)
+                share = 1 - float(np.asarray(edit.factor))
+                total += intervals.length(held) / trace.steps.n_steady * share
+                continue
+            taken = np.ones(len(rows)) if edit.kind in ("drop", "unblock", "parallel") else 1 - left
+            total += self._per_step(rows, np.maximum(taken, 0.0))
+        return total
+
+    def _per_step(self, rows: Ints, weight: Floats | None = None) -> float:
+        """Return the time of rows in the judged steps, per step; what is nested counts once."""
+        trace = self.trace
+        total = 0.0
+        judged = trace.steps.judged
+        for lane in _lanes(trace, rows):
+            mine = trace.lane[rows] == lane
+            spans = intervals.spans(trace.start_ns[rows[mine]], trace.end_ns[rows[mine]])
+            order = np.argsort(spans[:, 0], kind="stable")
+            cut = spans[order]
+            reach = np.maximum.accumulate(cut[:, 1])
+            cut[1:, 0] = np.minimum(np.maximum(cut[1:, 0], reach[:-1]), cut[1:, 1])
+            held = intervals.covered(cut, judged)
+            total += float((held if weight is None else held * weight[mine][order]).sum())
+        return total / trace.steps.n_steady
+
+    # -- places ------------------------------------------------------------------------------
+
+    @cached_property
+    def _host_lanes(self) -> dict[int, tuple[int, int]]:
+        """Lane of the trace -> range of its nodes, for host threads."""
+        graph = self.graph
+        out = {}
+        for index, lane in enumerate(graph.trace_lane.tolist()):
+            if lane >= 0 and self.trace.lanes[lane].kind == "thread":
+                out[lane] = (int(graph.lane_first[index]), int(graph.lane_first[index + 1]))
+        return out
+
+    @cached_property
+    def _work_node(self) -> NDArray[np.int32]:
+        """int32[rows]: node of each piece of device work, -1 for other rows."""
+        return self._nodes_of(NodeKind.WORK)
+
+    @cached_property
+    def _wait_node(self) -> NDArray[np.int32]:
+        """int32[rows]: node of each waiting call, -1 for other rows."""
+        return self._nodes_of(NodeKind.WAIT)
+
+    def _nodes_of(self, kind: NodeKind) -> NDArray[np.int32]:
+        out = np.full(len(self.trace), -1, np.int32)
+        nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
+        out[self.graph.row[nodes]] = nodes
+        return out
+
+    def _wait_nodes(self, rows: Ints) -> Ints:
+        """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
+        waits = self.trace.waits
+        asked = np.zeros(len(self.trace), dtype=bool)
+        asked[rows] = True
+        pair = asked[waits.row] | asked[waits.sync_row]
+        every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
+        nodes: Ints = self._wait_node[every].astype(np.int64)
+        found: Ints = nodes[nodes >= 0]
+        return found
+
+    def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
+        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
+        wanted[nodes] = True
+        hit = wanted[self.graph.target]
+        if kind is not None:
+            hit &= self.graph.edge_kind == kind
+        return np.flatnonzero(hit)
+
+    def _edges_out(self, nodes: Ints) -> Ints:
+        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
+        wanted[nodes] = True
+        return np.flatnonzero(wanted[self.graph.source])
+
+    def _alone(self, nodes: Ints) -> Mask:
+        """Return bool[k]: nodes whose stream does little else than nodes of this set."""
+        graph = self.graph
+        lane = graph.lane_of()
+        mine = np.bincount(lane[nodes], weights=graph.dur_ns[nodes], minlength=graph.n_lanes)
+        every = np.bincount(lane, weights=graph.dur_ns, minlength=graph.n_lanes)
+        out: Mask = (mine >= 0.9 * every)[lane[nodes]]
+        return out
+
+
+def model(trace: Trace, *, step_ms: float | None = None) -> Model:
+    """Return the model of a trace, built when first asked for and kept with the trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    step_ms : float, optional
+        Wall time of a step measured without the profiler: host work is scaled to it.
+
+    Raises
+    ------
+    UsageError
+        ``step_ms`` is not above 0.
+    """
+    if step_ms is not None:
+        if not step_ms > 0:
+            raise UsageError(f"expected a step time above 0 ms, found {step_ms!r}")
+        return Model(trace, step_ms=step_ms)
+    # beside the trace's own cached properties, and freed with them
+    kept = vars(trace)
+    if "replay_model" not in kept:
+        kept["replay_model"] = Model(trace)
+    found: Model = kept["replay_model"]
+    return found
+
+
+def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, Ints]:
+    """Return the consecutive nodes that disjoint spans touch, and how many ns of each."""
+    if not len(spans):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first = np.searchsorted(finish, spans[:, 0], side="right")
+    last = np.searchsorted(finish, spans[:, 1], side="left")
+    inside = (first < len(finish)) & (spans[:, 1] > begin[0])
+    first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
+    if not len(spans):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low, high = int(first[0]), int(last[-1]) + 1
+    out = np.zeros(high - low, np.int64)
+    same = first == last
+    one = first - low
+    start = np.maximum(spans[:, 0], begin[first])
+    end = np.minimum(spans[:, 1], finish[last])
+    np.add.at(out, one, np.where(same, end - start, finish[first] - start))
+    np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
+    change = np.zeros(high - low + 1, np.int64)
+    np.add.at(change, (one + 1)[~same], 1)
+    np.add.at(change, (last - low)[~same], -1)
+    whole = np.cumsum(change)[:-1] > 0
+    out[whole] += (finish - begin)[low:high][whole]
+    return np.arange(low, high), out
+
+
+def _lanes(trace: Trace, rows: Ints) -> list[int]:
+    return [int(one) for one in np.flatnonzero(np.bincount(trace.lane[rows]))]
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

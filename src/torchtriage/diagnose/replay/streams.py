@@ -1,0 +1,104 @@
+"""The device side: work in stream order, and what had been launched by when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.trace import Trace
+
+__all__ = ["BEFORE_EVERYTHING", "Streams", "device_streams"]
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+BEFORE_EVERYTHING = -(1 << 61)
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """Device work sorted by stream, then start, then launch; a *position* indexes these arrays.
+
+    ``row`` : row of the trace. ``stream`` : 0 ... ``n_streams`` - 1. ``start_ns``/``end_ns``.
+    ``call`` : row of the launch call, -1 for orphans. ``launch_ns`` : its start, before everything
+    for orphans. ``first`` : int64[n_streams + 1], where each stream begins. ``lane`` : lane of the
+    trace for each stream. ``device`` : device number of each stream.
+    """
+
+    trace: Trace
+    row: Ints
+    stream: Ints
+    start_ns: Ints
+    end_ns: Ints
+    call: Ints
+    launch_ns: Ints
+    first: Ints
+    lane: Ints
+    device: Ints
+
+    def __len__(self) -> int:
+        """Return how much device work there is."""
+        return len(self.row)
+
+    @property
+    def n_streams(self) -> int:
+        """Number of streams with work."""
+        return len(self.lane)
+
+    @cached_property
+    def previous(self) -> Ints:
+        """int64[k]: position before on the same stream, -1 for a stream's first."""
+        out = np.arange(-1, len(self) - 1, dtype=np.int64)
+        out[self.first[:-1]] = -1
+        return out
+
+    @cached_property
+    def position(self) -> NDArray[np.int32]:
+        """int32[n]: position of each row of the trace, -1 for what is no device work."""
+        out = np.full(len(self.trace), -1, np.int32)
+        out[self.row] = np.arange(len(self), dtype=np.int32)
+        return out
+
+    @cached_property
+    def gap_ns(self) -> Ints:
+        """int64[k], ns: from the end of the work before on the stream to the start; 0 for none."""
+        return np.where(self.previous >= 0, self.start_ns - self.end_ns[self.previous], 0)
+
+    @cached_property
+    def _launched(self) -> list[Ints]:
+        return [
+            np.maximum.accumulate(self.launch_ns[a:b])
+            for a, b in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
+        ]
+
+    def last_before(self, stream: int, times_ns: Ints) -> Ints:
+        """Return the position of the last work of a stream launched before each time, -1: none."""
+        index = np.searchsorted(self._launched[stream], times_ns, side="left") - 1
+        return np.where(index >= 0, index + self.first[stream], -1)
+
+    @cached_property
+    def first_of_call(self) -> tuple[Ints, Ints]:
+        """Launch calls in row order, and the position of the earliest work of each."""
+        linked = np.flatnonzero(self.call >= 0)
+        order = linked[np.lexsort((self.start_ns[linked], self.call[linked]))]
+        calls, first = np.unique(self.call[order], return_index=True)
+        return calls, order[first]
+
+
+def device_streams(trace: Trace) -> Streams:
+    """Return the device work of a trace."""
+    row = np.flatnonzero(trace.works)
+    call = trace.links.call[row].astype(np.int64)
+    launch = np.where(call >= 0, trace.start_ns[call], BEFORE_EVERYTHING)
+    order = np.lexsort((launch, trace.start_ns[row], trace.lane[row]))
+    row, call, launch = row[order], call[order], launch[order]
+    lane, first = np.unique(trace.lane[row], return_index=True)
+    first = np.append(first, len(row)).astype(np.int64)
+    stream = np.repeat(np.arange(len(lane)), np.diff(first))
+    device = np.array([trace.lanes[one].device for one in lane.tolist()], np.int64)
+    return Streams(
+        trace, row, stream, trace.start_ns[row], trace.end_ns[row], call, launch, first, lane.astype(np.int64), device
+    )

@@ -1,0 +1,1 @@
+"""What ``torchtriage run`` recorded, read and analysed together."""

@@ -1,0 +1,107 @@
+"""What the recordings of a run come to: each process judged, and ranks of one job together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.source.locate import Locator
+from torchtriage.core.trace import read_trace
+from torchtriage.core.units import format_ms
+from torchtriage.diagnose.ranks.job import checked_clause, costliest_sentence
+from torchtriage.diagnose.ranks.merge import merge_findings
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.ranks.workers import analyze_files
+from torchtriage.diagnose.runs.compile_events import named, named_as, read_compiled, watched_compile
+from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
+from torchtriage.diagnose.runs.run_folder import Recording, find_recordings, recorded, why_nothing
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict import diagnose
+from torchtriage.diagnose.verdict.verdict_text import sentences
+from torchtriage.memory.leaks.growth_test import CODE as LEAK
+from torchtriage.memory.leaks.leak_report import findings as leak_findings
+
+__all__ = ["judge_run"]
+
+
+def judge_run(
+    out: Path, options: Options, *, command: str, exit_code: int | None, pid: int | None
+) -> tuple[tuple[JobResult, ...], tuple[Result, ...]]:
+    """Return the jobs and each process' result; the parameters are those of ``api.analyze_run``.
+
+    Raises
+    ------
+    TraceFormatError
+        Nothing was recorded, or none of it can be read; the message says why.
+    """
+    recordings = [one for one in find_recordings(out) if pid in (None, one.facts.get("pid"))]
+    usable = [one for one in recordings if one.light or one.heavy]
+    if not usable:
+        reason, hint = why_nothing(out, recordings, exit_code)
+        raise TraceFormatError(reason, where=command or str(out), hint=hint)
+    results = tuple(_process(one, options, command, exit_code) for one in usable)
+    if len(usable) == 1:
+        return (), results
+    jobs = _jobs(usable, results, options)
+    return tuple(named_as(_with_leaks(job, usable, results), results) for job in jobs), results
+
+
+def _folders(recordings: Sequence[Recording], options: Options) -> tuple[str, ...] | None:
+    """Return where to look for the source of what these processes ran."""
+    return options.folders(*(root for recording in recordings for root in recording.facts.get("roots", ())))
+
+
+def _process(one: Recording, options: Options, command: str, exit_code: int | None) -> Result:
+    """Return one process' result out of its two recordings."""
+    folders = _folders([one], options)
+    places = None if folders is None else Locator(folders)
+    traces = [read_trace(path) for path in (one.light, one.heavy) if path is not None]
+    compiled, unread = read_compiled(one, traces[0])
+    facts = recorded(one, command, exit_code)
+    facts = replace(facts, compiled=watched_compile(one, compiled, unread))
+    options = replace(options, step_ms=facts.step_ms)
+    results = [diagnose(trace, options, places=places) for trace in traces]
+    results = [scaled(result, facts.step_ms) for result in results]
+    result = join(*results) if len(results) == 2 else results[0]
+    result = with_leaks(result, one.memory, leak_findings(one.memory) if one.memory else ())
+    result = named(result, compiled)
+    kept = next(trace for trace in traces if trace.report.path == result.trace.path)
+    first, costliest, trust = sentences(kept, result, options.min_share)
+    if facts.step_ms and not result.refused:
+        first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} without the profiler."
+    return replace(result, verdict=(first, costliest, trust), recorded=facts)
+
+
+def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Options) -> tuple[JobResult, ...]:
+    """Return the jobs that the processes are ranks of, out of all their recordings."""
+    times = [one.recorded.step_ms for one in results if one.recorded and one.recorded.step_ms]
+    step_ms = sum(times) / len(times) if times else None
+    options = replace(options, step_ms=step_ms, sources=_folders(usable, options))
+    told: list[tuple[JobResult, ...]] = []
+    for kind in ("light", "heavy"):
+        paths = [str(path) for one in usable if (path := getattr(one, kind)) is not None]
+        if len(paths) == len(usable):
+            jobs = analyze_files(paths, options).jobs
+            told.append(tuple(scaled(job, step_ms) for job in jobs))
+    if len(told) < 2 or [len(jobs) for jobs in told] != [1, 1]:
+        return told[0] if told else ()
+    job = join(told[0][0], told[1][0])
+    first, _, last = job.verdict
+    last = last.replace(checked_clause(told[0][0]), checked_clause(job))
+    return (replace(job, verdict=(first, costliest_sentence(job, options.min_share), last)),)
+
+
+def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[Result]) -> JobResult:
+    """Return the job with what leaks in its ranks."""
+    watched = [one.memory for one in usable if one.memory is not None]
+    # one leak is the job's; that there is none must be known of every rank
+    answers = ("leak", "too early", "no leak")
+    seen = min(watched, key=lambda one: answers.index(one.answer), default=None)
+    leaks = [replace(one, findings=tuple(found for found in one.findings if found.code == LEAK)) for one in results]
+    ranks = [one.facts.get("rank") for one in usable]
+    numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
+    found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
+    return with_leaks(job, seen, found)

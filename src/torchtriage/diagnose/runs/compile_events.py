@@ -1,0 +1,200 @@
+"""What the compiler's log of ``torchtriage run --compile-log`` adds to a process' result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from torchtriage.compile.logs import formatting
+from torchtriage.compile.logs.join import join
+from torchtriage.compile.logs.judge import judge
+from torchtriage.compile.logs.locations import part_name
+from torchtriage.compile.logs.read import read_logs
+from torchtriage.compile.logs.result import CompileResult, GraphBreak, Recompile
+from torchtriage.core.errors import LogError
+from torchtriage.core.finding import Finding, Frame
+from torchtriage.core.trace import Trace
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
+from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.verdict.result import Result
+
+__all__ = ["named", "named_as", "read_compiled", "watched_compile"]
+
+BREAK, RECOMPILE = "CMP030", "CMP031"
+"""The trace's patterns of the same things."""
+LOGGED = "compile_log"
+N_NAMED = 3
+
+Judged = TypeVar("Judged", Result, JobResult)
+
+
+def read_compiled(one: Recording, light: Trace | None) -> tuple[CompileResult | None, str]:
+    """Return what a process' log says, beside its light recording, and why it cannot be read.
+
+    Neither without a log.
+    """
+    if one.compile_log is None:
+        return None, ""
+    try:
+        logs, _ = read_logs([str(one.compile_log)])
+    except LogError as error:
+        return None, str(error)
+    result = judge(logs)
+    return result if light is None else join(result, light, light.report.path), ""
+
+
+def watched_compile(one: Recording, compiled: CompileResult | None, unread: str = "") -> WatchedCompile | None:
+    """Return the same for the report; None where it was not asked for."""
+    if not one.facts.get("compile_log"):
+        return None
+    problem = str(one.facts.get("compile_problem") or "")
+    notes = [f"the compiler's log could not be kept: {problem}"] if problem else []
+    notes += [f"the compiler's log could not be read: {unread}"] if unread else []
+    if compiled is None:
+        said = () if notes else ("Nothing was compiled.",)
+        return WatchedCompile(said, 0, 0.0, (), "", "", "", tuple(notes))
+    events = [*map(_of_break, compiled.breaks), *map(_of_recompile, compiled.recompiles)]
+    return WatchedCompile(
+        verdict=compiled.verdict,
+        n_compiles=sum(one.n_compiles or 0 for one in compiled.processes),
+        compile_ms=compiled.compile_ms,
+        events=tuple(events),
+        payback=compiled.payback,
+        log=str(one.compile_log.parent) if one.compile_log else "",
+        trace=compiled.trace_path,
+        notes=(*notes, *(note.message for note in compiled.notes if note.level == "warn")),
+    )
+
+
+def _of_break(one: GraphBreak) -> CompileEvent:
+    return _event(
+        one,
+        kind="graph break",
+        what=f"{one.id} {one.type}".strip(),
+        function=", ".join(dict.fromkeys(frame.function for frame in one.functions[:3])),
+        frame=one.caller or one.frame,
+    )
+
+
+def _of_recompile(one: Recompile) -> CompileEvent:
+    return _event(
+        one,
+        kind="recompilation",
+        what=formatting.recompile(one),
+        function=part_name(one.function.function),
+        frame=one.frame or one.caller or (one.function if one.function.file else None),
+        total_ms=one.total_ms,
+        limit=one.limit,
+    )
+
+
+def _event(
+    one: GraphBreak | Recompile,
+    *,
+    kind: Literal["graph break", "recompilation"],
+    what: str,
+    function: str,
+    frame: Frame | None,
+    total_ms: float = 0.0,
+    limit: bool = False,
+) -> CompileEvent:
+    """Return a break or a recompilation with what it costs in the trace, where that is known."""
+    cost = one.trace
+    return CompileEvent(
+        kind=kind,
+        what=what,
+        function=function,
+        frame=frame,
+        count=one.count,
+        total_ms=total_ms,
+        limit=limit,
+        per=cost.per if cost else "",
+        of_ms=cost.of_ms if cost else None,
+        host_ms=cost.host_ms if cost else None,
+        idle_ms=cost.idle_ms if cost else None,
+        at_most=cost.at_most if cost else False,
+        fix=one.fix,
+    )
+
+
+def named(result: Judged, compiled: CompileResult | None) -> Judged:
+    """Return the result with the log's causes, lines and fixes in the trace's findings of them.
+
+    Their costs stay the trace's, over all breaks or all compilations of one function.
+    """
+    if compiled is None:
+        return result
+    told = tuple(_named(one, compiled) for one in result.findings)
+    return replace(result, findings=told)
+
+
+def _named(finding: Finding, compiled: CompileResult) -> Finding:
+    if finding.code == BREAK:
+        breaks = [one for one in compiled.breaks if one.trace is not None]
+        if breaks:
+            return _with(finding, [*map(_of_break, breaks)], breaks[0].stack)
+    if finding.code == RECOMPILE:
+        again = _same(finding, compiled.recompiles)
+        if again:
+            return _with(finding, [*map(_of_recompile, again)], finding.place.stack)
+    return finding
+
+
+def _same(finding: Finding, recompiles: Sequence[Recompile]) -> list[Recompile]:
+    """Return the log's recompilations of the function that a finding is about."""
+    frame = finding.evidence.get("frame")
+    if frame is None:
+        return [one for one in recompiles if one.limit]
+    return [
+        one for one in recompiles if any(i.rpartition("/")[0].rpartition("/")[2] == str(frame) for i in one.compile_ids)
+    ]
+
+
+def _with(finding: Finding, events: Sequence[CompileEvent], stack: tuple[Frame, ...]) -> Finding:
+    told = [_event_line(one) for one in events]
+    frame = events[0].frame
+    return replace(
+        finding,
+        certainty="certain",
+        message=f"{finding.message}; {_listed(told)}",
+        place=replace(finding.place, frame=frame, stack=stack) if frame else finding.place,
+        evidence={**finding.evidence, LOGGED: told},
+        fix=events[0].fix,
+    )
+
+
+def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
+    """Return the job with the log's causes as they are in the results of its processes."""
+    known = {
+        (one.code, one.evidence.get("frame")): one
+        for result in reversed(results)
+        for one in result.findings
+        if LOGGED in one.evidence
+    }
+    findings = []
+    for one in job.findings:
+        same = known.get((one.code, one.evidence.get("frame")))
+        if same is not None:
+            told = same.evidence[LOGGED]
+            one = replace(
+                one,
+                message=f"{one.message}; {_listed(told)}",
+                place=replace(one.place, frame=same.place.frame, stack=same.place.stack),
+                evidence={**one.evidence, LOGGED: told},
+                fix=same.fix,
+            )
+        findings.append(one)
+    return replace(job, findings=tuple(findings))
+
+
+def _event_line(one: CompileEvent) -> str:
+    name = one.frame.file.replace("\\", "/").rpartition("/")[2] if one.frame else ""
+    at = f" at {name}:{one.frame.line}" if one.frame else ""
+    return f"{one.what}{at}"
+
+
+def _listed(told: Sequence[str]) -> str:
+    more = f" and {len(told) - N_NAMED} more" if len(told) > N_NAMED else ""
+    return f"the compiler's log names {', '.join(told[:N_NAMED])}{more}"

@@ -1,0 +1,239 @@
+"""One result out of two recordings of a loop: what it costs from the light, where from the heavy.
+
+The heavy recording sees more (shapes, stacks, modules), so its findings are the list; the light one
+disturbs the step less, so where both made a finding its cost is the light one's. Both are scaled to
+the step time measured without a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from torchtriage.core.finding import Cost, Finding, NotChecked, Note, Place, rank_order
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.memory.leaks.growth_test import CODE as LEAK
+from torchtriage.memory.leaks.leak_report import WatchReport
+
+__all__ = ["join", "join_findings", "scaled", "with_leaks"]
+
+NEAR = 0.02
+"""Costs scaled by less than this are not said to be."""
+HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
+
+
+Judged = TypeVar("Judged", Result, JobResult)
+
+
+def join(light: Judged, heavy: Judged) -> Judged:
+    """Return the light result with the places of the heavy one, and the findings only it has.
+
+    The verdict is still the light one's.
+    """
+    if heavy.refused:
+        return light
+    if light.refused:  # its reason is no reason against the heavy one
+        return heavy
+    findings = join_findings(light, heavy)
+    checked = sorted({*light.checked, *heavy.checked})
+    crashes = {one.code: one for one in (*light.crashes, *heavy.crashes)}
+    return replace(
+        light,
+        findings=findings,
+        notes=_notes(light.notes, heavy.notes),
+        checked=tuple(checked),
+        not_checked=_not_checked(light.not_checked, heavy.not_checked, checked),
+        crashes=tuple(crashes.values()),
+        joint_cost=_joint(light.joint_cost, heavy.joint_cost, findings),
+        healthy=light.healthy and heavy.healthy,
+    )
+
+
+def scaled(result: Judged, step_ms: float | None) -> Judged:
+    """Return the result with all costs out of a step of ``step_ms``, where they are not already.
+
+    Replay does so by what the profiler cost each operator and frame; where it was refused, or could
+    not explain the whole difference, the rest is in proportion.
+    """
+    if not step_ms:
+        return result
+    return replace(
+        result,
+        findings=tuple(replace(one, cost=_scaled(one.cost, step_ms)) for one in result.findings),
+        joint_cost=_scaled(result.joint_cost, step_ms),
+    )
+
+
+def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
+    if cost is None or cost.per != "step":
+        return cost
+    factor = step_ms / cost.of_ms
+    said = "in proportion to the unprofiled step" if abs(factor - 1) > NEAR else ""
+    return replace(
+        cost,
+        low_ms=round(cost.low_ms * factor, 6),
+        high_ms=round(cost.high_ms * factor, 6),
+        naive_ms=round(cost.naive_ms * factor, 6),
+        of_ms=round(step_ms, 6),
+        together_ms=None if cost.together_ms is None else round(cost.together_ms * factor, 6),
+        method="; ".join(filter(None, [cost.method, said])),
+    )
+
+
+def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding]) -> Judged:
+    """Return the result with the leaks of a watch among its findings.
+
+    Where the watch has an answer, growth of memory is judged by it, and not by a recording of a
+    few steps.
+    """
+    known = {*result.checked, *(one.code for one in result.not_checked)}
+    if seen is None or seen.answer == "too early" or LEAK not in known:
+        return result
+    ranked = sorted([*(one for one in result.findings if one.code != LEAK), *found], key=rank_order)
+    return replace(
+        result,
+        findings=tuple(ranked),
+        healthy=result.healthy and not found,
+        checked=tuple(sorted({*result.checked, LEAK})),
+        not_checked=tuple(one for one in result.not_checked if one.code != LEAK),
+    )
+
+
+def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
+    """Return the findings of both, costliest first, each once.
+
+    A finding of both is the heavy one, at the light one's cost; where several places of the heavy
+    one are a single one in the light, they share its cost as they share their own. Of one alone:
+
+    - the light one's stays if the heavy recording could not judge its code, or if it is not of
+      every step: two or three heavy ones may have none. Else, seen with shapes and stacks, the same
+      time turned out to be something else.
+    - the heavy one's stays if the light recording could not judge its code, or it is certain. Where
+      it could, undisturbed, the time was the profiler's own.
+    """
+    out: list[Finding] = []
+    for code in dict.fromkeys(one.code for one in (*heavy.findings, *light.findings)):
+        ours = [one for one in light.findings if one.code == code]
+        theirs = [one for one in heavy.findings if one.code == code]
+        if not theirs:
+            out += [one for one in ours if code not in heavy.checked or _seldom(one, light)]
+        elif not ours:
+            sure = code not in light.checked
+            kept = [one for one in theirs if sure or one.certainty == "certain"]
+            out += [_on_light_clock(_heavy_only(one), []) for one in kept]
+        elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
+            out += [_on_light_clock(_heavy_only(one), []) for one in theirs]
+        else:
+            for some_ours, some_theirs in _groups(ours, theirs):
+                told = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(one) for one in some_theirs]
+                out += [_on_light_clock(one, some_ours) for one in told]
+    return tuple(sorted(out, key=rank_order))
+
+
+def _seldom(finding: Finding, result: Result | JobResult) -> bool:
+    """Return whether a finding is of some of the steady steps only."""
+    told = result if isinstance(result, JobResult) else result.summary
+    return told is not None and 0 < len(finding.place.steps) < told.n_steady_steps
+
+
+def _kinds(findings: Sequence[Finding]) -> set[object]:
+    """Return which of the faults they are that a pattern tells apart, if it does."""
+    return {one.evidence.get("kind") for one in findings}
+
+
+def _groups(light: list[Finding], heavy: list[Finding]) -> list[tuple[list[Finding], list[Finding]]]:
+    """Pair findings of one code: by their operators first, then whatever is left of both."""
+    pairs: list[tuple[list[Finding], list[Finding]]] = []
+    left, right = list(light), list(heavy)
+    for chain in dict.fromkeys(one.place.ops for one in heavy):
+        ours = [one for one in left if one.place.ops == chain]
+        if ours:
+            pairs.append((ours, [one for one in right if one.place.ops == chain]))
+            left = [one for one in left if one.place.ops != chain]
+            right = [one for one in right if one.place.ops != chain]
+    if right:
+        pairs.append((left, right))
+    return pairs
+
+
+def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
+    """Return the heavy findings with the light ones' costs, shared as their own are."""
+    costs = [one.cost for one in light if one.cost is not None]
+    whole = sum(one.cost.high_ms for one in heavy if one.cost is not None)
+    if not costs or not whole:
+        return heavy
+    low, high = sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)
+    naive = sum(one.naive_ms for one in costs)
+    out = []
+    for one in heavy:
+        if one.cost is None:
+            out.append(one)
+            continue
+        part = one.cost.high_ms / whole
+        first = costs[0]
+        cost = replace(
+            first,
+            low_ms=round(low * part, 6),
+            high_ms=round(high * part, 6),
+            naive_ms=round(naive * part, 6),
+            share_low=round(low * part / first.of_ms, 6),
+            share_high=round(high * part / first.of_ms, 6),
+            together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,
+        )
+        severity = light[0].severity if len(heavy) == 1 else one.severity
+        out.append(replace(one, cost=cost, severity=severity))
+    return out
+
+
+def _heavy_only(finding: Finding) -> Finding:
+    if finding.cost is None or not finding.cost.high_ms:
+        return finding
+    method = "; ".join(filter(None, [finding.cost.method, HEAVY_ONLY]))
+    return replace(finding, cost=replace(finding.cost, method=method, together_ms=None))
+
+
+def _on_light_clock(finding: Finding, light: list[Finding]) -> Finding:
+    """Return a heavy finding whose times are those of the light recording, which the report shows.
+
+    Where the light one has none of its own, or several, there are no times to show.
+    """
+    times = light[0].place if len(light) == 1 else Place()
+    place = replace(
+        finding.place, intervals_ns=times.intervals_ns, examples=times.examples, lane=times.lane or finding.place.lane
+    )
+    return replace(finding, place=place)
+
+
+def _notes(light: Sequence[Note], heavy: Sequence[Note]) -> tuple[Note, ...]:
+    """Return the notes of the light recording, and of the heavy one what it alone warns of."""
+    known = {one.code for one in light}
+    return (*light, *(one for one in heavy if one.code not in known and one.level == "warn"))
+
+
+def _not_checked(
+    light: Sequence[NotChecked], heavy: Sequence[NotChecked], checked: Sequence[str]
+) -> tuple[NotChecked, ...]:
+    known = {one.code: one for one in (*light, *heavy)}
+    return tuple(known[code] for code in sorted(known) if code not in set(checked))
+
+
+def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) -> Cost | None:
+    """Return what all give back together: no more than their sum, or than the heavy replay says.
+
+    The heavy recording knows all findings, the light one some of them.
+    """
+    costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
+    most = max((one for one in (light, heavy) if one is not None), key=_high, default=None)
+    if most is None or not costs:
+        return None
+    high = min(most.high_ms, sum(one.high_ms for one in costs), most.of_ms)
+    low = min(most.low_ms, high)
+    return replace(
+        most, low_ms=low, high_ms=high, share_low=round(low / most.of_ms, 6), share_high=round(high / most.of_ms, 6)
+    )
+
+
+def _high(cost: Cost) -> float:
+    return cost.high_ms

@@ -1,0 +1,110 @@
+"""How ``torchtriage run`` made a recording, and what it observed beside the profiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchtriage.core.finding import Fix, Frame
+
+__all__ = ["CompileEvent", "Recorded", "WatchedCompile", "WatchedMemory"]
+
+
+@dataclass(frozen=True)
+class WatchedMemory:
+    """What the leak watch of ``torchtriage run --memory`` saw; leaks are findings as well.
+
+    ``leaks`` : a sentence each, ``since_step`` and bytes per step are in their findings.
+    ``rss_*`` : resident set of the process after the first step, at the last look, at its highest;
+    ``allocated_peak_bytes`` and ``reserved_peak_bytes`` of the CUDA device, None without one.
+    ``snapshot`` : a file that ``torchtriage memory`` reads. ``notes`` : what was not looked at.
+    """
+
+    answer: Literal["leak", "no leak", "too early", "not watched"]
+    n_steps: int
+    n_looks: int
+    leaks: tuple[str, ...]
+    rss_first_bytes: int
+    rss_last_bytes: int
+    rss_peak_bytes: int
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+    snapshot: str
+    own_share: float
+    """Of the loop's time, what the watch took."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CompileEvent:
+    """A graph break of one cause at one line, or recompilations of one kind, as the log tells.
+
+    ``what`` : PyTorch's id and type of a break, the guard of a recompilation. ``function`` : what
+    it splits or compiles again. ``total_ms`` : of compiling again. ``host_ms`` and ``idle_ms`` of
+    the device are per ``per``, which takes ``of_ms``, in the light recording; None where it does
+    not happen there. ``at_most`` : they hold the graph's own time, too.
+    """
+
+    kind: Literal["graph break", "recompilation"]
+    what: str
+    function: str
+    frame: Frame | None
+    count: int
+    total_ms: float
+    limit: bool
+    per: str
+    of_ms: float | None
+    host_ms: float | None
+    idle_ms: float | None
+    at_most: bool
+    fix: Fix
+
+
+@dataclass(frozen=True)
+class WatchedCompile:
+    """What the log of ``torchtriage run --compile-log`` says of one process.
+
+    ``events`` : breaks, then recompilations, the costliest of each first. ``log`` : the folder that
+    ``torchtriage compile`` reads, of all processes; empty where nothing was compiled. ``trace`` :
+    the light recording, which it was joined to.
+    """
+
+    verdict: tuple[str, ...]
+    n_compiles: int
+    compile_ms: float
+    events: tuple[CompileEvent, ...]
+    payback: str
+    log: str
+    trace: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """How ``torchtriage run`` came to a recording.
+
+    ``loop`` says what a step is; ``file``, ``line``, ``function`` are the user's call that ends or
+    begins it. ``step_ms`` : mean of ``n_timed`` steps without the profiler; ``light_ms`` and
+    ``heavy_ms`` : the same under each recording. ``settled`` : the unprofiled times had no trend.
+    ``before_ms`` and ``after_ms`` : ``step_ms``, of the steps on either side of the recordings.
+    """
+
+    command: str
+    exit_code: int | None
+    loop: str
+    file: str
+    line: int
+    function: str
+    n_steps: int
+    step_ms: float | None
+    n_timed: int
+    settled: bool
+    light_ms: float | None
+    heavy_ms: float | None
+    environment: dict[str, Any] = field(default_factory=dict)
+    memory: WatchedMemory | None = None
+    """None without ``--memory``, and where no loop was found."""
+    before_ms: float | None = None
+    after_ms: float | None = None
+    compiled: WatchedCompile | None = None
+    """None without ``--compile-log``."""

@@ -1,0 +1,196 @@
+"""What ``torchtriage run`` left in its folder: processes, their loops and their recordings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchtriage.core.record.profiler_capture import BUSY
+from torchtriage.core.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
+from torchtriage.core.record.structured_log import log_of
+from torchtriage.core.record.timing import step_wall_ns
+from torchtriage.diagnose.runs.result import Recorded, WatchedMemory
+from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
+from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
+from torchtriage.memory.leaks.leak_report import WatchReport
+
+__all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "source_roots", "watched", "why_nothing"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One process that imported torch: what it said of itself, and its recordings so far.
+
+    ``facts`` : ``process-*.json``. ``measured`` : ``recording.json``, empty where no loop was
+    found. ``light``, ``heavy`` : the traces, None where it did not come to them. ``memory`` : what
+    the leak watch saw, None without one; ``snapshot`` : of CUDA's allocator. ``compile_log`` :
+    where something was compiled and its log was asked for.
+    """
+
+    facts: dict[str, Any]
+    measured: dict[str, Any]
+    light: Path | None
+    heavy: Path | None
+    memory: WatchReport | None = None
+    snapshot: Path | None = None
+    compile_log: Path | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was wanted is on disk."""
+        return self.light is not None and self.heavy is not None
+
+
+def find_recordings(out: Path) -> list[Recording]:
+    """Return the processes that imported torch, in order of rank; those with a recording first."""
+    found = []
+    for path in sorted(out.glob("process-*.json")):
+        facts = _read(path)
+        folder = out / str(facts.get("folder") or "-")
+        files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE)]
+        files.append(folder / SNAPSHOT_FILE)
+        light, heavy, snapshot = (file if file.exists() else None for file in files)
+        memory = _report(folder / MEMORY_FILE)
+        measured = _read(folder / RECORDING_FILE)
+        log = log_of(out, int(facts.get("pid") or 0))
+        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log))
+    return sorted(
+        found,
+        key=lambda one: (
+            one.light is None and one.heavy is None,
+            -1 if one.facts.get("rank") is None else one.facts["rank"],
+            one.facts.get("pid", 0),
+        ),
+    )
+
+
+def source_roots(out: Path) -> list[str]:
+    """Return the folders that the scripts of a folder were in and were run in."""
+    roots = [root for one in find_recordings(out) for root in one.facts.get("roots", ())]
+    return list(dict.fromkeys(map(str, roots)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _report(path: Path) -> WatchReport | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WatchReport)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def all_recorded(out: Path) -> bool:
+    """Return whether every process with a loop has both its recordings."""
+    loops = [one for one in find_recordings(out) if one.facts.get("loop")]
+    return bool(loops) and all(one.complete for one in loops)
+
+
+def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
+    """Return how a process was recorded, for its report."""
+    loop = one.facts.get("loop") or {}
+    measured = one.measured
+    queued = bool(measured.get("queued"))
+    kinds = ("before", "light", "heavy", "after")
+    own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
+    times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
+    unprofiled = step_wall_ns(times, queued=queued)
+    return Recorded(
+        command=command,
+        exit_code=exit_code,
+        loop=str(loop.get("how", "")),
+        file=str(loop.get("file", "")),
+        line=int(loop.get("line", 0)),
+        function=str(loop.get("function", "")),
+        n_steps=int(measured.get("steps_seen") or 0),
+        step_ms=unprofiled / 1e6 if unprofiled else None,
+        n_timed=len(times),
+        settled=bool((measured.get("before") or {}).get("settled")),
+        light_ms=own["light"],
+        heavy_ms=own["heavy"],
+        environment=measured.get("environment") or {},
+        memory=watched(one),
+        before_ms=own["before"],
+        after_ms=own["after"],
+    )
+
+
+def watched(one: Recording) -> WatchedMemory | None:
+    """Return what the leak watch saw, for the report; None without one."""
+    seen = one.memory
+    if problem := one.facts.get("memory_problem"):
+        return WatchedMemory("not watched", 0, 0, (), 0, 0, 0, None, None, "", 0.0, (str(problem),))
+    if seen is None:
+        return None
+    return WatchedMemory(
+        answer=seen.answer,
+        n_steps=seen.n_steps,
+        n_looks=seen.n_looks,
+        leaks=tuple(leak.sentence for leak in seen.leaks),
+        rss_first_bytes=seen.rss_first_bytes,
+        rss_last_bytes=seen.rss_last_bytes,
+        rss_peak_bytes=seen.rss_peak_bytes,
+        allocated_peak_bytes=seen.allocated_peak_bytes,
+        reserved_peak_bytes=seen.reserved_peak_bytes,
+        snapshot="" if one.snapshot is None else str(one.snapshot),
+        own_share=seen.own_share,
+        notes=seen.notes,
+    )
+
+
+def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
+    mean = step_wall_ns((facts or {}).get("step_ns") or (), queued=queued)
+    return mean / 1e6 if mean else None
+
+
+def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = None) -> tuple[str, str]:
+    """Return why there is nothing to judge, and what to try."""
+    for path in sorted(out.glob("errors-*.txt")):
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        if not text:
+            return ("the recordings could not be written", "is the disk full? --out DIR takes another")
+        return f"watching failed: {text.splitlines()[-1]}", f"report it with {path}"
+    if not out.is_dir():
+        return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
+    if not recordings and exit_code:
+        how = f"ended with {exit_code}" if exit_code > 0 else f"was ended by signal {-exit_code}"
+        return (
+            f"the script {how} before it imported torch",
+            "see what it said; without torchtriage it ends the same way",
+        )
+    if not recordings:
+        return (
+            "the script never imported torch",
+            "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
+        )
+    looped = [one for one in recordings if one.facts.get("loop")]
+    if not looped:
+        steps = sum(int(one.facts.get("n_optimizer_steps") or 0) for one in recordings)
+        if steps:
+            return (
+                f"the script ended after {steps} optimizer step{'s' * (steps > 1)}",
+                "let it run longer: timing and recording take about 40 steps",
+            )
+        return (
+            "no loop was found: no optimizer stepped, no module was seen to be called again, and no"
+            " DataLoader was iterated for long",
+            "mark the steps yourself: with torchtriage.profile(…) as p, p.step() in the loop",
+        )
+    ended = looped[0].measured.get("ended")
+    if ended == BUSY:
+        return (f"nothing was recorded: {ended}", "take its profiler out, or torchtriage analyze what that writes")
+    if failures := looped[0].measured.get("failures"):
+        return f"nothing was recorded: {next(iter(failures))}", "report it, with torch's version"
+    longer = "let it run longer: timing and recording take about 40 steps"
+    if ended and ended not in ("exit", "complete"):
+        return f"nothing was recorded: {ended}", longer
+    return "the loop was over before any step was recorded", longer

@@ -1,0 +1,423 @@
+"""Can this recording be trusted, what can it not answer, and how to record a better one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.finding import Note
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import WORK_KINDS
+from torchtriage.core.trace.steps import first_use
+from torchtriage.core.units import format_ns, format_share
+
+__all__ = ["examine"]
+
+MANY_ORPHANS = 0.30
+"""Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
+BLIND_SHARE = 0.02
+"""Waits over an idle device above this share of the window: GPU rows are missing (DQ-1)."""
+DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
+"""Launches whose work is not in the file, out of at least so many."""
+EARLY_NS = 1_000_000
+"""Work waits 6-38 us in an empty queue (measured); longer means that earlier work, not recorded,
+was still running: 7.8 and 149 ms in two recordings that begin while the device is busy."""
+SLICED_SHARE = 0.01
+"""Less of the window under any event: a slice. 0.01-0.04 % in slices, 7 % and more in the
+sparsest whole recordings (measured)."""
+COLD_SHARE, COMPILE_SHARE = 0.10, 0.05
+"""Of the window, before start-up is worth a warning."""
+STALL_NS, STALL_RATIO = 1_000_000, 20.0
+"""A launch call this long, and this many medians, over an idle device: it loads its module."""
+
+LIGHT = (
+    "with profile(activities=[CPU, CUDA], schedule=schedule(wait=1, warmup=3, active=5),"
+    " on_trace_ready=...) as prof: … prof.step()"
+)
+HEAVY = "a second, short recording with record_shapes=True, with_stack=True (2-3 steps)"
+
+
+def examine(trace: Trace) -> tuple[Note, ...]:
+    """Return everything a reader must know about the recording, refusals first."""
+    notes = [note for check in _CHECKS for note in check(trace)]
+    order = {"refuse": 0, "warn": 1, "info": 2}
+    return tuple(sorted(notes, key=lambda note: order[note.level]))
+
+
+def _content(trace: Trace) -> Iterator[Note]:
+    """No PyTorch events at all, or none that can be judged."""
+    judged = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.ANNOTATION)
+    n = int(judged.sum())
+    if not len(trace):
+        yield Note(
+            "empty",
+            "refuse",
+            "the file holds metadata but no timed event",
+            "export inside on_trace_ready, or before the profiler's schedule has ended",
+        )
+    elif not n and trace.origin.vendor in ("cpu", "other"):
+        cats = ", ".join(sorted(filter(None, trace.cats))[:5]) or "none"
+        yield Note(
+            "not-pytorch",
+            "refuse",
+            f"no event of the PyTorch profiler (categories here: {cats})",
+            "pass the file written by prof.export_chrome_trace(...)",
+        )
+    elif n < 3:
+        yield Note(
+            "too-few-events",
+            "refuse",
+            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be judged",
+            f"record whole steps: {LIGHT}",
+        )
+
+
+def _losses(trace: Trace) -> Iterator[Note]:
+    report = trace.report
+    if report.tier != "strict":
+        parts = []
+        if report.n_lost:
+            parts.append(f"{report.n_lost} event{'s' * (report.n_lost > 1)} lost")
+        if report.n_repaired:
+            parts.append(f"{report.n_repaired} repaired")
+        what = " and ".join(parts) or "metadata damaged"
+        yield Note(
+            "salvaged" if report.n_lost else "repaired",
+            "warn" if report.n_lost else "info",
+            f"damaged file: {what} of {report.n_events + report.n_lost}",
+            "record again, and let the export finish before the process ends",
+            {"loss": list(report.loss), "n_lost": report.n_lost, "n_repaired": report.n_repaired},
+        )
+    n_bad = report.n_no_dur + report.n_negative_dur
+    if n_bad:
+        yield Note(
+            "no-duration",
+            "warn",
+            f"{n_bad} of {len(trace)} timed events have no duration or a negative one and count"
+            " as points: busy and self times are too low",
+            "record again; do not edit the file",
+            {"n_no_dur": report.n_no_dur, "n_negative_dur": report.n_negative_dur},
+        )
+    if report.n_no_time:
+        yield Note(
+            "no-time",
+            "warn",
+            f"{report.n_no_time} of {len(trace)} events have no readable time and are left out of every figure",
+            "record again; do not edit the file",
+            {"n_no_time": report.n_no_time},
+        )
+    n_nameless = int(trace.named("").sum())
+    if n_nameless:
+        yield Note(
+            "no-name",
+            "warn",
+            f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot know them",
+            "record again; do not edit the file",
+            {"n_nameless": n_nameless},
+        )
+    if report.n_unpaired:
+        yield Note("unpaired", "info", f"{report.n_unpaired} begin or end marks have no partner and count as points")
+
+
+def _device_rows(trace: Trace) -> Iterator[Note]:
+    """No work of a GPU, and why: the three cases must not be taken for each other."""
+    if trace.devices:
+        if not any(intervals.length(_in_window(trace, one.busy)) for one in trace.devices):
+            yield Note(
+                "missing-kernels",
+                "refuse",
+                "no GPU work inside the steps, only outside them",
+                "record whole steps: " + LIGHT,
+            )
+        return
+    calls = trace.kind == Kind.RUNTIME
+    launches = calls & trace.matching(r"(?i)launch|memcpy")
+    other = trace.kind == Kind.DEVICE_OTHER
+    listed = trace.meta.get("deviceProperties")
+    nccl = (trace.kind == Kind.ANNOTATION) & trace.matching(r"^nccl:")
+    cut = any("ends" in message for message in trace.report.loss)
+    if other.any():
+        yield Note(
+            "other-device",
+            "warn",
+            f"{int(other.sum())} device events of a kind that is read but not judged"
+            f" ({trace.origin.vendor}): device idle and kernels are not checked",
+        )
+    elif launches.any():
+        yield Note(
+            "missing-kernels",
+            "refuse",
+            f"{int(launches.sum())} launches and copies, but no GPU row: the device side is missing",
+            "check that no other profiler was attached (CUPTI and roctracer serve one at a time),"
+            " and that the file was not filtered",
+        )
+    elif cut and listed != []:
+        # host rows come first in a file: what is missing may be all of the device's
+        yield Note(
+            "missing-kernels",
+            "refuse",
+            "the file is cut short and holds no GPU row: whether a GPU was at work is not known",
+            "record again, and let the export finish before the process ends",
+        )
+    elif calls.any() or listed or nccl.any():
+        yield Note(
+            "no-gpu-rows",
+            "warn",
+            "no GPU row although a GPU was present: GPU time and idle are not checked",
+            "add ProfilerActivity.CUDA to activities=",
+        )
+    else:
+        yield Note(
+            "no-gpu-rows",
+            "info",
+            "recorded on the CPU only: costs are host time, GPU patterns are not checked",
+            "if the script uses a GPU, add ProfilerActivity.CUDA to activities=",
+        )
+
+
+def _merged(trace: Trace) -> Iterator[Note]:
+    """Ranks pasted into one file: their correlation ids collide, so no launch can be trusted."""
+    calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.key > 0))
+    if not len(calls):
+        return
+    processes = {pid: code for code, pid in enumerate(sorted({one.pid for one in trace.lanes}))}
+    process = np.array([processes[one.pid] for one in trace.lanes])[trace.lane[calls]]
+    if len(distinct(process)) < 2:
+        return
+    order = np.lexsort((process, trace.key[calls]))
+    key, process = trace.key[calls][order], process[order]
+    shared = int(((key[1:] == key[:-1]) & (process[1:] != process[:-1])).sum())
+    if shared > 0.05 * len(calls):
+        yield Note(
+            "merged",
+            "refuse",
+            f"several processes in one file share {shared} correlation ids: which launch made"
+            " which GPU work cannot be told",
+            "pass each rank's own file: torchtriage analyze FOLDER",
+            {"n_shared": shared, "n_processes": len(distinct(process))},
+        )
+
+
+def _host_rows(trace: Trace) -> Iterator[Note]:
+    if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
+        yield Note(
+            "no-host-rows",
+            "warn",
+            "no operator rows: what launched the GPU work, and why the host was late, is unknown",
+            "add ProfilerActivity.CPU to activities=",
+        )
+
+
+def _missing_kernels(trace: Trace) -> Iterator[Note]:
+    """DQ-1: a long wait over an idle device means that its work was not recorded."""
+    waits = trace.waits
+    blind = waits.blind & ~waits.profiler
+    if not trace.devices or not blind.any():
+        return
+    spans = _in_window(trace, intervals.spans(waits.start_ns, waits.end_ns)[blind])
+    wait = intervals.length(spans)
+    if wait <= BLIND_SHARE * trace.window.wall_ns:
+        return
+    share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
+    or_peers = ", or the GPU waits for other ranks" if (trace.origin.world_size or 1) > 1 else ""
+    yield Note(
+        "missing-kernels",
+        "warn",
+        f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
+        f" shows GPU work: rows are missing{or_peers}, so idle time here proves nothing",
+        "record whole steps without filtering; graph kernels need CUPTI's graph support (torch 2.1 or newer)",
+        {"wait_ns": wait, "busy_share": round(share, 4)},
+    )
+
+
+def _orphans(trace: Trace) -> Iterator[Note]:
+    if not trace.devices or not (trace.kind == Kind.RUNTIME).any():
+        return
+    orphans, works = trace.links.orphans, trace.works
+    n, total = int(orphans.sum()), int(works.sum())
+    if not n:
+        return
+    time = int(trace.dur_ns[orphans].sum())
+    share = max(n / total, time / max(int(trace.dur_ns[works].sum()), 1))
+    yield Note(
+        "orphans",
+        "warn" if share > MANY_ORPHANS else "info",
+        f"{n} of {total} pieces of GPU work ({format_ns(time)}) have no launch in the recording:"
+        " they were enqueued before it, and no code here is blamed for them",
+        "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
+        {"n_orphans": n, "n_work": total, "orphan_ns": time, "share": round(share, 4)},
+    )
+
+
+def _cut(trace: Trace) -> Iterator[Note]:
+    """Work that was launched or running outside the recording, or a slice with nothing in it."""
+    window = trace.window
+    inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
+    covered = intervals.length(_in_window(trace, intervals.spans(trace.start_ns, trace.end_ns)[inside]))
+    if len(trace) and covered < SLICED_SHARE * window.wall_ns:
+        yield Note(
+            "cut-window",
+            "refuse",
+            f"all events together cover {format_ns(covered)} of the {format_ns(window.wall_ns)}"
+            " window: a slice, in which nothing can be judged",
+            f"record whole steps, and pass the file as it was written: {LIGHT}",
+            {"covered_ns": covered, "window_ns": window.wall_ns},
+        )
+    for device in trace.devices:
+        first = int(device.rows[0])
+        call = int(trace.links.call[first])
+        lag = int(trace.start_ns[first] - trace.end_ns[call]) if call >= 0 else 0
+        if lag > EARLY_NS:
+            yield Note(
+                "cut-window",
+                "warn",
+                f"the first work of GPU {device.index} waits {format_ns(lag)} after its launch:"
+                " earlier work, not in the file, was still running",
+                "synchronise before the recording starts, or use schedule(warmup=1, …)",
+                {"lag_ns": lag, "device": device.index},
+            )
+    launches = (trace.kind == Kind.RUNTIME) & trace.matching(
+        r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel"
+    )
+    n = int(launches.sum())
+    dangling = int((launches & ~trace.links.launches).sum())
+    if not trace.devices or n < MIN_LAUNCHES or dangling < DANGLING_SHARE * n:
+        return
+    captured = trace.matching(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate").any()
+    share = round(dangling / n, 4)
+    what = f"{dangling} of {n} launches have no GPU work in the file"
+    if captured:
+        message = f"{what}: they were captured into a graph, not run"
+        yield Note("graph-capture", "info", message, evidence={"share": share})
+    else:
+        yield Note(
+            "cut-window",
+            "warn",
+            f"{what}: the window was cut",
+            "end the recording with torch.cuda.synchronize(), and do not slice it",
+            {"share": share},
+        )
+
+
+def _steps(trace: Trace) -> Iterator[Note]:
+    n = len(trace.steps)
+    if "ProfilerStep" not in trace.window.basis:
+        yield Note(
+            "no-steps",
+            "info",
+            f"no ProfilerStep marks; {trace.window.basis}",
+            f"call prof.step() once per iteration: {LIGHT}",
+        )
+    elif n == 1:
+        yield Note(
+            "one-step",
+            "info",
+            "one step only: nothing can be said about step-to-step variation, and the first step"
+            " after the profiler starts may not be typical",
+            f"record 5 or more: {LIGHT}",
+        )
+
+
+def _inputs(trace: Trace) -> Iterator[Note]:
+    ops = (trace.kind == Kind.OP).any()
+    if ops and not trace.has_shapes:
+        yield Note("no-shapes", "info", "no input shapes: compute patterns that need sizes are not checked", HEAVY)
+    if ops and not trace.has_stacks:
+        yield Note("no-stacks", "info", "no Python stacks: findings name operators, not source lines", HEAVY)
+    if trace.has_shapes and trace.has_stacks:
+        yield Note(
+            "heavy-flags",
+            "info",
+            f"recorded with {', '.join(trace.origin.flags)}: host time looks about"
+            f" {trace.origin.inflation:.1f}x longer than it is; low ends are divided by it",
+            "for cost, record once without these flags; for location, as here",
+            {"profiler_inflation": trace.origin.inflation},
+        )
+
+
+def _clock(trace: Trace) -> Iterator[Note]:
+    if trace.resolution_ns < 1000 or not len(trace):
+        return
+    timed = ~trace.is_kind(Kind.INSTANT)
+    zero = float((trace.dur_ns[timed] == 0).mean()) if timed.any() else 0.0
+    yield Note(
+        "coarse-clock",
+        "info",
+        f"times are whole microseconds (torch before 2024-04): {format_share(zero)} of the events"
+        " last 0, read as below the resolution",
+        "record with a newer PyTorch for nanosecond times",
+        {"zero_duration_share": round(zero, 4)},
+    )
+
+
+def _start_up(trace: Trace) -> Iterator[Note]:
+    """First use and compilation inside the window."""
+    rows = first_use(trace)
+    compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
+    cold = distinct(np.concatenate([rows[~compiles], _stalled_launches(trace)]))
+    wall = trace.window.wall_ns
+    cost = _time_of(trace, cold)
+    if cost and cost >= COLD_SHARE * wall:
+        top = trace.name_of(int(cold[np.argmax(trace.dur_ns[cold])]))
+        yield Note(
+            "cold-start",
+            "warn",
+            f"the recording holds the process's first use of the GPU: {format_ns(cost)} of"
+            f" {format_ns(wall)} in calls such as {top}",
+            f"warm up first: {LIGHT}",
+            {"cold_ns": cost, "call": top},
+        )
+    cost = _time_of(trace, rows[compiles])
+    if cost and cost >= COMPILE_SHARE * wall:
+        yield Note(
+            "compiling",
+            "warn",
+            f"torch.compile was compiling for {format_ns(cost)} of the {format_ns(wall)}"
+            " window; steps with compilation are left out of costs where others exist",
+            "run a few iterations before the profiler starts: schedule(wait=5, warmup=3, active=5)",
+            {"compile_ns": cost},
+        )
+
+
+def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
+    """Return launch calls that took very long although the device had nothing to do."""
+    launches = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(r"Launch\w*Kernel"))
+    if not len(launches) or not trace.devices:
+        return launches[:0]
+    bar = max(STALL_NS, STALL_RATIO * float(np.median(trace.dur_ns[launches])))
+    slow = launches[trace.dur_ns[launches] > bar]
+    spans = intervals.spans(trace.start_ns[slow], trace.end_ns[slow])
+    busy = intervals.covered(spans, trace.devices[0].busy)
+    stalled: NDArray[np.int64] = slow[2 * busy < trace.dur_ns[slow]]
+    return stalled
+
+
+def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:
+    spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
+    return intervals.length(_in_window(trace, spans))
+
+
+def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
+    """Return the time any of the spans covers inside the window."""
+    window = trace.window
+    return intervals.clip(intervals.union(spans), window.start_ns, window.end_ns)
+
+
+_CHECKS = (
+    _content,
+    _losses,
+    _device_rows,
+    _merged,
+    _host_rows,
+    _missing_kernels,
+    _orphans,
+    _cut,
+    _start_up,
+    _steps,
+    _inputs,
+    _clock,
+)

@@ -1,0 +1,65 @@
+"""How a trace is read and analysed: one set of options for the command line, the API, ranks and ``run``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.units import DEFAULT_MAX_BYTES
+
+__all__ = ["DEFAULTS", "Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of :func:`torchtriage.analyze`, checked before minutes of reading.
+
+    ``sources`` : folders searched for source files; None opens none.
+
+    Raises
+    ------
+    UsageError
+        A code in ``only`` or ``skip`` does not exist, a question cannot be read, ``min_share`` is no
+        share, or ``step_ms`` is no time.
+    """
+
+    only: Collection[str] = ()
+    skip: Collection[str] = ()
+    min_share: float = 0.01
+    """Findings that cannot save this share of a step are not worth a reader's time."""
+    what_if: Collection[str] = ()
+    step_ms: float | None = None
+    sources: Collection[str | os.PathLike[str]] | None = ()
+    cache: bool = False
+    max_bytes: int = DEFAULT_MAX_BYTES
+    max_memory: int | None = None
+    detector: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values, and take a single code for a collection of one."""
+        from torchtriage.diagnose.patterns import lookup
+        from torchtriage.diagnose.replay import parse_what_if
+
+        for name in ("only", "skip", "what_if"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for question in self.what_if:
+            parse_what_if(question)
+        for code in (*self.only, *self.skip):
+            lookup(code)
+        if not 0 <= self.min_share <= 1:
+            raise UsageError(f"expected min_share between 0 and 1, found {self.min_share!r}")
+        if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
+            raise UsageError(f"expected a step time above 0 ms, found {self.step_ms!r}")
+
+    def folders(self, *more: str | os.PathLike[str]) -> tuple[str, ...] | None:
+        """Return where source files are searched, the current folder last; None where none is opened."""
+        if self.sources is None:
+            return None
+        return tuple(dict.fromkeys(str(Path(folder)) for folder in (*self.sources, *more, Path.cwd())))
+
+
+DEFAULTS = Options()

@@ -1,0 +1,230 @@
+"""What a finding costs: replayed where the model of the run can be trusted, else arithmetic.
+
+Replay asks what the step would have been without what the claim points at, so it sees that a wait
+hidden behind device work is free and that a shorter kernel frees nothing while the host is late.
+Ownership bounds it: no finding gets more than the time it owns, so findings never promise more than
+the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchtriage.core.finding import Cost, Finding, Note
+from torchtriage.core.trace import Trace
+from torchtriage.core.units import format_share, ms
+from torchtriage.diagnose.patterns import Claim
+from torchtriage.diagnose.replay import Model, Prediction, WhatIf, model
+from torchtriage.diagnose.verdict.result import Answer, Replay
+from torchtriage.diagnose.verdict.time_ownership import Share
+
+__all__ = ["Pricing", "answers"]
+
+Grade = Literal["A", "B", "C"]
+Basis = Literal["measured", "modelled", "bounded"]
+
+_GRADES: dict[str, Grade] = {"measured": "A", "modelled": "B", "bounded": "C"}
+SURE_STRICT, SURE_UNEXPLAINED, SURE_PINNED = 0.01, 0.01, 0.05
+"""Within these the replay repeats the run from its causes (90 % of real recordings)."""
+HIDDEN = 0.5
+"""A fix that wins less than this part of the time it points at: other work bounds the step."""
+SURE_INFERRED, HALF_INFERRED = 0.10, 0.50
+"""Share of a saving that rests on edges inferred from coinciding times."""
+
+
+@dataclass(eq=False)
+class Pricing:
+    """Costs of the claims of one trace.
+
+    ``notes`` : facts about the recording. ``replayed`` : the model, None when it is refused.
+    """
+
+    trace: Trace
+    notes: tuple[Note, ...]
+    facts: Replay
+    replayed: Model | None
+
+    @classmethod
+    def of(cls, trace: Trace, notes: tuple[Note, ...], step_ms: float | None = None) -> Pricing:
+        """Build the model of a trace and judge it."""
+        built = model(trace, step_ms=step_ms)
+        quality = built.quality
+        facts = Replay(
+            quality.accepted,
+            quality.reason,
+            round(quality.strict_error, 6),
+            round(quality.unexplained, 6),
+            round(quality.pinned, 6),
+            quality.n_nodes,
+            quality.n_edges,
+            step_ms,
+        )
+        return cls(trace, notes, facts, built if quality.accepted else None)
+
+    @property
+    def wall_ns(self) -> float:
+        """Wall time of a step, the denominator of all costs: the unprofiled one where given."""
+        if self.replayed is not None and self.facts.unprofiled_step_ms is not None:
+            return max(self.replayed.step_ns, 1.0)
+        return max(self.trace.steps.wall_ns, 1)
+
+    def predict(self, claims: Sequence[Claim]) -> list[Prediction | None]:
+        """Return what each claim's edits save on their own, None where replay cannot say."""
+        out: list[Prediction | None] = [None] * len(claims)
+        if self.replayed is None:
+            return out
+        asked = [
+            index
+            for index, claim in enumerate(claims)
+            if claim.edits and claim.time_class != "none" and len(claim.spans)
+        ]
+        found = self.replayed.predict_many([claims[index].edits for index in asked])
+        for index, prediction in zip(asked, found, strict=True):
+            out[index] = prediction
+        return out
+
+    def cost(self, share: Share, prediction: Prediction | None) -> Cost | None:
+        """Return what a share of the time costs per step; None for a claim on no time."""
+        claim = share.claim
+        if claim.time_class == "none" or not len(claim.spans):
+            return None
+        basis, method = claim.basis, claim.method
+        if claim.time_class == "idle" and self.many_orphans:
+            method = f"{method}; many launches are outside the recording".lstrip("; ")
+            return self._priced(0.0, share.high_ns, share.naive_ns, "bounded", method)
+        if prediction is None:
+            if len(self.trace.devices) > 1:
+                method = f"{method}; on the busiest device".lstrip("; ")
+            return self._priced(share.low_ns, share.high_ns, share.naive_ns, basis, method)
+        n = self.trace.steps.n_steady
+        owned = float(share.owned_ns.sum())
+        high = min(max(prediction.high_ns, 0.0) * n, owned)
+        low = min(max(prediction.low_ns, 0.0) * n, high)
+        cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
+        return replace(cost, grade=self._grade(prediction, low, high))
+
+    def hides(self, share: Share, prediction: Prediction | None) -> bool:
+        """Return whether replay finds less than half of what the share's time suggests."""
+        if prediction is None or not share.high_ns:
+            return False
+        high = share.high_ns / self.trace.steps.n_steady
+        return bool(prediction.high_ns < HIDDEN * high)
+
+    def joint(self, findings: Sequence[Finding], claims: Sequence[Claim]) -> Cost | None:
+        """Return what all findings give back together: one replay, plus what it cannot say."""
+        costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
+        if not costs:
+            return None
+        n = self.trace.steps.n_steady
+        lows = sum(cost.low_ms for cost in costs) * 1e6 * n
+        highs = sum(cost.high_ms for cost in costs) * 1e6 * n
+        naive = sum(cost.naive_ms for cost in costs) * 1e6 * n
+        method = "sum over findings that share no millisecond"
+        edits = [edit for claim in claims for edit in claim.edits]
+        if self.replayed is None or not edits:
+            return self._priced(lows, highs, naive, "bounded", method)
+        other = [one.cost for one in findings if one.cost and one.cost.together_ms is None]
+        together = self.replayed.predict(edits)
+        rest_low = sum(cost.low_ms for cost in other) * 1e6 * n
+        rest_high = sum(cost.high_ms for cost in other) * 1e6 * n
+        high = min(max(together.high_ns, 0.0) * n + rest_high, highs)
+        low = min(max(together.low_ns, 0.0) * n + rest_low, high)
+        cost = self._priced(low, high, naive, "modelled", "one replay with all fixes")
+        return replace(cost, grade=self._grade(together, low, high))
+
+    def together(self, findings: Sequence[Finding], claims: Sequence[Claim]) -> list[Finding]:
+        """Return the findings with the saving of each one and all above it, in this order."""
+        asked = [
+            index
+            for index, (finding, claim) in enumerate(zip(findings, claims, strict=True))
+            if finding.cost is not None and finding.cost.high_ms > 0 and claim.edits
+        ]
+        out = list(findings)
+        if self.replayed is None or not asked:
+            return out
+        savings = self.replayed.cumulative([claims[index].edits for index in asked])
+        for index, saving in zip(asked, savings, strict=True):
+            cost = out[index].cost
+            assert cost is not None
+            out[index] = replace(out[index], cost=replace(cost, together_ms=ms(max(saving, 0.0))))
+        return out
+
+    @property
+    def many_orphans(self) -> bool:
+        """Whether many launches lie outside the recording."""
+        return any(note.code == "orphans" and note.level == "warn" for note in self.notes)
+
+    def _method(self, prediction: Prediction) -> str:
+        n_devices = len(self.trace.devices)
+        parts = ["replay with the fix"]
+        if n_devices > 1:
+            parts.append(f"on all {n_devices} devices, capped by the busiest one's lost time")
+        else:
+            parts.append("capped by the time this finding owns")
+        if prediction.inferred_share >= SURE_INFERRED:
+            share = format_share(prediction.inferred_share)
+            parts.append(f"{share} of it rests on inferred dependencies")
+        return ", ".join(parts)
+
+    def _grade(self, prediction: Prediction, low_ns: float, high_ns: float) -> Grade:
+        facts = self.facts
+        sure = (
+            abs(facts.strict_error) <= SURE_STRICT
+            and facts.unexplained <= SURE_UNEXPLAINED
+            and facts.pinned <= SURE_PINNED
+            and 2 * low_ns >= high_ns
+        )
+        if sure and prediction.inferred_share <= SURE_INFERRED:
+            return "A"
+        return "B" if prediction.inferred_share <= HALF_INFERRED else "C"
+
+    def _priced(self, low_ns: float, high_ns: float, naive_ns: float, basis: Basis, method: str) -> Cost:
+        steps, wall = self.trace.steps, self.wall_ns
+        n = steps.n_steady
+        # per step is an average over the judged steps, and never more than the step itself
+        low, high = min(low_ns / n, wall), min(high_ns / n, wall)
+        return Cost(
+            low_ms=ms(low),
+            high_ms=ms(high),
+            per="step" if len(steps) else "window",
+            of_ms=ms(wall),
+            share_low=round(low / wall, 6),
+            share_high=round(high / wall, 6),
+            naive_ms=ms(naive_ns / n),
+            basis=basis,
+            method=method or "time owned by this finding, each millisecond counted once",
+            grade=_GRADES[basis],
+        )
+
+
+def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]:
+    """Return what each question would change in the step."""
+    trace = pricing.trace
+    per: Literal["step", "window"] = "step" if len(trace.steps) else "window"
+    replayed, wall = pricing.replayed, ms(pricing.wall_ns)
+    if replayed is None:
+        return tuple(Answer(one.text, per, wall, reason=pricing.facts.reason) for one in questions)
+    edits = [one.edits(trace) for one in questions]
+    asked = [index for index, some in enumerate(edits) if some]
+    found = dict(zip(asked, replayed.predict_many([edits[i] for i in asked]), strict=True))
+    out = []
+    for index, question in enumerate(questions):
+        one = found.get(index)
+        if one is None:
+            out.append(Answer(question.text, per, wall, reason="nothing in the recording is that"))
+            continue
+        out.append(
+            Answer(
+                question.text,
+                per,
+                wall,
+                after_ms=ms(replayed.step_ns - one.saving_ns),
+                saving_ms=ms(one.saving_ns),
+                low_ms=ms(one.low_ns),
+                high_ms=ms(one.high_ns),
+                naive_ms=ms(one.naive_ns),
+            )
+        )
+    return tuple(out)

@@ -1,0 +1,256 @@
+"""What one analysis says about one trace: the JSON document of ``torchtriage analyze``.
+
+Field names here are field names there, and the published JSON Schema is generated from these classes.
+Times are ``_ns`` integers on the trace's own clock, or ``_ms`` floats where people compare them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
+from torchtriage.diagnose.runs.result import Recorded
+
+__all__ = [
+    "SCHEMA",
+    "Answer",
+    "DeviceSummary",
+    "KernelSummary",
+    "OpSummary",
+    "PathPiece",
+    "PathSummary",
+    "Replay",
+    "Result",
+    "StepSummary",
+    "Summary",
+    "Suspicion",
+    "TimelineLane",
+    "TraceFacts",
+]
+
+SCHEMA = "torchtriage/1"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The model that savings were replayed with, and how far to trust it (``docs/replay.md``).
+
+    ``strict_error`` : the run told again from its causes alone, against the recorded total, signed
+    share. ``unexplained`` : share of the critical path without a recorded cause. ``pinned`` : share
+    of the total that stays when all work takes no time. ``reason`` : why it is not ``accepted``.
+    ``unprofiled_step_ms`` : the step time it was scaled to, when one was given.
+    """
+
+    accepted: bool
+    reason: str
+    strict_error: float
+    unexplained: float
+    pinned: float
+    n_nodes: int
+    n_edges: int
+    unprofiled_step_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a what-if question would change, per ``per``; savings are negative for a slowdown.
+
+    ``reason`` : why there are no numbers (all None then), else empty.
+    """
+
+    question: str
+    per: Literal["step", "window"]
+    of_ms: float
+    after_ms: float | None = None
+    saving_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    naive_ms: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PathPiece:
+    """A stretch of the critical path: where it runs, on what, and what it waited for first."""
+
+    label: str
+    what: Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]
+    start_ns: int
+    end_ns: int
+    why: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PathSummary:
+    """The critical path of one step (-1: the window), merged to what a screen can show.
+
+    ``shares`` : share of the path by kind of time, from the exact path. ``by_lane`` : by lane.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    shares: dict[str, float]
+    by_lane: dict[str, float]
+    pieces: tuple[PathPiece, ...]
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """One step of the main device: wall boundaries and where its time went."""
+
+    index: int
+    name: str
+    start_ns: int
+    end_ns: int
+    steady: bool
+    classes: TimeClasses | None
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """One accelerator over the window."""
+
+    device: str
+    name: str
+    classes: TimeClasses
+    n_kernels: int
+    n_copies: int
+    n_orphans: int
+    n_streams: int
+    comm_ns: int
+    """Union of communication kernels, exposed or not."""
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """All launches of one kernel inside the window; exact, whatever the table's length."""
+
+    name: str
+    short_name: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    max_ns: int
+    share_of_kernel_sum: float
+    """Of the plain sum of all kernels' durations, communication included."""
+
+
+@dataclass(frozen=True)
+class OpSummary:
+    """All calls of one operator inside the window (host time)."""
+
+    name: str
+    count: int
+    self_ns: int
+    total_ns: int
+    device_ns: int
+
+
+@dataclass(frozen=True)
+class TimelineLane:
+    """One row of the picture: spans merged to what a screen can show.
+
+    ``spans`` rows are ``(start_ns, end_ns, class, name)`` where class is one of ``compute``,
+    ``comm``, ``copy``, ``op``, ``wait``, ``python``, ``loader``, ``step`` and name may be empty.
+    """
+
+    label: str
+    kind: Literal["device", "thread", "steps"]
+    spans: tuple[tuple[int, int, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What happened in the window, before any judgement."""
+
+    window_start_ns: int
+    window_end_ns: int
+    window_basis: str
+    step_ms: float | None
+    """Mean wall time of the steady steps; None when the recording has no steps."""
+    n_steady_steps: int
+    steps: tuple[StepSummary, ...]
+    devices: tuple[DeviceSummary, ...]
+    top_kernels: tuple[KernelSummary, ...]
+    n_kernel_names: int
+    top_ops: tuple[OpSummary, ...]
+    n_op_names: int
+    judged_idle_ns: int
+    """Idle time of the main device in the judged steps; what findings leave is unexplained."""
+    timeline: tuple[TimelineLane, ...]
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What was read: the file, how much of it, and who recorded it."""
+
+    path: str
+    size_bytes: int
+    n_events: int
+    n_rows: int
+    tier: Literal["strict", "repaired", "salvaged"]
+    n_lost: int
+    n_repaired: int
+    loss: tuple[str, ...]
+    vendor: str
+    device_names: tuple[str, ...]
+    torch_flags: tuple[str, ...]
+    rank: int | None
+    world_size: int | None
+    base_time_ns: int | None
+    resolution_ns: int
+    phases: dict[str, int]
+    categories: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A part of the steps that the learned detector holds to be faulty and no finding explains.
+
+    An opinion: it has no cost. ``begins``, ``ends`` : shares of a step (0-1). ``n_steps`` : steps
+    in which it is suspicious. ``start_ns``, ``end_ns`` : in the first of them. ``probability`` :
+    calibrated, the mean over its windows. ``types`` : what it may be, by code; they add up to 1 at
+    most.
+    """
+
+    begins: float
+    ends: float
+    n_steps: int
+    start_ns: int
+    end_ns: int
+    probability: float
+    types: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything one analysis says about one trace."""
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    healthy: bool
+    """True only when nothing worse than a note was found, failed or warned about, and no more than
+    a tenth of the judged time is unexplained idle; ``not_checked`` says what was not judged."""
+    refused: bool
+    trace: TraceFacts
+    notes: tuple[Note, ...]
+    summary: Summary | None
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    crashes: tuple[Crash, ...]
+    joint_cost: Cost | None
+    """What all findings together give back, each millisecond counted once."""
+    checked: tuple[str, ...] = ()
+    """Codes of the patterns that ran to their end with everything they need."""
+    replay: Replay | None = None
+    """The model behind replayed savings; None where nothing was judged."""
+    what_ifs: tuple[Answer, ...] = ()
+    critical_path: PathSummary | None = None
+    recorded: Recorded | None = None
+    """How ``torchtriage run`` recorded it; None for a trace that was given."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """Where the learned detector, when asked, sees more than the findings."""

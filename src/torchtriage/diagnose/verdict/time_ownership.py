@@ -1,0 +1,135 @@
+"""Every millisecond has one owner.
+
+Claims overlap: a late loader also looks launch-bound, a slow kernel may be two kinds of slow. They
+are served in the order of the catalogue, the specific before the generic; each takes what is still
+free of the time it points at, so that savings never add up to more than the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace import Trace
+from torchtriage.diagnose.patterns import Claim, Pattern
+
+__all__ = ["Share", "share_out"]
+
+MOSTLY = 0.5
+"""A claim that loses this much of its time to an owner is explained by it."""
+
+
+@dataclass(eq=False)
+class Share:
+    """What one claim owns, in ns over the judged time.
+
+    ``pieces`` : int64[k, 2], disjoint, in time order; ``owned_ns`` : int64[k], the part of each
+    piece that was still free; ``taken`` is that time as a union. ``naive_ns`` : the plain sum of
+    the claim's spans, for contrast.
+    """
+
+    pattern: Pattern
+    claim: Claim
+    pieces: Spans
+    owned_ns: NDArray[np.int64]
+    low_ns: float
+    high_ns: float
+    naive_ns: int
+    taken: Spans = field(default_factory=lambda: intervals.EMPTY)
+    also_explains: list[str] = field(default_factory=list)
+
+
+def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collection[int] = ()) -> list[Share]:
+    """Give the judged time to the claims, in order of precedence.
+
+    Parameters
+    ----------
+    trace : Trace
+    claims : list of (Pattern, Claim)
+        In any order; served by ``pattern.order``, then the larger claim first.
+    last : collection of int
+        ``id`` of claims that are served after all others.
+
+    Returns
+    -------
+    list of Share
+        One per claim, in the order served. ``low_ns <= high_ns <= sum(owned_ns)``, and all
+        ``owned_ns`` of all shares add up to at most the judged time.
+    """
+    judged = trace.steps.judged
+    free = judged
+    served: list[tuple[Share, Spans]] = []
+    ordered = sorted(
+        claims, key=lambda item: (id(item[1]) in last, item[0].order, -_plain_sum(item[1].spans), item[1].message)
+    )
+    for pattern, claim in ordered:
+        field_of_play = intervals.intersect(judged, _class_time(trace, claim))
+        pieces, source = _disjoint(claim.spans)
+        owned = intervals.covered(pieces, intervals.intersect(free, field_of_play))
+        at_stake = intervals.covered(pieces, field_of_play)
+        low = np.broadcast_to(np.asarray(claim.gain_low, float), len(claim.spans))[source]
+        high = np.broadcast_to(np.asarray(claim.gain_high, float), len(claim.spans))[source]
+        high = np.clip(np.maximum(low, high), 0.0, 1.0)
+        share = Share(
+            pattern,
+            claim,
+            pieces,
+            owned,
+            float((owned * np.clip(low, 0.0, 1.0)).sum()),
+            float((owned * high).sum()),
+            int(intervals.covered(claim.spans, judged).sum()),
+        )
+        mine = intervals.intersect(intervals.union(pieces), field_of_play)
+        total = int(at_stake.sum())
+        for other, theirs in served:
+            overlap = intervals.length(intervals.intersect(mine, theirs))
+            if (
+                total
+                and overlap >= MOSTLY * total
+                and other.pattern.code != pattern.code
+                and pattern.code not in other.also_explains
+            ):
+                other.also_explains.append(pattern.code)
+        taken = intervals.intersect(free, mine)
+        free = intervals.subtract(free, taken)
+        share.taken = taken
+        served.append((share, taken))
+    return [share for share, _ in served]
+
+
+def _class_time(trace: Trace, claim: Claim) -> Spans:
+    """Return the time a claim of this class may be about at all."""
+    if claim.time_class == "none":
+        return intervals.EMPTY
+    if not trace.devices or claim.time_class == "host":
+        return trace.steps.judged
+    device = trace.devices[0]
+    if claim.time_class == "idle":
+        return device.idle
+    if claim.time_class == "comm":
+        return device.communication
+    if claim.time_class == "copy":
+        # a copy's cost includes the idle time it causes
+        return intervals.union(np.concatenate([device.copies, device.idle]))
+    return device.busy
+
+
+def _plain_sum(spans: Spans) -> int:
+    return int((spans[:, 1] - spans[:, 0]).sum())
+
+
+def _disjoint(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
+    """Cut overlapping spans so that each ns belongs to the first; also where each came from."""
+    if not len(spans):
+        return spans, np.empty(0, np.int64)
+    order = np.argsort(spans[:, 0], kind="stable")
+    cut = spans[order].copy()
+    reach = np.maximum.accumulate(cut[:, 1])
+    cut[1:, 0] = np.maximum(cut[1:, 0], reach[:-1])
+    keep = cut[:, 1] > cut[:, 0]
+    return cut[keep], order[keep]

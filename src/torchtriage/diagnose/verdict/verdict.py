@@ -1,0 +1,408 @@
+"""One trace, judged: run the patterns, share out the time, price and rank what is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.errors import PatternError
+from torchtriage.core.finding import (
+    Certainty,
+    Cost,
+    Crash,
+    Example,
+    Finding,
+    Frame,
+    NotChecked,
+    Note,
+    Place,
+    Severity,
+    rank_order,
+)
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.frames import frame_label, module_path, user_stack
+from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
+from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
+from torchtriage.diagnose.replay import parse_what_if
+from torchtriage.diagnose.verdict.critical_path import summarise_path
+from torchtriage.diagnose.verdict.doctor import examine
+from torchtriage.diagnose.verdict.options import DEFAULTS, Options
+from torchtriage.diagnose.verdict.pricing import Pricing, answers
+from torchtriage.diagnose.verdict.result import SCHEMA, Result, Suspicion, TraceFacts
+from torchtriage.diagnose.verdict.summary import summarise
+from torchtriage.diagnose.verdict.time_ownership import Share, share_out
+from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
+
+__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "AsRecorded", "Places", "diagnose"]
+
+HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
+MAX_INTERVALS = 200
+MAX_EXAMPLES = 3
+
+Ints = NDArray[np.int64]
+
+
+class Places(Protocol):
+    """Says where in the user's code a host row is."""
+
+    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
+        """Return the user's frames around a row, innermost first."""
+
+    def module(self, trace: Trace, row: int) -> str:
+        """Return the path of the module a row is in, empty outside."""
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return what could not be told, and why."""
+
+
+class AsRecorded:
+    """The names in the recording, and nothing else."""
+
+    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
+        """Return the user's frames around a row, innermost first."""
+        return user_stack(trace, row)
+
+    def module(self, trace: Trace, row: int) -> str:
+        """Return the classes of the modules a row is in."""
+        return module_path(trace, row)
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return nothing: what was recorded is all there is."""
+        return ()
+
+
+def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Places | None = None) -> Result:
+    """Analyse a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    options : Options
+        Those about reading and source files have been followed already.
+    places : Places, optional
+        Knows more about frames than their recorded names; nothing here opens a source file.
+    """
+    from torchtriage.core.version import __version__
+
+    wanted = {lookup(code).pattern.code for code in options.only}
+    unwanted = {lookup(code).pattern.code for code in options.skip}
+    codes = (wanted or {entry.pattern.code for entry in catalogue()}) - unwanted
+    chosen = [entry for entry in catalogue() if entry.pattern.code in codes]
+    notes = examine(trace)
+    refused = any(note.level == "refuse" for note in notes)
+    findings: list[Finding] = []
+    claims: list[tuple[Pattern, Claim]] = []
+    pricing: Pricing | None = None
+    joint: Cost | None = None
+    not_checked: list[NotChecked] = []
+    crashes: list[Crash] = []
+    checked: list[str] = []
+    if refused:
+        not_checked += [_withheld(entry, notes[0]) for entry in chosen]
+    else:
+        for entry in chosen:
+            _run(trace, entry, notes, claims, not_checked, crashes, checked)
+        pricing = Pricing.of(trace, notes, options.step_ms)
+        findings, joint = _judge(pricing, _unsuppressed(claims), options.min_share, places or AsRecorded())
+        notes += tuple(_replay_notes(pricing, findings))
+        notes += places.notes() if places is not None else ()
+    summary = None if refused else summarise(trace)
+    result = Result(
+        schema=SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        healthy=bool(checked)
+        and not crashes
+        and all(finding.severity == "note" for finding in findings)
+        and all(note.level == "info" for note in notes)
+        and unexplained_idle(trace, findings) < MUCH_IDLE,
+        refused=refused,
+        trace=_facts(trace),
+        notes=notes,
+        summary=summary,
+        findings=tuple(findings),
+        not_checked=tuple(not_checked),
+        crashes=tuple(crashes),
+        joint_cost=joint,
+        checked=tuple(checked),
+        replay=pricing.facts if pricing else None,
+        what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
+        critical_path=summarise_path(trace) if pricing and pricing.replayed else None,
+        suspicions=_suspicions(trace, findings) if options.detector and not refused else (),
+    )
+    return replace(result, verdict=sentences(trace, result, options.min_share))
+
+
+def _suspicions(trace: Trace, findings: Sequence[Finding]) -> tuple[Suspicion, ...]:
+    # only who asks for the detector waits for it to load
+    from torchtriage.diagnose.verdict.detector_hints import suspicions
+
+    return suspicions(trace, findings)
+
+
+# -- patterns ----------------------------------------------------------------------------------
+
+
+def _run(
+    trace: Trace,
+    entry: PatternEntry,
+    notes: tuple[Note, ...],
+    claims: list[tuple[Pattern, Claim]],
+    not_checked: list[NotChecked],
+    crashes: list[Crash],
+    checked: list[str],
+) -> None:
+    pattern = entry.pattern
+    missing = missing_needs(pattern, trace)
+    if missing:
+        not_checked.append(
+            NotChecked(
+                pattern.code,
+                pattern.name,
+                tuple(NEEDS[need][1] for need in missing),
+                "; ".join(NEEDS[need][2] for need in missing),
+            )
+        )
+        return
+    try:
+        found = [_sound(trace, claim) for claim in entry.find(trace)]
+    except Exception as error:  # one broken pattern must not take the others along
+        crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
+        return
+    incomplete = {note.code for note in notes} & {"missing-kernels", "cut-window"}
+    idle = [claim for claim in found if claim.time_class == "idle"]
+    if idle and incomplete:
+        # idle time in a recording without all its GPU rows proves nothing
+        not_checked.append(
+            NotChecked(
+                pattern.code, pattern.name, ("complete GPU rows",), "record whole steps without filtering or slicing"
+            )
+        )
+        found = [claim for claim in found if claim.time_class != "idle"]
+    else:
+        checked.append(pattern.code)
+    claims += [(pattern, claim) for claim in found]
+
+
+def _withheld(entry: PatternEntry, refusal: Note) -> NotChecked:
+    return NotChecked(entry.pattern.code, entry.pattern.name, ("recording that can be judged",), refusal.fix)
+
+
+def _sound(trace: Trace, claim: Claim) -> Claim:
+    """Return the claim, or raise: what it says about rows and time must make sense."""
+    rows, spans = np.asarray(claim.rows), np.asarray(claim.spans)
+    if spans.ndim != 2 or spans.shape[1] != 2 or spans.dtype.kind != "i":
+        raise PatternError(f"expected spans int64[k, 2], found {spans.dtype}{list(spans.shape)}")
+    if len(rows) and not (rows.dtype.kind in "iu" and 0 <= rows.min() <= rows.max() < len(trace)):
+        raise PatternError("expected rows of the trace, found others")
+    for gain in (claim.gain_low, claim.gain_high):
+        values = np.asarray(gain, float)
+        if values.shape not in ((), (len(spans),)) or not np.isfinite(values).all():
+            raise PatternError("expected one finite gain, or one for each span")
+    return claim
+
+
+def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Claim]]:
+    gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
+    return [item for item in claims if item[0].code not in gone]
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def _judge(
+    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Places
+) -> tuple[list[Finding], Cost | None]:
+    """Return the ranked findings, and what they give back together."""
+    trace = pricing.trace
+    predictions = pricing.predict([claim for _, claim in claims])
+    of_claim = {id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)}
+    shares = share_out(trace, claims)
+    # time whose loss costs little is left to those whose fix would win it
+    hidden = {id(share.claim) for share in shares if pricing.hides(share, of_claim[id(share.claim)])}
+    if hidden:
+        shares = share_out(trace, claims, last=hidden)
+    entries = {entry.pattern.code: entry for entry in catalogue()}
+    found: list[tuple[Finding, Claim]] = []
+    for share in shares:
+        cost = pricing.cost(share, of_claim[id(share.claim)])
+        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share, places)
+        if finding is not None:
+            found.append((finding, share.claim))
+    found.sort(key=lambda item: rank_order(item[0]))
+    ranked = [claim for _, claim in found]
+    findings = pricing.together([finding for finding, _ in found], ranked)
+    return findings, pricing.joint(findings, ranked)
+
+
+def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
+    """Yield why savings are not replayed, or what a replay would need."""
+    timed = any(finding.cost is not None and finding.cost.high_ms > 0 for finding in findings)
+    facts = pricing.facts
+    if not facts.accepted and (timed or facts.unprofiled_step_ms is not None):
+        yield Note(
+            "no-replay",
+            "info",
+            f"savings are interval arithmetic, not replayed: {facts.reason}",
+            "record whole steps, with the host and every device",
+            {"strict_error": facts.strict_error, "unexplained": facts.unexplained, "pinned": facts.pinned},
+        )
+
+
+def _finding(
+    pricing: Pricing, share: Share, entry: PatternEntry, cost: Cost | None, min_share: float, places: Places
+) -> Finding | None:
+    trace, claim, pattern = pricing.trace, share.claim, share.pattern
+    at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
+    worth = cost is not None and max(cost.share_high, at_stake) >= min_share
+    if not claim.always and not worth:
+        return None
+    certainty: Certainty = claim.certainty
+    if claim.time_class == "idle" and pricing.many_orphans:
+        certainty = "hint"
+    rows = claim.rows
+    return Finding(
+        code=pattern.code,
+        name=pattern.name,
+        family=pattern.family,
+        title=pattern.title,
+        # hidden behind other work: worth knowing, not worth fixing first
+        severity="note"
+        if cost is not None and not claim.always and cost.share_high < min_share
+        else _severity(pattern, cost, certainty),
+        certainty=certainty,
+        message=claim.message,
+        place=_place(trace, share, places),
+        cost=cost,
+        evidence=_evidence(trace, claim),
+        fix=claim.fix or entry.fix,
+        idle_ns=_idle_ns(trace, share),
+        n_events=len(rows),
+        also_explains=tuple(sorted(share.also_explains)),
+    )
+
+
+_STEP = re.compile(r"(?<=_per_)step$|(?<=share_of_)step$")
+
+
+def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
+    """Return the evidence with keys that name the denominator there is: step or window."""
+    if len(trace.steps):
+        return claim.evidence
+    return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
+
+
+def _idle_ns(trace: Trace, share: Share) -> int:
+    if not trace.devices:
+        return 0
+    return intervals.length(intervals.intersect(share.taken, trace.devices[0].idle))
+
+
+def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+    if cost is None or cost.high_ms == 0:
+        if pattern.family == "measure":
+            return "note"
+        return "medium" if certainty == "certain" else "low"
+    middle = (cost.share_low + cost.share_high) / 2
+    if middle >= HIGH_SHARE and certainty != "hint":
+        return "high"
+    return "medium" if middle >= MEDIUM_SHARE else "low"
+
+
+def _place(trace: Trace, share: Share, places: Places) -> Place:
+    claim = share.claim
+    rows = claim.rows
+    anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
+    host = _host_row(trace, anchor)
+    ops: tuple[str, ...] = ()
+    stack: tuple[Frame, ...] = ()
+    module = lane = ""
+    if host >= 0:
+        chain = [one for one in [host, *trace.tree.chain(host)] if trace.hosts[one]]
+        ops = tuple(
+            frame_label(trace.name_of(one))
+            for one in reversed(chain[:8])
+            if not trace.name_of(one).startswith("ProfilerStep#")
+        )
+        stack = places.stack(trace, host)
+        module = places.module(trace, host)
+    if anchor >= 0:
+        lane = trace.lane_label(int(trace.lane[anchor]))
+    owned = share.taken[:, 1] - share.taken[:, 0]
+    top = np.sort(_largest(owned, MAX_INTERVALS))
+    works = trace.works[rows]
+    step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
+    judged = rows[trace.steps.in_steady(step_of)]
+    longest = judged[_largest(trace.dur_ns[judged], MAX_EXAMPLES)].tolist()
+    return Place(
+        steps=tuple(distinct(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
+        intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
+        lane=lane,
+        ops=ops,
+        frame=stack[0] if stack else None,
+        stack=stack,
+        module=module,
+        examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:MAX_EXAMPLES]),
+    )
+
+
+def _largest(values: Ints, n: int) -> Ints:
+    """Return where the largest values stand, largest first, equal ones in order."""
+    if len(values) <= n:
+        return np.argsort(-values, kind="stable")
+    # a finding may own millions of rows, and only the first few are shown
+    at = np.flatnonzero(values >= np.partition(values, -n)[-n])
+    return at[np.argsort(-values[at], kind="stable")[:n]]
+
+
+def _host_row(trace: Trace, row: int) -> int:
+    """Return the host row behind any row: itself, or the call that enqueued it."""
+    if row < 0 or trace.hosts[row] or trace.kind[row] == Kind.PYTHON:
+        return row
+    return int(trace.links.call[row])
+
+
+def _example(trace: Trace, row: int) -> Example:
+    lane = trace.lanes[trace.lane[row]]
+    return Example(
+        event=row,
+        name=frame_label(trace.name_of(row)),
+        start_ns=int(trace.start_ns[row]),
+        dur_ns=int(trace.dur_ns[row]),
+        pid=lane.pid,
+        tid=lane.tid,
+    )
+
+
+# -- facts --------------------------------------------------------------------------------------
+
+
+def _facts(trace: Trace) -> TraceFacts:
+    origin, report = trace.origin, trace.report
+    counts = np.bincount(trace.cat, minlength=len(trace.cats)).tolist()
+    return TraceFacts(
+        path=report.path,
+        size_bytes=report.size_bytes,
+        n_events=report.n_events,
+        n_rows=len(trace),
+        tier=report.tier,  # type: ignore[arg-type]
+        n_lost=report.n_lost,
+        n_repaired=report.n_repaired,
+        loss=report.loss,
+        vendor=origin.vendor,
+        device_names=origin.device_names,
+        torch_flags=origin.flags,
+        rank=origin.rank,
+        world_size=origin.world_size,
+        base_time_ns=origin.base_time_ns,
+        resolution_ns=trace.resolution_ns,
+        phases=report.phases,
+        categories=dict(sorted(zip(trace.cats, counts, strict=True))),
+    )

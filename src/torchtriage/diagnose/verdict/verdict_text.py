@@ -1,0 +1,126 @@
+"""The verdict in three sentences: where the time goes, what costs most, how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Finding
+from torchtriage.core.trace import Trace
+from torchtriage.core.units import format_ms, format_ns, format_share
+from torchtriage.diagnose.verdict.result import Result
+
+__all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
+
+
+def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str, str]:
+    """Return three sentences: where the time goes, what costs most, how far to trust it."""
+    refusals = [note for note in result.notes if note.level == "refuse"]
+    if refusals:
+        first = refusals[0]
+        return (
+            f"No verdict: {first.message}.",
+            f"{first.fix[:1].upper()}{first.fix[1:]}.",
+            f"{trace.report.n_events} events were read.",
+        )
+    limits = [note.message for note in result.notes if note.level == "warn"]
+    n_missing, n_failed = len(result.not_checked), len(result.crashes)
+    trust = (
+        f"{_many(result.checked, 'pattern')} checked"
+        + (f", {n_missing} not checked (see torchtriage doctor)" if n_missing else "")
+        + (f", {n_failed} failed" if n_failed else "")
+    )
+    if limits:
+        trust = f"Limited trust: {'; '.join(limits[:2])}"
+    return _where_time_goes(trace), _costliest(trace, result, min_share), f"{trust}."
+
+
+_BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
+_OTHER_THAN_COMPUTE = {
+    "comm_only_ns": "only communicating",
+    "copy_only_ns": "only copying",
+    "idle_host_late_ns": "idle because the host is late",
+    "idle_queued_ns": "idle with work queued",
+    "idle_unknown_ns": "idle for unknown reasons",
+}
+WORTH_SAYING = 0.02
+
+
+def _where_time_goes(trace: Trace) -> str:
+    steps = trace.steps
+    over = (
+        f"{_many(np.flatnonzero(steps.steady), 'steady step')} of {format_ns(steps.wall_ns)}"
+        if len(steps)
+        else f"one window of {format_ns(trace.window.wall_ns)}"
+    )
+    if not trace.devices:
+        return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
+    device = trace.devices[0]
+    pieces = device.classes(steps.judged)
+    wall = max(sum(one.wall_ns for one in pieces), 1)
+
+    def share(field: str) -> float:
+        return float(sum(getattr(one, field) for one in pieces) / wall)
+
+    parts = [
+        f"{format_share(share(field))} {label}"
+        for field, label in _OTHER_THAN_COMPUTE.items()
+        if share(field) >= WORTH_SAYING
+    ]
+    busy = format_share(sum(map(share, _BUSY)))
+    tail = f" ({', '.join(parts)})" if parts else ""
+    return f"{device.name or 'GPU'} is busy {busy} of {over}{tail}."
+
+
+def _costliest(trace: Trace, result: Result, min_share: float) -> str:
+    findings, joint = result.findings, result.joint_cost
+    timed = [(one, one.cost) for one in findings if one.cost and one.cost.high_ms > 0]
+    if timed and joint is not None:
+        first, cost = timed[0]
+        more = f"; with {_many(timed[1:], 'more finding')} up to {format_ms(joint.high_ms)}"
+        return (
+            f"Costliest: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
+            f" {format_ms(cost.of_ms)} per {cost.per}{more if len(timed) > 1 else ''}."
+        )
+    if not result.checked:
+        return "Nothing was checked."
+    whole = "a step" if len(trace.steps) else "the window"
+    share = unexplained_idle(trace, findings)
+    much = format_share(share) if share >= MUCH_IDLE else ""
+    if findings and much:
+        return f"No finding explains that the device stands idle for {much} of {whole}."
+    if findings:
+        return f"No lost time found; {_many(findings, 'thing')} to know: {findings[0].title} ({findings[0].code})."
+    idle = f", yet the device stands idle for {much} of it" if much else ""
+    return f"Nothing found that gives back {format_share(min_share)} of {whole} or more{idle}."
+
+
+MUCH_IDLE = 0.10
+"""Idle time of this share of the judged time is a problem even when no pattern names it."""
+
+
+def unexplained_idle(trace: Trace, findings: Iterable[Finding]) -> float:
+    """Return the share of the judged time that the main device is idle and no finding owns."""
+    if not trace.devices:
+        return 0.0
+    judged = trace.steps.judged
+    idle = intervals.length(intervals.intersect(trace.devices[0].idle, judged))
+    rest = idle - sum(finding.idle_ns for finding in findings)
+    return max(rest, 0) / max(intervals.length(judged), 1)
+
+
+def _many(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
+
+
+def _range(low_ms: float, high_ms: float) -> str:
+    if low_ms <= 0:
+        return f"up to {format_ms(high_ms)}"
+    low, high = format_ms(low_ms), format_ms(high_ms)
+    if low == high:
+        return low
+    if low.split(" ")[1] == high.split(" ")[1]:
+        return f"{low.split(' ')[0]}-{high}"
+    return f"{low}-{high}"

@@ -1,0 +1,1 @@
+"""Trainers, notebooks and pytest."""

@@ -1,0 +1,270 @@
+"""What was measured as a run of the gate's store, and held against the runs stored before.
+
+One pytest session is one process, so a time is compared as one more recording: it is told apart
+from the baseline by Student's prediction interval over the baseline's recordings. Two programs
+measured in turns, as ``torchtriage gate check --against REV`` does, tell much smaller changes.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtriage.core.machine import gather_machine, variables
+from torchtriage.core.samples import Machine, Run, Series, Session
+from torchtriage.core.stats.difference import student_tail
+from torchtriage.core.stats.session_comparison import session_value
+from torchtriage.core.units import format_count
+from torchtriage.core.version import __version__
+from torchtriage.integrations.pytest.check import Check
+from torchtriage.measure.gate.baseline_selection import find_baseline
+from torchtriage.measure.gate.formatting import amount, change, commit, short
+from torchtriage.measure.gate.revision import find_revision
+from torchtriage.measure.gate.row_verdict import MAX_REGRESS
+from torchtriage.measure.gate.run import HOST
+from torchtriage.measure.gate.store import DEFAULT_STORE, Store, open_store
+
+if TYPE_CHECKING:
+    from torchtriage.core.machine import Noise
+    from torchtriage.integrations.pytest.measure import Memory, Timing
+    from torchtriage.measure.gate.revision import GitRevision
+
+__all__ = ["Baseline", "compare", "series_of"]
+
+ALPHA = 0.01
+"""How often a pytest run of unchanged code may fail for its times, all tests together."""
+MISS = 0.05
+"""How often a change of the smallest size of interest may pass as none, test by test."""
+LEAST_RUNS = 3
+STATISTIC = {"latency": "low", "memory": "peak"}
+OWN = frozenset({HOST, "torchtriage", "committed_at_s", "uncommitted changes"})
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Where recordings are kept, and which of them are compared with.
+
+    ``place`` : as of ``open_store``; None for the default one. ``record`` : write instead of
+    compare. ``base`` : a branch or commit, None for main. ``folder`` : in the repository.
+    ``n_tests`` : how many tests of this run measure: their error rates add up.
+    """
+
+    place: str | None
+    record: bool
+    base: str | None
+    folder: Path
+    n_tests: int
+
+    def run_of(self, benchmark: str, series: Sequence[Series], noise: Noise) -> Run:
+        """Return what was measured, with commit, machine and versions."""
+        revision = _revision(self.folder)
+        found = {**_versions(), **variables(), **revision.environment, HOST: str(noise), "torchtriage": __version__}
+        return Run(
+            benchmark=benchmark,
+            commit=revision.commit,
+            branch=revision.branch,
+            parent=revision.parent,
+            recorded_at_s=time.time(),
+            machine=_machine(),
+            environment=tuple(sorted(found.items())),
+            series=tuple(series),
+        )
+
+    def store(self, run: Run) -> str:
+        """Store a run; return what was done.
+
+        Raises
+        ------
+        StoreError, SampleError
+            It cannot be stored.
+        """
+        with self._open(create=True) as store:
+            store.add(run)
+            at = f" at {commit(run.commit)}" if run.commit else ""
+            return f"recorded{at} in {store.name}"
+
+    def find(self, run: Run) -> tuple[tuple[Run, ...], str]:
+        """Return the runs to compare with, and how they are called; none where there are none.
+
+        Raises
+        ------
+        StoreError
+            There is no store, or it cannot be read.
+        """
+        names = [self.base] if self.base is not None else ["main", "master", run.branch]
+        # who asks has recorded before the last edit: the own commit is a baseline, too
+        asked = replace(run, commit="")
+        with self._open(create=False) as store:
+            for name in names:
+                found = find_baseline(store, [asked], name, folder=self.folder)
+                if found:
+                    return found, name or "the recordings before"
+        return (), names[0]
+
+    def _open(self, *, create: bool) -> Store:
+        if create and self.place is None:
+            Path(DEFAULT_STORE).parent.mkdir(parents=True, exist_ok=True)
+        return open_store(self.place, create=create)
+
+
+@cache
+def _revision(folder: Path) -> GitRevision:
+    return find_revision(folder)
+
+
+@cache
+def _machine() -> Machine:
+    return gather_machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("numpy", "torch", "triton"):
+        if name in sys.modules:
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def series_of(timing: Timing, counts: Mapping[str, float], memory: Memory | None) -> tuple[Series, ...]:
+    """Return what was measured as series of one session; ``counts`` by metric."""
+    wall = tuple(one / 1e9 for one in timing.wall_ns)
+    cpu = tuple(one / 1e9 for one in timing.cpu_ns)
+    out = [Series("step time", "s", "lower", "latency", (Session(wall, cpu),))]
+    out += [Series(name, "1", "lower", "count", (Session((float(value),)),)) for name, value in counts.items()]
+    if memory is not None:
+        name = "peak device memory" if memory.device else "peak host memory"
+        session = Session((float(memory.peak_bytes),))
+        out.append(Series(name, "B", "lower", "memory", (session,)))
+    return tuple(out)
+
+
+def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> list[Check]:
+    """Return a check of each metric against the stored runs."""
+    if not before:
+        return [Check("baseline", "not checked", f"nothing is recorded for {label}; pytest --perf-record records it")]
+    like = [one for one in before if one.machine.fingerprint == run.machine.fingerprint]
+    if not like:
+        return [
+            Check(
+                "baseline",
+                "not checked",
+                f"{label} was recorded on an unlike machine ({_unlike(before[0], run)});"
+                " pytest --perf-record on this one",
+            )
+        ]
+    differs = _differs(like, run)
+    return [
+        _compared(one, [found for other in like for found in _same(one, other)], label, differs, n_tests)
+        for one in run.series
+    ]
+
+
+def _same(series: Series, run: Run) -> list[Series]:
+    def what(one: Series) -> tuple[str, str, str, str]:
+        return one.metric, one.unit, one.better, one.kind
+
+    return [one for one in run.series if what(one) == what(series)]
+
+
+def _unlike(before: Run, after: Run) -> str:
+    one, other = dict(before.machine.fields), dict(after.machine.fields)
+    names = ("cpu", "cores", "memory", "gpu", "gpus", "driver", "os", "architecture")
+    differ = [
+        f"{name} {one.get(name, 'none')} / {other.get(name, 'none')}"
+        for name in names
+        if one.get(name) != other.get(name)
+    ]
+    return "; ".join(differ) or "not told"
+
+
+def _differs(before: Sequence[Run], after: Run) -> str:
+    """Return what else than the code differs from the newest recording."""
+    one = dict(max(before, key=lambda run: run.recorded_at_s).environment)
+    other = dict(after.environment)
+    differ = [
+        f"{name} {one[name]} / {other[name]}"
+        for name in sorted(one.keys() & other.keys() - OWN)
+        if one[name] != other[name]
+    ]
+    return f"more than the code differs: {'; '.join(differ)[:300]}" if differ else ""
+
+
+def _compared(series: Series, before: Sequence[Series], label: str, differs: str, n_tests: int) -> Check:
+    metric = f"{series.metric} against {label}"
+    if not before:
+        return Check(metric, "not checked", "the recordings do not have it; --perf-record adds it")
+    lines = (differs,) if differs else ()
+    if series.kind == "count":
+        return _counted(metric, series, before, lines)
+    return _timed(metric, series, before, lines, n_tests)
+
+
+def _counted(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...]) -> Check:
+    now = series.sessions[0].values[0]
+    known = sorted(value for one in before for value in one.sessions[0].values)
+    ends = f"{known[0]:,.0f}" if known[0] == known[-1] else f"{known[0]:,.0f} to {known[-1]:,.0f}"
+    said = f"{now:,.0f}, {ends} in {format_count(len(before), 'recording')}"
+    if now <= known[-1]:
+        return Check(metric, "within", said)
+    fix = "where: perf_gate with a budget for it names the lines"
+    return Check(metric, "over", f"{said}: {now - known[-1]:,.0f} more", (fix, *lines))
+
+
+def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...], n_tests: int) -> Check:
+    import numpy as np
+
+    interest = MAX_REGRESS[series.kind]
+
+    def value(one: Series) -> float:
+        values = np.asarray(one.sessions[0].values, dtype=np.float64)
+        found = session_value(values, STATISTIC[series.kind])  # type: ignore[arg-type]
+        return found
+
+    if min(min(one.sessions[0].values) for one in (series, *before)) <= 0:
+        return Check(metric, "not checked", "a recording of zero has no ratio")
+    now = value(series)
+    known = np.array([value(one) for one in before])
+    ends = " to ".join(dict.fromkeys(amount(one, series.unit) for one in (known.min(), known.max())))
+    n = len(known)
+    said = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
+    if n < LEAST_RUNS:
+        return Check(
+            metric,
+            "inconclusive",
+            f"{said}; {LEAST_RUNS} recordings or more tell what varies by itself: pytest --perf-record again",
+        )
+    logs = np.log(known)
+    ratio = math.exp(math.log(now) - float(logs.mean()))
+    said = f"{said}: {change(ratio)}"
+    spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)
+    slower = math.log(ratio)
+    least = math.log1p(interest)
+    if spread == 0:
+        verdict = "over" if slower >= least else "within"
+        shown = verdict == "over"
+    else:
+        shown = slower >= least and student_tail(slower / spread, n - 1) < ALPHA / n_tests
+        none = least > slower and student_tail((least - slower) / spread, n - 1) < MISS
+        verdict = "over" if shown else "within" if none else "inconclusive"
+    if shown:
+        how = "where: torchtriage compare BEFORE AFTER of two recordings names the cause"
+        return Check(metric, "over", said, (how, *lines))
+    if verdict == "within":
+        return Check(metric, "within", said)
+    return Check(
+        metric,
+        "inconclusive",
+        f"{said}; a change of {short(interest)} cannot be told from what recordings vary by; record"
+        " more, or measure both in turns: torchtriage gate check --against REV -- CMD",
+    )

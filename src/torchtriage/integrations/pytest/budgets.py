@@ -1,0 +1,81 @@
+"""What a user may limit, and whether what is written can be meant."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+from torchtriage.core.errors import UsageError
+
+__all__ = ["BUDGETS", "COMPILER", "LIMITS", "read_budgets"]
+
+BUDGETS = {
+    "step_ms": "step time",
+    "kernels_per_step": "kernels a step",
+    "syncs_per_step": "synchronisations a step",
+    "graph_breaks": "graph breaks",
+    "recompiles": "recompilations",
+    "graphs": "graphs",
+    "peak_memory_mb": "peak memory",
+}
+"""Names of budgets, and how people call what they limit."""
+COMPILER = frozenset({"graph_breaks", "recompiles", "graphs"})
+LIMITS = {f"max_{name}": name for name in ("graph_breaks", "recompiles", "graphs")}
+"""Names in ``torch_compile``, and the budgets they are."""
+_MEASURED = frozenset({"step_ms", "peak_memory_mb"})
+"""Everything else is counted."""
+
+
+def read_budgets(
+    given: Mapping[str, Any], *, where: str, positional: Iterable[Any] = (), names: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """Return budgets by name.
+
+    Parameters
+    ----------
+    given : mapping
+        What the user wrote, by the name it was given.
+    where : str
+        For messages: ``@pytest.mark.perf_budget``.
+    positional : iterable
+        What was given without a name.
+    names : mapping, optional
+        Names that can be given, and the budgets they are; ``BUDGETS`` as they are.
+
+    Raises
+    ------
+    UsageError
+        A name is not known, a number cannot be meant, or there is none.
+    """
+    known = names or {name: name for name in BUDGETS}
+    listed = ", ".join(known)
+    unnamed = list(positional)
+    if unnamed:
+        raise UsageError(
+            f"expected names with numbers, found {unnamed[0]!r} alone",
+            where=where,
+            hint=f"{next(iter(known))}={unnamed[0]!r}; names: {listed}",
+        )
+    found = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"names: {listed}"
+            raise UsageError(f"no budget is called {name!r}", where=where, hint=hint)
+        found[known[name]] = _number(known[name], value, f"{where}: {name}")
+    return found
+
+
+def _number(budget: str, value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"expected a number, found {value!r}", where=where)
+    number = float(value)
+    counted = budget not in _MEASURED
+    wanted = "a count from 0" if counted else "a number above 0"
+    fine = math.isfinite(number) and (number >= 0 if counted else number > 0)
+    if not fine or (counted and number != int(number)):
+        raise UsageError(f"expected {wanted}, found {value!r}", where=where)
+    return number

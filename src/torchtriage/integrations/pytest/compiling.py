@@ -1,0 +1,284 @@
+"""What torch.compile did in this process while it was watched: read from its own structured log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtriage.core.errors import LogError, MissingExtraError
+from torchtriage.core.finding import Fix
+from torchtriage.core.units import format_count, format_ms
+from torchtriage.integrations.pytest.budgets import LIMITS, read_budgets
+from torchtriage.integrations.pytest.check import Check
+
+if TYPE_CHECKING:
+    from torchtriage.compile.logs.result import CompileResult
+    from torchtriage.core.record.structured_log import StructuredLog
+
+__all__ = ["CompileGate", "CompileLog", "Compiled", "counts", "is_loaded", "judge_compiler", "need_torch"]
+
+N_SHOWN = 4
+OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+
+
+def need_torch(where: str) -> None:
+    """Raise where torch is not installed.
+
+    Raises
+    ------
+    MissingExtraError
+        ``where`` : what asks for it.
+    """
+    if find_spec("torch") is None:
+        raise MissingExtraError("needs torch, which is not installed here", where=where, hint="pip install torch")
+
+
+class CompileLog:
+    """Everything the compiler logs from ``start`` to ``stop``.
+
+    ``afresh`` : drop compiled code at the start: what is compiled already would not be seen, and a
+    test must not depend on those before it. ``found_code`` : something had been compiled before.
+    """
+
+    def __init__(self, *, afresh: bool = True) -> None:
+        self.found_code = False
+        self._afresh = afresh
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._log: StructuredLog | None = None
+        self._silenced: list[logging.Handler] = []
+
+    def start(self) -> None:
+        """Begin to listen."""
+        import torch._dynamo
+        from torch._dynamo.utils import counters
+        from torch._logging import _internal
+
+        from torchtriage.core.record.structured_log import StructuredLog
+
+        if self._afresh:
+            torch._dynamo.reset()
+        else:
+            self.found_code = counters["frames"]["total"] > 0
+        # pytest captures this logger, too, and would show thousands of empty lines
+        for other in list(_internal.trace_log.handlers):
+            if type(other).__module__.startswith("_pytest."):
+                _internal.trace_log.removeHandler(other)
+                self._silenced.append(other)
+        self._folder = tempfile.TemporaryDirectory(prefix="torchtriage-")
+        self._log = StructuredLog(Path(self._folder.name))
+        self._log.start()
+
+    def result(self) -> CompileResult | None:
+        """Return what the log says so far; None where nothing was compiled."""
+        from torchtriage.compile.logs.judge import judge
+        from torchtriage.compile.logs.read import read_logs
+
+        assert self._folder is not None
+        try:
+            logs, _ = read_logs([self._folder.name])
+        except LogError:
+            return None
+        result = judge(logs)
+        return result if any(one.n_compiles for one in result.processes) else None
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._log is not None:
+            from torch._logging import _internal
+
+            self._log.stop()
+            for other in self._silenced:
+                _internal.trace_log.addHandler(other)
+            self._silenced.clear()
+            self._log = None
+
+    def close(self) -> None:
+        """Stop, and drop the log."""
+        self.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def judge_compiler(
+    result: CompileResult | None, budgets: Mapping[str, float], *, during: str, found_code: bool = False
+) -> list[Check]:
+    """Return a check for each budget of the compiler, of graphs last.
+
+    ``during`` : ``in the test``. ``found_code`` : something had been compiled before.
+    """
+    budgets = {name: budgets[name] for name in _METRICS if name in budgets}
+    found = [_check(result, name, limit, during, found_code) for name, limit in budgets.items()]
+    if any(one.verdict == "over" for one in found[:-1]) and found[-1].metric == "graphs":
+        # why there are more graphs is said by then
+        found[-1] = replace(found[-1], lines=found[-1].lines[:1])
+    return found
+
+
+def counts(result: CompileResult) -> dict[str, int]:
+    """Return what can be limited: breaks of one cause at one line count once."""
+    return {
+        "graph_breaks": len(result.breaks),
+        "recompiles": sum(one.count for one in result.recompiles),
+        "graphs": sum(one.n_graphs or 0 for one in result.processes),  # None: of text logs alone
+    }
+
+
+_METRICS = {"graph_breaks": "graph breaks", "recompiles": "recompilations", "graphs": "graphs"}
+
+
+def _check(result: CompileResult | None, name: str, limit: float, during: str, found_code: bool) -> Check:
+    metric = _METRICS[name]
+    if result is None and found_code:
+        if name != "graph_breaks":
+            return Check(metric, "within", f"0 {during}, budget {limit:g}")
+        why = f"nothing was compiled {during}, and breaks of what was before are not seen"
+        return Check(metric, "not checked", why)
+    if result is None:
+        off = next((one for one in OFF if os.environ.get(one, "0") not in ("", "0")), None)
+        why = f"${off} is set" if off else f"torch.compile compiled nothing {during}"
+        return Check(metric, "not checked", why)
+    found = counts(result)[name]
+    said = f"{found:,} {during}, budget {limit:g}"
+    if found <= limit:
+        return Check(metric, "within", said)
+    lines = {"graph_breaks": _break_lines, "recompiles": _recompile_lines, "graphs": _graph_lines}
+    return Check(metric, "over", said, tuple(lines[name](result)))
+
+
+def _break_lines(result: CompileResult) -> Iterator[str]:
+    from torchtriage.compile.logs import formatting
+
+    for number, one in enumerate(result.breaks[:N_SHOWN], 1):
+        id = f" [{one.id}]" if one.id else ""
+        yield f"{number}. {formatting.graph_break(one)}: {formatting.cut(one.type, 90)}{id}"
+        if one.explanation:
+            yield f"   why: {formatting.cut(one.explanation, 200)}"
+        yield from _fix(one.fix)
+    yield from _more(len(result.breaks))
+
+
+def _recompile_lines(result: CompileResult) -> Iterator[str]:
+    from torchtriage.compile.logs import formatting
+
+    for number, one in enumerate(result.recompiles[:N_SHOWN], 1):
+        seen = f" ({formatting.values(one)})" if one.values else ""
+        took = f", {format_ms(one.total_ms)}" if one.total_ms else ""
+        yield (
+            f"{number}. {formatting.place(one.function)}: {formatting.recompile(one)} changed{seen},"
+            f" {format_count(one.count, 'time')}{took}"
+        )
+        yield f"   guard: {formatting.cut(one.guard, 160)}"
+        if one.limit:
+            yield "   the recompile limit is reached: later calls run uncompiled"
+        yield f"   {formatting.cures(one)}"
+        yield from _fix(one.fix)
+    yield from _more(len(result.recompiles))
+
+
+def _graph_lines(result: CompileResult) -> Iterator[str]:
+    from torchtriage.compile.logs import formatting
+
+    yield (
+        f"from {format_count(len(result.breaks), 'graph break')} and"
+        f" {format_count(counts(result)['recompiles'], 'recompilation')}"
+    )
+    if result.breaks or result.recompiles:
+        yield from _break_lines(result)
+        yield from _recompile_lines(result)
+        return
+    for one in result.functions[:N_SHOWN]:
+        yield f"{formatting.place(one.frame)}: {formatting.function(one)}"
+    yield from _more(len(result.functions))
+
+
+def _fix(fix: Fix) -> Iterator[str]:
+    yield f"   fix: {fix.text}"
+    if fix.code:
+        yield from (f"        {line}" for line in fix.code.splitlines())
+
+
+def _more(n: int) -> Iterator[str]:
+    if n > N_SHOWN:
+        yield f"and {n - N_SHOWN} more"
+
+
+class Compiled:
+    """What a watched block came to, once it has ended.
+
+    ``result`` : what ``torchtriage compile`` says; None where nothing was compiled in the block.
+    ``found_code`` : something had been compiled before.
+    """
+
+    result: CompileResult | None = None
+    found_code = False
+
+    @property
+    def graph_breaks(self) -> int | None:
+        """Breaks of one cause at one line, once each; None where nothing was compiled."""
+        return None if self.result is None else counts(self.result)["graph_breaks"]
+
+    @property
+    def recompiles(self) -> int | None:
+        """Compilations of what was compiled before; None where nothing ever was."""
+        return self._count("recompiles")
+
+    @property
+    def graphs(self) -> int | None:
+        """Compiled graphs; None where nothing ever was compiled."""
+        return self._count("graphs")
+
+    def _count(self, name: str) -> int | None:
+        if self.result is None:
+            return 0 if self.found_code else None
+        return counts(self.result)[name]
+
+
+class CompileGate:
+    """The fixture ``compile_gate``. ``say`` : takes the checks of each block."""
+
+    def __init__(self, say: Callable[[list[Check], str], None]) -> None:
+        self._say = say
+
+    @contextlib.contextmanager
+    def __call__(self, **limits: float) -> Iterator[Compiled]:
+        """Watch the compiler in a block, and fail where it does more than the limits allow.
+
+        What was compiled before stays, so that a block can show that nothing is compiled anew.
+
+        Parameters
+        ----------
+        limits : ``max_graph_breaks``, ``max_recompiles``, ``max_graphs``
+
+        Raises
+        ------
+        UsageError
+            A limit cannot be meant.
+        MissingExtraError
+            torch is not installed.
+        """
+        budgets = read_budgets(limits, where="compile_gate", names=LIMITS)
+        need_torch("compile_gate")
+        seen, log = Compiled(), CompileLog(afresh=False)
+        log.start()
+        seen.found_code = log.found_code
+        try:
+            yield seen
+            seen.result = log.result()
+        finally:
+            log.close()
+        checks = judge_compiler(seen.result, budgets, during="in the block", found_code=log.found_code)
+        self._say(checks, "")
+
+
+def is_loaded() -> bool:
+    """Whether anything can have been compiled in this process."""
+    return "torch._dynamo" in sys.modules

@@ -1,0 +1,302 @@
+"""One step timed, and its peak memory: warm, synchronised, in this process."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.errors import BenchmarkError
+from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use_between
+from torchtriage.core.units import format_bytes, format_ns, format_share
+from torchtriage.integrations.pytest.check import Check
+
+__all__ = ["LOOKS", "MIB", "Memory", "MemoryWatch", "Step", "Timing", "judge_memory", "judge_time", "waiting"]
+
+LOOKS = 3
+"""How often more steps are timed where the first ones cannot tell; each look has its share."""
+ALPHA = 0.01
+"""How often a step of exactly its budget may be called too slow, and how often within."""
+WARM_UP_S, WARM_UP_CALLS = 0.2, 3
+TIMED_S, TIMED_CALLS = 0.6, 20
+"""The kernel counts CPU time in steps of 10 ms: shorter, and nobody knows who else ran."""
+MOST_CALLS = 20_000
+BUSY_FACTOR = 2.0
+"""What neighbours can do to a thread's own CPU time: two threads that share a core."""
+MIB = 1024 * 1024
+
+
+class Step:
+    """A user's callable; whatever it raises ends as one line."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.n_calls = 0
+
+    def __call__(self) -> None:
+        """Run it once.
+
+        Raises
+        ------
+        BenchmarkError
+            It raised.
+        """
+        self.n_calls += 1
+        try:
+            self._call()
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[1:]
+            place = next(
+                (one for one in reversed(frames) if "site-packages" not in one.filename), frames[-1] if frames else None
+            )
+            text = " ".join(str(error).split())[:300]
+            told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+            raise BenchmarkError(
+                f"the step raised {told}, in call {self.n_calls}",
+                where="" if place is None else f"{place.filename}:{place.lineno}",
+                hint="call it once before perf_gate to see all of the traceback",
+            ) from error
+
+
+@dataclass
+class Timing:
+    """Times of calls, in the order they ran; of whom else used the machine, one look each.
+
+    ``wall_ns cpu_ns`` : int[n]; CPU time is the calling thread's own.
+    """
+
+    wall_ns: list[int] = field(default_factory=list)
+    cpu_ns: list[int] = field(default_factory=list)
+    uses: list[HostUse] = field(default_factory=list)
+
+    @property
+    def noise(self) -> Noise:
+        """Whether others disturbed it."""
+        return judge_noise([_sum(self.uses)]) if self.uses else judge_noise([])
+
+    @property
+    def median_ns(self) -> float:
+        """The typical call."""
+        ordered = sorted(self.wall_ns)
+        n = len(ordered)
+        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+    def warm_up(self, step: Step, wait: Callable[[], None], calls: int | None) -> None:
+        """Call the step until it is warm: the first calls load, compile and fill caches."""
+        begun = time.perf_counter()
+        n = 0
+        while n < (WARM_UP_CALLS if calls is None else calls) or (
+            calls is None and n < MOST_CALLS and time.perf_counter() - begun < WARM_UP_S
+        ):
+            step()
+            n += 1
+        wait()
+
+    def look(self, step: Step, wait: Callable[[], None], calls: int | None) -> None:
+        """Time calls of the step: so many, else until there are enough."""
+        gc.collect()
+        wait()
+        clock, own = time.perf_counter_ns, time.thread_time_ns
+        host, own_s, begun = read_host(), time.process_time(), time.perf_counter()
+        n = 0
+        while n < (TIMED_CALLS if calls is None else calls) or (
+            calls is None and n < MOST_CALLS and time.perf_counter() - begun < TIMED_S
+        ):
+            from_ns, cpu_ns = clock(), own()
+            step()
+            wait()
+            self.cpu_ns.append(own() - cpu_ns)
+            self.wall_ns.append(max(clock() - from_ns, 1))
+            n += 1
+        wall_s, own_s = time.perf_counter() - begun, time.process_time() - own_s
+        self.uses.append(use_between(host, read_host(), wall_s=wall_s, own_s=own_s))
+
+
+def _sum(uses: Sequence[HostUse]) -> HostUse:
+    def total(values: Sequence[float | None]) -> float | None:
+        known = [one for one in values if one is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    return HostUse(
+        sum(one.wall_s for one in uses),
+        total([one.own_s for one in uses]),
+        total([one.others_s for one in uses]),
+        total([one.stolen_s for one in uses]),
+        uses[0].n_cores,
+    )
+
+
+def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check:
+    """Say whether the typical step is within its budget, from an interval on its median.
+
+    Others on the machine only ever add time. So within is within on a noisy host, too; too slow is
+    only told of a quiet one, or where the thread's own CPU time is more than twice the budget.
+
+    ``looks`` : how often this may be asked while the sample grows.
+    """
+    import numpy as np
+
+    from torchtriage.core.stats.quantiles import quantile_interval
+
+    level = 1 - 2 * ALPHA / looks
+    values = np.asarray(timing.wall_ns, dtype=np.float64)
+    budget_ns = budget_ms * 1e6
+    value, low, high = quantile_interval(values, 0.5, level)
+    ends = " to ".join("?" if math.isnan(one) else format_ns(one) for one in (low, high))
+    said = f"{format_ns(value)} ({ends}, {len(values):,} calls), budget {format_ns(budget_ns)}"
+    noise = timing.noise
+    if high <= budget_ns:
+        return Check("step time", "within", said)
+    over = f"{said}: {_excess(value / budget_ns)}"
+    if low > budget_ns:
+        if noise.status != "noisy":
+            unknown = "" if noise.status == "quiet" else "; who else used the host is not known"
+            return Check("step time", "over", over + unknown)
+        own = quantile_interval(np.asarray(timing.cpu_ns, dtype=np.float64), 0.5, level)
+        if own.low > BUSY_FACTOR * budget_ns:
+            return Check(
+                "step time",
+                "over",
+                f"{over}; the host was noisy ({'; '.join(noise.reasons)}), but the step's own"
+                f" thread computed for {format_ns(own.value)}",
+            )
+    why = (
+        f"the host was noisy: {'; '.join(noise.reasons)}; run it alone"
+        if noise.status == "noisy"
+        else "the budget is inside the interval; time more calls: perf_gate(step, repeats=…)"
+    )
+    return Check("step time", "inconclusive", f"{said}; {why}")
+
+
+def _excess(ratio: float) -> str:
+    return f"{format_share(ratio - 1)} over" if ratio < 3 else f"{ratio:,.0f} times the budget"
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of the timed steps.
+
+    ``device`` : its name, empty for the host's. ``peak_bytes`` : allocated at the peak on the
+    device; on the host, what was resident at the peak above ``before_bytes``, before the first
+    call.
+    """
+
+    device: str
+    peak_bytes: int
+    before_bytes: int
+
+    def __str__(self) -> str:
+        """Return the amount and what it is."""
+        peak, before = format_bytes(self.peak_bytes), format_bytes(self.before_bytes)
+        if self.device:
+            return f"{peak} allocated on {self.device} ({before} of it before the first call)"
+        return f"{peak} of host memory above the {before} before the first call"
+
+
+class MemoryWatch:
+    """Peak memory from ``begin`` to ``end``; made before the first call."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._resident = _status_bytes("VmRSS")
+        self._allocated = {name: _allocated(name, "memory_allocated") for name in _accelerators()}
+        self._can_reset = False
+
+    def begin(self) -> None:
+        """Let the peak begin here."""
+        for name in _accelerators():
+            _accelerator(name).reset_peak_memory_stats()
+        with suppress(OSError):
+            # resets the peak of resident memory (Linux)
+            Path("/proc/self/clear_refs").write_text("5")
+            self._can_reset = True
+
+    def end(self) -> Memory | None:
+        """Return the peak; None where the system does not tell."""
+        names = _accelerators()
+        if names:
+            peaks = {name: _allocated(name, "max_memory_allocated") for name in names}
+            name = max(peaks, key=lambda one: peaks[one])
+            return Memory(name, peaks[name], self._allocated.get(name, 0))
+        peak = _status_bytes("VmHWM")
+        if peak is None or self._resident is None or not self._can_reset:
+            return None
+        return Memory("", max(peak - self._resident, 0), self._resident)
+
+
+def judge_memory(memory: Memory | None, budget_mb: float) -> Check:
+    """Say whether peak memory is within its budget, in MiB."""
+    if memory is None:
+        return Check("peak memory", "not checked", "this system does not tell it")
+    budget = budget_mb * MIB
+    said = f"{memory}, budget {format_bytes(budget)}"
+    if memory.peak_bytes <= budget:
+        return Check("peak memory", "within", said)
+    how = (
+        "fix: torch.cuda.memory._record_memory_history() around the step,"
+        " torch.cuda.memory._dump_snapshot('memory.pickle'), then: torchtriage memory memory.pickle"
+        if memory.device.startswith("cuda")
+        else "fix: a smaller batch, torch.no_grad() where nothing is trained; whether it grows from"
+        " step to step: torchtriage run --memory train.py"
+    )
+    over = f"{said}: {format_bytes(memory.peak_bytes - budget)} over"
+    return Check("peak memory", "over", over, (how,))
+
+
+def _accelerators() -> list[str]:
+    """Return accelerators in use that count what is allocated."""
+    if "torch" not in sys.modules:
+        return []
+    from torchtriage.core.record.profiler_capture import devices
+
+    return [name for name in devices() if hasattr(_accelerator(name), "max_memory_allocated")]
+
+
+def _accelerator(name: str) -> Any:
+    return getattr(sys.modules["torch"], name)
+
+
+def _allocated(name: str, what: str) -> int:
+    module = _accelerator(name)
+    count = getattr(module, "device_count", lambda: 1)()
+    return max((int(getattr(module, what)(number)) for number in range(count)), default=0)
+
+
+def _status_bytes(name: str) -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def waiting() -> Callable[[], None]:
+    """Return what waits for every accelerator in use; nothing where there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    from torchtriage.core.record.profiler_capture import devices
+
+    waits = [getattr(getattr(torch, name), "synchronize", None) for name in devices()]
+    if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
+        waits.append(torch.mps.synchronize)
+    found = [one for one in waits if one is not None]
+    if len(found) == 1:
+        only: Callable[[], None] = found[0]
+        return only
+
+    def wait() -> None:
+        for one in found:
+            one()
+
+    return wait

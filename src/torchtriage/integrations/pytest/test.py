@@ -1,0 +1,155 @@
+"""What the plugin keeps about one test, and how it tells what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torchtriage.core.errors import TriageError, UsageError
+from torchtriage.integrations.pytest import PROPERTY, PerfInconclusive, PerfNotChecked, PerfWarning
+from torchtriage.integrations.pytest.budgets import BUDGETS, COMPILER, LIMITS, read_budgets
+from torchtriage.integrations.pytest.check import Check, failure
+from torchtriage.integrations.pytest.compiling import Compiled, CompileGate, CompileLog, judge_compiler, need_torch
+from torchtriage.integrations.pytest.gate import Measurement, PerfGate
+
+if TYPE_CHECKING:
+    from torchtriage.integrations.pytest.baseline import Baseline
+
+__all__ = ["MeasuredTest"]
+
+PERF, COMPILE = "perf_budget", "torch_compile"
+STORE_VARIABLE = "TORCHTRIAGE_STORE"
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Fail the test with what we have to say alone, without a traceback through our code."""
+    try:
+        yield
+    except TriageError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+class _PlainGate(PerfGate):
+    """``perf_gate`` as tests get it: what goes wrong is one line."""
+
+    def __call__(self, step: Callable[[], Any], **given: Any) -> Measurement:
+        with _one_line():
+            return super().__call__(step, **given)
+        raise AssertionError("not reached")
+
+
+class _PlainCompileGate(CompileGate):
+    @contextlib.contextmanager
+    def __call__(self, **limits: float) -> Iterator[Compiled]:
+        with _one_line(), super().__call__(**limits) as seen:
+            yield seen
+
+
+class MeasuredTest:
+    """A test with a marker or a fixture of this plugin."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self._log: CompileLog | None = None
+        self._budgets: dict[str, float] = {}
+        self._limits: dict[str, float] = {}
+
+    def read_markers(self) -> None:
+        """Read budgets and limits; those nearer to the test win over those of class and module."""
+        with _one_line():
+            for name, known, into in ((PERF, None, self._budgets), (COMPILE, LIMITS, self._limits)):
+                markers = list(self._item.iter_markers(name))
+                for one in reversed(markers):
+                    where = f"@pytest.mark.{name}"
+                    into.update(read_budgets(one.kwargs, where=where, positional=one.args, names=known))
+                    if not one.kwargs:
+                        listed = ", ".join(known or BUDGETS)
+                        raise UsageError(f"expected one or more of {listed}, found none", where=where)
+            if self._limits or self._budgets.keys() & COMPILER:
+                need_torch(f"@pytest.mark.{COMPILE if self._limits else PERF}")
+
+    def start(self) -> None:
+        """Begin to watch the compiler, where it is limited."""
+        if self._limits or self._budgets.keys() & COMPILER:
+            log = CompileLog()
+            log.start()
+            self._log = log
+            self.perf_gate.log = log
+
+    def stop(self, *, passed: bool) -> None:
+        """Judge what the whole test came to."""
+        try:
+            if passed and self._limits:
+                assert self._log is not None
+                result = self._log.result()
+                self._say(judge_compiler(result, self._limits, during="in the test"), "")
+            if passed and self._budgets and not self.perf_gate.n_calls:
+                pytest.fail(
+                    f"@pytest.mark.{PERF} has budgets, and nothing was measured\n"
+                    "  try: ask for the fixture perf_gate and call perf_gate(step)",
+                    pytrace=False,
+                )
+        finally:
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    @functools.cached_property
+    def perf_gate(self) -> PerfGate:
+        """The fixture."""
+        return _PlainGate(self._item.nodeid, self._budgets, self._baseline, self._say)
+
+    @functools.cached_property
+    def compile_gate(self) -> CompileGate:
+        """The fixture."""
+        return _PlainCompileGate(self._say)
+
+    def _baseline(self) -> Baseline | None:
+        config = self._item.config
+        place: str | None = config.getoption("--perf-store")
+        record: bool = config.getoption("--perf-record")
+        folder = config.invocation_params.dir
+        if place is None and config.getini("perf_store"):
+            place, folder = str(config.getini("perf_store")), config.rootpath
+        if place is None and not record:
+            return None
+        from torchtriage.integrations.pytest.baseline import Baseline
+        from torchtriage.measure.gate.store import DEFAULT_STORE
+
+        place = place or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+        if "://" not in place:
+            # a test may have changed the folder
+            place = str(Path(folder) / place)
+        session = self._item.session
+        n_tests = sum("perf_gate" in getattr(one, "fixturenames", ()) for one in session.items)
+        return Baseline(place, record, config.getoption("--perf-base"), config.rootpath, max(n_tests, 1))
+
+    def _say(self, checks: list[Check], name: str) -> None:
+        """Tell what was found: properties for the summary, warnings, and a failure."""
+        of = f"{name}: " if name else ""
+        for one in checks:
+            self._item.user_properties.append((PROPERTY, f"{of}{_told(one)}"))
+        if any(one.verdict == "over" for one in checks):
+            pytest.fail(failure(checks, name), pytrace=False)
+        kinds = {"inconclusive": PerfInconclusive, "not checked": PerfNotChecked}
+        for one in checks:
+            if one.verdict in kinds:
+                self._warn(kinds[one.verdict](f"{of}{one}"))
+
+    def _warn(self, warning: PerfWarning) -> None:
+        try:
+            self._item.warn(warning)
+        except PerfWarning as error:
+            # the user's filter makes it one: no traceback through our code
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def _told(one: Check) -> str:
+    return f"OVER {one}" if one.verdict == "over" else str(one)

@@ -1,0 +1,168 @@
+"""Callbacks for the trainers of Hugging Face and Lightning.
+
+>>> from torchtriage.integrations.trainers import HFCallback
+>>> callback = HFCallback()
+>>> Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+>>> print(callback.report)
+
+Neither library is imported before a callback is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torchtriage.api.profile import Profile, need_torch, profile
+from torchtriage.api.traces import Report
+from torchtriage.core.errors import MissingExtraError
+
+__all__ = ["HFCallback", "LightningCallback"]
+
+
+class _Callback:
+    """A profile that a trainer starts, steps and stops; of the trainer's own callback class."""
+
+    trainers: Sequence[tuple[str, str]]
+    """Module and class of the callbacks it may have to be."""
+    boundary: str
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return one that is also a callback of the trainers that are imported."""
+        del args, kwargs
+        need_torch(cls.__name__)
+        bases = _bases(cls.__name__, cls.trainers)
+        return object.__new__(type(cls.__name__, (cls, *bases), {"__module__": cls.__module__}))
+
+    def __init__(
+        self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5, stop: bool = False
+    ) -> None:
+        super().__init__()
+        self._settings: dict[str, Any] = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
+        self._profile: Profile | None = None
+
+    def __reduce__(self) -> Any:
+        # the class is made anew, where it is copied or sent to
+        plain = next(one for one in type(self).__mro__ if one.__dict__.get("trainers"))
+        return _again, (plain, self._settings)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The recorded training, once it has begun: see :func:`torchtriage.profile`."""
+        return self._profile
+
+    @property
+    def report(self) -> Report | None:
+        """The judged recordings, None before a training."""
+        return None if self._profile is None else self._profile.report
+
+    def _start(self) -> None:
+        if self._profile is not None:
+            return  # a second fit goes on in the first one's recording, or is not recorded
+        made = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
+        made.how = self.boundary
+        made.start(sys._getframe(1))
+        self._profile = made
+
+    def _step(self) -> bool:
+        """Whether the training should end: all is recorded, and that was wanted."""
+        if self._profile is None:
+            return False
+        self._profile.step()
+        return bool(self._settings["stop"]) and self._profile.done
+
+    def _stop(self, reason: str) -> None:
+        if self._profile is not None:
+            self._profile.stop(reason)
+
+
+class HFCallback(_Callback):
+    """Records a ``transformers.Trainer``; a step is an optimizer step, with its accumulation.
+
+    Parameters
+    ----------
+    out, steps, warmup
+        As for :func:`torchtriage.profile`.
+    stop : bool
+        End the training when everything is recorded.
+
+    Raises
+    ------
+    MissingExtraError
+        torch or transformers is not installed.
+    """
+
+    trainers = (("transformers", "TrainerCallback"),)
+    boundary = "each optimizer step of transformers.Trainer"
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin."""
+        self._start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Say that a step has ended."""
+        if self._step():
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End."""
+        self._stop("the training ended")
+
+
+class LightningCallback(_Callback):
+    """Records a ``Trainer`` of ``lightning`` or ``pytorch_lightning``; a step is a batch.
+
+    Parameters
+    ----------
+    out, steps, warmup
+        As for :func:`torchtriage.profile`.
+    stop : bool
+        End the training when everything is recorded.
+
+    Raises
+    ------
+    MissingExtraError
+        torch or Lightning is not installed.
+    """
+
+    trainers = (("lightning.pytorch", "Callback"), ("pytorch_lightning", "Callback"))
+    boundary = "each training batch of Lightning's Trainer"
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Begin."""
+        self._start()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Say that a step has ended."""
+        if self._step():
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """End."""
+        self._stop("the training ended")
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        """End; what was recorded stays."""
+        self._stop(f"the training raised {type(exception).__name__}")
+
+
+def _bases(who: str, trainers: Sequence[tuple[str, str]]) -> list[type]:
+    """Return the callback classes of the libraries that are imported, else of the first found."""
+    found = [getattr(sys.modules[name], kind) for name, kind in trainers if name in sys.modules]
+    if found:
+        return found
+    there = [(name, kind) for name, kind in trainers if find_spec(name.partition(".")[0])]
+    if not there:
+        library = trainers[0][0].partition(".")[0]
+        raise MissingExtraError(f"{who} needs {library}", hint=f"pip install {library}")
+    name, kind = there[0]
+    return [getattr(import_module(name), kind)]
+
+
+def _again(kind: type[_Callback], settings: dict[str, Any]) -> _Callback:
+    return kind(**settings)

@@ -1,0 +1,129 @@
+"""What is kept of the benchmark in a folder, read back: traces, labels, windows."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import TraceFormatError, UsageError
+from torchtriage.core.trace import Trace, read_trace
+from torchtriage.learn.dataset import trace_codec
+from torchtriage.learn.dataset.windows import faulty, windows
+
+__all__ = ["TRACE", "Kept", "kept", "one_kept"]
+
+TRACE = ".ttcol"
+_KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
+_ID = re.compile(r"[a-z]?[0-9]{4,}")
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One item of the benchmark. ``about`` : what its JSON says."""
+
+    about: dict[str, Any]
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """Its number, as text."""
+        return str(self.about["id"])
+
+    @property
+    def code(self) -> str:
+        """The fault's code, empty for a clean program."""
+        return str(self.about["code"])
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of a step without the profiler, without the shortest and the longest."""
+        ordered = np.sort(self.about["step_ns"])
+        return float(ordered[1:-1].mean() if len(ordered) > 2 else ordered.mean()) * 1e-6
+
+    def document(self) -> dict[str, Any]:
+        """Return the trace as the profiler wrote it, less the marks.
+
+        Raises
+        ------
+        TraceFormatError
+            The file is missing, damaged, or not the one that was recorded.
+        """
+        self._check()
+        return trace_codec.read(self.path)
+
+    def _check(self) -> None:
+        """Raise unless the file is the one that was recorded."""
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise TraceFormatError(f"cannot read {self.path}: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != self.about["sha256"]:
+            raise TraceFormatError(
+                f"expected the recording of {self.id}.json, found another in {self.path}",
+                hint="remove both files and record again",
+            )
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace as columns."""
+        self._check()
+        return read_trace(io.BytesIO(trace_codec.read_text(self.path)))
+
+    @cached_property
+    def windows_ns(self) -> NDArray[np.int64]:
+        """Its windows, int64[n, 2], on the trace's clock."""
+        return windows(self.trace)
+
+    @cached_property
+    def faulty(self) -> NDArray[np.bool_]:
+        """Which windows the fault is in."""
+        intervals_ns = np.array(self.about["intervals_ns"], np.int64).reshape(-1, 2)
+        return faulty(self.windows_ns, intervals_ns)
+
+
+def kept(folder: Path) -> Iterator[Kept]:
+    """Yield the items in a folder, by their numbers.
+
+    Raises
+    ------
+    UsageError
+        There are none, or what is known of one cannot be read.
+    """
+    found = sorted(one for one in folder.glob("*.json") if _ID.fullmatch(one.stem))
+    if not found:
+        raise UsageError(
+            f"expected recordings of the benchmark in {folder}, found none",
+            hint="torchtriage dataset record makes them",
+        )
+    yield from map(one_kept, found)
+
+
+def one_kept(path: Path) -> Kept:
+    """Return the item whose JSON this is.
+
+    Raises
+    ------
+    UsageError
+        The file is missing, damaged, or lacks something.
+    """
+    hint = "remove it and record again: torchtriage dataset record"
+    try:
+        about = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected what is known of a recording in {path}, found {error}", hint=hint) from error
+    missing = _KEYS - about.keys() if isinstance(about, dict) else _KEYS
+    if missing:
+        raise UsageError(
+            f"expected what is known of a recording in {path}, found none of {', '.join(sorted(missing))}", hint=hint
+        )
+    return Kept(about, path.with_suffix(TRACE))

@@ -1,0 +1,267 @@
+"""How good a system's predictions are, each figure with an interval that resamples recordings.
+
+The two tasks of TorchTraceAP (arXiv 2512.14141): find the windows that hold an anti-pattern
+(AUROC), and name its type (accuracy); beside them what a user asks: is a healthy program left
+alone, is the line right, is the saving true?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import UsageError
+from torchtriage.learn.dataset.predictions import Prediction, Predictions
+from torchtriage.learn.dataset.recordings import Kept
+
+__all__ = ["SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
+
+SPLITS = ("train", "validation", "test")
+SYNTHETIC = "synthetic"
+"""The part that is scored apart."""
+RESAMPLED = 200
+LEVEL = 0.95
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of merit, 0 to 1. NaN where nothing can be said: then ``n`` is 0 or all are alike.
+
+    ``low``, ``high`` : a 95 % interval over recordings. ``n`` : recordings it is made of.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """A system on a group of recordings.
+
+    ``missing`` : recordings it says nothing of; they count as found healthy.
+
+    ``auroc``, ``auprc`` : of windows, which is faulty. ``type_accuracy``, ``macro_f1`` : the surest
+    type of faulty recordings is the fault's. ``detected`` : faulty recordings of which anything is
+    said; ``quiet`` : clean ones of which nothing is said, ``not_severe`` : nothing severe.
+    ``overlap`` : intersection over union of the windows above a half with the faulty ones.
+    ``line_accuracy`` : a line named is the fault's, of predictions with a line. ``saving`` : the
+    measured difference to the clean twin is inside the predicted interval, widened by a tenth, of
+    predictions of the right type.
+    """
+
+    group: str
+    n_items: int
+    missing: int
+    auroc: Figure
+    auprc: Figure
+    type_accuracy: Figure
+    macro_f1: Figure
+    detected: Figure
+    quiet: Figure
+    not_severe: Figure
+    overlap: Figure
+    line_accuracy: Figure
+    saving: Figure
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One recording beside its prediction."""
+
+    code: str
+    faulty: Mask
+    scores: Floats
+    named: str
+    anything: bool
+    severe: bool
+    line_right: bool | None
+    saving_right: bool | None
+
+
+def score(
+    items: Sequence[Kept], predictions: Predictions, *, seed: int = 0, only: Collection[str] = ()
+) -> tuple[Score, ...]:
+    """Score a system on all recordings, on each split, and on each fault with its clean twins.
+
+    Parts, devices and versions of torch are groups where there are several, severities where a
+    fault has several; look-alikes are clean recordings, and a group of their own beside. ``only``
+    these groups, when any are named: each takes as long as another.
+
+    Raises
+    ------
+    UsageError
+        A prediction has other windows than its recording.
+    """
+    twins = {one.id: one for one in items if not one.code}
+    rows = [(one, _row(one, predictions.items.get(one.id), twins)) for one in items]
+    return tuple(
+        _score(
+            name,
+            [row for item, row in rows if belongs(item)],
+            sum(item.id not in predictions.items for item, _ in rows if belongs(item)),
+            np.random.default_rng(seed),
+        )
+        for name, belongs in _groups(items).items()
+        if not only or name in only
+    )
+
+
+def _groups(items: Sequence[Kept]) -> dict[str, Callable[[Kept], bool]]:
+    groups = _groups_of([one for one in items if not _is_synthetic(one)], "")
+    # what a model made of recordings says nothing of recordings
+    return groups | _groups_of([one for one in items if _is_synthetic(one)], f"{SYNTHETIC} ")
+
+
+def _is_synthetic(item: Kept) -> bool:
+    return item.about.get("part") == SYNTHETIC
+
+
+def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept], bool]]:
+    members = {"all": {one.id for one in items}}
+    for split in SPLITS:
+        members[split] = {one.id for one in items if one.about["split"] == split}
+    for key in ("part", "device", "torch"):
+        values = sorted({str(one.about.get(key, "")) for one in items} - {""})
+        for value in values if len(values) > 1 else ():
+            members[f"{key} {value}"] = {one.id for one in items if one.about.get(key) == value}
+    alike = {one.id for one in items if one.about.get("lookalike")}
+    if alike:
+        members["look-alikes"] = alike
+    members |= _by_severity(items)
+    for code in sorted({one.code for one in items if one.code}):
+        faulty = [one for one in items if one.code == code]
+        members[code] = {one.id for one in faulty} | {one.about["twin"] for one in faulty}
+    if not items and prefix:
+        return {}
+    return {
+        f"{prefix}{name}": lambda one, ids=ids: one.id in ids  # type: ignore[misc]
+        for name, ids in members.items()
+    }
+
+
+def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
+    """Return the faulty recordings at the least, the greatest and the other severities."""
+    severities: dict[tuple[str, str], set[float]] = {}
+    for one in items:
+        if one.code:
+            kind = one.code, str(one.about.get("variant", ""))
+            severities.setdefault(kind, set()).add(one.about["severity"])
+    members: dict[str, set[str]] = {"light": set(), "middle": set(), "heavy": set()}
+    for one in items:
+        known = severities.get((one.code, str(one.about.get("variant", ""))), set())
+        if len(known) > 1:
+            severity = one.about["severity"]
+            light, heavy = severity == min(known), severity == max(known)
+            members["light" if light else "heavy" if heavy else "middle"].add(one.id)
+    return {f"severity {name}": ids for name, ids in members.items() if ids}
+
+
+def _row(item: Kept, said: Prediction | None, twins: Mapping[str, Kept]) -> _Row:
+    faulty = item.faulty
+    if said is None:
+        said = Prediction((0.0,) * len(faulty))
+    if len(said.windows) != len(faulty):
+        raise UsageError(
+            f"expected a number for each of the {len(faulty)} windows of item {item.id}, found {len(said.windows)}",
+            hint="torchtriage dataset windows lists them",
+        )
+    named = max(said.types, key=said.types.__getitem__, default="")
+    line_right = saving_right = None
+    if item.code and said.lines and item.about["fault_lines"]:
+        line_right = bool(set(said.lines) & set(item.about["fault_lines"]))
+    twin = twins.get(item.about["twin"])
+    if item.code and twin is not None and said.saving_ms is not None and named == item.code:
+        least, most = said.saving_ms
+        gained = item.step_ms - twin.step_ms
+        slack = 0.1 * item.step_ms
+        saving_right = least - slack <= gained <= most + slack
+    return _Row(
+        item.code, faulty, np.array(said.windows), named, bool(said.types), said.severe, line_right, saving_right
+    )
+
+
+def _score(name: str, rows: list[_Row], missing: int, rng: np.random.Generator) -> Score:
+    faulty = [row for row in rows if row.code]
+    clean = [row for row in rows if not row.code]
+
+    def mean(chosen: list[_Row], right: Callable[[_Row], float]) -> Figure:
+        return _figure(chosen, lambda some: float(np.mean([right(row) for row in some])), rng)
+
+    return Score(
+        name,
+        len(rows),
+        missing,
+        _figure(rows, lambda some: area_under_roc(*_windows(some)), rng),
+        _figure(rows, lambda some: average_precision(*_windows(some)), rng),
+        mean(faulty, lambda row: row.named == row.code),
+        _figure(faulty, _macro_f1, rng),
+        mean(faulty, lambda row: row.anything),
+        mean(clean, lambda row: not row.anything),
+        mean(clean, lambda row: not row.severe),
+        mean(faulty, _overlap),
+        mean([row for row in rows if row.line_right is not None], lambda row: bool(row.line_right)),
+        mean([row for row in rows if row.saving_right is not None], lambda row: bool(row.saving_right)),
+    )
+
+
+def _figure(rows: list[_Row], value: Callable[[list[_Row]], float], rng: np.random.Generator) -> Figure:
+    if not rows:
+        return Figure(np.nan, np.nan, np.nan, 0)
+    drawn = [value([rows[at] for at in rng.integers(0, len(rows), len(rows))]) for _ in range(RESAMPLED)]
+    told = [one for one in drawn if not np.isnan(one)]
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(told, [tail, 1 - tail]) if told else (np.nan, np.nan)
+    return Figure(value(rows), float(low), float(high), len(rows))
+
+
+def _windows(rows: list[_Row]) -> tuple[Mask, Floats]:
+    return np.concatenate([row.faulty for row in rows]), np.concatenate([row.scores for row in rows])
+
+
+def _overlap(row: _Row) -> float:
+    found = row.scores >= 0.5
+    either = (found | row.faulty).sum()
+    return float((found & row.faulty).sum() / either) if either else 1.0
+
+
+def _macro_f1(rows: list[_Row]) -> float:
+    """Return the mean over the types that occur of the harmonic mean of precision and recall."""
+    values = []
+    for code in {row.code for row in rows}:
+        right = sum(row.code == row.named == code for row in rows)
+        either = sum((row.code == code) + (row.named == code) for row in rows)
+        values.append(2 * right / either)
+    return float(np.mean(values))
+
+
+def area_under_roc(truth: Mask, scores: Floats) -> float:
+    """Return the chance that a faulty window scores above a healthy one; ties count half.
+
+    NaN when all are faulty or none is. Mann and Whitney's statistic, from ranks.
+    """
+    n_true = int(truth.sum())
+    n_false = len(truth) - n_true
+    if not n_true or not n_false:
+        return float("nan")
+    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return float((ranks[which][truth].sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
+
+
+def average_precision(truth: Mask, scores: Floats) -> float:
+    """Return the precision at each faulty window, averaged; equal scores count together."""
+    n_true = int(truth.sum())
+    if not n_true:
+        return float("nan")
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    found = np.cumsum(truth[order])[ends]
+    return float((np.diff(found, prepend=0) / n_true * found / (ends + 1)).sum())

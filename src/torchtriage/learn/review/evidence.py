@@ -1,0 +1,467 @@
+"""What a reviewer is shown of one window: lines with ids, within a budget of tokens.
+
+The same recording, findings and window give the same lines, to the letter. A line also carries
+what it says as numbers, for a reviewer that computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Finding
+from torchtriage.core.names import elide, visible
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.patterns import catalogue
+from torchtriage.diagnose.patterns.base import missing_needs
+from torchtriage.learn.review.redaction import WIDTH, Names
+
+__all__ = ["BUDGET", "Evidence", "Line", "applicable", "count_tokens", "gather"]
+
+Ints = NDArray[np.int64]
+LineKind = Literal["window", "time", "op", "device", "python", "around", "finding", "detector"]
+
+BUDGET = 1500
+MAX_ROWS = 20_000
+"""So many host rows of a window, the longest, are put into its tree; more are said to be there."""
+DEPTH = 4
+N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 24, 8, 6, 3
+MIN_SHARE = 0.005
+"""Operators that take less of the window tell nothing alone."""
+
+_TOKEN = re.compile(r"[A-Za-z]{1,3}|[^\sA-Za-z]")
+
+
+def count_tokens(text: str) -> int:
+    """Return at least as many tokens as usual tokenizers make of ordinary text.
+
+    Letters count by threes, every digit and every other character by itself, what is not ASCII by
+    its bytes; spaces belong to what follows them, line ends count. English words have four letters
+    and more a token, so this is too many by a third to a half: a budget that holds by this count
+    holds.
+    """
+    if text.isascii():
+        return len(_TOKEN.findall(text)) + text.count("\n")
+    wide = sum(len(one.encode("utf-8", "replace")) - 1 for one in text if not one.isascii())
+    return len(_TOKEN.findall(text)) + text.count("\n") + wide
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece of evidence. ``facts`` : what it says, as numbers and codes."""
+
+    id: str
+    kind: LineKind
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One window as a reviewer sees it.
+
+    ``codes`` : what could be found in such a recording. ``left_out`` : lines that the budget had
+    no room for. ``redacted`` : only public names are in it.
+    """
+
+    window_ns: tuple[int, int]
+    lines: tuple[Line, ...]
+    codes: tuple[str, ...]
+    left_out: int
+    redacted: bool
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids that a sentence may cite."""
+        return frozenset(line.id for line in self.lines)
+
+    @cached_property
+    def text(self) -> str:
+        """The lines, one each, with their ids."""
+        return "\n".join(f"{line.id}: {line.text}" for line in self.lines)
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of all that a reviewer sees."""
+        seen = json.dumps([self.text, self.codes])
+        return hashlib.sha256(seen.encode("utf-8", "backslashreplace")).hexdigest()
+
+    def with_opinion(self, probability: float, types: Mapping[str, float], *, unusual: bool = False) -> Evidence:
+        """Return the evidence with what the learned detector says as its last line."""
+        text, facts = _opinion(probability, types, unusual)
+        last = Line(f"e{len(self.lines) + 1}", "detector", text, facts)
+        return replace(self, lines=(*self.lines, last))
+
+    def of_kind(self, *kinds: LineKind) -> list[Line]:
+        """Return the lines of these kinds."""
+        return [line for line in self.lines if line.kind in kinds]
+
+
+def applicable(trace: Trace) -> tuple[str, ...]:
+    """Return the codes of the patterns that a recording of this kind could show."""
+    return tuple(entry.pattern.code for entry in catalogue() if not missing_needs(entry.pattern, trace))
+
+
+def gather(
+    trace: Trace,
+    findings: Sequence[Finding],
+    window_ns: tuple[int, int],
+    *,
+    probability: float | None = None,
+    types: Mapping[str, float] | None = None,
+    unusual: bool = False,
+    budget: int = BUDGET,
+    redact: bool = True,
+    codes: tuple[str, ...] | None = None,
+) -> Evidence:
+    """Return the evidence of one window.
+
+    Parameters
+    ----------
+    trace : Trace
+    findings : sequence of Finding
+        Of the whole recording; those that touch the window are in the evidence.
+    window_ns : pair of int
+        Beginning and end on the trace's clock.
+    probability, types, unusual
+        What the learned detector says of the window: that it is faulty, 0 to 1; of which type;
+        that it is unlike all it was trained on.
+    budget : int
+        Tokens, by :func:`count_tokens`, with room for what the detector says. What matters less is
+        left out first, and counted.
+    redact : bool
+        Show public names alone: see :mod:`torchtriage.learn.review.redaction`.
+    codes : tuple of str, optional
+        What :func:`applicable` says of the trace, where many windows are asked for.
+    """
+    window = _Window(trace, Names(trace, redact=redact), *(int(one) for one in window_ns))
+    drafts = [
+        *window.facts(),
+        *_findings(findings, window, redact=redact),
+        *window.ops(),
+        *window.device(),
+        *window.frames(),
+        *window.around(),
+    ]
+    # one that is asked later finds room: see with_opinion
+    opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
+    last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
+    kept, left_out = _within(drafts, budget - count_tokens(last))
+    lines = [Line(f"e{number}", one.kind, one.text, one.facts) for number, one in enumerate(kept, 1)]
+    if left_out:
+        lines.append(Line(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
+    allowed = applicable(trace) if codes is None else codes
+    told = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
+    if probability is None:
+        return told
+    return told.with_opinion(probability, types or {}, unusual=unusual)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A line before it has an id. ``rank`` : what matters more has less."""
+
+    rank: float
+    kind: LineKind
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _left_out(number: int) -> str:
+    return f"{number} lines of less time are left out here"
+
+
+def _within(drafts: list[_Draft], budget: int) -> tuple[list[_Draft], int]:
+    """Return the drafts that fit, in their order; the window itself is always one of them."""
+    room = budget - count_tokens(f"e{len(drafts)}: {_left_out(len(drafts))}\n")
+    chosen: set[int] = set()
+    order = sorted(range(len(drafts)), key=lambda at: (drafts[at].rank, at))
+    for at in order:
+        room -= count_tokens(f"e{len(drafts)}: {drafts[at].text}\n")
+        if room < 0 and chosen:
+            break
+        chosen.add(at)
+    return [drafts[at] for at in sorted(chosen)], len(drafts) - len(chosen)
+
+
+class _Window:
+    """One window's rows, and what they say."""
+
+    def __init__(self, trace: Trace, names: Names, begin_ns: int, end_ns: int) -> None:
+        self.trace, self.names = trace, names
+        self.begin_ns, self.end_ns = begin_ns, end_ns
+        self.long_ns = max(end_ns - begin_ns, 1)
+
+    def share(self, time_ns: float) -> str:
+        return format_share(time_ns / self.long_ns)
+
+    def inside(self, *kinds: Kind) -> tuple[Ints, Ints]:
+        """Return the rows of some kinds that touch the window, and how long each is in it."""
+        trace = self.trace
+        begins = np.maximum(trace.start_ns, self.begin_ns)
+        ends = np.minimum(trace.end_ns, self.end_ns)
+        rows = np.flatnonzero((ends > begins) & trace.is_kind(*kinds))
+        return rows, (ends - begins)[rows]
+
+    def facts(self) -> Iterator[_Draft]:
+        """Yield where the window lies, and what its time went to."""
+        trace, steps = self.trace, self.trace.steps
+        where = "a recording without steps"
+        facts: dict[str, Any] = {"duration_ns": self.long_ns}
+        at = np.flatnonzero((steps.host_start_ns <= self.begin_ns) & (steps.host_end_ns > self.begin_ns))
+        if len(at):
+            step = int(at[0])
+            step_ns = int(steps.host_end_ns[step] - steps.host_start_ns[step])
+            from_ns = self.begin_ns - int(steps.host_start_ns[step])
+            steady = "" if steps.in_steady(np.array([step]))[0] else ", not a steady one"
+            where = f"step {step + 1} of {len(steps)}{steady}, from {format_ns(from_ns)} of its {format_ns(step_ns)}"
+        elif len(steps):
+            where = "outside the recorded steps"
+        device = "CPU only" if not trace.devices else f"{len(trace.devices)} accelerators"
+        yield _Draft(0, "window", f"window of {format_ns(self.long_ns)} in {where}; {device}", facts)
+        rows, time_ns = self.inside(Kind.OP, Kind.RUNTIME)
+        for lane in self._lanes(rows, time_ns):
+            mine = rows[trace.lane[rows] == lane]
+            busy_ns = self._union(mine)
+            n = int((trace.kind[mine] == Kind.OP).sum())
+            yield _Draft(
+                1,
+                "time",
+                f"{self._lane(lane)}: {self.share(busy_ns)} of the window in {n:,} operators "
+                f"and calls, {self.share(self.long_ns - busy_ns)} in none",
+                {"busy_share": busy_ns / self.long_ns, "n_ops": n},
+            )
+
+    def _lane(self, lane: int) -> str:
+        name = self.names.lane(lane)
+        return name if self.names.redact else _quoted(name)
+
+    def _lanes(self, rows: Ints, time_ns: Ints, limit: int = 3) -> list[int]:
+        total = np.bincount(self.trace.lane[rows], weights=time_ns)
+        busiest = np.argsort(-total, kind="stable")[:limit]
+        return [int(lane) for lane in busiest if total[lane] > 0]
+
+    def _union(self, rows: Ints) -> int:
+        spans = intervals.spans(self.trace.start_ns[rows], self.trace.end_ns[rows])
+        return intervals.length(intervals.union(intervals.clip(spans, self.begin_ns, self.end_ns)))
+
+    def ops(self) -> Iterator[_Draft]:
+        """Yield the tree of host operators: those of one name in one place are one line."""
+        rows, time_ns = self.inside(Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+        if len(rows) > MAX_ROWS:
+            yield _Draft(
+                1.2,
+                "window",
+                f"of {len(rows):,} operators, annotations and calls the longest {MAX_ROWS:,} are in the tree",
+            )
+            kept = np.sort(np.argsort(-time_ns, kind="stable")[:MAX_ROWS])
+            rows, time_ns = rows[kept], time_ns[kept]
+        total: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
+        longest: dict[tuple[str, ...], tuple[int, int]] = {}
+        paths: dict[int, tuple[str, ...]] = {}
+        for row, in_ns in zip(rows.tolist(), time_ns.tolist(), strict=True):
+            path = self._path(row, paths)
+            if not 0 < len(path) <= DEPTH:
+                continue
+            total[path] = total.get(path, 0) + in_ns
+            counts[path] = counts.get(path, 0) + 1
+            longest[path] = max(longest.get(path, (-1, 0)), (in_ns, -row))
+        chosen = sorted(total, key=lambda path: (-total[path], path))
+        chosen = [path for path in chosen if total[path] >= MIN_SHARE * self.long_ns][:N_OPS]
+        for path in sorted(chosen, key=lambda one: self._order(one, longest)):
+            row = -longest[path][1]
+            name, shapes = path[-1], self._shapes(row)
+            yield _Draft(
+                3 + len(path) / 10 - total[path] / self.long_ns,
+                "op",
+                f"{'. ' * (len(path) - 1)}{_quoted(name)} {counts[path]:,} x, "
+                f"{format_ns(total[path])}, {self.share(total[path])} of the window{shapes}",
+                {
+                    "name": name,
+                    "depth": len(path),
+                    "n": counts[path],
+                    "total_ns": total[path],
+                    "share": total[path] / self.long_ns,
+                },
+            )
+
+    def _path(self, row: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the names from the outermost operator down to a row, without the step's own."""
+        todo = []
+        while row >= 0 and row not in known:
+            todo.append(row)
+            row = int(self.trace.tree.parent[row])
+        path = known.get(row, ())
+        for one in reversed(todo):
+            if not self.trace.name_of(one).startswith("ProfilerStep#"):
+                path = (*path, self.names.of(one))
+            known[one] = path
+        return path
+
+    @staticmethod
+    def _order(
+        path: tuple[str, ...], longest: Mapping[tuple[str, ...], tuple[int, int]]
+    ) -> tuple[tuple[int, str], ...]:
+        """Return a key that puts children below their parents, siblings by their longest time."""
+        ways = (path[: depth + 1] for depth in range(len(path)))
+        return tuple((-longest.get(one, (0, 0))[0], one[-1]) for one in ways)
+
+    def _shapes(self, row: int) -> str:
+        dims = self.trace.details_of("dims", [row])[0]
+        if not dims:
+            return ""
+        told = [str(one).replace(" ", "") for one in dims if _is_shape(one)][:3]
+        return f", the longest of shapes {' '.join(told)[:60]}" if told else ""
+
+    def device(self) -> Iterator[_Draft]:
+        """Yield what the accelerator did: its idle share, its kernels and copies."""
+        trace = self.trace
+        if not trace.devices:
+            return
+        rows, time_ns = self.inside(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+        idle_ns = self.long_ns - self._union(rows)
+        yield _Draft(
+            1.5,
+            "device",
+            f"device: {len(rows):,} kernels, copies and sets; idle {self.share(idle_ns)} of the window",
+            {"idle_share": idle_ns / self.long_ns, "n": len(rows)},
+        )
+        for name, n, total_ns in self._by_name(rows, time_ns, N_KERNELS):
+            yield _Draft(
+                3.2 - total_ns / self.long_ns,
+                "device",
+                f"on the device {_quoted(name)} {n:,} x, {format_ns(total_ns)}, {self.share(total_ns)} of the window",
+                {"name": name, "n": n, "total_ns": total_ns, "share": total_ns / self.long_ns},
+            )
+
+    def frames(self) -> Iterator[_Draft]:
+        """Yield the Python frames with the most time of their own in the window."""
+        trace = self.trace
+        if not trace.has_stacks:
+            return
+        rows, time_ns = self.inside(Kind.PYTHON)
+        own_ns = np.zeros(len(trace), np.int64)
+        own_ns[rows] = time_ns
+        parent = trace.frames.parent[rows]
+        np.subtract.at(own_ns, parent[parent >= 0], time_ns[parent >= 0])
+        for name, n, total_ns in self._by_name(rows, np.maximum(own_ns[rows], 0), N_FRAMES):
+            yield _Draft(
+                3.6 - total_ns / self.long_ns,
+                "python",
+                f"Python {_quoted(name)} {n:,} x, {format_ns(total_ns)} of its own with the operators it runs",
+                {"name": name, "n": n, "total_ns": total_ns, "share": total_ns / self.long_ns},
+            )
+
+    def around(self) -> Iterator[_Draft]:
+        """Yield what ran in as long a time before and after."""
+        for word, begin_ns in (("before", self.begin_ns - self.long_ns), ("after", self.end_ns)):
+            beside = _Window(self.trace, self.names, begin_ns, begin_ns + self.long_ns)
+            rows, time_ns = beside.inside(Kind.OP)
+            outer = self.trace.tree.parent[rows]
+            top = (outer < 0) | (self.trace.kind[outer] != Kind.OP)
+            told = [
+                f"{_quoted(name)} {n:,} x {format_ns(total_ns)}"
+                for name, n, total_ns in self._by_name(rows[top], time_ns[top], N_AROUND)
+            ]
+            text = ", ".join(told) or "no operators"
+            yield _Draft(3.9, "around", f"as long {word}: {text}")
+
+    def _by_name(self, rows: Ints, time_ns: Ints, limit: int) -> list[tuple[str, int, int]]:
+        """Return names with how many rows and how much time they have, most time first."""
+        codes, which, counts = np.unique(self.trace.name[rows], return_inverse=True, return_counts=True)
+        total = np.bincount(which, weights=time_ns, minlength=len(codes))
+        first = np.zeros(len(codes), np.int64)
+        first[which[::-1]] = rows[::-1]
+        found: dict[str, tuple[int, int]] = {}
+        for at in np.argsort(-total, kind="stable")[: 2 * limit].tolist():
+            if total[at] >= MIN_SHARE * self.long_ns:
+                name = self.names.of(int(first[at]))
+                n, before_ns = found.get(name, (0, 0))
+                found[name] = n + int(counts[at]), before_ns + int(total[at])
+        return [(name, *pair) for name, pair in found.items()][:limit]
+
+
+def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> Iterator[_Draft]:
+    """Yield the rules' findings that touch the window, with how much of it they cover."""
+    span = np.array([[window.begin_ns, window.end_ns]], np.int64)
+    for finding in findings:
+        where = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
+        share = float(intervals.covered(span, where)[0]) / window.long_ns
+        if share <= 0:
+            continue
+        cost = finding.cost
+        saves = (
+            f", saves {cost.low_ms:.3g} to {cost.high_ms:.3g} ms of {cost.of_ms:.3g} ms per {cost.per}" if cost else ""
+        )
+        said = f": {finding.title}" if redact else f": {_told(finding.message)}"
+        frame = finding.place.frame
+        if frame is not None and not redact:
+            said += f", at {_told(frame.file)}:{frame.line} {_told(frame.function)}"
+        yield _Draft(
+            2 - share,
+            "finding",
+            f"rule {finding.code} {finding.name} ({finding.certainty}) covers "
+            f"{format_share(share)} of the window{saves}{said}{_numbers(finding.evidence)}",
+            {
+                "code": finding.code,
+                "share": share,
+                "certainty": finding.certainty,
+                "severity": finding.severity,
+                "share_low": cost.share_low if cost else 0.0,
+                "share_high": cost.share_high if cost else 0.0,
+                "fix": finding.fix.text,
+            },
+        )
+
+
+def _numbers(evidence: Mapping[str, Any], limit: int = 6) -> str:
+    """Return a finding's measurements: their names are ours, texts could be the user's."""
+    told = [
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in evidence.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return f" [{', '.join(told[:limit])}]" if told else ""
+
+
+_LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
+"""Types of which the detector's line is as long as it can be."""
+
+
+def _opinion(probability: float, types: Mapping[str, float], unusual: bool) -> tuple[str, dict[str, Any]]:
+    """Return what the detector says, as text and as facts."""
+    likely = sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
+    named = "".join(f", {code} {sure:.2f}" for code, sure in likely if sure >= 0.01)
+    odd = ", unlike all it was trained on" if unusual else ""
+    text = f"the learned detector: faulty with probability {probability:.2f}{named}{odd}"
+    facts = {"probability": float(probability), "types": dict(likely), "unusual": bool(unusual)}
+    return text, facts
+
+
+def _is_shape(value: object) -> bool:
+    """Return whether a recorded dimension is a tensor's shape, or several tensors'."""
+    if not isinstance(value, list) or not value:
+        return False
+    sizes = [size for one in value for size in (one if isinstance(one, list) else [one])]
+    return all(type(size) is int for size in sizes)
+
+
+def _told(text: str) -> str:
+    """Return what others wrote as a name is: quoted, cut, all of it printable."""
+    return _quoted(elide(visible(text), WIDTH))
+
+
+def _quoted(name: str) -> str:
+    """Return a name between quotes, as JSON writes it: nothing in it can end them or the line."""
+    return json.dumps(name)

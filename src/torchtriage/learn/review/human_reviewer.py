@@ -1,0 +1,80 @@
+"""A person as the reviewer: shown a window's evidence, asked for a verdict and the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.learn.review.evidence import Evidence
+from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, check
+
+__all__ = ["PERSON", "Person"]
+
+PERSON = "person/"
+"""What a person's name begins with in the history of labels."""
+
+HELP = "a code, none, ? for the codes, s to skip, q to stop"
+
+
+class Person:
+    """Asks at a terminal.
+
+    Parameters
+    ----------
+    who : str
+        The person's name, for the history of labels.
+    ask : callable
+        Shows a question and returns the line that is answered; EOFError and Ctrl-C end the review.
+    show : callable
+        Shows text.
+    """
+
+    def __init__(self, who: str, ask: Callable[[str], str], show: Callable[[str], None]) -> None:
+        """Ask nothing yet."""
+        self.name = f"{PERSON}{who}"
+        self._ask, self._show = ask, show
+
+    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+        """Return an outcome for each window; those after a stop say so."""
+        outcomes: list[Outcome] = []
+        stopped = False
+        for place, one in enumerate(evidence):
+            try:
+                outcome = Outcome(one, None, INTERRUPTED) if stopped else self._review(place, evidence)
+            except (EOFError, KeyboardInterrupt):  # what was judged before is kept
+                outcome = Outcome(one, None, INTERRUPTED)
+            stopped = stopped or outcome.reason == INTERRUPTED
+            outcomes.append(outcome)
+            told(place, outcome)
+        return tuple(outcomes)
+
+    def _review(self, place: int, evidence: Sequence[Evidence]) -> Outcome:
+        one = evidence[place]
+        self._show(f"\nwindow {place + 1} of {len(evidence)}\n{one.text}")
+        while True:
+            answer = self._ask(f"verdict ({HELP})").strip()
+            if answer.lower() in ("s", "q"):
+                return Outcome(one, None, "skipped" if answer.lower() == "s" else INTERRUPTED)
+            if answer == "?":
+                self._show("\n".join(f"{code} {lookup(code).pattern.title}" for code in one.codes))
+                continue
+            code = NONE if answer.lower() == NONE else answer.upper()
+            if code != NONE and code not in one.codes:
+                self._show(f"expected {HELP}, found {answer!r}")
+                continue
+            try:
+                return Outcome(one, self._reasoned(one, code))
+            except RejectedError as problem:
+                self._show(str(problem))
+
+    def _reasoned(self, evidence: Evidence, code: str) -> Review:
+        why = self._ask("why, with the ids of lines, such as e2").strip()
+        sure = self._ask("how sure, in percent [100]").strip().rstrip("% ") or "100"
+        try:
+            confidence = float(sure) / 100
+        except ValueError:
+            raise RejectedError("expected a percentage", repr(sure)) from None
+        ids = re.findall(r"\be\d+\b", why)
+        said = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
+        return check(said, evidence)

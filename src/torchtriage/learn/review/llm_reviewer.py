@@ -1,0 +1,594 @@
+"""The reviewer that asks a language model, at any endpoint that speaks OpenAI's protocol.
+
+Whatever the endpoint does, each window has an outcome: a review that could be checked, or the
+reason why there is none. Money is reserved before a request is sent and settled by what the
+endpoint says was used; where it says nothing, the worst case counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.errors import MissingExtraError
+from torchtriage.core.names import visible
+from torchtriage.learn.review import prompt
+from torchtriage.learn.review.evidence import Evidence, count_tokens
+from torchtriage.learn.review.reviewer import INTERRUPTED, NOT_STARTED, Outcome, RejectedError, check
+
+__all__ = ["OPENAI_URL", "Endpoint", "Limits", "Llm", "Prices"]
+
+OPENAI_URL = "https://api.openai.com/v1"
+MAX_REASON = 300
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Who is asked. ``key`` : never shown, not in messages either; empty where none is needed."""
+
+    model: str
+    base_url: str = OPENAI_URL
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long is waited for what, and how much is taken.
+
+    ``silence_s`` : between two pieces of a reply. ``total_s`` : for one reply. ``longest_wait_s`` :
+    before another attempt; an endpoint that asks for more is not asked again. ``attempts`` : for
+    one window, answers that could not be taken included. ``max_reply_tokens`` : asked for;
+    ``max_reply_bytes`` : read, whatever was asked for.
+    """
+
+    connect_s: float = 10.0
+    silence_s: float = 60.0
+    total_s: float = 240.0
+    longest_wait_s: float = 60.0
+    attempts: int = 5
+    max_reply_tokens: int = 1500
+    max_reply_bytes: int = 2_000_000
+    at_once: int = 4
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a million tokens cost, in any currency, and how much may be spent."""
+
+    prompt: float
+    reply: float
+    most: float = float("inf")
+
+    def of(self, prompt_tokens: int, reply_tokens: int) -> float:
+        """Return what so many tokens cost."""
+        return (prompt_tokens * self.prompt + reply_tokens * self.reply) * 1e-6
+
+
+class _TransientError(Exception):
+    """Another attempt may succeed. ``wait_s`` : what the endpoint asks for."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class _RefusedError(Exception):
+    """No other attempt will help this window."""
+
+
+class _StoppedError(Exception):
+    """No attempt will help any window."""
+
+
+@dataclass
+class _Used:
+    """Tokens of one window so far."""
+
+    attempts: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+
+    def outcome(self, evidence: Evidence, **told: Any) -> Outcome:
+        return Outcome(
+            evidence,
+            told.pop("review", None),
+            attempts=self.attempts,
+            prompt_tokens=self.prompt_tokens,
+            reply_tokens=self.reply_tokens,
+            **told,
+        )
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What came back. ``usage`` : prompt and reply tokens, as the endpoint counts them."""
+
+    text: str
+    refusal: str = ""
+    finish: str = ""
+    usage: tuple[int, int] | None = None
+
+
+class Llm:
+    """Asks a model for the review of each window.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+    limits : Limits
+    prices : Prices, optional
+        Without them nothing is known of cost.
+    cache : Path, optional
+        A folder of answers that were taken, by all that was asked.
+    wait : callable
+        Waits for some seconds before another attempt.
+    seed : int
+        Of the jitter of these waits.
+
+    Raises
+    ------
+    MissingExtraError
+        The openai package is not installed.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        limits: Limits = Limits(),
+        prices: Prices | None = None,
+        cache: Path | None = None,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        seed: int | None = None,
+    ) -> None:
+        """Find the SDK; nothing is sent yet."""
+        try:
+            self._openai = import_module("openai")
+        except ImportError as error:
+            raise MissingExtraError(
+                "asking a language model needs openai, which is not installed", hint="pip install 'torchtriage[llm]'"
+            ) from error
+        client = self._openai.DefaultAsyncHttpxClient
+        # the HTTP library below the SDK, httpx or its successor
+        below = next(one for one in client.__mro__ if one.__module__.startswith("httpx"))
+        self._http = import_module(below.__module__.partition(".")[0])
+        self.endpoint, self.limits, self.prices, self.cache = endpoint, limits, prices, cache
+        self._wait = wait
+        self.progress: Callable[[int, int], None] = lambda _place, _size: None
+        """Is told the place of a window and how many characters of its reply are there."""
+        self._chance = random.Random(seed)
+        self._spent = self._reserved = 0.0
+        self._stopped = ""
+        self.problem = ""
+        """What went wrong without harm to a review."""
+        self._options: dict[str, Any] = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "max_completion_tokens": limits.max_reply_tokens,
+            "response_format": "json_schema",
+        }
+
+    @property
+    def name(self) -> str:
+        """Who it is, for reports and for the history of labels."""
+        return f"llm/{self.endpoint.model}"
+
+    @property
+    def spent(self) -> float | None:
+        """What was paid so far, None without prices."""
+        return self._spent if self.prices else None
+
+    def notice(self, evidence: Sequence[Evidence]) -> str:
+        """Return what will be sent, and where, for whoever is about to send it."""
+        sent = [one for one in evidence if self._cached(one) is None]
+        tokens = sum(self._prompt_tokens(prompt.messages(one)) for one in sent)
+        raw = any(not one.redacted for one in sent)
+        what = "with names, paths and messages as recorded" if raw else "names redacted"
+        parts = [
+            f"sends evidence of {len(sent)} windows, at most {tokens:,} tokens, {what}, "
+            f"to {self.endpoint.base_url}, model {self.endpoint.model}"
+        ]
+        if len(sent) < len(evidence):
+            parts.append(f"{len(evidence) - len(sent)} are answered from the cache")
+        if self.prices:
+            cost = self.prices.of(tokens, len(sent) * self.limits.max_reply_tokens)
+            parts.append(f"costs at most {min(cost, self.prices.most):.4f} at one answer each")
+        return visible("; ".join(parts))
+
+    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+        """Return an outcome for each window; what Ctrl-C leaves undone says so."""
+        outcomes: dict[int, Outcome] = {}
+
+        def done(place: int, outcome: Outcome) -> None:
+            outcomes[place] = outcome
+            told(place, outcome)
+
+        interrupted = False
+        try:
+            asyncio.run(self._review_all(evidence, done))
+        except KeyboardInterrupt:
+            interrupted = True
+        reason = INTERRUPTED if interrupted else NOT_STARTED
+        return tuple(outcomes.get(place) or Outcome(one, None, reason) for place, one in enumerate(evidence))
+
+    async def _review_all(self, evidence: Sequence[Evidence], done: Callable[[int, Outcome], None]) -> None:
+        limits = self.limits
+        places = iter(range(len(evidence)))
+
+        async def work(client: Any) -> None:
+            for place in places:
+                try:
+                    outcome = await self._review(client, place, evidence[place])
+                except Exception as error:  # whatever one window meets, the others are reviewed
+                    reason = f"{type(error).__name__}: {error}"
+                    outcome = Outcome(evidence[place], None, self._safe(reason))
+                done(place, outcome)
+
+        timeout = self._openai.Timeout(limits.silence_s, connect=limits.connect_s)
+        http = self._openai.DefaultAsyncHttpxClient(
+            # another host than the one that was named must not get the evidence
+            follow_redirects=False,
+            timeout=timeout,
+            event_hooks={"response": [self._bound]},
+        )
+        async with self._openai.AsyncOpenAI(
+            api_key=self.endpoint.key or "none",
+            base_url=self.endpoint.base_url,
+            max_retries=0,
+            timeout=timeout,
+            http_client=http,
+            default_headers={"Accept-Encoding": "identity"},
+        ) as client:
+            await asyncio.gather(*(work(client) for _ in range(min(limits.at_once, len(evidence)))))
+
+    # -- one window ------------------------------------------------------------------------
+
+    async def _review(self, client: Any, place: int, evidence: Evidence) -> Outcome:
+        known = self._cached(evidence)
+        if known is not None:
+            return Outcome(evidence, check(known, evidence), cached=True)
+        used = _Used()
+        asked = prompt.messages(evidence)
+        sent, reason = list(asked), ""
+        while used.attempts < self.limits.attempts:
+            if self._stopped:
+                return used.outcome(evidence, reason=self._stopped)
+            used.attempts += 1
+            try:
+                reply = await self._paid(client, place, evidence, sent, used)
+                answer = _parse(reply)
+                review = check(answer, evidence)
+            except RejectedError as problem:
+                # once more, with what was wrong; what the model wrote is not sent back to it
+                reason = f"reply not taken: {problem}"
+                if len(sent) > len(asked):
+                    break
+                sent = [*asked, prompt.again(problem.expected)]
+            except _TransientError as problem:
+                reason = str(problem)
+                if used.attempts == self.limits.attempts:
+                    break
+                wait_s = self._backoff(used.attempts, problem.wait_s)
+                if wait_s is None:
+                    reason += f", and asks to wait {problem.wait_s:,.0f} s"
+                    break
+                await self._wait(wait_s)
+            except _StoppedError as problem:
+                self._stopped = self._safe(str(problem))
+            except _RefusedError as problem:
+                reason = str(problem)
+                break
+            else:
+                self._keep(evidence, answer)
+                return used.outcome(evidence, review=review)
+        return used.outcome(evidence, reason=self._safe(self._stopped or reason))
+
+    def _backoff(self, attempt: int, wanted_s: float | None) -> float | None:
+        """Return how long to wait, None when the endpoint asks for longer than we will."""
+        longest_s = self.limits.longest_wait_s
+        if wanted_s is not None:
+            jittered_s = wanted_s + self._chance.random()
+            return jittered_s if wanted_s <= longest_s else None
+        return min(2.0 ** (attempt - 1), longest_s) * self._chance.uniform(0.5, 1.0)
+
+    async def _paid(self, client: Any, place: int, evidence: Evidence, sent: list[Message], used: _Used) -> _Reply:
+        """Return a reply for which there was money."""
+        most = self._prompt_tokens(sent), self.limits.max_reply_tokens
+        reserved = self.prices.of(*most) if self.prices else 0.0
+        if self.prices and self._spent + self._reserved + reserved > self.prices.most:
+            raise _RefusedError(
+                f"the cost cap of {self.prices.most:g}: {self._spent:.4f} is spent, "
+                f"{self._reserved:.4f} reserved, and this window could cost {reserved:.4f}"
+            )
+        self._reserved += reserved
+        # a request that ended in nothing may have been worked on
+        tokens = most
+        try:
+            reply = await self._asked(client, place, evidence, sent)
+            counted = most[0], count_tokens(reply.text)
+            tokens = reply.usage or (most if self.prices else counted)
+            return reply
+        except _Unworked as error:
+            tokens = 0, 0
+            raise error.cause from error
+        finally:
+            self._reserved -= reserved
+            used.prompt_tokens += tokens[0]
+            used.reply_tokens += tokens[1]
+            if self.prices:
+                self._spent += self.prices.of(*tokens)
+
+    async def _asked(self, client: Any, place: int, evidence: Evidence, sent: list[Message]) -> _Reply:
+        """Return a reply; what the endpoint does not know of our wishes is left out."""
+        for _ in range(len(self._options) + 1):
+            options = dict(self._options)
+            try:
+                return await asyncio.wait_for(self._send(client, place, evidence, sent, options), self.limits.total_s)
+            except asyncio.TimeoutError as error:
+                raise _TransientError(f"no reply within {self.limits.total_s:g} s") from error
+            except (self._openai.APIConnectionError, self._http.HTTPError) as error:
+                raise self._broken(error) from error
+            except self._openai.APIStatusError as error:
+                if not self._gives_way(error, options):
+                    raise _Unworked(self._judged(error)) from error
+            except self._openai.APIError as error:
+                raise _TransientError(f"an error inside the reply: {error}") from error
+            except _SilentError:
+                self._options.pop("stream", None)
+                self._options.pop("stream_options", None)
+        raise _Unworked(_StoppedError("the endpoint refuses every form of the request"))
+
+    async def _send(
+        self, client: Any, place: int, evidence: Evidence, sent: list[Message], options: dict[str, Any]
+    ) -> _Reply:
+        form = options.pop("response_format", None)
+        if form is not None:
+            schema = {"name": "review", "strict": True, "schema": prompt.reply_schema(evidence)}
+            options["response_format"] = {"type": form, form: schema}
+        answer = await client.chat.completions.create(model=self.endpoint.model, messages=sent, **options)
+        if "stream" not in options:
+            return _whole(answer)
+        try:
+            return await self._streamed(answer, place)
+        finally:
+            await answer.close()
+
+    async def _streamed(self, chunks: AsyncIterator[Any], place: int) -> _Reply:
+        reply, pieces, size = _Reply(""), [], 0
+        anything = False
+        try:
+            async for chunk in chunks:
+                anything = True
+                reply = replace(reply, usage=_usage(chunk) or reply.usage)
+                for choice in getattr(chunk, "choices", None) or ():
+                    delta = getattr(choice, "delta", None)
+                    piece, refusal = _text(delta, "content"), _text(delta, "refusal")
+                    pieces.append(piece)
+                    size += len(piece)
+                    reply = replace(
+                        reply, refusal=reply.refusal + refusal, finish=_text(choice, "finish_reason") or reply.finish
+                    )
+                    self.progress(place, size)
+        except ValueError as error:  # a piece that is no JSON
+            raise _TransientError(f"a piece of the reply is no JSON: {error}") from error
+        if not anything:
+            raise _SilentError
+        return replace(reply, text="".join(pieces))
+
+    # -- what endpoints say --------------------------------------------------------------------
+
+    def _broken(self, error: Exception) -> Exception:
+        """Return what a connection that failed means: before it was there, nothing was done."""
+        cause = error
+        while cause.__cause__ is not None and not isinstance(cause, _RefusedError):
+            cause = cause.__cause__  # type: ignore[assignment]
+            if isinstance(cause, self._http.HTTPError):
+                break
+        told = f"{type(cause).__name__} {cause}".strip()
+        if isinstance(cause, _RefusedError):
+            return cause
+        if isinstance(cause, self._http.ConnectError | self._http.ConnectTimeout):
+            return _Unworked(_TransientError(f"no connection: {told}"))
+        if isinstance(cause, self._http.TimeoutException):
+            return _TransientError(f"silent for {self.limits.silence_s:g} s")
+        return _TransientError(f"the reply broke off: {told}")
+
+    def _gives_way(self, error: Any, options: dict[str, Any]) -> bool:
+        """Return whether the request can be sent again without what was refused."""
+        if error.status_code not in (400, 404, 415, 422):
+            return False
+        said = str(error).lower()
+        words = {
+            "max_completion_tokens": ("max_completion_tokens",),
+            "stream_options": ("stream_options", "include_usage"),
+            "temperature": ("temperature",),
+            "response_format": ("response_format", "json_schema", "schema", "grammar"),
+        }
+        refused = next(
+            (name for name, known in words.items() if name in options and any(one in said for one in known)), None
+        )
+        if refused is None and error.status_code in (400, 422) and "response_format" in options:
+            refused = "response_format"  # what endpoints know least
+        if refused is None:
+            return False
+        if self._options.pop(refused, None) is not None and refused == "max_completion_tokens":
+            self._options["max_tokens"] = self.limits.max_reply_tokens
+        return True
+
+    def _judged(self, error: Any) -> Exception:
+        """Return what an error status means for this window and the others."""
+        status = error.status_code
+        said = f"HTTP {status}: {_message(error)}"
+        if status == 429 and "insufficient_quota" in str(error):
+            return _StoppedError(said)
+        if status in (408, 409, 425, 429) or status >= 500:
+            return _TransientError(said, _retry_after_s(error.response.headers))
+        if status in (401, 402, 403, 404, 405) or 300 <= status < 400:
+            return _StoppedError(said)
+        return _RefusedError(said)
+
+    async def _bound(self, response: Any) -> None:
+        """Make a response end with an error when more of it comes than is taken."""
+        coding = response.headers.get("content-encoding", "identity")
+        if coding not in ("", "identity"):
+            # a small body may unpack to any size
+            raise _RefusedError(f"a reply packed by {coding}, which was not asked for")
+        limit, inner = self.limits.max_reply_bytes, response.stream
+
+        class Bounded(self._http.AsyncByteStream):  # type: ignore[misc, name-defined]
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                size = 0
+                async for piece in inner:
+                    size += len(piece)
+                    if size > limit:
+                        raise _RefusedError(f"a reply of more than {limit:,} bytes")
+                    yield piece
+
+            async def aclose(self) -> None:
+                await inner.aclose()
+
+        response.stream = Bounded()
+
+    def _safe(self, reason: str) -> str:
+        """Return a reason that can be shown: without the key, on one line, not long."""
+        if self.endpoint.key:
+            reason = reason.replace(self.endpoint.key, "***")
+        return visible(re.sub(r"\s+", " ", reason))[:MAX_REASON]
+
+    # -- money and memory ----------------------------------------------------------------------
+
+    def _prompt_tokens(self, sent: list[Message]) -> int:
+        return sum(count_tokens(one["content"]) + 8 for one in sent)
+
+    def _place_of(self, evidence: Evidence) -> Path | None:
+        if self.cache is None:
+            return None
+        asked = [self.endpoint.base_url, self.endpoint.model, prompt.messages(evidence)]
+        data = json.dumps(asked).encode("utf-8", "backslashreplace")
+        return self.cache / f"{hashlib.sha256(data).hexdigest()}.json"
+
+    def _cached(self, evidence: Evidence) -> Any:
+        """Return the answer to the same question, None when there is none that can be taken."""
+        path = self._place_of(evidence)
+        if path is None:
+            return None
+        try:
+            answer = json.loads(path.read_bytes())["answer"]
+            check(answer, evidence)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return answer
+
+    def _keep(self, evidence: Evidence, answer: Any) -> None:
+        path = self._place_of(evidence)
+        if path is None:
+            return
+        about = {"model": self.endpoint.model, "at": time.time(), "answer": answer}
+        draft = path.with_suffix(".draft")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(about), encoding="utf-8")
+            draft.replace(path)
+        except OSError as error:  # the review is there all the same
+            self.problem = f"answers are not kept in {self.cache}: {error.strerror}"
+
+
+class _SilentError(Exception):
+    """A stream without a single piece."""
+
+
+class _Unworked(Exception):  # noqa: N818 - carries an error that has a name
+    """An endpoint did nothing that it could charge for."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|(?P<open>\Z))", re.DOTALL)
+
+
+def _parse(reply: _Reply) -> Any:
+    """Return the object in a reply.
+
+    Raises
+    ------
+    _RefusedError
+        The model refuses, or was cut off.
+    RejectedError
+        There is no object in it.
+    """
+    if reply.refusal or reply.finish == "content_filter":
+        raise _RefusedError(f"the model refuses: {reply.refusal or 'content filter'}")
+    text = _THINKING.sub(lambda match: match[0] if match["open"] is not None else "", reply.text)
+    begin = text.find("{")
+    if not text.strip():
+        if reply.finish == "length":
+            raise _RefusedError("the reply was cut off before it began")
+        raise RejectedError("expected an answer", "an empty reply")
+    if begin < 0:
+        raise RejectedError("expected a JSON object", repr(visible(text.strip()[:80])))
+    try:
+        answer, _ = json.JSONDecoder().raw_decode(text[begin:])
+    except (ValueError, RecursionError) as error:
+        if reply.finish == "length":
+            raise _RefusedError("the reply was cut off at the most tokens asked for") from error
+        raise RejectedError("expected a JSON object", type(error).__name__) from error
+    return answer
+
+
+def _whole(answer: Any) -> _Reply:
+    """Return a reply that was not streamed."""
+    for choice in getattr(answer, "choices", None) or ():
+        message = getattr(choice, "message", None)
+        return _Reply(
+            _text(message, "content"), _text(message, "refusal"), _text(choice, "finish_reason"), _usage(answer)
+        )
+    return _Reply("", usage=_usage(answer))
+
+
+def _text(holder: Any, name: str) -> str:
+    """Return a field that should be text; endpoints send what they like."""
+    value = getattr(holder, name, None)
+    return value if isinstance(value, str) else ""
+
+
+def _usage(holder: Any) -> tuple[int, int] | None:
+    usage = getattr(holder, "usage", None)
+    counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(isinstance(one, int) and one >= 0 for one in counts):
+        return None
+    return counts[0], counts[1]  # type: ignore[return-value]
+
+
+def _message(error: Any) -> str:
+    body = error.body if isinstance(error.body, dict) else {}
+    return str(body.get("message") or error.response.reason_phrase or "nothing said")
+
+
+def _retry_after_s(headers: Any) -> float | None:
+    """Return what a Retry-After header asks for: seconds, or a date."""
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        return max(float(value), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError):
+        return None

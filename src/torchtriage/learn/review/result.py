@@ -1,0 +1,162 @@
+"""What ``torchtriage review`` found; these dataclasses are its JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchtriage.core.version import __version__
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.learn.review.reviewer import NONE, Outcome, Sentence
+from torchtriage.learn.review.window_selection import Suspect
+
+__all__ = ["REVIEW_SCHEMA", "NotReviewed", "Quoted", "ReviewResult", "Usage", "WindowReview", "collect"]
+
+REVIEW_SCHEMA = "torchtriage-review/1"
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A line of evidence, as the reviewer saw it."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class WindowReview:
+    """What the reviewer says of one window.
+
+    Times are ns since the recording's first event. ``suspicion`` : why it was looked at, 0 to 1.
+    ``code`` : the anti-pattern, or ``none``; ``title`` : its name, empty for ``none``. ``evidence``
+    : all that was shown; sentences cite its ids.
+    """
+
+    start_ns: int
+    end_ns: int
+    suspicion: float
+    code: str
+    title: str
+    confidence: float
+    why: tuple[Sentence, ...]
+    advice: tuple[Sentence, ...]
+    evidence: tuple[Quoted, ...]
+    cached: bool
+
+
+@dataclass(frozen=True)
+class NotReviewed:
+    """A suspicious window without a review, and why.
+
+    ``failed`` : it was meant to be reviewed.
+    """
+
+    start_ns: int
+    end_ns: int
+    suspicion: float
+    reason: str
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the reviews took. ``cost`` : None where no prices were given."""
+
+    attempts: int
+    cached: int
+    prompt_tokens: int
+    reply_tokens: int
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class ReviewResult:
+    """One run of ``torchtriage review``.
+
+    ``chosen_by`` : what called windows suspicious. ``n_windows`` : the recording's; those that are
+    in neither list are calm. ``redacted`` : the reviewer saw public names alone. ``notes`` : what
+    else there is to know.
+    """
+
+    schema: str
+    version: str
+    path: str
+    reviewer: str
+    chosen_by: str
+    redacted: bool
+    n_windows: int
+    windows: tuple[WindowReview, ...]
+    not_reviewed: tuple[NotReviewed, ...]
+    usage: Usage
+    notes: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window has a review that was meant to have one."""
+        return not any(one.failed for one in self.not_reviewed)
+
+
+def collect(
+    reviewed: Sequence[tuple[Suspect, Outcome]],
+    left: Sequence[tuple[Suspect, str]],
+    *,
+    path: str,
+    reviewer: str,
+    chosen_by: str,
+    redacted: bool,
+    n_windows: int,
+    begin_ns: int,
+    cost: float | None = None,
+    notes: Sequence[str] = (),
+) -> ReviewResult:
+    """Return the outcomes as a result; see :class:`ReviewResult`.
+
+    ``begin_ns`` : the recording's first event.
+    """
+    windows = [_window(*one, begin_ns) for one in reviewed if one[1].review is not None]
+    failed = [_left(one, two.reason, begin_ns, failed=True) for one, two in reviewed if two.review is None]
+    others = [_left(one, reason, begin_ns, failed=False) for one, reason in left]
+    outcomes = [outcome for _, outcome in reviewed]
+    usage = Usage(
+        sum(one.attempts for one in outcomes),
+        sum(one.cached for one in outcomes),
+        sum(one.prompt_tokens for one in outcomes),
+        sum(one.reply_tokens for one in outcomes),
+        cost,
+    )
+    return ReviewResult(
+        REVIEW_SCHEMA,
+        __version__,
+        path,
+        reviewer,
+        chosen_by,
+        redacted,
+        n_windows,
+        tuple(windows),
+        (*failed, *others),
+        usage,
+        tuple(notes),
+    )
+
+
+def _window(suspect: Suspect, outcome: Outcome, begin_ns: int) -> WindowReview:
+    review = outcome.review
+    assert review is not None
+    start_ns, end_ns = suspect.window_ns
+    return WindowReview(
+        start_ns - begin_ns,
+        end_ns - begin_ns,
+        round(suspect.suspicion, 4),
+        review.code,
+        "" if review.code == NONE else lookup(review.code).pattern.title,
+        review.confidence,
+        review.why,
+        review.advice,
+        tuple(Quoted(line.id, line.text) for line in outcome.evidence.lines),
+        outcome.cached,
+    )
+
+
+def _left(suspect: Suspect, reason: str, begin_ns: int, *, failed: bool) -> NotReviewed:
+    start_ns, end_ns = suspect.window_ns
+    return NotReviewed(start_ns - begin_ns, end_ns - begin_ns, round(suspect.suspicion, 4), reason, failed)

@@ -1,0 +1,98 @@
+"""Which windows are worth a look: the learned detector's opinion and the rules', most first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Finding
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.detector.detector import Judged
+
+__all__ = ["LEAST", "Suspect", "suspects", "worth_a_look"]
+
+Ints = NDArray[np.int64]
+
+SURE = {"certain": 0.9, "likely": 0.7, "hint": 0.4}
+"""How suspicious a window is that a rule covers."""
+LEAST = 0.3
+"""Windows less suspicious are calm."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A window, how suspicious it is, and what stands out: alike where steps are alike.
+
+    The rest is what the detector says of it; see :class:`~torchtriage.diagnose.detector.detector.Judged`.
+    """
+
+    window_ns: tuple[int, int]
+    suspicion: float
+    stands_out: str
+    probability: float | None = None
+    types: Mapping[str, float] = field(default_factory=dict)
+    unusual: bool = False
+
+
+def suspects(
+    windows_ns: Ints, places: int, findings: Sequence[Finding], judged: Judged | None = None
+) -> tuple[Suspect, ...]:
+    """Return all windows, most suspicious first.
+
+    Parameters
+    ----------
+    windows_ns : int64[n, 2]
+    places : int
+        How many windows a step has.
+    findings : sequence of Finding
+    judged : Judged, optional
+        What the detector says of them.
+    """
+    length_ns = np.maximum(windows_ns[:, 1] - windows_ns[:, 0], 1)
+    suspicion = np.zeros(len(windows_ns))
+    names = np.array([f"place {at % places + 1} of a step" for at in range(len(windows_ns))], object)
+    for number, finding in enumerate(findings, 1):
+        spans = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
+        share = intervals.covered(windows_ns, spans) / length_ns
+        by_rule = share * SURE[finding.certainty]
+        names[(by_rule >= LEAST) & (by_rule > suspicion)] = f"{finding.code}, finding {number}"
+        suspicion = np.maximum(suspicion, by_rule)
+    if judged is not None:
+        trusted = np.where(judged.unusual, 0.0, judged.probability)
+        suspicion = np.maximum(suspicion, trusted)
+    order = np.argsort(-suspicion, kind="stable").tolist()
+    return tuple(
+        Suspect(
+            (int(windows_ns[at, 0]), int(windows_ns[at, 1])),
+            float(suspicion[at]),
+            names[at],
+            None if judged is None else float(judged.probability[at]),
+            {} if judged is None else judged.types[at],
+            bool(judged is not None and judged.unusual[at]),
+        )
+        for at in order
+    )
+
+
+def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], list[tuple[Suspect, str]]]:
+    """Return the windows to review, and the suspicious ones that are not, each with the reason.
+
+    Steps are alike: of the windows in which one finding stands out, or that lie at one place of
+    their steps, the most suspicious stands for the others.
+    """
+    chosen: dict[str, Suspect] = {}
+    left: list[tuple[Suspect, str]] = []
+    for one in found:
+        if one.suspicion < LEAST:
+            break
+        if one.stands_out in chosen:
+            left.append((one, f"another window stands for {one.stands_out}"))
+        elif len(chosen) < limit:
+            chosen[one.stands_out] = one
+        else:
+            left.append((one, f"{format_count(limit, 'window is', 'windows are')} more suspicious"))
+    return list(chosen.values()), left

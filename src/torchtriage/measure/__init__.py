@@ -1,0 +1,1 @@
+"""Benchmarks, the regression gate and fixes on trial."""

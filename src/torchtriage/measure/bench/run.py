@@ -1,0 +1,319 @@
+"""The benchmark: a check, a cold session of each setting, then rounds of warm ones in turns."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.isolate.session_client import SessionClient, SessionError
+from torchtriage.core.machine import read_host
+from torchtriage.core.stats.steady_state import find_steady
+from torchtriage.measure.bench.advice import all_settled
+from torchtriage.measure.bench.checkpoint import Checkpoint
+from torchtriage.measure.bench.measurements import Measurements
+from torchtriage.measure.bench.plan import DYNAMIC, BenchPlan
+from torchtriage.measure.bench.result import BenchResult, Setting, SettingFailure
+from torchtriage.measure.bench.summary import summarise
+
+__all__ = ["Progress", "measure", "run"]
+
+Progress = Callable[[str, float], None]
+"""Called with what begins now and the share that is done."""
+
+BLOCK_S = 0.05
+"""A turn: short beside what disturbs a machine, long beside a change of turns."""
+CHUNK_S = 0.25
+LEAST_BLOCKS = 5
+ROOM = 0.7
+"""Of free memory that waiting sessions may take together."""
+
+
+def run(
+    plan: BenchPlan, folder: Path, *, fresh: bool = False, progress: Progress = lambda _what, _share: None
+) -> BenchResult:
+    """Measure what the plan says and return what it comes to.
+
+    Sessions that are in the folder already are not measured again.
+
+    Raises UsageError: the target cannot be used at all, or the folder holds something else.
+    """
+    return summarise(measure(plan, folder, fresh=fresh, progress=progress))
+
+
+def measure(
+    plan: BenchPlan, folder: Path, *, fresh: bool = False, progress: Progress = lambda _what, _share: None
+) -> Measurements:
+    """Measure what the plan says, as :func:`run`, and return the sessions themselves."""
+    store = Checkpoint(folder, plan, fresh=fresh)
+    opened = _checked(plan, store, progress)
+    measured = Measurements(plan, opened)
+    n_starts = len(plan.settings)
+    done = 0
+
+    def say(what: str) -> None:
+        progress(what, done / (n_starts * (1 + plan.rounds)))
+
+    for setting in _shuffled(plan.settings, 0):
+        say(f"cold start: {setting.name}")
+        measure = partial(_cold, plan, store, setting)
+        measured.cold[setting.key] = _kept(store, f"cold/{setting.key}.json", measure, partial(_is_final, plan))
+        done += 1
+    for number in range(1, plan.max_rounds + 1):
+        if number > plan.rounds and all_settled(measured):
+            break
+        for at, group in enumerate(plan.groups()):
+            alive = [setting for setting in group if measured.is_alive(setting)]
+            together = len(alive) > 1 and _fits(measured, alive)
+            say(f"round {number}: {group[0].name}" + (f" and {len(alive) - 1} more" if alive[1:] else ""))
+            turn = partial(_round, plan, store, alive, number, together)
+            found = _kept(store, f"rounds/{number}.{at}.json", turn, partial(_is_whole, plan, alive))
+            measured.rounds.setdefault(number, {}).update(found["sessions"])
+            measured.interleaved &= found["together"] or len(alive) < 2
+            done += len(group)
+        if not any(measured.is_alive(setting) for setting in plan.settings):
+            break
+    progress("", 1.0)
+    return measured
+
+
+def _kept(
+    store: Checkpoint, name: str, measure: Callable[[], Any], is_final: Callable[[Any], bool] = lambda _found: True
+) -> Any:
+    found = store.read(name)
+    if found is None or not is_final(found):
+        found = measure()
+        store.write(name, found)
+    return found
+
+
+def _is_final(plan: BenchPlan, session: dict[str, Any]) -> bool:
+    """Whether a kept session says the same if run again: it did not fail.
+
+    Or it was too slow, and has no more time now. Other failures may have been the machine's: no memory, no
+    compiler.
+    """
+    failure = session.get("failure")
+    if failure is None:
+        return True
+    return bool(failure["kind"] == "timeout" and plan.timeout_s <= failure["after_s"])
+
+
+def _is_whole(plan: BenchPlan, alive: Sequence[Setting], found: dict[str, Any]) -> bool:
+    sessions = found["sessions"]
+    return all(setting.key in sessions and _is_final(plan, sessions[setting.key]) for setting in alive)
+
+
+def _shuffled(values: Sequence[Any], seed: int) -> list[Any]:
+    return random.Random(seed).sample(list(values), len(values))
+
+
+def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str, Any]:
+    way = {"mode": setting.mode, "backend": setting.backend, "dynamic": DYNAMIC[setting.dynamic]}
+    opened = worker.ask(
+        "open",
+        plan.timeout_s,
+        target=plan.target,
+        way=way,
+        train=plan.train,
+        device=plan.device,
+        threads=plan.threads,
+        batch_size=setting.batch_size,
+        dtype=setting.dtype,
+    )
+    assert isinstance(opened, dict)
+    return opened
+
+
+def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str, Any]:
+    """Return what the target is; one process learns it before anything is measured."""
+
+    def check() -> dict[str, Any]:
+        progress("the target", 0.0)
+        eager = Setting("eager", "", "auto", plan.settings[0].batch_size, "")
+        with SessionClient(store.cache("check"), store.log("check"), plan.threads) as worker:
+            opened = _open(plan, worker, eager)
+            backends = sorted({setting.backend for setting in plan.settings if setting.backend})
+            worker.ask("check_backends", plan.timeout_s, names=backends)
+            worker.ask("first", plan.timeout_s)
+        return opened
+
+    try:
+        found = _kept(store, "check.json", check)
+    except SessionError as error:
+        raise UsageError(
+            error.message if error.kind != "timeout" else f"eager gave {error.message}",
+            where=plan.target,
+            hint=error.hint,
+        ) from error
+    assert isinstance(found, dict)
+    return found
+
+
+def _cold(plan: BenchPlan, store: Checkpoint, setting: Setting) -> dict[str, Any]:
+    """Start once with empty caches, and hold the answers against eager's."""
+    stage = "start"
+    cache = store.cache(setting.key, empty=True)
+    out: dict[str, Any] = {}
+    with SessionClient(cache, store.log(f"cold.{setting.key}"), plan.threads) as worker:
+        try:
+            out["open"] = _open(plan, worker, setting)
+            stage = "compile"
+            out["first"] = worker.ask("first", plan.timeout_s)
+            stage = "steps"
+            out["warm_up"] = _warmed(plan, worker, out["first"]["ns"])
+            out["finish"] = worker.ask("finish", plan.timeout_s)
+            out["peak"] = worker.ask("peak", plan.timeout_s)
+            _call_other_size(plan, worker, setting, out)
+            stage = "numerics"
+            standard = plan.standard(setting)
+            out["numerics"] = worker.ask("numerics", plan.timeout_s, standard=standard)
+        except SessionError as error:
+            out["failure"] = _failure(error, stage, "cold")
+    return out
+
+
+def _call_other_size(plan: BenchPlan, worker: SessionClient, setting: Setting, out: dict[str, Any]) -> None:
+    other = plan.other_size(setting)
+    if other is not None and setting.backend:
+        with suppress(SessionError):
+            out["other"] = worker.ask("other_size", plan.timeout_s, batch_size=other)
+
+
+def _failure(error: SessionError, stage: str, session: str) -> dict[str, Any]:
+    kind = "error" if error.kind == "target" else error.kind
+    return asdict(SettingFailure(kind, stage, session, error.message, round(error.after_s, 3)))
+
+
+def _warmed(plan: BenchPlan, worker: SessionClient, first_ns: int) -> list[int]:
+    """Run steps until they are steady, or for as long as the plan allows."""
+    times: list[int] = []
+    until = time.monotonic() + plan.warm_up_s
+    while True:
+        times += worker.ask("warm_up", plan.timeout_s, seconds=CHUNK_S)
+        if find_steady(np.array([first_ns, *times])).begin is not None:
+            return times
+        if time.monotonic() >= until:
+            return times
+
+
+class _Turn:
+    """One setting's session within a round."""
+
+    def __init__(self, plan: BenchPlan, worker: SessionClient, setting: Setting, number: int) -> None:
+        self.plan, self.worker, self.setting = plan, worker, setting
+        self.session = f"round {number}"
+        self.out: dict[str, Any] = {"blocks": []}
+        self.stage = "start"
+        self.n = 1
+        self.untimed = True
+
+    @property
+    def alive(self) -> bool:
+        return "failure" not in self.out
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if self.alive:
+            try:
+                work()
+            except SessionError as error:
+                self.out["failure"] = _failure(error, self.stage, self.session)
+
+    def begin(self) -> None:
+        self._try(self._begin)
+
+    def _begin(self) -> None:
+        timeout_s = self.plan.timeout_s
+        self.out["open"] = _open(self.plan, self.worker, self.setting)
+        self.stage = "compile"
+        self.out["first"] = self.worker.ask("first", timeout_s)
+        self.stage = "steps"
+        times = _warmed(self.plan, self.worker, self.out["first"]["ns"])
+        self.out["warm_up"] = times
+        self.out["peak"] = self.worker.ask("peak", timeout_s)
+        self.worker.ask("clear_peak", timeout_s)
+        step_s = float(np.median(times[-max(len(times) // 3, 1) :])) / 1e9
+        self.n = max(round(BLOCK_S / step_s), 1)
+        self.untimed = step_s < BLOCK_S
+
+    @property
+    def n_blocks(self) -> int:
+        by_time = math.ceil(self.plan.seconds / BLOCK_S)
+        # a quarter more: the first may come before the steady state
+        return max(by_time, math.ceil(1.25 * self.plan.steps / self.n), LEAST_BLOCKS)
+
+    def block(self) -> None:
+        """Run one block, and see what the machine did meanwhile."""
+
+        def work() -> None:
+            timeout_s = self.plan.timeout_s
+            before = read_host()
+            found = self.worker.ask("block", timeout_s, n=self.n, untimed=self.untimed)
+            after = read_host()
+            if before is not None and after is not None:
+                found["host"] = {
+                    "wall_s": after.at_s - before.at_s,
+                    "busy_s": after.busy_s - before.busy_s,
+                    "stolen_s": after.stolen_s - before.stolen_s,
+                    "n_cores": after.n_cores,
+                }
+            self.out["blocks"].append(found)
+
+        self._try(work)
+
+    def end(self) -> None:
+        def work() -> None:
+            self.out["finish"] = self.worker.ask("finish", self.plan.timeout_s)
+
+        self._try(work)
+
+
+def _round(plan: BenchPlan, store: Checkpoint, group: Sequence[Setting], number: int, together: bool) -> dict[str, Any]:
+    """Run one session of each setting: in turns, block by block, or one after the other."""
+    sessions: dict[str, Any] = {}
+    order = _shuffled(group, number)
+    for part in [order] if together else [[setting] for setting in order]:
+        with ExitStack() as running:
+            turns = []
+            for setting in part:
+                log = store.log(f"round-{number}.{setting.key}")
+                worker = running.enter_context(SessionClient(store.cache(setting.key), log, plan.threads))
+                turns.append(_Turn(plan, worker, setting, number))
+                turns[-1].begin()
+            n_blocks = max((turn.n_blocks for turn in turns if turn.alive), default=0)
+            for at in range(n_blocks):
+                for turn in _shuffled(turns, number * 100_003 + at):
+                    turn.block()
+            for turn in turns:
+                turn.end()
+                sessions[turn.setting.key] = turn.out
+    return {"together": together, "sessions": sessions}
+
+
+def _fits(measured: Measurements, group: Sequence[Setting]) -> bool:
+    """Whether all sessions of a group can wait in memory at once, by what the cold ones took."""
+    host = sum(measured.cold[setting.key].get("peak") or 0 for setting in group)
+    free = _free_bytes()
+    if free is not None and host > ROOM * free:
+        return False
+    device = sum(measured.cold[setting.key]["finish"]["memory"].get("device_reserved_bytes") or 0 for setting in group)
+    total = measured.opened.get("device_total_bytes")
+    return not total or device <= ROOM * total
+
+
+def _free_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None

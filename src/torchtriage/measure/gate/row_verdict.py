@@ -1,0 +1,553 @@
+"""One statistic of one metric, judged: the interval on the ratio, and what follows from it.
+
+The unit of analysis is the process session. All rows of a check are one family: their p-values are corrected
+together, and the interval of every row is widened accordingly, so that what is shown is what decided (Benjamini and
+Yekutieli 2005). What never varies on either side is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.samples import Series
+from torchtriage.core.stats import classical_tests, multiple_testing, quantiles, session_comparison
+from torchtriage.measure.gate import formatting
+from torchtriage.measure.gate.result import Classic, MetricRow, RowVerdict, SideAmount
+from torchtriage.measure.gate.session_stats import Floats, SessionTable
+
+__all__ = [
+    "LEAST_REPEATS",
+    "MAX_REGRESS",
+    "STATISTICS",
+    "TIMED",
+    "GateLimits",
+    "MetricMatch",
+    "amount",
+    "judge_rows",
+    "least_pairs",
+]
+
+MAX_REGRESS: dict[str, float] = {
+    "latency": 0.03,
+    "throughput": 0.03,
+    "memory": 0.01,
+    "compile_time": 0.10,
+    "count": 0.0,
+    "accuracy": 0.005,
+}
+"""The smallest change of interest by kind, as a share; of counts any rise is one."""
+
+STATISTICS: dict[str, tuple[str, ...]] = {
+    "latency": ("low", "mean", "p95", "p99"),
+    "throughput": ("low",),
+    "memory": ("peak",),
+    "compile_time": ("median",),
+    "count": ("count",),
+    "accuracy": ("median",),
+}
+"""What is judged of each kind. The first one decides, the others are watched."""
+
+TAILS: dict[str, float] = {"p95": 0.95, "p99": 0.99}
+LEAST_VALUES = {"p95": 20, "p99": 100}
+"""Values per session below which nothing is said about a tail."""
+LEAST_SESSIONS = 3
+"""Two give an interval of no use to anyone."""
+LEAST_REPEATS = 3
+"""Runs of the baseline from which its noise floor is taken."""
+ASSUMED_FLOOR = 0.05
+"""What two recordings of one program differ by where that was not measured: medians of ten sessions each, minutes
+apart on a busy host of two cores, differ by up to 4.7 % nine times in ten."""
+MANY_PAIRS = 500
+"""Nobody runs more."""
+WATCHED_ALPHA = 0.2
+"""The share of ``alpha`` that rows get which can fail a gate but do not hold it up."""
+MAX_SHOWN = 400
+"""Sessions kept for the pictures."""
+SUMMED_UP: session_comparison.Statistic = "peak"
+"""What a session of one value is summed up by: any would do, this one may be constant."""
+TIMED = frozenset({"latency", "throughput", "compile_time"})
+"""Kinds that a clock measures: they always vary, so what does not is no measurement."""
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """What a check was asked for.
+
+    ``alpha`` : how often a check of equal programs may fail, all rows together. ``max_regress`` : by metric, by
+    kind, or for all kinds but counts (""): the smallest change of interest, as a share. Later ones win.
+    ``statistics`` : of latencies, what must be decided, beside the first of ``STATISTICS``. ``miss`` : how often a
+    change of the smallest size of interest may pass as none, row by row; larger than ``alpha``, because it is what
+    lets a check of unchanged code end.
+    """
+
+    alpha: float = 0.01
+    max_regress: tuple[tuple[str, float], ...] = ()
+    statistics: tuple[str, ...] = ()
+    miss: float = 0.05
+
+    def of(self, series: Series) -> float:
+        """Return the smallest change of interest of a series."""
+        found = MAX_REGRESS[series.kind]
+        for name, share in self.max_regress:
+            if name in (series.metric, series.kind) or (not name and series.kind != "count"):
+                found = share
+        return found
+
+
+@dataclass(frozen=True)
+class MetricMatch:
+    """The two sides of one metric; None where a side does not have it.
+
+    ``repeats`` : the baseline's sessions by run, for its noise floor; ``earlier`` : its runs of the level before.
+    ``paired`` : the sessions of the two sides are pairs, in this order. ``noisy`` : others disturbed the
+    candidate's processes.
+    """
+
+    benchmark: str
+    before: Series | None
+    after: Series | None
+    repeats: tuple[Series, ...] = ()
+    earlier: tuple[Series, ...] = ()
+    paired: bool = False
+    noisy: bool = False
+
+    @property
+    def knows_floor(self) -> bool:
+        """Whether there are recordings enough to tell what two of them differ by."""
+        n_levels = 2 if self.earlier else 1
+        return len(self.earlier) + len(self.repeats) >= LEAST_REPEATS + n_levels - 1
+
+
+@dataclass(frozen=True, eq=False)
+class _RowDraft:
+    """A row that needs an interval, with its sessions as costs: lower is better."""
+
+    row: MetricRow
+    before: Floats
+    after: Floats
+    floor: float
+    noisy: bool
+
+
+def judge_rows(matches: Iterable[MetricMatch], limits: GateLimits) -> tuple[MetricRow, ...]:
+    """Return a verdict on every statistic of every match, in their order.
+
+    Raises UsageError: a limit names neither a kind nor a metric that is there.
+    """
+    found = list(matches)
+    _check_names(found, limits)
+    drafts = [draft for match in found for draft in _drafts(match, limits)]
+    waiting = [draft for draft in drafts if isinstance(draft, _RowDraft)]
+    judged: dict[int, MetricRow] = {}
+    share = WATCHED_ALPHA if any(not draft.row.decides for draft in waiting) else 0.0
+    for decides, alpha in ((True, limits.alpha * (1 - share)), (False, limits.alpha * share)):
+        family = [draft for draft in waiting if draft.row.decides == decides]
+        rows = _judge_family(family, alpha, limits.miss)
+        judged.update((id(draft), row) for draft, row in zip(family, rows, strict=True))
+    return tuple(judged[id(draft)] if isinstance(draft, _RowDraft) else draft for draft in drafts)
+
+
+def _judge_family(family: Sequence[_RowDraft], alpha: float, miss: float) -> list[MetricRow]:
+    """Judge rows that share ``alpha``: the intervals of all are as wide as the selection asks."""
+    if not family:
+        return []
+    first = [_compare(draft, 1 - 2 * alpha) for draft in family]
+    # each direction by itself: what got better must not make an alarm likelier
+    worse = np.array([change.ratio > 1 for change in first])
+    adjusted = np.empty(len(family))
+    levels = np.empty(len(family))
+    for side in (worse, ~worse):
+        p_values = [
+            change.p_value / 2 if here else 1 - change.p_value / 2 for change, here in zip(first, side, strict=True)
+        ]
+        found = multiple_testing.adjust(p_values, method="benjamini-hochberg")
+        n_found = max(int((found <= alpha).sum()), 1)
+        adjusted[side] = found[side]
+        levels[side] = 1 - 2 * alpha * n_found / len(family)
+    changes = [_compare(draft, float(level)) for draft, level in zip(family, levels, strict=True)]
+    return [
+        (_judge_count if draft.row.kind == "count" else _judge)(draft, change, float(p), miss)
+        for draft, change, p in zip(family, changes, adjusted, strict=True)
+    ]
+
+
+def _check_names(matches: Sequence[MetricMatch], limits: GateLimits) -> None:
+    metrics = {series.metric for match in matches for series in (match.before, match.after) if series}
+    for name, _ in limits.max_regress:
+        if name and matches and name not in MAX_REGRESS and name not in metrics:
+            raise UsageError(
+                f"expected a kind ({', '.join(MAX_REGRESS)}) or a metric, found {name!r}",
+                where="--max-regress",
+                hint=f"metrics here: {', '.join(sorted(metrics)[:8])}",
+            )
+
+
+def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | MetricRow]:
+    known = match.before or match.after
+    assert known is not None
+    names = [*STATISTICS[known.kind]]
+    if known.kind == "latency":
+        names += [name for name in limits.statistics if name not in names]
+    if reason := _unusable(match):
+        yield _refused(match, known, names[0], limits, reason)
+        return
+    assert match.before is not None
+    assert match.after is not None
+    before, after = SessionTable(match.before), SessionTable(match.after)
+    if reason := _no_measurement(before, after):
+        yield _refused(match, known, names[0], limits, reason)
+        return
+    for name in names:
+        row = MetricRow(
+            benchmark=match.benchmark,
+            metric=known.metric,
+            statistic=name,
+            unit=known.unit,
+            better=known.better,
+            kind=known.kind,
+            verdict="inconclusive",
+            decides=name == names[0] or name in limits.statistics,
+            sentence="",
+            max_regress=limits.of(known),
+            paired=match.paired,
+        )
+        if name in LEAST_VALUES and (short := _too_short(before, after, name)):
+            # more sessions do not help; what nobody asked for holds up nothing
+            yield replace(row, verdict="refused", sentence=short)
+            continue
+        row = replace(row, before=amount(before, name), after=amount(after, name))
+        n_least = min(len(table.series.sessions) for table in (before, after))
+        exact = _constant(before) and _constant(after)
+        if n_least < LEAST_SESSIONS:
+            yield _too_few(row, LEAST_SESSIONS if exact else least_pairs(limits, paired=match.paired))
+        elif exact:
+            yield _exact(row)
+        elif name != names[0] and not match.paired and not match.knows_floor:
+            yield _unsteady(row, len(match.repeats) + len(match.earlier))
+        elif known.kind == "count":
+            # ranks are the same of counts and more, and zero has no logarithm
+            yield _RowDraft(row, _count_costs(before), _count_costs(after), 0.0, noisy=False)
+        else:
+            floor = _floor(match, before, name)
+            noisy = match.noisy and not match.paired and known.kind in TIMED
+            yield _RowDraft(row, before.costs(name), after.costs(name), floor, noisy)
+
+
+def least_pairs(limits: GateLimits, *, paired: bool = True) -> int:
+    """Return how many pairs, or sessions a side, a row needs that is judged alone."""
+    alpha = limits.alpha * (1 - WATCHED_ALPHA)
+    return max(session_comparison.least_sessions(1 - 2 * alpha, paired=paired), LEAST_SESSIONS)
+
+
+def _count_costs(table: SessionTable) -> Floats:
+    values = 1 + table.values("count")
+    return values if table.series.better == "lower" else 1 / values
+
+
+def _unusable(match: MetricMatch) -> str:
+    """Return why two sides must not be compared; empty when they may be."""
+    before, after = match.before, match.after
+    if before is None:
+        return "new: the baseline does not have it"
+    if after is None:
+        return "the candidate does not have it, the baseline does"
+    for what in ("unit", "better", "kind"):
+        first, other = getattr(before, what), getattr(after, what)
+        if first != other:
+            return f"{what}s are unlike: {first} before, {other} after"
+    return ""
+
+
+def _no_measurement(before: SessionTable, after: SessionTable) -> str:
+    """Return why values are none that anything could be concluded from; empty when they may be."""
+    for side, table in (("baseline", before), ("candidate", after)):
+        series = table.series
+        if series.kind in TIMED and series.n_values > 1 and _constant(table):
+            value = formatting.amount(table.least, series.unit)
+            return (
+                f"all {series.n_values:,} values of the {side} are {value}: no clock gives that,"
+                " so nothing was measured"
+            )
+        if series.kind == "count" and any((matrix % 1).any() for _, matrix in table.parts):
+            return f"the {side} has counts that are no whole numbers"
+        if series.kind != "count" and table.least <= 0 and (table.least or table.most):
+            return f"the {side} has values of zero or less, of which no ratio can be told"
+    return ""
+
+
+def _refused(match: MetricMatch, known: Series, statistic: str, limits: GateLimits, reason: str) -> MetricRow:
+    return MetricRow(
+        benchmark=match.benchmark,
+        metric=known.metric,
+        statistic=statistic,
+        unit=known.unit,
+        better=known.better,
+        kind=known.kind,
+        verdict="refused",
+        # what is new has nothing to be slower than
+        decides=match.before is not None,
+        sentence=reason,
+        max_regress=limits.of(known),
+    )
+
+
+def _too_short(before: SessionTable, after: SessionTable, name: str) -> str:
+    least = LEAST_VALUES[name]
+    found = min(matrix.shape[1] for side in (before, after) for _, matrix in side.parts)
+    if found >= least:
+        return ""
+    return f"needs {least} values in each session, found {found} in one"
+
+
+def _too_few(row: MetricRow, least: int) -> MetricRow:
+    assert row.before is not None
+    assert row.after is not None
+    before, after = row.before, row.after
+    n = f"{before.n_sessions} before, {after.n_sessions} after"
+    return replace(
+        row,
+        ratio=_ratio(before.value, after.value),
+        pairs_needed=least,
+        sentence=(
+            f"{_sides(row)}, from too few sessions ({n}): values of one process say nothing about"
+            f" the next; at least {least} fresh processes a side are needed"
+        ),
+    )
+
+
+def _unsteady(row: MetricRow, n_repeats: int) -> MetricRow:
+    """Refuse what a busy moment of the machine moves at will, where that was never measured."""
+    return replace(
+        row,
+        verdict="inconclusive" if row.decides else "refused",
+        sentence=(
+            f"{_sides(row)}: what two recordings of one program differ by in this is not known from"
+            f" {n_repeats} of the baseline; {LEAST_REPEATS} are needed, or interleaved pairs"
+        ),
+    )
+
+
+def _constant(table: SessionTable) -> bool:
+    return table.least == table.most
+
+
+def _exact(row: MetricRow) -> MetricRow:
+    """Judge what never varies on either side."""
+    assert row.before is not None
+    assert row.after is not None
+    before, after = row.before.value, row.after.value
+    n = f"the same in all {row.before.n_sessions} and {row.after.n_sessions} sessions"
+    ratio = _ratio(before, after)
+    less, more = sorted((before, after))
+    worse = (after > before) == (row.better == "lower")
+    if less == more or more <= less * (1 + row.max_regress):
+        verdict: RowVerdict = "same"
+    else:
+        verdict = "regression" if worse else "improvement"
+    change = "" if ratio is None or ratio == 1 else f", {formatting.change(ratio)}"
+    return replace(row, verdict=verdict, ratio=ratio, sentence=f"{_sides(row)}{change}, {n}")
+
+
+def _ratio(before: float, after: float) -> float | None:
+    if before == after:
+        return 1.0
+    return after / before if before > 0 and after > 0 else None
+
+
+def _sides(row: MetricRow) -> str:
+    assert row.before is not None
+    assert row.after is not None
+    before, after = (formatting.amount(side.value, row.unit) for side in (row.before, row.after))
+    return before if before == after else f"{before} to {after}"
+
+
+def _compare(draft: _RowDraft, level: float) -> session_comparison.Change:
+    return session_comparison.compare_values(
+        draft.before, draft.after, paired=draft.row.paired, level=level, floor=draft.floor, statistic=SUMMED_UP
+    )
+
+
+def _floor(match: MetricMatch, before: SessionTable, statistic: str) -> float:
+    """Return what two recordings of the baseline differ by; pairs need no allowance."""
+    if match.paired or before.series.kind not in TIMED:
+        return 0.0
+    if not match.knows_floor:
+        return ASSUMED_FLOOR
+    tables = [SessionTable(series) for series in (*match.earlier, *match.repeats)]
+    runs = [[np.median(table.costs(statistic), keepdims=True)] for table in tables]
+    return session_comparison.noise_floor(runs, statistic=SUMMED_UP, change=len(match.earlier))
+
+
+def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float, _miss: float) -> MetricRow:
+    """Judge counts that vary: any rise counts, once ranks show one."""
+    row = draft.row
+    assert row.before is not None
+    assert row.after is not None
+    said = f"{_range(row, row.before.sessions)} to {_range(row, row.after.sessions)}"
+    worse = "more" if row.better == "lower" else "fewer"
+    less, more = sorted((row.before.value, row.after.value))
+    beyond = more > less * (1 + row.max_regress) or not row.max_regress
+    least = None
+    if change.low > 1 and beyond:
+        verdict: RowVerdict = "regression"
+        sentence = f"{said}, in the middle {_sides(row)}: {worse}"
+    elif change.high < 1:
+        verdict, sentence = "improvement", f"{said}, in the middle {_sides(row)}"
+    elif draft.after.max() <= draft.before.max() or (change.low > 1 and not beyond):
+        verdict, sentence = "same", f"{said}: no {worse} than the baseline has had"
+    else:
+        verdict, sentence = "inconclusive", f"{said}: it varies from session to session"
+        if math.isnan(change.low):
+            least = session_comparison.least_sessions(change.level, paired=change.paired)
+            sentence += f"; at least {least} sessions a side are needed to show a change"
+    return replace(
+        row,
+        verdict=verdict,
+        sentence=sentence,
+        ratio=_ratio(row.before.value, row.after.value),
+        p_value=change.p_value,
+        adjusted_p=adjusted_p,
+        pairs_needed=least,
+    )
+
+
+def _range(row: MetricRow, values: Sequence[float]) -> str:
+    low, high = formatting.amount(min(values), row.unit), formatting.amount(max(values), row.unit)
+    return low if low == high else f"{low} … {high}"
+
+
+def _judge(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float, miss: float) -> MetricRow:
+    row = draft.row
+    verdict = session_comparison.verdict(change, min_effect=row.max_regress)
+    if verdict == "inconclusive" and change.level > 1 - 2 * miss:
+        loose = _compare(draft, 1 - 2 * miss)
+        if session_comparison.verdict(loose, min_effect=row.max_regress) == "same":
+            verdict, change = "same", loose
+    # pairs share a neighbour; what was stored on a quiet machine does not
+    blamed = verdict == "regression" and draft.noisy
+    if blamed:
+        verdict = "inconclusive"
+    ends = (change.ratio, change.low, change.high)
+    if row.better == "higher":
+        ends = (1 / change.ratio, 1 / change.high, 1 / change.low)
+    judged = replace(
+        row,
+        verdict=verdict,
+        level=round(change.level, 9),
+        ratio=ends[0],
+        low=None if math.isnan(ends[1]) else ends[1],
+        high=None if math.isnan(ends[2]) else ends[2],
+        p_value=change.p_value,
+        adjusted_p=adjusted_p,
+        floor=change.floor,
+        pairs_needed=_needed(change, row.max_regress, miss) if verdict == "inconclusive" else None,
+        classic=_classic(draft),
+    )
+    if blamed:
+        told = _told(judged)
+        return replace(
+            judged,
+            pairs_needed=None,
+            sentence=f"{told}: worse, but the host was noisy then; pairs run in turns would tell",
+        )
+    return replace(judged, sentence=_sentence(judged, change))
+
+
+def _needed(change: session_comparison.Change, limit: float, miss: float) -> int | None:
+    """Return how many sessions a side, those that are there included, would tell."""
+    if math.isnan(change.low):
+        return session_comparison.least_sessions(change.level, paired=change.paired)
+    wanted = session_comparison.pairs_to_tell(change, limit, miss=miss)
+    if wanted is None or wanted > MANY_PAIRS:
+        return None
+    n = min(change.n_before, change.n_after)
+    return max(wanted, n + max(3, n // 2))
+
+
+def _classic(draft: _RowDraft) -> Classic:
+    sides = [np.asarray(side.sessions) for side in (draft.row.before, draft.row.after) if side]
+    return Classic(
+        welch_p=_finite(classical_tests.welch(*sides).p_value),
+        mann_whitney_p=_finite(classical_tests.mann_whitney(*sides).p_value),
+        cohen_d=_finite(classical_tests.cohen_d(*sides)),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
+    limit = formatting.short(row.max_regress)
+    told = _told(row)
+    if row.low is None or row.high is None:
+        least = session_comparison.least_sessions(change.level, paired=change.paired)
+        what = "pairs" if row.paired else "sessions a side"
+        return f"{told}: too few sessions for an interval; at least {least} {what} are needed"
+    if row.verdict == "regression":
+        surely = change.low >= 1 + row.max_regress
+        return f"{told}: worse" + (f", by {limit} or more" if surely else f"; the estimate is beyond {limit}")
+    if row.verdict == "improvement":
+        return f"{told}: better"
+    if row.verdict == "same":
+        return f"{told}: not worse by {limit}"
+    return f"{told}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
+
+
+def _told(row: MetricRow) -> str:
+    """Return both sides, the change and its interval."""
+    assert row.before is not None
+    assert row.after is not None
+    assert row.ratio is not None
+    told = f"{_sides(row)}, {formatting.change(row.ratio)}"
+    ratio = row.after.value / row.before.value
+    known = row.low is not None and row.high is not None
+    low, high = (row.low, row.high) if known else sorted((1.0, row.ratio))
+    assert low is not None
+    assert high is not None
+    if not low * (1 - 1e-9) <= ratio <= high * (1 + 1e-9):
+        # neighbours came and went: the medians say nothing, the pairs or the ranks still do
+        how = "pair by pair" if row.paired else "session by session"
+        told = f"{formatting.amount(row.before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
+    if not known or row.level is None:
+        return told
+    return f"{told} ({formatting.level(row.level)} interval {formatting.interval(low, high)})"
+
+
+def _more(row: MetricRow, change: session_comparison.Change) -> str:
+    """Return what would tell."""
+    if row.pairs_needed:
+        what = "pairs" if row.paired else "sessions a side"
+        return f"about {row.pairs_needed} {what} in all would tell, if it is as estimated"
+    if row.floor:
+        floor = formatting.short(row.floor)
+        return f"recordings of one program may differ by {floor}, pairs run in turns would tell"
+    limit = row.max_regress
+    if limit and session_comparison.pairs_needed(change, limit) <= MANY_PAIRS:
+        return f"the estimate is too close to {formatting.short(limit)}"
+    return "it varies too much from session to session"
+
+
+def amount(table: SessionTable, name: str) -> SideAmount:
+    """Return a statistic over the sessions of a series, for tails with its interval."""
+    per, series = table.values(name), table.series
+    low = high = None
+    if name in TAILS and len(per) > 1:
+        _, low, high = map(_finite, quantiles.interval_over_sessions(per))
+    elif name in TAILS:
+        values = np.asarray(series.sessions[0].values, float)
+        _, low, high = map(_finite, quantiles.quantile_interval(values, TAILS[name]))
+    step = -(-len(per) // MAX_SHOWN)
+    return SideAmount(
+        value=float(np.median(per)),
+        low=low,
+        high=high,
+        n_sessions=len(per),
+        n_values=series.n_values,
+        sessions=tuple(per[::step].tolist()),
+    )

@@ -1,0 +1,1 @@
+"""Two versions of a script, run in turns and compared."""

@@ -1,0 +1,71 @@
+"""What a trial of a fix found: the JSON document of ``torchtriage verify``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtriage.core.finding import Note
+from torchtriage.diagnose.compare.result import FindingChange, Promise
+
+__all__ = ["VERIFICATION_SCHEMA", "Agreement", "Round", "Verification"]
+
+VERIFICATION_SCHEMA = "torchtriage-verification/1"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One run of each program, one right after the other: mean time per step (or of the run)."""
+
+    before_ms: float
+    after_ms: float
+    first: Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether two programs compute the same at their start.
+
+    ``worst`` : the largest difference of two values, as a share of the larger. ``own`` : the same
+    between runs of one program. ``n`` : how many values were compared.
+    """
+
+    of: Literal["losses", "outputs", "nothing"]
+    status: Literal["same", "within its own spread", "differ", "not compared"]
+    n: int
+    worst: float | None
+    own: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A fix on trial: two programs run in turns without the profiler, and what was promised.
+
+    ``ratio`` is after over before, the rounds' geometric mean; ``saved_ms`` follows from it and the
+    mean of before. ``low``/``high`` hold the truth in 95 % of trials. ``told`` : the ratio's
+    interval leaves out 1.
+    """
+
+    schema: str
+    version: str
+    verdict: tuple[str, str, str]
+    before: str
+    after: str
+    per: Literal["step", "run"]
+    before_ms: float
+    after_ms: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    saved_ms: float
+    saved_low_ms: float
+    saved_high_ms: float
+    told: bool
+    rounds: tuple[Round, ...]
+    n_steps: int
+    """Timed steps of each program, over all rounds."""
+    answers: Agreement
+    promise: Promise | None
+    findings: tuple[FindingChange, ...]
+    notes: tuple[Note, ...]

@@ -1,0 +1,174 @@
+"""What a fix on trial came to: the time saved, whether the results agree, the promise kept or not.
+
+The sentences are here; how the runs are taken and what is told from them, in ``trial.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import fmean, geometric_mean
+from typing import Literal
+
+from torchtriage.core.finding import Finding, Note
+from torchtriage.core.units import NS_PER_MS, format_ms, format_share
+from torchtriage.core.version import __version__
+from torchtriage.diagnose.compare.findings import keep_promise, match
+from torchtriage.diagnose.compare.result import Change, FindingChange, Promise
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.measure.verify.paired_runs import Trial, agreement
+from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Agreement, Round, Verification
+
+__all__ = ["conclude"]
+
+REST = 0.25
+WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
+
+
+def conclude(
+    trial: Trial,
+    *,
+    before: str,
+    after: str,
+    results: tuple[Result, Result] | None = None,
+    scripts: tuple[str, str] = ("", ""),
+) -> Verification:
+    """Return everything that is said about a trial.
+
+    ``trial`` : what was measured. ``before``, ``after`` : the commands, as shown. ``results`` : what was found in a
+    recording of each: the findings that are gone are the promise. ``scripts`` : file names of two scripts that are
+    two versions of one, so that places can be compared.
+    """
+    per: Literal["step", "run"] = "step" if trial.per == "step" else "run"
+    answers = agreement(trial.before, trial.after)
+    before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
+    ratio = trial.ratio
+    saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
+    told = ratio.high < 1 or ratio.low > 1
+    change = Change(
+        before_ns=round(before_ms * NS_PER_MS),
+        after_ns=round(after_ms * NS_PER_MS),
+        delta_ns=-round(saved[0] * NS_PER_MS),
+        low_ns=-round(saved[2] * NS_PER_MS),
+        high_ns=-round(saved[1] * NS_PER_MS),
+        told=told,
+    )
+    found: tuple[FindingChange, ...] = ()
+    promise: Promise | None = None
+    if results is not None and per == "step":
+        found = match(results[0], _renamed(results[1], scripts))
+        promise = keep_promise(tuple(map(_mostly_gone, found)), change)
+    notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    out = Verification(
+        schema=VERIFICATION_SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        before=before,
+        after=after,
+        per=per,
+        before_ms=round(before_ms, 6),
+        after_ms=round(after_ms, 6),
+        ratio=round(ratio.value, 6),
+        ratio_low=round(ratio.low, 6),
+        ratio_high=round(ratio.high, 6),
+        saved_ms=round(saved[0], 6),
+        saved_low_ms=round(saved[1], 6),
+        saved_high_ms=round(saved[2], 6),
+        told=told,
+        rounds=tuple(
+            Round(round(before_one, 6), round(other, 6), "after" if first == "after" else "before")
+            for before_one, other, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
+        ),
+        n_steps=round(fmean(sample.n_steps for sample in (*trial.before, *trial.after))) * len(trial.before),
+        answers=answers,
+        promise=promise,
+        findings=found,
+        notes=tuple(notes),
+    )
+    verdict = (_speed(out), _answers(answers), _promise(promise, results is not None))
+    return replace(out, verdict=verdict)
+
+
+def _renamed(result: Result, scripts: tuple[str, str]) -> Result:
+    """Return the result on the script after with places in the script before."""
+    old, new = scripts
+    if not old or old == new:
+        return result
+
+    def moved(finding: Finding) -> Finding:
+        frame = finding.place.frame
+        if frame is None or not frame.file.endswith(new):
+            return finding
+        file = frame.file[: -len(new)] + old
+        return replace(finding, place=replace(finding.place, frame=replace(frame, file=file)))
+
+    return replace(result, findings=tuple(map(moved, result.findings)))
+
+
+def _mostly_gone(finding: FindingChange) -> FindingChange:
+    old, new = finding.before, finding.after
+    if finding.status != "stayed" or old is None or new is None or new.naive_ms > REST * old.naive_ms:
+        return finding
+    kept = replace(old, low_ms=max(old.low_ms - new.high_ms, 0.0), high_ms=max(old.high_ms - new.low_ms, 0.0))
+    return replace(finding, status="went", before=kept)
+
+
+def _speed(verification: Verification) -> str:
+    times = f"{format_ms(verification.after_ms)} per {verification.per} instead of {format_ms(verification.before_ms)}"
+    ends = f"{1 / verification.ratio_high:.3g}-{1 / verification.ratio_low:.3g}"
+    if not verification.told:
+        less, more = _percent(verification.ratio_low), _percent(verification.ratio_high)
+        return f"No significant difference: {times}; {-less} % less to {more} % more would fit."
+    if verification.ratio < 1:
+        saved = f"{format_ms(verification.saved_ms)} saved"
+        return f"Faster: {times}, {1 / verification.ratio:.3g} times as fast ({ends}), {saved}."
+    lost = f"{_percent(verification.ratio_low)} to {_percent(verification.ratio_high)} %"
+    return f"SLOWER: {times}, {lost} more."
+
+
+def _percent(ratio: float) -> float:
+    return float(f"{100 * (ratio - 1):.1f}")
+
+
+def _answers(answers: Agreement) -> str:
+    if answers.status == "not compared":
+        return f"Results not compared: {answers.reason}."
+    what = f"the first {answers.n} losses" if answers.of == "losses" else "the first outputs"
+    if answers.status == "differ":
+        if answers.worst is None:
+            return f"Results DIFFER: {what}: {answers.reason}."
+        own = f"; two runs of one program by {format_share(answers.own or 0)}" if answers.own else ""
+        return f"Results DIFFER: {what} by up to {_tiny(answers.worst)}{own}."
+    if answers.status == "same":
+        if not answers.worst:
+            return f"Results agree: {what} are equal."
+        return f"Results agree: {what} differ by {_tiny(answers.worst)} at most."
+    return (
+        f"Results agree as far as runs of one program do: {what} differ by {_tiny(answers.worst or 0)},"
+        f" within one program by {_tiny(answers.own or 0)}."
+    )
+
+
+def _tiny(share: float) -> str:
+    return format_share(share) if share >= 1e-4 else f"1e{math.ceil(math.log10(share))}"
+
+
+def _promise(promise: Promise | None, recorded: bool) -> str:
+    if promise is None:
+        return (
+            "Nothing had been promised: no finding with a cost is gone."
+            if recorded
+            else "Promise not checked: the programs were not recorded."
+        )
+    kept = (
+        "kept"
+        if promise.holds
+        else "kept within the noise"
+        if promise.holds_within_noise
+        else "more than that was saved"
+        if promise.measured_ms > promise.high_ms
+        else "NOT kept"
+    )
+    span = f"{format_ms(promise.low_ms)} to {format_ms(promise.high_ms)}"
+    codes = ", ".join(promise.codes)
+    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {kept}."

@@ -1,0 +1,115 @@
+"""Memory given back: asked for by the program, or the allocator's own doing to make room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.memory.allocator.history import Rows
+from torchtriage.memory.allocator.lifetimes import Lives
+from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
+from torchtriage.memory.snapshot.snapshot import Action, Stacks
+
+__all__ = ["Run", "limit", "releases"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class Run:
+    """Segments given back one after the other, in rows ``start`` to ``end``; ``last`` the last.
+
+    ``before`` : bytes reserved until then. ``own`` : the allocator did it, to make room for
+    ``need`` bytes.
+    """
+
+    start: int
+    end: int
+    last: int
+    before: int
+    pools: tuple[int, ...]
+    need: int = 0
+    own: bool = False
+
+
+def releases(
+    rows: Rows, lives: Lives, settings: Settings, reserved: Ints, stacks: Stacks, *, as_asked: bool
+) -> list[Run]:
+    """Return the runs of segments given back, and which may be the allocator's own."""
+    gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+    quiet = gives.copy()
+    quiet[_late_rows(lives)] = True  # frees that waited: a retry completes them first
+    edge = np.diff(quiet.astype(np.int8), prepend=0, append=0)
+    given = np.concatenate([np.zeros(1, np.int64), np.cumsum(gives)])
+    starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
+    some = given[ends] > given[starts]
+    runs: list[Run] = []
+    asked = _stacks_of("empty_cache", stacks)
+    for start, end in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
+        mine = start + np.flatnonzero(gives[start:end])
+        pools = {0, *np.maximum(rows.pool[mine], 0).tolist()}
+        before = int(reserved[start]) - int(rows.taken_bytes[start])
+        run = Run(start, end, int(mine[-1]), before, tuple(sorted(pools)))
+        runs.append(run)
+        # with expandable segments, what was missing is not told: pages had served a part
+        if end == len(rows.action) or settings.expandable or as_asked:
+            continue
+        follower = int(rows.action[end])
+        if follower == Action.OOM:
+            run.need = int(_most_needed(settings, rows.size[end : end + 1])[0])
+        elif follower == Action.SEGMENT_ALLOC:
+            run.need = int(rows.size[end])
+        else:
+            continue
+        stack = int(rows.stack[mine[0]])
+        if stack >= 0:
+            run.own = stack not in asked and stack == int(rows.stack[end])
+        else:  # it would have fitted: nobody had to make room
+            run.own = before + run.need > int(reserved.max())
+    return runs
+
+
+def _late_rows(lives: Lives) -> Ints:
+    if not lives.both_frees:
+        return np.zeros(0, np.int64)
+    requested = np.full(len(lives.address), -2, np.int64)
+    requested[lives.request_life] = lives.request_row
+    late: Ints = lives.complete_row[lives.complete_row != requested[lives.complete_life] + 1]
+    return late
+
+
+def _most_needed(settings: Settings, asked_bytes: Ints) -> Ints:
+    rounded = settings.round_sizes(asked_bytes)
+    if settings.expandable:
+        page = np.where(rounded <= SMALL_SIZE, SMALL_SEGMENT, settings.large_segment_bytes)
+        return np.asarray(-(-rounded // page) * page, np.int64)
+    return np.array([settings.segment_size(size) for size in rounded.tolist()], np.int64)
+
+
+def _stacks_of(function: str, stacks: Stacks) -> set[int]:
+    frames = [i for i, name in enumerate(stacks.functions) if name == function]
+    hit = np.flatnonzero(np.isin(stacks.frame, frames))
+    return set((np.searchsorted(stacks.start, hit, side="right") - 1).tolist())
+
+
+def limit(rows: Rows, settings: Settings, reserved: Ints, runs: list[Run]) -> tuple[int | None, str]:
+    """Return what the device could give at most and how that is known."""
+    # a collection by age says nothing about what the device had left
+    collects = settings.gc_threshold > 0
+    bounds = [run.before + run.need - 1 for run in runs if run.own and not collects]
+    failed = np.flatnonzero(rows.action == Action.OOM)
+    short = reserved[failed] + _most_needed(settings, rows.size[failed]) - 1
+    told = rows.free[failed] >= 0
+    free = (reserved[failed] + rows.free[failed])[told]
+    known = bounds + short.tolist() + free.tolist()
+    if not known:
+        return None, "the device never refused"
+    if min(known) < int(reserved.max(initial=0)):
+        # what else was on the device changed meanwhile: take the frees as asked for
+        for run in runs:
+            run.own = False
+        return None, "what the device could give changed while it was recorded"
+    basis = "an out-of-memory error" if len(failed) else "cached memory given back to make room"
+    return min(known), basis

@@ -1,0 +1,8 @@
+"""What memory verdicts are called, one file each: a page like a pattern's, and its default fix.
+
+The judges of the folder above make the findings; :func:`catalogue` finds the pages.
+"""
+
+from torchtriage.memory.findings.base import Code, Entry, catalogue
+
+__all__ = ["Code", "Entry", "catalogue"]

@@ -1,0 +1,1 @@
+"""Leaks of a running program: growth, holders, and the watch."""

@@ -1,0 +1,546 @@
+"""Who holds what: containers, tensors and graphs reachable by name, and the line that adds.
+
+A leak in Python is always something with a name that grows: a list, a dictionary, a module's hooks,
+a variable whose autograd graph gets longer. So the names are walked, not the heap: from the frames
+that run and the globals of the user's own modules, some thousand steps along attributes and items,
+within a time limit. What has grown at each look is a suspect; the line is then found by looking at
+the suspect after each line of one single step.
+
+Nothing here holds a reference to the user's objects after it returns.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+__all__ = ["WALK_S", "CodeLine", "LineWatch", "SizedObject", "adding_line", "find", "is_users", "place_of", "walk"]
+
+WALK_S = 0.02
+"""That one walk along the names may take."""
+MAX_NODES = 20_000
+MAX_EVENTS = 100_000
+"""Lines that are traced; a step that has more is left alone from there on."""
+MAX_GRAPH = 1000
+"""Nodes that are looked at of one autograd graph."""
+
+DEEPEST = 7
+MANY = 64
+"""Of longer containers only the length counts, and a few items are followed."""
+SAMPLED = 4
+
+_SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER = range(6)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.GeneratorType, tuple)
+_kinds: dict[type, int] = {}
+_modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, type)
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+_NOT_USERS = (
+    _OURS,
+    *{
+        shape(path) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_paths().get(name))
+        for shape in (str, os.path.realpath)
+    },
+)
+_users: dict[str, bool] = {}
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class SizedObject:
+    """One thing with a size that can grow, and the names that lead to it.
+
+    ``key`` : the same at each look. ``size`` : items of a container, bytes of a tensor, nodes of a
+    graph, per ``unit``. ``names`` : from the root, outermost first.
+    """
+
+    key: tuple[int, str, str]
+    unit: str
+    size: int
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the names as one would write them: ``trainer.history['loss']``."""
+        return "".join(self.names[1:]).lstrip(".")
+
+    @property
+    def root(self) -> str:
+        """Return what the first name belongs to: ``train() of train.py`` or ``module train``."""
+        return self.names[0]
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: no library's, not ours, not made up."""
+    known = _users.get(file)
+    if known is None:
+        if len(_users) > 10_000:
+            _users.clear()
+        known = _users[file] = _is_users(file)
+    return known
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<"):  # made up, but for what is typed
+        return file.startswith(("<stdin>", "<ipython-input"))
+    # plain strings: thousands of modules are asked for at the first look
+    if not os.path.isabs(file):  # noqa: PTH117
+        file = str(Path(file).resolve())
+        if not Path(file).exists():
+            return False
+    return not file.startswith(_NOT_USERS) and f"{os.sep}site-packages{os.sep}" not in file
+
+
+def place_of(frame: types.FrameType | None) -> CodeLine | None:
+    """Return the innermost line of the user's code at or above a frame."""
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return CodeLine(frame.f_code.co_filename, frame.f_lineno, _function(frame.f_code))
+        frame = frame.f_back
+    return None
+
+
+def walk(frame: types.FrameType | None, limit_s: float) -> dict[tuple[int, str, str], SizedObject]:
+    """Return what is reachable by name and has a size, by key; partial once time is over.
+
+    Parameters
+    ----------
+    frame : frame
+        The innermost frame that runs; those above it are roots as well.
+    limit_s : float
+        Seconds of this thread's own time after which the walk ends.
+    """
+    return {held.key: held for held, _, _ in _walk(frame, limit_s)}
+
+
+def find(
+    frame: types.FrameType | None, key: tuple[int, str, str], limit_s: float
+) -> tuple[Any, Callable[[types.FrameType], int]] | None:
+    """Return the object that a key stands for, and what measures it, None where it is gone.
+
+    The measure looks the name up each time, in the frame it is given where the name is a local one.
+    """
+    for held, thing, parent in _walk(frame, limit_s):
+        if held.key == key:
+            return thing, _measure(held, thing, parent)
+    return None
+
+
+def _measure(held: SizedObject, thing: Any, parent: Any) -> Callable[[types.FrameType], int]:
+    owner, label, unit = held.key
+    last = held.size
+    kept = thing if unit == "items" else None
+
+    def measure(running: types.FrameType) -> int:
+        nonlocal last, kept
+        if parent is not None:
+            now = _lookup(parent, label)
+        elif id(running.f_code) == owner:
+            now = running.f_locals.get(label[1:])
+            kept = now if unit == "items" else None
+        else:
+            now = kept  # from another frame the variable cannot be seen, what it held can
+        if now is not None:
+            last = _size(now, unit)
+        return last
+
+    return measure
+
+
+def _lookup(parent: Any, label: str) -> Any:
+    if label == "hooks":
+        return parent._backward_hooks
+    if label.startswith(" closure "):
+        names = parent.__code__.co_freevars
+        return parent.__closure__[names.index(label[9:])].cell_contents
+    if isinstance(parent, dict) and label.startswith("."):
+        return parent.get(label[1:])
+    if label.startswith("."):
+        return getattr(parent, label[1:], None)
+    for name, child in _children(parent):
+        if name == label:
+            return child
+    return None
+
+
+def _size(thing: Any, unit: str) -> int:
+    if unit == "nodes":
+        return graph_depth(thing)
+    if unit == "items":
+        return thing.cache_info().currsize if hasattr(thing, "cache_info") else len(thing)
+    if type(thing) is bytearray:
+        return len(thing)
+    return _tensor_bytes(thing) if hasattr(thing, "numel") else int(thing.nbytes)
+
+
+def graph_depth(tensor: Any) -> int:
+    """Return how deep a tensor's autograd graph goes, seen from ``MAX_GRAPH`` of its nodes.
+
+    The oldest known node is followed first. A graph that is kept from step to step gets deeper with
+    each, whatever hangs on it; one that is made anew does not, though it may reach back to nodes
+    that were made once.
+    """
+    root = tensor.grad_fn
+    seen, deepest, n = {root}, 1, 0
+    todo = [(0, 0, 1, root)]
+    while todo and n < MAX_GRAPH:
+        _, _, depth, node = heappop(todo)
+        deepest = max(deepest, depth)
+        for parent, _ in node.next_functions:
+            # leaves have nothing before them
+            if parent is not None and parent not in seen and parent.next_functions:
+                seen.add(parent)
+                n += 1
+                heappush(todo, (_born(parent), n, depth + 1, parent))
+    return deepest
+
+
+def _born(node: Any) -> int:
+    try:
+        return int(node._sequence_nr())
+    except AttributeError:  # a function written in Python, in older versions
+        return 0
+
+
+_Node = tuple[Any, Any, int, str, tuple[str, ...], int]
+"""A thing, what names it (None: a frame), that one's id, the name, all names, how deep."""
+
+
+def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[SizedObject, Any, Any]]:
+    """Yield what has a size: it, the object, and the object that names it (None: a frame)."""
+    until = thread_time() + limit_s
+    seen: set[int] = {id(_users)}
+    n = 0
+    cleared: list[dict[str, Any]] = []
+    todo: deque[_Node] = deque()
+    modules: set[int] = set()
+    # what the user's own names lead to comes first, those of the loop before those of a large
+    # program's other modules, and is the same at each look
+    stages = (
+        _names_of_frames(frame, cleared, modules, theirs=True),
+        _names_of_modules(modules),
+        _names_of_frames(frame, cleared, modules, theirs=False),
+    )
+    try:
+        for roots in stages:
+            for root, names, owner, parent in roots:
+                for label, thing in list(root.items()):
+                    if not label.startswith("__"):
+                        todo.append((thing, parent, owner, f".{label}", names, 0))
+            while todo and n < MAX_NODES:
+                n += 1
+                if not n & 127 and thread_time() > until:
+                    return
+                yield from _look_at(todo.popleft(), seen, todo)
+    finally:
+        todo.clear()
+        for snapshot in cleared:
+            snapshot.clear()
+
+
+def _look_at(node: _Node, seen: set[int], todo: deque[_Node]) -> list[tuple[SizedObject, Any, Any]] | tuple[()]:
+    """Return the sizes of one thing, and put what it leads to at the end of ``todo``."""
+    thing, parent, owner, label, names, depth = node
+    try:
+        kind = type(thing)
+        what = _kinds.get(kind)
+        if what is None:
+            what = _learn(kind)
+        if what == _SKIP:
+            return ()
+        names = (*names, label)
+        if what == _TENSOR:
+            return _tensor(thing, parent, (owner, label), names)
+        if id(thing) in seen:
+            return ()
+        seen.add(id(thing))
+        if depth < DEEPEST and what != _BUFFER:
+            for name, child in _children(thing):
+                if _kinds.get(type(child)) != _SKIP:
+                    todo.append((child, thing, id(thing), name, names, depth + 1))
+        if what == _OTHER:
+            return ()
+        unit = "bytes" if what == _BUFFER else "items"
+        return [(SizedObject((owner, label, unit), unit, _size(thing, unit), names), thing, parent)]
+    except Exception:  # somebody's __len__, __eq__ or property; the others are looked at
+        return ()
+
+
+def _tensor(
+    thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...]
+) -> list[tuple[SizedObject, Any, Any]]:
+    found = [(SizedObject((*key, "bytes"), "bytes", _tensor_bytes(thing), names), thing, parent)]
+    if thing.grad_fn is not None:
+        found.append((SizedObject((*key, "nodes"), "nodes", graph_depth(thing), names), thing, parent))
+    hooks = thing._backward_hooks
+    if hooks:
+        held = SizedObject((id(thing), "hooks", "items"), "items", len(hooks), names)
+        found.append((held, hooks, thing))
+    return found
+
+
+def _learn(kind: type) -> int:
+    """Return what the walk does with things of a type; asked once per type."""
+    tensor = _tensor_type()
+    what = _OTHER
+    ours = kind.__module__.startswith("torchtriage.")
+    if ours or kind in _PLAIN or issubclass(kind, (type, types.ModuleType, types.CodeType)):
+        what = _SKIP
+    elif tensor is not None and issubclass(kind, tensor):
+        what = _TENSOR
+    elif issubclass(kind, (list, dict, set, deque)):
+        what = _CONTAINER
+    elif kind.__name__ == "_lru_cache_wrapper":
+        what = _CACHE
+    elif kind is bytearray or (kind.__module__ == "numpy" and hasattr(kind, "nbytes")):
+        what = _BUFFER
+    elif kind.__getattribute__ is not object.__getattribute__ and kind not in _FUNCTIONS:
+        what = _SKIP  # a proxy, which may load or connect when it is looked at
+    if len(_kinds) > 10_000:
+        _kinds.clear()
+    _kinds[kind] = what
+    return what
+
+
+def _users_modules() -> list[tuple[str, dict[str, Any]]]:
+    """Return the globals of the user's modules; looked for again when modules were imported."""
+    global _modules
+    if _modules[0] != len(sys.modules):
+        found = []
+        for name, module in list(sys.modules.items()):
+            values = getattr(module, "__dict__", {})
+            file = values.get("__file__")
+            if isinstance(file, str) and is_users(file):
+                found.append((name, values))
+        _modules = len(sys.modules), found
+    return _modules[1]
+
+
+_Root = tuple[dict[str, Any], tuple[str, ...], int, Any]
+"""Named things, what names them all, and that one's id and object (None: a frame)."""
+
+
+def _names_of_frames(
+    frame: types.FrameType | None, cleared: list[dict[str, Any]], modules: set[int], *, theirs: bool
+) -> Iterator[_Root]:
+    """Yield the names of running functions, the user's (``theirs``) or those of libraries."""
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
+            if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
+                values = frame.f_locals
+                # up to 3.12 the copy stays with the frame and would keep what it holds alive; where
+                # more than the frame and this name refer to it, the user keeps what locals() gave
+                if sys.version_info < (3, 13) and sys.gettrace() is None and sys.getrefcount(values) <= 3:
+                    cleared.append(values)
+                where = f"{_function(code)}() of {Path(code.co_filename).name}"
+                yield dict(values), (where,), id(code), None
+            if theirs and id(frame.f_globals) not in modules:
+                modules.add(id(frame.f_globals))
+                name = frame.f_globals.get("__name__", "?")
+                yield frame.f_globals, (f"module {name}",), id(frame.f_globals), frame.f_globals
+        frame = frame.f_back
+
+
+def _names_of_modules(modules: set[int]) -> Iterator[_Root]:
+    for name, values in _users_modules():
+        if id(values) not in modules:
+            modules.add(id(values))
+            yield values, (f"module {name}",), id(values), values
+
+
+def _children(thing: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(thing)
+    if isinstance(thing, dict):
+        if len(thing) <= MANY:
+            for key, value in list(thing.items()):
+                yield f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", value
+        return
+    if isinstance(thing, (list, tuple, deque)):
+        if len(thing) <= MANY:
+            for index, value in enumerate(list(thing)):
+                yield f"[{index}]", value
+        return
+    if isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
+            with suppress(ValueError):  # not bound yet
+                yield f" closure {name}", cell.cell_contents
+        for index, value in enumerate(thing.__defaults__ or ()):
+            yield f" default {index}", value
+        if thing.__dict__:
+            yield from ((f".{name}", value) for name, value in list(thing.__dict__.items()))
+        return
+    if isinstance(thing, types.MethodType):
+        yield ".__self__", thing.__self__
+        return
+    if isinstance(thing, types.GeneratorType):
+        if thing.gi_frame is not None:
+            yield from ((f" local {k}", v) for k, v in dict(thing.gi_frame.f_locals).items())
+        return
+    if isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
+        return
+    values = getattr(thing, "__dict__", None)
+    if type(values) is dict:
+        yield from ((f".{name}", value) for name, value in list(values.items()))
+    if kind.__module__ not in ("builtins", "numpy", "torch"):
+        # state that belongs to the class: caches, registries
+        if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"):
+            for name, value in list(vars(kind).items()):
+                if isinstance(value, (list, dict, set, deque)):
+                    yield f".{name}", value
+        for name in getattr(kind, "__slots__", ()) or ():
+            if isinstance(name, str) and hasattr(thing, name) and not name.startswith("__"):
+                yield f".{name}", getattr(thing, name)
+
+
+def adding_line(held: SizedObject, frame: types.FrameType | None) -> CodeLine | None:
+    """Return the line that, by its text, adds to a name; for where lines cannot be traced.
+
+    Looked for in the files of the running functions and of the user's modules, the last part of
+    the name before any index, as ``name.append(``, ``name[...] =`` and the like.
+    """
+    last = [name for name in held.names[1:] if name.startswith(".")]
+    if not last:
+        return None
+    name = re.escape(last[-1][1:])
+    adds = re.compile(
+        rf"\b{name}\b\s*(\.(append|appendleft|add|extend|update|setdefault|insert)\(|\[[^\]]*\]\s*=[^=]"
+        rf"|\+=|=\s*{name}\s*\+)"
+    )
+    files: dict[str, None] = {}
+    while frame is not None:
+        files[frame.f_code.co_filename] = None
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        files[getattr(module, "__file__", None) or ""] = None
+    for file in files:
+        if file and is_users(file):
+            for number, text in enumerate(linecache.getlines(file), 1):
+                if adds.search(text):
+                    return CodeLine(file, number, "")
+    return None
+
+
+class LineWatch:
+    """Looks at sizes after each line of the user's code, until :meth:`stop`: what makes them grow.
+
+    Parameters
+    ----------
+    measures : list of callable
+        Each returns the size of one suspect.
+    frame : frame
+        The innermost frame; it and those above are traced too.
+
+    Raises
+    ------
+    RuntimeError
+        Somebody else traces already: a debugger or a coverage tool.
+    """
+
+    def __init__(self, measures: list[Callable[[types.FrameType], int]], frame: types.FrameType | None) -> None:
+        if sys.gettrace() is not None:
+            raise RuntimeError("another tracer is at work")
+        self._measures = measures
+        self._frames: list[types.FrameType] = []
+        self._last: tuple[types.CodeType, int] | None = None
+        self._n_events = 0
+        self.grew: list[dict[CodeLine, int]] = [{} for _ in measures]
+        """For each suspect: by how much it grew at which line."""
+        self.own_s = 0.0
+        """Seconds that measuring took."""
+        if frame is None:
+            return
+        self._sizes = [measure(frame) for measure in measures]
+        above: types.FrameType | None = frame
+        while above is not None:
+            if is_users(above.f_code.co_filename):
+                above.f_trace = self._on_line
+                self._frames.append(above)
+            above = above.f_back
+        sys.settrace(self._on_call)
+
+    def stop(self) -> None:
+        """Take the tracer away again; told again, nothing happens."""
+        if not self._measures:
+            return
+        # only ours: somebody may have set another one since
+        if sys.gettrace() == self._on_call:
+            sys.settrace(None)
+        for frame in self._frames:
+            frame.f_trace = None
+        self._frames.clear()
+        self._measures.clear()
+
+    def _on_call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        if not is_users(frame.f_code.co_filename):
+            return None
+        return self._on_line(frame, event, arg)
+
+    def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        self._n_events += 1
+        if self._n_events > MAX_EVENTS or not self._measures:
+            self.stop()
+            return None
+        began = thread_time()
+        try:
+            self._measure(frame)
+            self.own_s += thread_time() - began
+        except Exception:  # raised here it would be raised in the user's code
+            self.stop()
+            return None
+        if event == "return":
+            # what comes next happens on the caller's line, if that is the user's
+            back = frame.f_back
+            if back is not None and is_users(back.f_code.co_filename):
+                self._last = (back.f_code, back.f_lineno)
+        else:
+            self._last = (frame.f_code, frame.f_lineno)
+        return self._on_line
+
+    def _measure(self, frame: types.FrameType) -> None:
+        for index, measure in enumerate(self._measures):
+            size = measure(frame)
+            if size > self._sizes[index] and self._last is not None:
+                code, line = self._last
+                place = CodeLine(code.co_filename, line, _function(code))
+                grew = self.grew[index]
+                grew[place] = grew.get(place, 0) + size - self._sizes[index]
+            self._sizes[index] = size
+
+
+def _function(code: types.CodeType) -> str:
+    return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+
+
+def _tensor_type() -> Any:
+    torch = sys.modules.get("torch")
+    return getattr(torch, "Tensor", None)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    try:
+        return int(tensor.numel() * tensor.element_size())
+    except (RuntimeError, TypeError):  # meta, nested, sparse
+        return 0

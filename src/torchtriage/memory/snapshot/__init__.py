@@ -1,0 +1,1 @@
+"""Memory snapshots: reading, the peak by line, leaks, fragmentation."""

@@ -1,0 +1,229 @@
+"""Who asked for memory: the line, the module, the phase and the operation behind each stack.
+
+All of it is read from the names of frames, so it is as good as the stacks are: Python frames name
+lines, C++ frames (``stacks="all"``) name the backward nodes and the library workspaces that have
+no Python frame at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.finding import Frame
+from torchtriage.core.trace.frames import is_user_frame
+from torchtriage.memory.snapshot.snapshot import Snapshot
+
+__all__ = ["NO_STACK", "Owners", "Phase"]
+
+Codes = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+NO_STACK = "no stack recorded"
+
+_PYTHON = re.compile(r"\.py$|^<ipython|ipykernel")
+_NOTEBOOK = re.compile(r"(^|/)(ipykernel|IPython|ipython|traitlets)/|/runpy\.py$")
+_OPTIMIZER = re.compile(r"(^|/)optim(izer)?s?/[^/]+\.py$|torch/optim/")
+_MODULES = re.compile(r"torch/nn/modules/(?P<name>\w+)\.py$")
+_NETWORK = re.compile(r"torch/nn/(modules/|functional\.py$|parallel/)")
+_AUTOGRAD = re.compile(r"torch/(_tensor|autograd/__init__|autograd/graph)\.py$")
+_BACKWARD = {"backward", "grad", "_make_grads", "_engine_run_backward"}
+_ENGINE = re.compile(r"autograd::(?:python::Python)?Engine::|autograd::\w+::\w*Backward\w*::apply|AccumulateGrad::")
+_CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
+_NODE = re.compile(r"\b(?P<node>\w+Backward\d*)(?:<[^<>]*>)?::apply")
+_OP = re.compile(r"at::_ops::(?P<op>\w+)::(?:call|redispatch)")
+_WORKSPACE = re.compile(r"[wW]orkspace|cublas(?:(?!cublas)\w)*(?:Create|Handle)|(?:raw|run)_(?:cudnn|miopen)")
+_CACHE = re.compile(r"(^|/)(cache_utils|kv_?cache|static_cache|kv_cache_manager)\.py$")
+_PARAMETERS = {
+    "convert",
+    "_apply",
+    "reset_parameters",
+    "load_state_dict",
+    "_load_from_state_dict",
+    "from_pretrained",
+    "_load_state_dict_into_model",
+    "_load_pretrained_model",
+}
+_COMMUNICATION = re.compile(r"ProcessGroup\w+::|c10d::Reducer|FlatParam|all_gather|reduce_scatter")
+
+
+class Phase(IntEnum):
+    """The part of a training step that asked."""
+
+    UNKNOWN = 0
+    OTHER = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+
+
+@dataclass(frozen=True)
+class Owners:
+    """What each distinct stack of a snapshot says, as columns over ``snapshot.stacks``.
+
+    ``user`` : int32[n], the innermost frame of the user's own Python, -1 for none. ``python`` :
+    int32[n], the innermost Python frame of anyone. ``module`` : int32[n], the innermost frame that
+    is the forward of a module. ``phase`` : int8[n], a :class:`Phase`. The rest : bool[n].
+    ``is_user_frame`` : bool[n_frames].
+    """
+
+    snapshot: Snapshot
+    user: Codes
+    python: Codes
+    module: Codes
+    phase: NDArray[np.int8]
+    is_workspace: Bools
+    is_parameter: Bools
+    is_state: Bools
+    is_cache: Bools
+    is_communication: Bools
+    is_accumulated: Bools
+    is_user_frame: Bools
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Owners:
+        """Return what the stacks of a snapshot say."""
+        stacks = snapshot.stacks
+        files = [file.replace("\\", "/") for file in stacks.files]
+        names = stacks.functions
+        rows = list(zip(files, names, strict=True))
+
+        def mask(values: list[bool]) -> Bools:
+            return np.array(values, np.bool_)
+
+        python = mask([_PYTHON.search(file) is not None for file in files])
+        user = mask([is_py and _is_users(*row) for is_py, row in zip(python, rows, strict=True)])
+        optimizer = mask([_OPTIMIZER.search(file) is not None for file in files])
+        backward = mask(
+            [
+                _ENGINE.search(name) is not None
+                or (name in _BACKWARD and _AUTOGRAD.search(file) is not None)
+                or (name == "backward" and file.endswith(".py"))
+                for file, name in rows
+            ]
+        )
+        forward = mask(
+            [
+                (name in ("forward", "_call_impl", "_conv_forward") and file.endswith(".py"))
+                or _NETWORK.search(file) is not None
+                for file, name in rows
+            ]
+        )
+        parameter = mask(
+            [
+                (name in _PARAMETERS and file.endswith(".py"))
+                or (name == "__init__" and _MODULES.search(file) is not None)
+                for file, name in rows
+            ]
+        )
+        forward &= ~parameter
+        module = mask([name == "forward" and file.endswith(".py") for file, name in rows])
+
+        def has(flags: Bools) -> Bools:
+            if not len(stacks):
+                return np.zeros(0, np.bool_)
+            found: Bools = np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
+            return found
+
+        def first(flags: Bools) -> Codes:
+            n_all = len(stacks.frame)
+            if not len(stacks):
+                return np.zeros(0, np.int32)
+            places = np.where(flags[stacks.frame], np.arange(n_all), n_all)
+            place = np.minimum.reduceat(places, stacks.start[:-1])
+            padded = np.append(stacks.frame, np.int32(-1))
+            return np.where(place < stacks.start[1:], padded[np.minimum(place, n_all)], -1).astype(np.int32)
+
+        is_parameter = has(parameter)
+        phase = np.full(len(stacks), Phase.OTHER, np.int8)
+        phase[has(forward) & ~is_parameter] = Phase.FORWARD
+        phase[has(backward)] = Phase.BACKWARD
+        phase[has(optimizer)] = Phase.OPTIMIZER
+        return cls(
+            snapshot=snapshot,
+            user=first(user),
+            python=first(python),
+            module=first(module),
+            phase=phase,
+            is_workspace=has(mask([_WORKSPACE.search(name) is not None for name in names])),
+            is_parameter=is_parameter,
+            is_state=has(mask([name == "_init_group" for name in names])),
+            is_cache=has(
+                mask([_CACHE.search(file) is not None or "autocast::cached_cast" in name for file, name in rows])
+            ),
+            is_communication=has(mask([_COMMUNICATION.search(name) is not None for name in names])),
+            is_accumulated=has(mask(["AccumulateGrad" in name for name in names])),
+            is_user_frame=user,
+        )
+
+    def frame(self, frame: int) -> Frame:
+        """Return a frame; a snapshot tells the line where it was, a trace the function's first."""
+        stacks = self.snapshot.stacks
+        file, line = stacks.files[frame], int(stacks.lines[frame])
+        return Frame(file, line, stacks.functions[frame], exact=stacks.is_exact)
+
+    def stack(self, stack: int, *, limit: int = 8) -> tuple[Frame, ...]:
+        """Return the Python frames of a stack, the user's if there are any, innermost first."""
+        frames = self.snapshot.stacks.frames_of(stack)
+        user = [frame_id for frame_id in frames if self.is_user_frame[frame_id]]
+        python = [frame_id for frame_id in frames if _PYTHON.search(self.snapshot.stacks.files[frame_id])]
+        return tuple(self.frame(frame_id) for frame_id in (user or python)[:limit])
+
+    @cached_property
+    def label(self) -> list[str]:
+        """One line for each stack: ``model.py:41 forward``, or the operation without a line."""
+        return [self._label(stack) for stack in range(len(self.snapshot.stacks))]
+
+    def _label(self, stack: int) -> str:
+        frame = int(self.user[stack])
+        if frame >= 0:
+            return self.place(frame)
+        operation = self.operation(stack)
+        if self.phase[stack] == Phase.BACKWARD:
+            return f"backward: {operation}" if operation else "backward, no line recorded"
+        frame = int(self.python[stack])
+        if frame >= 0:
+            return self.place(frame)
+        return operation or "C++ without a line"
+
+    def place(self, frame: int) -> str:
+        """Return ``folder/file.py:line function`` of a frame."""
+        stacks = self.snapshot.stacks
+        parts = stacks.files[frame].replace("\\", "/").split("/")
+        return f"{'/'.join(parts[-2:])}:{int(stacks.lines[frame])} {stacks.functions[frame]}"
+
+    def operation(self, stack: int) -> str:
+        """Return the backward node or operator nearest to the allocation; empty without C++."""
+        stacks = self.snapshot.stacks
+        op = ""
+        for frame in stacks.frames_of(stack):
+            name = stacks.functions[frame]
+            node = _NODE.search(name)
+            if node is not None:
+                return node["node"]
+            found = _OP.search(name)
+            if found is not None and (not op or op.startswith("empty")):
+                op = found["op"]
+        return op
+
+    def module_name(self, stack: int) -> str:
+        """Return the module whose forward asked: ``linear (torch)``, ``model.py: forward``."""
+        frame = int(self.module[stack]) if stack >= 0 else -1
+        if frame < 0:
+            return ""
+        file = self.snapshot.stacks.files[frame].replace("\\", "/")
+        library = _MODULES.search(file)
+        if library is not None:
+            return f"torch.nn.modules.{library['name']}"
+        return "/".join(file.split("/")[-2:])
+
+
+def _is_users(file: str, name: str) -> bool:
+    if _CELL.search(file):
+        return True
+    return is_user_frame(f"{file}(1): {name}") and not _NOTEBOOK.search(file)

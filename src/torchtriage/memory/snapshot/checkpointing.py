@@ -1,0 +1,246 @@
+"""What checkpointing the activations of a module would save at the peak, and cost in time.
+
+A *unit* is a module's ``forward`` called from one line: the place where
+``torch.utils.checkpoint.checkpoint(module, x)`` would be written. Its activations are what was
+allocated inside it before the peak and is freed by the backward pass after it.
+
+Checkpointed, a unit keeps its inputs, and one call at a time is computed again. So the saving is
+at most everything but the largest call, and at least that less one input per call, an input being
+taken as large as the largest activation of its call. A new call is assumed to begin where the line
+inside ``forward`` goes back to that of the first activation or before; a module whose ``forward``
+is one loop reads as several calls. Dropout and communication
+inside a unit are computed again too; the saving is at this peak, another moment may become the
+peak. The time is one more forward of the unit.
+Source: documentation of ``torch.utils.checkpoint``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
+from torchtriage.core.finding import Frame, Note
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.frames import call_name
+from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
+from torchtriage.memory.snapshot.attribution import Owners, Phase
+from torchtriage.memory.snapshot.peak_usage import Category, categories, phases
+from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.timeline import Timeline, timeline
+
+__all__ = ["Unit", "notes", "units"]
+
+Ints = NDArray[np.int64]
+
+_TORCH = re.compile(r"(^|/)torch/(nn|utils|autograd|optim|distributed|fx|jit|cuda|amp|_\w+)(/|\.py)")
+MIN_SHARE = 0.03
+"""Of the allocated bytes at the peak: units that save less at best are left out."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One place to checkpoint.
+
+    ``caller`` : the line that calls the module; ``forward`` : the module's function, at the lowest
+    line seen. ``activation_bytes`` : alive at the peak; ``share`` : of all allocated bytes then.
+    ``low_bytes``, ``high_bytes`` : what checkpointing saves. ``added_ms`` : per step, None without
+    a trace that shows this function; ``time_of`` : ``device`` or ``host``.
+    """
+
+    caller: Frame
+    forward: Frame
+    n_calls: int
+    activation_bytes: int
+    share: float
+    low_bytes: int
+    high_bytes: int
+    added_ms: float | None = None
+    time_of: str = ""
+
+
+def units(
+    snapshot: Snapshot,
+    device: int | None = None,
+    *,
+    trace: Trace | None = None,
+    told: Timeline | None = None,
+    owners: Owners | None = None,
+) -> tuple[Unit, ...]:
+    """Return the units worth checkpointing, largest saving first; none without stacks.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With a history that holds the peak of a training step, and its stacks.
+    device : int, optional
+        By default the first one with history.
+    trace : Trace, optional
+        Of the same program, recorded ``with_stack``; gives what computing again costs.
+    told, owners : optional
+        ``timeline(snapshot, device)`` and ``Owners.of(snapshot)``, where they are there already.
+    """
+    if device is None:
+        known = distinct(snapshot.history.device).tolist()
+        device = known[0] if known else 0
+    told = told or timeline(snapshot, device)
+    owners = owners or Owners.of(snapshot)
+    if told.end == told.start or not len(snapshot.stacks):
+        return ()
+    lives = _activations(told, owners)
+    groups = _groups(told, owners, lives)
+    total = max(told.peak_bytes, 1)
+    found = []
+    for (caller, _), members in groups.items():
+        life = np.array([row for row, _ in members])
+        line = np.array([snapshot.stacks.lines[frame] for _, frame in members])
+        size = told.lives.size_bytes[life]
+        # back to where the first call began, not merely back: that may be a loop inside
+        call = np.cumsum((np.diff(line, prepend=line[0]) < 0) & (line <= line[0]))
+        per_call = np.bincount(call, weights=size).astype(np.int64)
+        largest = np.zeros(len(per_call), np.int64)
+        np.maximum.at(largest, call, size)
+        high = int(size.sum() - per_call.max())
+        if high < MIN_SHARE * total:
+            continue
+        low = max(high - int(largest.sum() - largest[np.argmax(per_call)]), 0)
+        found.append(
+            Unit(
+                caller=owners.frame(caller),
+                forward=owners.frame(members[int(np.argmin(line))][1]),
+                n_calls=len(per_call),
+                activation_bytes=int(size.sum()),
+                share=float(size.sum() / total),
+                low_bytes=low,
+                high_bytes=high,
+            )
+        )
+    found.sort(key=lambda unit: (-unit.low_bytes - unit.high_bytes, unit.caller.line))
+    if trace is None:
+        return tuple(found)
+    return tuple(_with_time(unit, trace) for unit in found)
+
+
+def notes(found: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, ...]:
+    """Return the unit that saves most as a note on a snapshot; others overlap with it.
+
+    ``traced`` : a trace was asked for the time, so that it is said if it does not show it.
+    """
+    return tuple(
+        Note(
+            code="checkpointing",
+            level="info",
+            message=f"{_where(unit.forward)} {unit.forward.function}, called"
+            f" {format_count(unit.n_calls, 'time')} from {_where(unit.caller)}, holds"
+            f" {format_bytes(unit.activation_bytes)} of activations at the peak"
+            f" ({format_share(unit.share)}); checkpointing it saves {format_bytes(unit.low_bytes)}"
+            f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step" + _time(unit, traced),
+            fix="x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
+            evidence={
+                "low_bytes": unit.low_bytes,
+                "high_bytes": unit.high_bytes,
+                "activation_bytes": unit.activation_bytes,
+                "n_calls": unit.n_calls,
+                "added_ms": unit.added_ms,
+                "time_of": unit.time_of,
+            },
+        )
+        for unit in found[:1]
+    )
+
+
+def _time(unit: Unit, traced: bool) -> str:
+    if unit.added_ms is None:
+        return ", which the trace does not show (was it recorded with_stack=True?)" * traced
+    return f", which takes {format_ms(unit.added_ms)} of {unit.time_of} time"
+
+
+def _where(frame: Frame) -> str:
+    return f"{PurePosixPath(frame.file.replace(chr(92), '/')).name}:{frame.line}"
+
+
+def _activations(told: Timeline, owners: Owners) -> Ints:
+    """Return the lives that were kept at the peak for the backward pass, in order of birth."""
+    category = categories(told, owners, phases(told, owners))
+    lives = told.lives
+    kept = told.alive(told.peak) & (category == Category.ACTIVATIONS) & (lives.born >= 0)
+    kept &= lives.stack >= 0
+    # stacks of frees are recorded with stacks of everything alone; without, take them as kept
+    freed_in = np.full(len(lives), Phase.UNKNOWN, np.int8)
+    has = lives.free_stack >= 0
+    freed_in[has] = owners.phase[lives.free_stack[has]]
+    kept &= ~np.isin(freed_in, (Phase.FORWARD, Phase.OPTIMIZER))
+    rows = np.flatnonzero(kept)
+    return rows[np.argsort(lives.born[rows], kind="stable")]
+
+
+def _groups(told: Timeline, owners: Owners, lives: Ints) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    """Return for each (calling frame, file of the module) its lives and their frame inside it."""
+    stacks = owners.snapshot.stacks
+    files = [file.replace("\\", "/") for file in stacks.files]
+    library = [_TORCH.search(file) is not None or not file.endswith(".py") for file in files]
+    forward = [name == "forward" for name in stacks.functions]
+    found: dict[int, list[tuple[tuple[int, str], int]]] = {}
+    result: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for life in lives.tolist():
+        stack = int(told.lives.stack[life])
+        if stack not in found:
+            frames = [frame for frame in stacks.frames_of(stack) if not library[frame]]
+            pairs = [((caller, files[callee]), callee) for callee, caller in pairwise(frames) if forward[callee]]
+            # of a function that calls itself, the outermost call
+            found[stack] = list(dict(pairs).items())
+        for key, callee in found[stack]:
+            result.setdefault(key, []).append((life, callee))
+    return result
+
+
+def _with_time(unit: Unit, trace: Trace) -> Unit:
+    """Return the unit with the time its forward takes per step in a trace."""
+    lines: dict[str, int] = {}
+
+    def is_it(text: str) -> bool:
+        kind, name, file, line = call_name(text)
+        found = kind == "python" and name == "forward" and line <= unit.forward.line
+        if found and _same_file(file, unit.forward.file):
+            lines[text] = line
+            return True
+        return False
+
+    at = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.where_name(is_it))
+    if not len(at):
+        return unit
+    # of several classes in one file, the one that begins last before the line
+    begins = max(lines[trace.names[code]] for code in distinct(trace.name[at]).tolist())
+    at = at[[lines[trace.name_of(row)] == begins for row in at.tolist()]]
+    steps = trace.steps
+    n_steps = max(steps.n_steady, 1)
+    if len(steps):
+        at = at[steps.in_steady(steps.of_host(at))]
+    inside = np.zeros(len(trace), np.bool_)
+    for lane in distinct(trace.lane[at]).tolist():
+        mine = at[trace.lane[at] == lane]
+        spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
+        there = np.flatnonzero(trace.lane == lane)
+        place = np.searchsorted(spans[:, 0], trace.start_ns[there], side="right") - 1
+        inside[there] = (place >= 0) & (trace.start_ns[there] < spans[np.maximum(place, 0), 1])
+    if trace.devices:
+        work = trace.links.work_under(inside)
+        busy = intervals.union(intervals.spans(trace.start_ns[work], trace.end_ns[work]))
+        time_of = "device"
+    else:
+        busy = intervals.union(intervals.spans(trace.start_ns[at], trace.end_ns[at]))
+        time_of = "host"
+    total_ns = int((busy[:, 1] - busy[:, 0]).sum())
+    return replace(unit, added_ms=round(total_ns / n_steps / 1e6, 6), time_of=time_of)
+
+
+def _same_file(one: str, other: str) -> bool:
+    parts = [PurePosixPath(path.replace("\\", "/")).parts[-2:] for path in (one, other)]
+    shared = min(len(parts[0]), len(parts[1]))
+    return shared > 0 and parts[0][-shared:] == parts[1][-shared:]

@@ -1,0 +1,232 @@
+"""``[memory]`` events of a profiler trace, judged like a snapshot's history.
+
+A trace tells what was allocated and freed, and the allocator's totals beside it, but no segments:
+the peak and its holders can be told, why memory is free cannot. Who asked is what was open on the
+thread then: the operators, and the Python frames where ``with_stack=True`` recorded them.
+Source: ``profile_memory=True`` writes an instant for each with ``Addr``, ``Bytes``,
+``Total Allocated``, ``Total Reserved``, ``Device Type`` and ``Device Id``; old ones (torch 1.9)
+tell neither addresses nor totals.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.arrays import distinct
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.frames import parse_frame
+from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.snapshot import NONE, Action, Annotations, Blocks, History, Segments, Snapshot, Stacks
+from torchtriage.memory.snapshot.timeline import Lives, Timeline, paired
+
+__all__ = ["Recorded", "recorded_memory"]
+
+Ints = NDArray[np.int64]
+
+HOST = 0
+"""The profiler's device type of the host; 1 is CUDA, 6 HIP."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One memory of a trace: its name, what happened in it, and who asked.
+
+    ``is_host`` : the host's, where nothing is cached. ``is_reserved_told`` : whether the
+    allocator's total stands beside the events; where it does not, the timeline's is 0.
+    """
+
+    name: str
+    is_host: bool
+    is_reserved_told: bool
+    timeline: Timeline
+    owners: Owners
+
+
+def recorded_memory(trace: Trace) -> list[Recorded]:
+    """Return what each memory of a trace went through, devices first; none without events."""
+    memory = trace.memory
+    places = sorted(
+        set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)),
+        key=lambda place: (place[0] == HOST, place),
+    )
+    return [_recorded(trace, kind, device) for kind, device in places]
+
+
+def _recorded(trace: Trace, kind: int, device: int) -> Recorded:
+    memory = trace.memory
+    mine = np.flatnonzero((memory.device_type == kind) & (memory.device == device))
+    mine = mine[np.argsort(memory.at_ns[mine], kind="stable")]
+    size = memory.size_bytes[mine]
+    n_rows = len(mine)
+    address = memory.addr[mine]
+    stack, stacks = _stacks(trace, memory.at_ns[mine], size > 0)
+    if not address.any():  # who is freed can only be guessed from its size: nobody's name then
+        address = _like_sizes(size)
+        stack = np.full(n_rows, NONE, np.int32)
+    action = np.where(size > 0, Action.ALLOC, Action.FREE_REQUESTED).astype(np.int8)
+    none = np.full(n_rows, NONE, np.int32)
+    history = History(
+        device=np.full(n_rows, device, np.int32),
+        action=action,
+        address=address,
+        size_bytes=np.abs(size),
+        stream=np.zeros(n_rows, np.int64),
+        time_us=memory.at_ns[mine] // 1000,
+        stack=stack,
+        pool=none,
+        metadata=np.zeros(n_rows, np.int32),
+        compile_context=np.zeros(n_rows, np.int32),
+        device_free_bytes=np.full(n_rows, NONE, np.int64),
+    )
+    snapshot = _snapshot(trace, history, stacks)
+    allocated, reserved = memory.allocated_bytes[mine], memory.reserved_bytes[mine]
+    if kind == HOST:
+        reserved = allocated  # nothing is cached there
+    name = "host" if kind == HOST else f"device {device}"
+    lives = _timeline(history, device, allocated, np.maximum(reserved, 0))
+    told = kind != HOST and bool((reserved >= 0).any())
+    return Recorded(name, kind == HOST, told, lives, Owners.of(snapshot))
+
+
+def _like_sizes(size: Ints) -> Ints:
+    """Return a stand-in for each address: equal where a free takes the last one of its size.
+
+    Parameters
+    ----------
+    size : int64[n]
+        Of allocations, negative of frees, in the order of time.
+    """
+    order = np.argsort(np.abs(size), kind="stable")
+    grouped = np.abs(size[order])
+    first = np.append(True, grouped[1:] != grouped[:-1])[: len(order)]
+    group = np.cumsum(first) - 1
+    change = np.where(size[order] > 0, 1, -1)
+    alive = np.cumsum(change)
+    alive -= (alive - change)[first][group]
+    # the height of the pile that an allocation makes and its free finds
+    height = np.where(change > 0, alive, alive + 1)
+    address: Ints = np.empty(len(size), np.int64)
+    address[order] = group * (2 * len(size) + 1) + len(size) + height
+    return address
+
+
+def _timeline(history: History, device: int, allocated: Ints, reserved: Ints) -> Timeline:
+    end = len(history)
+    rows = np.arange(end)
+    born, freed, told, old_born, old_freed = paired(rows, history.address, history.action == Action.ALLOC, end)
+    size = history.size_bytes
+    # what was there before and stays has no event: the total beside the first event tells it
+    signed = np.where(history.action == Action.ALLOC, size, -size)
+    start = int(allocated[0] - signed[0]) if end and allocated[0] >= 0 else 0
+    rest = max(start - int(size[old_freed[old_born < 0]].sum()), 0)
+    extra = np.array([rest] if rest else [], np.int64)
+    n_old, n_extra = len(old_born), len(extra)
+    free_stack = np.full(len(born) + n_old + n_extra, NONE, np.int32)
+    free_stack[: len(born)][told] = history.stack[freed[told]]
+    lives = Lives(
+        address=np.concatenate([history.address[born], history.address[old_freed], 0 * extra]),
+        size_bytes=np.concatenate([size[born], size[old_freed], extra]),
+        stream=np.zeros(len(free_stack), np.int64),
+        stack=np.concatenate([history.stack[born], np.full(n_old + n_extra, NONE, np.int32)]),
+        free_stack=free_stack,
+        born=np.concatenate([born, old_born, np.full(n_extra, NONE)]),
+        freed=np.concatenate([freed, old_freed, np.full(n_extra, end)]),
+    )
+    change = np.zeros(end + 1, np.int64)
+    np.add.at(change, np.maximum(lives.born + 1, 0), lives.size_bytes)
+    gone = lives.freed < end
+    np.subtract.at(change, lives.freed[gone] + 1, lives.size_bytes[gone])
+    return Timeline(
+        device=device,
+        start=0,
+        end=end,
+        lives=lives,
+        allocated_bytes=np.cumsum(change),
+        reserved_bytes=np.append(reserved[:1], reserved) if end else np.zeros(1, np.int64),
+        n_unmatched=0,
+    )
+
+
+def _stacks(trace: Trace, at_ns: Ints, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int32], Stacks]:
+    """Return the stack of each event: what was open on the thread, operators and frames."""
+    inner_op = np.full(len(at_ns), NONE, np.int64)
+    inner_frame = np.full(len(at_ns), NONE, np.int64)
+    lanes = distinct(trace.lane[trace.kind == Kind.OP]).tolist()
+    for lane in sorted(lanes, key=lambda lane: lane != trace.steps.lane):
+        todo = np.flatnonzero((inner_op < 0) & wanted)
+        here = np.full(len(todo), lane)
+        inner_op[todo] = trace.tree.at(here, at_ns[todo])
+        if trace.has_stacks:
+            found = trace.frames.at(here, at_ns[todo])
+            # a frame without an operator is a thread that waits
+            took = (inner_op[todo] >= 0) | (lane == trace.steps.lane)
+            inner_frame[todo[took]] = found[took]
+    frames: dict[tuple[str, int, str], int] = {}
+    codes: dict[bytes, int] = {}
+    flat, start = array("i"), array("q", [0])
+    stack = np.full(len(at_ns), NONE, np.int32)
+    seen: dict[tuple[int, int], int] = {}
+    for row in np.flatnonzero(wanted & ((inner_op >= 0) | (inner_frame >= 0))).tolist():
+        pair = int(inner_op[row]), int(inner_frame[row])
+        code = seen.get(pair)
+        if code is None:
+            names = _frames(trace, *pair)
+            key = array("i", [frames.setdefault(frame, len(frames)) for frame in names]).tobytes()
+            code = codes.setdefault(key, len(codes)) if key else NONE
+            if code == len(start) - 1:
+                flat.frombytes(key)
+                start.append(len(flat))
+            seen[pair] = code
+        stack[row] = code
+    return stack, Stacks(
+        start=np.array(start, np.int64),
+        frame=np.array(flat, np.int32),
+        files=tuple(file for file, _, _ in frames),
+        lines=np.array([line for _, line, _ in frames], np.int64),
+        functions=tuple(name for _, _, name in frames),
+        fx={},
+        is_exact=False,  # a trace names the first line of a function
+    )
+
+
+def _frames(trace: Trace, op: int, frame: int) -> list[tuple[str, int, str]]:
+    """Return operators as C++ names their frames, then Python frames, innermost first."""
+    out = []
+    for row in [op, *trace.tree.chain(op)] if op >= 0 else []:
+        name = trace.name_of(row)
+        _, _, node = name.partition("autograd::engine::evaluate_function: ")
+        if node:
+            out.append(("", 0, f"torch::autograd::Engine::evaluate_function {node}::apply"))
+        elif name.startswith("aten::"):
+            out.append(("", 0, f"at::_ops::{name[6:]}::call"))
+        elif name.startswith("Optimizer.step#"):
+            out.append(("torch/optim/optimizer.py", 0, name))
+        elif trace.kind[row] == Kind.OP:
+            out.append(("", 0, name))
+    for row in [frame, *trace.frames.chain(frame)] if frame >= 0 else []:
+        told = parse_frame(trace.name_of(row))
+        if told is not None:
+            out.append((told.file, told.line, told.function))
+    return out
+
+
+def _snapshot(trace: Trace, history: History, stacks: Stacks) -> Snapshot:
+    """Return the events in the shape of a snapshot that has no segments."""
+    ints, codes, flags = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.bool_)
+    return Snapshot(
+        path=trace.report.path,
+        size_bytes=trace.report.size_bytes,
+        segments=Segments(ints, ints, ints, ints, ints, ints, ints, codes, flags, flags, codes, np.zeros(1, np.int64)),
+        blocks=Blocks(ints, ints, ints, ints, codes.astype(np.int8), codes),
+        history=history,
+        stacks=stacks,
+        annotations=Annotations(codes, codes, ints, ints),
+        pools=(),
+        texts=("",),
+        settings={},
+        n_devices=1,
+    )

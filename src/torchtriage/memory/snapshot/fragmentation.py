@@ -1,0 +1,293 @@
+"""Why reserved memory is not allocated, and why an allocation failed while memory was free.
+
+The allocator's segments at a moment are the snapshot's own, with what the history did to them after
+that moment undone. What lies in them and belongs to no tensor is free; each free byte has one
+cause. Source: ``DeviceCachingAllocator::malloc`` looks for a block of the request's own pool and
+stream, then asks the driver, then gives whole free segments back and asks again, then gives up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.units import format_bytes, format_count
+from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
+from torchtriage.memory.snapshot.result import Fragmentation, OutOfMemory, Part
+from torchtriage.memory.snapshot.snapshot import NONE, Action, Snapshot, State
+from torchtriage.memory.snapshot.timeline import Timeline
+
+__all__ = ["Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SMALL_BYTES = 1 << 20
+"""Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
+SMALL_SEGMENT_BYTES = 2 << 20
+MAX_OUT_OF_MEMORY = 20
+
+AWAITING = "freed, but another stream still uses it"
+PRIVATE = "in private pools (CUDA graphs, MemPool)"
+OTHER_STREAM = "cached for other streams"
+OTHER_POOL = "cached for the other size class (small or large allocations)"
+WHOLE = "whole segments, not given back to the driver"
+PIECES = "pieces between tensors in use, each too small"
+FREE_PIECES = "pieces between tensors in use"
+LARGE = "pieces that were large enough"
+_USABLE = (WHOLE, PIECES, LARGE)
+
+
+@dataclass(frozen=True, order=True)
+class Segment:
+    """Reserved memory ``[start, end)`` of one stream and pool; ``pool`` as ``History.pool``."""
+
+    start: int
+    end: int
+    stream: int = 0
+    pool: int = NONE
+    is_small: bool = False
+    is_expandable: bool = False
+
+
+@dataclass(frozen=True)
+class Free:
+    """Free pieces at a moment, one row each.
+
+    ``start size_bytes`` : int64[n]. ``segment`` : int64[n], place among the segments.
+    ``is_awaiting`` : bool[n], still used by another stream. ``is_whole`` : bool[n], all of it.
+    """
+
+    start: Ints
+    size_bytes: Ints
+    segment: Ints
+    is_awaiting: Bools
+    is_whole: Bools
+
+
+def segments_at(snapshot: Snapshot, timeline: Timeline, row: int) -> list[Segment]:
+    """Return what was reserved after a row of the history, by address."""
+    table, history = snapshot.segments, snapshot.history
+    rows = np.flatnonzero(table.device == timeline.device)
+    found = sorted(
+        Segment(
+            int(table.address[place]),
+            int(table.address[place] + table.size_bytes[place]),
+            int(table.stream[place]),
+            int(table.pool[place]),
+            bool(table.is_small[place]),
+            bool(table.is_expandable[place]),
+        )
+        for place in rows
+    )
+    actions = history.action[row + 1 : timeline.end]
+    changes = np.flatnonzero((actions >= Action.SEGMENT_ALLOC) & (actions <= Action.SEGMENT_UNMAP))
+    for at in (changes[::-1] + row + 1).tolist():
+        start = int(history.address[at])
+        end = start + int(history.size_bytes[at])
+        if history.action[at] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            _cut(found, start, end)
+        else:
+            mapped = history.action[at] == Action.SEGMENT_UNMAP
+            is_small = end - start == SMALL_SEGMENT_BYTES and not mapped
+            stream, pool = int(history.stream[at]), int(history.pool[at])
+            insort(found, Segment(start, end, stream, pool, is_small, bool(mapped)))
+    return found
+
+
+def _cut(found: list[Segment], start: int, end: int) -> None:
+    """Take a range out of the segments; of expandable ones it may be a part."""
+    first = max(bisect_right(found, Segment(start, 1 << 63)) - 1, 0)
+    last = bisect_left(found, Segment(end, 0))
+    found[first:last] = [
+        Segment(low, high, segment.stream, segment.pool, segment.is_small, segment.is_expandable)
+        for segment in found[first:last]
+        for low, high in ((segment.start, min(segment.end, start)), (max(segment.start, end), segment.end))
+        if low < high
+    ]
+
+
+def free_at(snapshot: Snapshot, timeline: Timeline, row: int, segments: list[Segment]) -> Free:
+    """Return the free pieces after a row of the history.
+
+    Parameters
+    ----------
+    row : int
+        Of the history.
+    segments : list of Segment
+        What was reserved then, see :func:`segments_at`.
+    """
+    lives = timeline.lives
+    alive = timeline.alive(row)
+    starts = np.array([piece.start for piece in segments], np.int64)
+    ends = np.array([piece.end for piece in segments], np.int64)
+    waiting_at, waiting_size = _awaiting(snapshot, timeline, row)
+    at = np.concatenate([lives.address[alive], waiting_at])
+    size = np.concatenate([lives.size_bytes[alive], waiting_size])
+    opens = np.sort(np.concatenate([starts, at + size]))
+    closes = np.sort(np.concatenate([at, ends]))
+    gap = closes - opens
+    opens, gap = opens[gap > 0], gap[gap > 0]
+    start = np.concatenate([opens, waiting_at])
+    size = np.concatenate([gap, waiting_size])
+    segment = np.searchsorted(starts, start, side="right") - 1
+    whole = (size == (ends - starts)[segment]) if len(segments) else np.zeros(0, np.bool_)
+    is_awaiting = np.arange(len(start)) >= len(opens)
+    return Free(start, size, segment, is_awaiting, whole & ~is_awaiting)
+
+
+def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, Ints]:
+    """Return address and size of blocks that were freed but not yet free."""
+    history, blocks = snapshot.history, snapshot.blocks
+    rows = np.arange(row + 1, timeline.end)
+    action = history.action[rows]
+    rows = rows[(action == Action.FREE_REQUESTED) | (action == Action.FREE_COMPLETED) | (action == Action.ALLOC)]
+    _, first = np.unique(history.address[rows], return_index=True)
+    rows = rows[first]
+    # only where requests are recorded is a completion without one a wait
+    requested = (history.action[timeline.start : timeline.end] == Action.FREE_REQUESTED).any()
+    done = rows[(history.action[rows] == Action.FREE_COMPLETED) & requested]
+    at, size = history.address[done], history.size_bytes[done]
+    size = np.maximum((size + 511) // 512, 1) * 512
+    last = blocks.state == State.ACTIVE_AWAITING_FREE
+    last &= snapshot.segments.device[blocks.segment] == timeline.device
+    if row < timeline.end - 1:
+        # those of the snapshot that were asked for before this row
+        later = np.isin(blocks.address, history.address[row + 1 : timeline.end])
+        last &= ~later
+    at = np.concatenate([at, blocks.address[last]])
+    return at, np.concatenate([size, blocks.size_bytes[last]])
+
+
+def _split(
+    free: Free, segments: list[Segment], snapshot: Snapshot, wanted: Segment | None, n_bytes: int
+) -> tuple[tuple[Part, ...], int]:
+    """Return the free bytes by cause, largest first, and the largest piece that could be used."""
+    cause = np.full(len(free.start), FREE_PIECES if wanted is None else PIECES, object)
+    if wanted is not None:
+        cause[free.size_bytes >= n_bytes] = LARGE
+    cause[free.is_whole] = WHOLE
+    owner = [segments[failure] for failure in free.segment.tolist()]
+    if wanted is not None:
+        small = np.array([failure.is_small != wanted.is_small for failure in owner], np.bool_)
+        stream = np.array([failure.stream != wanted.stream for failure in owner], np.bool_)
+        cause[small] = OTHER_POOL
+        cause[stream] = OTHER_STREAM
+    private = [
+        failure.pool >= 0 and snapshot.pools[failure.pool] != (0, 0) and failure.pool != (wanted or failure).pool
+        for failure in owner
+    ]
+    cause[np.array(private, np.bool_)] = PRIVATE
+    cause[free.is_awaiting] = AWAITING
+    usable = (cause == PIECES) | (cause == FREE_PIECES) | (cause == WHOLE) | (cause == LARGE)
+    largest = int(free.size_bytes[usable].max()) if usable.any() else 0
+    total = int(free.size_bytes.sum())
+    sums = {name: int(free.size_bytes[cause == name].sum()) for name in dict.fromkeys(cause)}
+    parts = [Part(name, size, size / total) for name, size in sums.items() if size]
+    return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name))), largest
+
+
+def find_fragmentation(snapshot: Snapshot, timeline: Timeline) -> Fragmentation | None:
+    """Return what was free when most was reserved (with a history), or at the snapshot."""
+    if not timeline.reserved_bytes.max():
+        return None
+    has_history = timeline.end > timeline.start
+    # of the moments with most reserved, the one with most in use: the least that could be spared
+    most = np.flatnonzero(timeline.reserved_bytes == timeline.reserved_bytes.max())
+    place = int(most[np.argmax(timeline.allocated_bytes[most])])
+    row = timeline.start - 1 + place if has_history else timeline.end - 1
+    segments = segments_at(snapshot, timeline, row)
+    free = free_at(snapshot, timeline, row, segments)
+    parts, largest = _split(free, segments, snapshot, None, 0)
+    return Fragmentation(
+        when="reserved peak" if has_history else "snapshot",
+        entry=row - timeline.start,
+        allocated_bytes=timeline.allocated_at(row),
+        reserved_bytes=timeline.reserved_at(row),
+        free_bytes=int(free.size_bytes.sum()),
+        largest_bytes=largest,
+        parts=parts,
+    )
+
+
+def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -> tuple[list[OutOfMemory], int]:
+    """Return the post mortem of failed allocations, the last ones, and how many there were."""
+    history = snapshot.history
+    rows = timeline.start + np.flatnonzero(history.action[timeline.start : timeline.end] == Action.OOM)
+    if not len(rows):
+        return [], 0
+    phase = phases(timeline, owners)
+    category = categories(timeline, owners, phase)
+    found = []
+    for row in rows[-MAX_OUT_OF_MEMORY:].tolist():
+        n_bytes = int(history.size_bytes[row])
+        segments = segments_at(snapshot, timeline, row)
+        free = free_at(snapshot, timeline, row, segments)
+        wanted = Segment(0, 0, int(history.stream[row]), int(history.pool[row]), n_bytes <= SMALL_BYTES)
+        parts, largest = _split(free, segments, snapshot, wanted, n_bytes)
+        alive = timeline.alive(row)
+        stack = int(history.stack[row])
+        frame = int(owners.user[stack]) if stack >= 0 else -1
+        left = int(history.device_free_bytes[row])
+        free_bytes = int(free.size_bytes.sum())
+        failure = OutOfMemory(
+            entry=row - timeline.start,
+            at_us=time_us(timeline, owners, row),
+            wanted_bytes=n_bytes,
+            stream=int(history.stream[row]),
+            device_free_bytes=left if left >= 0 else None,
+            allocated_bytes=timeline.allocated_at(row),
+            reserved_bytes=timeline.reserved_at(row),
+            free_bytes=free_bytes,
+            largest_bytes=largest,
+            would_fit=free_bytes + max(left, 0) >= n_bytes,
+            parts=parts,
+            frame=owners.frame(frame) if frame >= 0 else None,
+            stack=owners.stack(stack) if stack >= 0 else (),
+            holders=holders(timeline, owners, alive, phase, category, limit=10),
+            sentences=(),
+        )
+        found.append(replace(failure, sentences=post_mortem(failure)))
+    return found, len(rows)
+
+
+def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
+    """Return what happened, in sentences."""
+    where = f" at {_place(failure)}" if failure.stack else ""
+    said = [
+        f"An allocation of {format_bytes(failure.wanted_bytes)} failed{where}"
+        f" while {format_bytes(failure.allocated_bytes)} were allocated and"
+        f" {format_bytes(failure.reserved_bytes)} reserved."
+    ]
+    if failure.device_free_bytes is not None:
+        said.append(f"The driver had {format_bytes(failure.device_free_bytes)} left.")
+    if failure.free_bytes:
+        causes = "; ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in failure.parts)
+        said.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
+        said.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
+    usable = sum(part.size_bytes for part in failure.parts if part.name in _USABLE)
+    if usable + max(failure.device_free_bytes or 0, 0) >= failure.wanted_bytes:
+        said.append("All of it in one piece would have held it: fragmentation is the cause.")
+    elif failure.would_fit:
+        said.append(
+            "It would have fitted only with what is cached for other streams, pools or size"
+            " classes: memory is split between them."
+        )
+    else:
+        short = failure.wanted_bytes - failure.free_bytes - max(failure.device_free_bytes or 0, 0)
+        said.append(f"All free memory together was too little by {format_bytes(short)}: too much was alive.")
+    if failure.holders:
+        top = failure.holders[0]
+        said.append(
+            f"{top.label} held most: {format_bytes(top.size_bytes)} in {format_count(top.n_allocations, 'allocation')}."
+        )
+    return tuple(said)
+
+
+def _place(failure: OutOfMemory) -> str:
+    frame = failure.stack[0]
+    return f"{frame.file}:{frame.line} {frame.function}"

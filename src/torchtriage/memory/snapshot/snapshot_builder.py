@@ -1,0 +1,537 @@
+"""A pickle's dicts become the columns of a snapshot, as soon as each is complete.
+
+Versions differ: torch 1.12 wrote a list of segments whose blocks have a ``history`` and no address,
+2.0 added ``device_traces``, later ones annotations, settings, metadata, compile contexts and pools.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import SnapshotError
+from torchtriage.memory.snapshot.snapshot import (
+    NONE,
+    Action,
+    Annotations,
+    Blocks,
+    History,
+    Segments,
+    Snapshot,
+    Stacks,
+    State,
+)
+
+__all__ = ["SnapshotBuilder"]
+
+Ints = NDArray[np.int64]
+
+
+class _Frame(int):
+    __slots__ = ()
+
+
+class _Stack(int):
+    __slots__ = ()
+
+
+class _Row:
+    """Stands for a dict that became a row: each is counted, none can be taken for another."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
+_SEGMENT, _BLOCK, _ENTRY, _ANNOTATION = map(_Row, ("segment", "block", "entry", "annotation"))
+_ACTIONS = {item.name.lower(): int(item) for item in Action}
+_ACTIONS["free"] = int(Action.FREE_COMPLETED)
+_STATES = {item.name.lower(): int(item) for item in State}
+# active_pending_free was the name until torch 2.1
+_STATES["active_pending_free"] = int(State.ACTIVE_AWAITING_FREE)
+_SEGMENT_COLUMNS = (
+    "address",
+    "size_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "requested_bytes",
+    "stream",
+    "device",
+    "pool",
+    "is_small",
+    "is_expandable",
+    "stack",
+    "n_blocks",
+)
+_BLOCK_COLUMNS = ("address", "size_bytes", "requested_bytes", "state", "stack")
+_LIMIT = 1 << 63
+_HIGHEST, _MOST_BYTES = 1 << 62, 1 << 50
+"""Addresses have 57 bits at most; a petabyte is more than any machine has."""
+_ENTRY_FIELDS = {
+    "action",
+    "addr",
+    "size",
+    "stream",
+    "time_us",
+    "frames",
+    "device_free",
+    "compile_context",
+    "user_metadata",
+    "pool_id",
+    "segment_pool_id",
+    "device",
+}
+_USUAL = {"action", "addr", "size", "stream", "frames"}
+_SNAPSHOT = "pass the file written by torch.cuda.memory._dump_snapshot(path)"
+
+
+def _column(code: str) -> Any:
+    return array(code)
+
+
+class SnapshotBuilder:
+    """A sink of :func:`unpickle.unpickle`: dicts become rows as soon as they are complete."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {"": 0}
+        self.pools: dict[tuple[int, int], int] = {}
+        self.unknown: dict[str, int] = {}
+        self.frames: dict[tuple[str, int, str], int] = {}
+        self.fx: dict[int, str] = {}
+        self.stack_ids: dict[bytes, int] = {}
+        self.lists: dict[int, tuple[Any, int]] = {}
+        self.stack_frames = _column("i")
+        self.stack_start = array("q", [0])
+        self.segment = {name: array("q") for name in _SEGMENT_COLUMNS}
+        self.block = {name: array("q") for name in _BLOCK_COLUMNS}
+        self.marks: list[tuple[int, int, int, bool]] = []
+        self.n_blocks_used = 0
+        self.n_items = 0
+        self.e_action, self.e_stack = array("b"), array("i")
+        self.e_pool, self.e_metadata, self.e_context = array("i"), array("i"), array("i")
+        self.e_address, self.e_size, self.e_stream = array("q"), array("q"), array("q")
+        self.e_time = array("q")
+        self.e_free: dict[int, int] = {}
+
+    # -- what the reader calls
+
+    def take_dict(self, value: dict[Any, Any]) -> Any:
+        """Return a row's stand-in for a dict with a known shape, any other dict itself."""
+        if "action" in value:
+            return self._entry(value)
+        if "filename" in value:
+            return self._frame(value)
+        if "total_size" in value:
+            return self._segment(value)
+        if "state" in value and "size" in value:
+            return self._block(value)
+        if "stage" in value:
+            return self._mark(value)
+        return value
+
+    def taker(self, names: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
+        """Return what makes rows of entries with these fields, in this order; else None."""
+        place = {name: i for i, name in enumerate(names) if type(name) is str}
+        if len(place) != len(names) or not _USUAL <= place.keys() <= _ENTRY_FIELDS:
+            return None
+        i_action, i_stack = place["action"], place["frames"]
+        i_address, i_size, i_stream = place["addr"], place["size"], place["stream"]
+        i_time, i_metadata = place.get("time_us"), place.get("user_metadata")
+        i_context = place.get("compile_context")
+        i_pool = place.get("segment_pool_id", place.get("pool_id"))
+        columns = self.e_address, self.e_size, self.e_stream, self.e_time
+        put_address, put_size, put_stream, put_time = (item.append for item in columns)
+
+        def take(values: list[Any]) -> Any:
+            stack, name = values[i_stack], values[i_action]
+            action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
+            if action >= Action.OOM or type(stack) is not _Stack:
+                return self._entry(dict(zip(names, values, strict=True)))
+            try:
+                put_address(values[i_address])
+                put_size(values[i_size])
+                put_stream(values[i_stream])
+                put_time(NONE if i_time is None else values[i_time])
+            except (TypeError, OverflowError):
+                for item in columns:
+                    del item[len(self.e_action) :]
+                return self._entry(dict(zip(names, values, strict=True)))
+            self.e_stack.append(stack)
+            self.e_metadata.append(0 if i_metadata is None else self._text(values[i_metadata]))
+            self.e_context.append(0 if i_context is None else self._text(values[i_context]))
+            pool = None if i_pool is None else values[i_pool]
+            self.e_pool.append(NONE if pool is None else self._pool(pool))
+            self.e_action.append(action)
+            return _ENTRY
+
+        return take
+
+    def take_list(self, value: list[Any]) -> Any:
+        """Return the stack a list of frames is, any other list itself."""
+        if any(type(item) is not _Frame for item in value):
+            return value
+        return _Stack(self._stack(value))
+
+    # -- rows
+
+    def _entry(self, value: dict[Any, Any]) -> _Row:
+        get = value.get
+        name = get("action")
+        action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
+        address = get("addr", NONE)
+        if action >= Action.OOM:
+            if action == Action.OTHER:
+                self.count(f"action {_word(name)}")
+            elif action == Action.OOM:
+                self.e_free[len(self.e_action)] = _number(get("device_free", address))
+                address = NONE
+        stack = get("frames")
+        self.e_stack.append(stack if type(stack) is _Stack else self._stack(stack))
+        _put(self.e_address, address)
+        _put(self.e_size, get("size", 0))
+        _put(self.e_stream, get("stream", 0))
+        _put(self.e_time, get("time_us", NONE))
+        self.e_metadata.append(self._text(get("user_metadata", "")))
+        self.e_context.append(self._text(get("compile_context", "")))
+        pool = get("segment_pool_id", get("pool_id"))
+        self.e_pool.append(NONE if pool is None else self._pool(pool))
+        self.e_action.append(action)
+        if len(value) != self.n_items:
+            # entries of one file are alike: looking at each costs as much as reading it
+            self.n_items = len(value)
+            for key in value.keys() - _ENTRY_FIELDS:
+                self.count(f"field {_word(key)} of history")
+        return _ENTRY
+
+    def _frame(self, value: dict[Any, Any]) -> _Frame:
+        file, name = value.get("filename"), value.get("name", "")
+        line = _number(value.get("line", 0))
+        if type(file) is not str or type(name) is not str:
+            raise _odd("a frame without a file and a name")
+        frame = self.frames.setdefault((file, line, name), len(self.frames))
+        origin = value.get("fx_original_trace")
+        if origin and type(origin) is str:
+            self.fx[frame] = origin
+        return _Frame(frame)
+
+    def _segment(self, value: dict[Any, Any]) -> _Row:
+        blocks = value.get("blocks", [])
+        # blocks come before their segment is complete, and belong to it alone
+        n_blocks = len(self.block["address"]) - self.n_blocks_used
+        if type(blocks) is not list or _rows(blocks, _BLOCK) != n_blocks:
+            raise _odd("a segment whose blocks are not its own")
+        address = value.get("address")
+        if address is None:
+            # torch 1.12 told the address of segments as of blocks
+            address = self.block["address"][self.n_blocks_used] if n_blocks else NONE
+        row = self.segment
+        first = self.n_blocks_used
+        allocated = sum(
+            self.block["size_bytes"][item]
+            for item in range(first, first + n_blocks)
+            if self.block["state"][item] == State.ACTIVE_ALLOCATED
+        )
+        row["address"].append(_number(address))
+        row["size_bytes"].append(_number(value["total_size"]))
+        row["allocated_bytes"].append(_number(value.get("allocated_size", allocated)))
+        row["active_bytes"].append(_number(value.get("active_size", allocated)))
+        row["requested_bytes"].append(_number(value.get("requested_size", NONE)))
+        row["stream"].append(_number(value.get("stream", 0)))
+        row["device"].append(_number(value.get("device", 0)))
+        row["pool"].append(self._pool(value.get("segment_pool_id", (0, 0))))
+        row["is_small"].append(value.get("segment_type") == "small")
+        row["is_expandable"].append(bool(value.get("is_expandable", False)))
+        row["stack"].append(self._stack(value.get("frames")))
+        row["n_blocks"].append(n_blocks)
+        self._addresses(_number(address), n_blocks)
+        self.n_blocks_used += n_blocks
+        return _SEGMENT
+
+    def _addresses(self, address: int, n_blocks: int) -> None:
+        """Fill in addresses of blocks that have none: they follow each other."""
+        column, sizes = self.block["address"], self.block["size_bytes"]
+        for row in range(self.n_blocks_used, self.n_blocks_used + n_blocks):
+            if column[row] == NONE:
+                column[row] = address
+            address = column[row] + sizes[row]
+            if not 0 <= address < _LIMIT:
+                raise _odd("a block outside the address space")
+
+    def _block(self, value: dict[Any, Any]) -> _Row:
+        row = self.block
+        stack, requested = value.get("frames"), value.get("requested_size")
+        history = value.get("history")
+        if type(history) is list and history and type(history[0]) is dict:
+            # until torch 2.1: the newest user of the block comes first
+            stack = history[0].get("frames") if stack is None else stack
+            requested = history[0].get("real_size") if requested is None else requested
+        state = value.get("state")
+        code = _STATES.get(state) if type(state) is str else None
+        if code is None:
+            self.count(f"block state {_word(state)}")
+            code = int(State.ACTIVE_ALLOCATED)
+        row["address"].append(_number(value.get("address", NONE)))
+        row["size_bytes"].append(_number(value["size"]))
+        row["requested_bytes"].append(_number(value["size"] if requested is None else requested))
+        row["state"].append(code)
+        row["stack"].append(self._stack(stack))
+        return _BLOCK
+
+    def _mark(self, value: dict[Any, Any]) -> _Row:
+        self.marks.append(
+            (
+                self._text(value.get("name", "")),
+                _number(value.get("device", 0)),
+                _number(value.get("time_us", NONE)),
+                value.get("stage") == "START",
+            )
+        )
+        return _ANNOTATION
+
+    # -- codes
+
+    def _stack(self, value: Any) -> int:
+        if type(value) is _Stack:
+            return value
+        seen = self.lists.get(id(value))
+        if seen is not None and len(seen[0]) == len(value):
+            return seen[1]
+        if not value or type(value) not in (list, tuple):
+            return NONE
+        if any(type(item) is not _Frame for item in value):
+            raise _odd("a stack of something other than frames")
+        key = array("i", value).tobytes()
+        stack = self.stack_ids.setdefault(key, len(self.stack_ids))
+        if stack == len(self.stack_start) - 1:
+            self.stack_frames.frombytes(key)
+            self.stack_start.append(len(self.stack_frames))
+        if len(self.lists) < 100_000:
+            # held, so that its id stays its own
+            self.lists[id(value)] = value, stack
+        return stack
+
+    def _text(self, value: Any) -> int:
+        code = self.texts.get(value) if type(value) is str else None
+        if code is not None:
+            return code
+        if type(value) is not str:
+            value = "" if value is None else str(value)[:1000] if not _is_big(value) else "…"
+        return self.texts.setdefault(value, len(self.texts))
+
+    def _pool(self, value: Any) -> int:
+        if type(value) not in (tuple, list) or len(value) != 2:
+            return NONE
+        pair = (_number(value[0]), _number(value[1]))
+        return self.pools.setdefault(pair, len(self.pools))
+
+    def count(self, what: str) -> None:
+        """Count what was met and not understood, by name; a hundred names at most."""
+        if what in self.unknown or len(self.unknown) < 100:
+            self.unknown[what] = self.unknown.get(what, 0) + 1
+
+    # -- the whole
+
+    def finish(self, document: Any, path: str, size_bytes: int) -> Snapshot:
+        """Return the snapshot; ``document`` is what the reader kept.
+
+        Raises
+        ------
+        SnapshotError
+            The pickle holds something else.
+        """
+        if isinstance(document, list) and document:
+            document = {"segments": document}  # torch 1.12
+        if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
+            kind = _kind(document)
+            if document == []:
+                kind = "an empty list"
+            elif isinstance(document, dict):
+                kind = "a dict without segments"
+            raise SnapshotError(f"expected a memory snapshot, found a pickle of {kind}", where=path, hint=_SNAPSHOT)
+        traces = document.get("device_traces")
+        traces = traces if isinstance(traces, list) else []
+        counts = [_rows(item, _ENTRY) for item in traces]
+        fits = (
+            _rows(document["segments"], _SEGMENT) == len(self.segment["address"])
+            and min(counts, default=0) >= 0
+            and sum(counts) == len(self.e_action)
+            and len(self.block["address"]) == self.n_blocks_used
+        )
+        if not fits:
+            raise SnapshotError(
+                "expected a memory snapshot, found segments or history where none belong", where=path, hint=_SNAPSHOT
+            )
+        for what, at, sizes in (
+            ("segment", self.segment["address"], self.segment["size_bytes"]),
+            ("block", self.block["address"], self.block["size_bytes"]),
+            ("entry", self.e_address, self.e_size),
+        ):
+            if not _fits(_ints(at), _ints(sizes)):
+                raise SnapshotError(
+                    f"expected addresses and sizes of memory, found a {what} beyond all of it",
+                    where=path,
+                    hint=_SNAPSHOT,
+                )
+        for key in document.keys() - {"segments", "device_traces", "allocator_settings", "external_annotations"}:
+            self.count(f"field {_word(key)}")
+        return Snapshot(
+            path=path,
+            size_bytes=size_bytes,
+            segments=self._segments(),
+            blocks=self._blocks(),
+            history=self._history(counts),
+            stacks=self._stacks(),
+            annotations=self._annotations(),
+            pools=tuple(self.pools),
+            texts=tuple(self.texts),
+            settings=_settings(document.get("allocator_settings")),
+            n_devices=max(len(traces), int(max(self.segment["device"], default=-1)) + 1),
+            unknown=dict(sorted(self.unknown.items())),
+        )
+
+    def _segments(self) -> Segments:
+        row = {name: _ints(column) for name, column in self.segment.items()}
+        return Segments(
+            address=row["address"],
+            size_bytes=row["size_bytes"],
+            allocated_bytes=row["allocated_bytes"],
+            active_bytes=row["active_bytes"],
+            requested_bytes=row["requested_bytes"],
+            stream=row["stream"],
+            device=row["device"],
+            pool=row["pool"].astype(np.int32),
+            is_small=row["is_small"].astype(np.bool_),
+            is_expandable=row["is_expandable"].astype(np.bool_),
+            stack=row["stack"].astype(np.int32),
+            block_start=np.concatenate([np.zeros(1, np.int64), np.cumsum(row["n_blocks"])]),
+        )
+
+    def _blocks(self) -> Blocks:
+        counts = _ints(self.segment["n_blocks"])
+        return Blocks(
+            segment=np.repeat(np.arange(len(counts)), counts),
+            address=_ints(self.block["address"]),
+            size_bytes=_ints(self.block["size_bytes"]),
+            requested_bytes=_ints(self.block["requested_bytes"]),
+            state=_ints(self.block["state"]).astype(np.int8),
+            stack=_ints(self.block["stack"]).astype(np.int32),
+        )
+
+    def _history(self, counts: list[int]) -> History:
+        n_entries = len(self.e_action)
+        free = np.full(n_entries, NONE, np.int64)
+        free[list(self.e_free)] = list(self.e_free.values())
+        return History(
+            device=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            action=np.frombuffer(self.e_action, np.int8),
+            address=_ints(self.e_address),
+            size_bytes=_ints(self.e_size),
+            stream=_ints(self.e_stream),
+            time_us=_ints(self.e_time),
+            stack=np.frombuffer(self.e_stack, np.int32),
+            pool=np.frombuffer(self.e_pool, np.int32),
+            metadata=np.frombuffer(self.e_metadata, np.int32),
+            compile_context=np.frombuffer(self.e_context, np.int32),
+            device_free_bytes=free,
+        )
+
+    def _stacks(self) -> Stacks:
+        return Stacks(
+            start=_ints(self.stack_start),
+            frame=np.frombuffer(self.stack_frames, np.int32),
+            files=tuple(file for file, _, _ in self.frames),
+            lines=np.array([line for _, line, _ in self.frames], np.int64),
+            functions=tuple(name for _, _, name in self.frames),
+            fx=self.fx,
+        )
+
+    def _annotations(self) -> Annotations:
+        """Pair starts and ends: of one name on one device, the last start ends first."""
+        rows: list[list[int]] = []
+        opened: dict[tuple[int, int], list[list[int]]] = {}
+        for name, device, time_us, is_start in sorted(self.marks, key=lambda mark: mark[2]):
+            waiting = opened.setdefault((name, device), [])
+            if is_start:
+                rows.append([name, device, time_us, NONE])
+                waiting.append(rows[-1])
+            elif waiting:
+                waiting.pop()[3] = time_us
+            else:
+                self.count("ends of annotations without a start")
+        table = np.array(rows, np.int64).reshape(-1, 4)
+        return Annotations(
+            name=table[:, 0].astype(np.int32),
+            device=table[:, 1].astype(np.int32),
+            start_us=table[:, 2].copy(),
+            end_us=table[:, 3].copy(),
+        )
+
+
+def _ints(column: Any) -> Ints:
+    return np.frombuffer(column, np.int64) if len(column) else np.zeros(0, np.int64)
+
+
+def _odd(what: str) -> SnapshotError:
+    return SnapshotError(f"expected a memory snapshot, found {what}", hint=_SNAPSHOT)
+
+
+def _fits(address: Ints, size_bytes: Ints) -> bool:
+    sizes = (size_bytes >= 0) & (size_bytes <= _MOST_BYTES)
+    return bool((sizes & (address >= NONE) & (address <= _HIGHEST)).all())
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        if value is None:
+            return NONE
+        if type(value) is not bool:
+            shown = str(value) if type(value) is float else _kind(value)
+            raise _odd(f"{shown} where a whole number belongs")
+    # addresses of the upper half wrap, as they do in C
+    return value - (value >= _LIMIT) * (_LIMIT << 1) if -_LIMIT <= value < _LIMIT << 1 else NONE
+
+
+def _put(column: Any, value: Any) -> None:
+    try:
+        column.append(value)
+    except (TypeError, OverflowError):
+        column.append(_number(value))
+
+
+def _rows(values: Any, row: _Row) -> int:
+    if type(values) is not list:
+        return -1
+    return len(values) if values.count(row) == len(values) else -1
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "a dict", list: "a list", str: "a text", int: "a number", float: "a number"}
+    if isinstance(value, _Row):
+        return f"one {value.what} alone"
+    return kinds.get(type(value), "something else")
+
+
+def _word(value: Any) -> str:
+    if type(value) is str:
+        return value[:40]
+    return type(value).__name__ if _is_big(value) else str(value)[:40]
+
+
+def _is_big(value: Any) -> bool:
+    # the text of nested lists that name each other may have no end
+    return not isinstance(value, int | float | bytes) or (isinstance(value, bytes) and len(value) > 1000)
+
+
+def _settings(value: Any, depth: int = 0) -> dict[str, Any]:
+    """Return the allocator's settings: texts, numbers, flags, and one dict inside."""
+    if not isinstance(value, dict) or len(value) > 1000:
+        return {}
+    return {
+        str(key)[:200]: _settings(item, depth + 1) if isinstance(item, dict) and depth == 0 else item
+        for key, item in value.items()
+        if isinstance(key, str | int)
+        and (isinstance(item, bool | int | float | str) or (isinstance(item, dict) and depth == 0))
+    }

@@ -1,0 +1,290 @@
+"""Leak verdict from a snapshot's history: what each step allocates and nobody frees.
+
+Steps are found first: by the marks the program left (``ProfilerStep#3``, optimizer steps), else by
+the period of the allocations themselves. Then every allocation has a step it was made in, and
+either died or is still there at the end. A leak is a stack of which **each** step leaves something
+behind. A cache that fills leaves something in early steps only, what is replaced in each step is
+left by the last one only, and neither makes memory at the step boundaries rise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.arrays import distinct
+from torchtriage.core.finding import Finding, Fix, NotChecked, Place
+from torchtriage.core.stats.trend import sen_slope
+from torchtriage.core.units import format_bytes, format_count
+from torchtriage.memory.findings.memory_growth import CODE as MEMORY_GROWTH
+from torchtriage.memory.leaks.growth_series import follow
+from torchtriage.memory.snapshot.attribution import NO_STACK, Owners, Phase
+from torchtriage.memory.snapshot.result import Area, Growth, Opinion
+from torchtriage.memory.snapshot.snapshot import Action, Snapshot
+from torchtriage.memory.snapshot.timeline import Timeline, timeline
+
+__all__ = ["Steps", "find_steps", "judge_snapshot"]
+
+RECORD = (
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000)\n"
+    "…  # at least eight steps\n"
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MIN_STEPS = 5
+"""After the first, which makes optimizer state and fills caches."""
+MOSTLY = 0.9
+"""Of the judged steps must leave something."""
+MIN_GROWTH = 1024
+"""Bytes per step: two blocks of the allocator's smallest size. Losses that are kept are one."""
+MAX_HOLDERS = 5
+STACK_FRAMES = 6
+MIN_SPAN = 0.6
+"""Of the history, from the first step to the last, where steps are told by their period."""
+MAX_UNEVEN = 0.5
+"""Spread over mean of the distances between steps, in entries of the history."""
+MANY_STACKS = 3
+"""A graph keeps what many operators saved; a list keeps what one line made."""
+_MARK = re.compile(r"ProfilerStep#\d+|Optimizer\.step#|[Oo]ptimizer.*step")
+_HOOK = re.compile(r"hook", re.IGNORECASE)
+
+_FIXES = {
+    "graph": Fix(
+        text="Keep the number, not the tensor with its graph.",
+        code="total += loss.detach()   # not: total += loss\nwith torch.no_grad():    # validation",
+    ),
+    "hook": Fix(text="Keep copies that are detached, or remove the hook after its step."),
+    "tensor": Fix(text="Keep what is needed only, detached and on the host, or clear the list."),
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where steps begin in the history of one device: ``row`` int64[n], increasing; and how."""
+
+    row: Ints
+    basis: str
+
+
+def judge_snapshot(snapshot: Snapshot) -> Opinion:
+    """Return whether memory grows from step to step, and which stacks hold it."""
+    owners = Owners.of(snapshot)
+    findings: list[Finding] = []
+    sentences: list[str] = []
+    growth: list[Growth] = []
+    for device in snapshot.devices:
+        found, sentence, picture = _judge(snapshot, timeline(snapshot, device), owners)
+        findings += found
+        growth += [picture] if picture is not None else []
+        if sentence:
+            sentences.append(sentence if len(snapshot.devices) == 1 else f"GPU {device}: {sentence}")
+    if sentences:
+        return Opinion(" ".join(sentences), tuple(findings), growth=tuple(growth))
+    why = f"{MIN_STEPS + 2} alike steps in the history"
+    missing = NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD)
+    return Opinion("", not_checked=(missing,))
+
+
+def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> Steps | None:
+    """Return where steps begin in the history of a device, None where that is not told.
+
+    Marks need the history's times. Without marks, the user's own lines tell: those that allocate
+    outside a model's forward, equally often and evenly apart. Layers of a model are as regular as
+    steps, so what happens inside a forward, a backward or an optimizer does not count.
+    """
+    return _marked(snapshot, told.device, told.start, told.end) or _periodic(snapshot, owners, told.start, told.end)
+
+
+def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> Steps | None:
+    marks, time = snapshot.annotations, snapshot.history.time_us[start:end]
+    if not len(marks) or not len(time) or time[0] < 0:
+        return None
+    mine = np.flatnonzero(marks.device == device)
+    names = [re.sub(r"\d+", "#", snapshot.texts[marks.name[mark]]) for mark in mine]
+    common = Counter(
+        name for name, mark in zip(names, mine, strict=True) if _MARK.search(snapshot.texts[marks.name[mark]])
+    )
+    for name, n in common.most_common():
+        if n < MIN_STEPS + 1:
+            continue
+        at = marks.start_us[mine[[mark == name for mark in names]]]
+        row = distinct(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + start
+        row = row[row < end]
+        if len(row) > MIN_STEPS:
+            return Steps(row, f"{name.strip('#')} marks")
+    return None
+
+
+def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Steps | None:
+    history = snapshot.history
+    rows = np.flatnonzero(history.action[start:end] == Action.ALLOC) + start
+    rows = rows[history.stack[rows] >= 0]
+    outside = (owners.phase == Phase.OTHER) & (owners.user >= 0) & ~owners.is_parameter
+    rows = rows[outside[history.stack[rows]]]
+    if not len(rows):
+        return None
+    stack = history.stack[rows]
+    count = np.bincount(stack, minlength=len(snapshot.stacks))
+    often = Counter(int(n) for n in count if n > MIN_STEPS)
+    for n_steps, _ in often.most_common():
+        best: tuple[float, int, Ints] | None = None
+        for code in np.flatnonzero(count == n_steps):
+            at = rows[stack == code]
+            # a loop over parameters is even too, but soon over
+            if at[-1] - at[0] < MIN_SPAN * (end - start):
+                continue
+            gap = np.diff(at)
+            key = round(float(gap.std() / gap.mean()), 2), int(at[0])
+            if key[0] <= MAX_UNEVEN and (best is None or key < best[:2]):
+                best = (*key, at)
+        if best is not None:
+            return Steps(best[2], "the period of the allocations")
+    return None
+
+
+def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Finding], str, Growth | None]:
+    steps = find_steps(snapshot, owners, told)
+    # the first step warms up; the last boundary needs a whole step after it to be judged
+    if steps is None or len(steps.row) < MIN_STEPS + 2:
+        return [], "", None
+    row = steps.row[1:]
+    index = np.arange(len(row), dtype=float)
+    allocated = np.array([told.allocated_at(int(begin) - 1) for begin in row], float)
+    reserved = np.array([told.reserved_at(int(begin) - 1) for begin in row], float)
+    slope = sen_slope(index, allocated)
+    stacks, sizes, n_per_step = _left_behind(told, row)
+    per_step = np.median(sizes, axis=1)
+    grown = float(per_step.sum())
+    name = f"allocated on device {told.device}"
+    boundaries = f"{format_count(len(row))} step boundaries ({steps.basis})"
+    rises = float((np.diff(allocated) > 0).mean())
+    if grown < MIN_GROWTH or slope.slope < MIN_GROWTH or rises < MOSTLY:
+        kept = sen_slope(index, reserved)
+        cache = (
+            f"; reserved memory grows by {format_bytes(kept.slope)} per step: the allocator's cache"
+            " or fragmentation, not a leak"
+            if kept.low > MIN_GROWTH
+            else ""
+        )
+        change = allocated[-1] - allocated[0]
+        sentence = f"No leak: allocated memory changed by {format_bytes(change)} over {boundaries}{cache}."
+        return [], sentence, follow(name, steps.basis, index + 1, allocated)
+    order = np.argsort(-per_step, kind="stable")
+    stacks, per_step, n_per_step = stacks[order], per_step[order], n_per_step[order]
+    picture = follow(
+        name,
+        steps.basis,
+        index + 1,
+        allocated,
+        # each step leaves something, so the growth is there from the first one judged
+        onset_step=1,
+        slope=slope,
+        areas=_areas(owners, stacks, sizes[order]),
+    )
+    kind = _kind(snapshot, owners, stacks)
+    holders = [
+        {
+            "label": owners.label[stack] if stack >= 0 else NO_STACK,
+            "bytes_per_step": int(size),
+            "blocks_per_step": round(float(n), 2),
+        }
+        for stack, size, n in zip(stacks[:MAX_HOLDERS].tolist(), per_step, n_per_step, strict=False)
+    ]
+    first = int(stacks[0])
+    frame = int(owners.user[first]) if first >= 0 else -1
+    what = {
+        "graph": "saved for a backward that never comes: an autograd graph is kept",
+        "hook": "taken in a hook",
+        "tensor": "kept",
+    }[kind]
+    low, high = format_bytes(slope.low), format_bytes(slope.high)
+    interval = f" ({low} to {high})" if low != high else ""
+    message = (
+        f"allocated memory grows by {format_bytes(slope.slope)} per step{interval} over"
+        f" {boundaries}:"
+        f" {format_bytes(grown)} per step from {format_count(len(stacks), 'stack')} is {what},"
+        f" most from {holders[0]['label']}"
+    )
+    finding = MEMORY_GROWTH.finding(
+        severity="high" if slope.slope >= 1 << 20 else "medium",
+        certainty="certain" if "marks" in steps.basis else "likely",
+        message=message,
+        place=Place(frame=owners.frame(frame) if frame >= 0 else None, stack=owners.stack(first) if first >= 0 else ()),
+        evidence={
+            "device": told.device,
+            "kind": kind,
+            "growth_bytes_per_step": int(slope.slope),
+            "growth_low_bytes_per_step": int(slope.low),
+            "growth_high_bytes_per_step": int(slope.high),
+            "kept_bytes_per_step": int(grown),
+            "n_steps": len(row),
+            "steps_by": steps.basis,
+            "holders": holders,
+        },
+        fix=_FIXES[kind],
+    )
+    return [finding], f"Leak: {message}.", picture
+
+
+def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
+    """Return what the growing stacks have left behind by each boundary, the small ones together."""
+    by = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))).astype(np.int64)
+    areas = [
+        Area(
+            owners.label[stack] if stack >= 0 else NO_STACK,
+            "growing",
+            tuple(values.tolist()),
+            tuple(
+                f"{frame.file}:{frame.line} {frame.function}"
+                for frame in (owners.stack(stack, limit=STACK_FRAMES) if stack >= 0 else ())
+            ),
+        )
+        for stack, values in zip(stacks[:MAX_HOLDERS].tolist(), by, strict=False)
+    ]
+    n_others = len(stacks) - MAX_HOLDERS
+    if n_others > 0:
+        rest = tuple(by[MAX_HOLDERS:].sum(axis=0).tolist())
+        areas.append(Area(format_count(n_others, "other"), "other", rest))
+    return tuple(areas)
+
+
+def _left_behind(told: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
+    """Return the stacks of which each step leaves something, its bytes by step, its mean of blocks.
+
+    int64[k], float64[k, n_judged] and float64[k]. Steps are judged but for the last one: what it
+    made may still be in use.
+    """
+    lives, n_judged = told.lives, len(row) - 1
+    step = np.searchsorted(row, lives.born, side="right") - 1
+    left = (lives.freed >= told.end) & (step >= 0) & (step < n_judged)
+    if not left.any():
+        return np.empty(0, np.int64), np.empty((0, n_judged)), np.empty(0)
+    stacks, code = np.unique(lives.stack[left], return_inverse=True)
+    cell = code * n_judged + step[left]
+    shape = (len(stacks), n_judged)
+    n_cells = len(stacks) * n_judged
+    sizes = np.bincount(cell, weights=lives.size_bytes[left], minlength=n_cells).reshape(shape)
+    blocks = np.bincount(cell, minlength=n_cells).reshape(shape)
+    each = ((sizes > 0).mean(axis=1) >= MOSTLY) & (sizes[:, -1] > 0)
+    return (stacks[each].astype(np.int64), sizes[each], blocks[each].mean(axis=1))
+
+
+def _kind(snapshot: Snapshot, owners: Owners, stacks: Ints) -> str:
+    named = stacks[stacks >= 0]
+    texts = snapshot.stacks
+    if len(named) and all(
+        any(
+            _HOOK.search(texts.functions[frame]) for frame in texts.frames_of(int(stack)) if owners.is_user_frame[frame]
+        )
+        for stack in named
+    ):
+        return "hook"
+    forward = int((owners.phase[named] == Phase.FORWARD).sum())
+    return "graph" if forward >= MANY_STACKS and forward >= 0.5 * len(named) else "tensor"

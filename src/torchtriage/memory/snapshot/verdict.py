@@ -1,0 +1,452 @@
+"""From a snapshot to what is said about it: three lines, findings, and what could not be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchtriage.core.errors import SnapshotError
+from torchtriage.core.finding import SEVERITIES, Crash, Finding, Fix, NotChecked, Note, Place, Severity
+from torchtriage.core.trace import Trace
+from torchtriage.core.units import format_bytes, format_count, format_ns, format_share
+from torchtriage.core.version import __version__
+from torchtriage.memory.findings.fragmentation import CODE as FRAGMENTATION
+from torchtriage.memory.findings.fragmentation import FIX as LET_SEGMENTS_GROW
+from torchtriage.memory.findings.out_of_memory import CODE as OUT_OF_MEMORY
+from torchtriage.memory.findings.peak_by_line import CODE as PEAK
+from torchtriage.memory.leaks import growth_test
+from torchtriage.memory.snapshot import advice, checkpointing
+from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.events import Recorded, recorded_memory
+from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_out_of_memory
+from torchtriage.memory.snapshot.peak_usage import find_peak
+from torchtriage.memory.snapshot.result import (
+    MEMORY_SCHEMA,
+    Device,
+    Fragmentation,
+    MemoryResult,
+    Opinion,
+    OutOfMemory,
+    Peak,
+)
+from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.timeline import Timeline, timeline
+from torchtriage.memory.snapshot.timeline_chart import draw
+
+__all__ = ["RECORD", "judge", "judge_trace"]
+
+UNUSED_SHARE = 0.2
+UNUSED_BYTES = 256 << 20
+"""What is reserved and free when most is reserved must reach both to be called fragmentation: a
+tenth of large segments is rounding, and a few segments are nobody's problem."""
+
+RECORD = (
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"
+    "…  # some steps\n"
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+)
+_CONF_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"
+
+
+def judge(
+    snapshot: Snapshot, progress: Callable[[str], None] | None = None, *, trace: Trace | None = None
+) -> MemoryResult:
+    """Return everything that can be said about one snapshot.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        What was read.
+    progress : callable, optional
+        Is told what is done next.
+    trace : Trace, optional
+        Of the same program, recorded ``with_stack``: what checkpointing would cost per step.
+    """
+    told = progress or (lambda _what: None)
+    told("who allocated")
+    owners = Owners.of(snapshot)
+    crashes: list[Crash] = []
+    devices = []
+    for device in snapshot.devices:
+        told(f"memory over time, device {device}")
+        devices.append(_device(snapshot, timeline(snapshot, device), owners))
+    told("growth from step to step")
+    leak = _asked("leak", lambda: _leak(snapshot), crashes)
+    told("replaying the history")
+    settings = _asked("allocator settings", lambda: _advice(snapshot, told), crashes)
+    told("checkpointing")
+    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
+    findings = [found for device in devices for found in _findings(device, settings)]
+    notes = _notes(snapshot)
+    not_checked = _not_checked(snapshot, devices)
+    for opinion in (leak, settings, again):
+        findings += opinion.findings
+        not_checked += opinion.not_checked
+        notes += opinion.notes
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), -_bytes(finding), finding.code))
+    return MemoryResult(
+        schema=MEMORY_SCHEMA,
+        version=__version__,
+        path=snapshot.path,
+        size_bytes=snapshot.size_bytes,
+        verdict=_verdict(devices, leak, findings),
+        healthy=not findings and bool(leak.sentence),
+        n_devices=snapshot.n_devices,
+        n_entries=len(snapshot.history),
+        n_stacks=len(snapshot.stacks),
+        settings=_settings(snapshot.settings),
+        devices=tuple(devices),
+        findings=tuple(findings),
+        notes=tuple(notes),
+        not_checked=tuple(not_checked),
+        crashes=tuple(crashes),
+        leak=leak.sentence,
+        advice=settings.sentence,
+        growth=leak.growth,
+    )
+
+
+def judge_trace(trace: Trace, path: str) -> MemoryResult:
+    """Return what the memory events of a profiler trace tell: the peaks and who held them.
+
+    Raises
+    ------
+    SnapshotError
+        The trace has none.
+    """
+    recorded = recorded_memory(trace)
+    if not recorded:
+        raise SnapshotError(
+            "expected memory events, found a trace without any",
+            where=path,
+            hint="record with profile_memory=True, or judge its times: torchtriage analyze FILE",
+        )
+    devices = [_traced(memory, place) for place, memory in enumerate(recorded)]
+    stacks = (
+        () if trace.has_stacks else (NotChecked(PEAK.code, "peak by line", ("stacks",), "record with with_stack=True"),)
+    )
+    growth = NotChecked("MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}")
+    unseen = NotChecked(FRAGMENTATION.code, FRAGMENTATION.name, ("segments of the allocator",), RECORD)
+    return MemoryResult(
+        schema=MEMORY_SCHEMA,
+        version=__version__,
+        path=path,
+        size_bytes=trace.report.size_bytes,
+        verdict=_verdict(devices, Opinion("Leak: see torchtriage analyze."), []),
+        healthy=False,
+        n_devices=len(devices),
+        n_entries=len(trace.memory.at_ns),
+        n_stacks=sum(len(memory.owners.snapshot.stacks) for memory in recorded),
+        settings="not recorded",
+        devices=tuple(devices),
+        findings=(),
+        notes=_trace_notes(trace),
+        not_checked=(growth, unseen, *stacks),
+        crashes=(),
+    )
+
+
+def _trace_notes(trace: Trace) -> tuple[Note, ...]:
+    report, notes = trace.report, []
+    if report.loss:
+        lost = f", {format_count(report.n_lost, 'event')} lost" if report.n_lost else ""
+        message = f"damaged file: {report.loss[0]}{lost}; the peak may lie in what is missing"
+        notes.append(Note("salvaged", "warn", message, "copy the file again, or record anew"))
+    if (trace.memory.allocated_bytes < 0).all():
+        message = (
+            "the trace tells no totals: what was allocated before it began and stayed is not"
+            " counted, nor is what was reserved"
+        )
+        notes.append(Note("totals", "warn", message, "record with a newer torch"))
+    return tuple(notes)
+
+
+def _traced(memory: Recorded, place: int) -> Device:
+    lives = memory.timeline
+    peak = find_peak(lives, memory.owners)
+    most = int(lives.reserved_bytes.max())
+    picture = draw(memory.owners.snapshot, lives, memory.owners)
+    if not memory.is_reserved_told:
+        peak = peak and replace(peak, reserved_bytes=None)
+        picture = picture and replace(picture, reserved_bytes=())
+    return Device(
+        # a number of its own: the page tells devices by it
+        device=place,
+        name=memory.name,
+        requested_bytes=None,
+        allocated_bytes=int(lives.allocated_bytes[-1]),
+        active_bytes=None,
+        reserved_bytes=int(lives.reserved_bytes[-1]) if memory.is_reserved_told else None,
+        n_segments=0,
+        n_blocks=0,
+        n_entries=lives.end - lives.start,
+        max_reserved_bytes=most if memory.is_reserved_told else None,
+        peak=peak,
+        fragmentation=None,
+        out_of_memory=(),
+        n_out_of_memory=0,
+        picture=picture,
+    )
+
+
+def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
+    mine = snapshot.segments.device == lives.device
+    requested = snapshot.segments.requested_bytes[mine]
+    segments, blocks = snapshot.segments, snapshot.blocks
+    failed, n_failed = find_out_of_memory(snapshot, lives, owners)
+    return Device(
+        device=lives.device,
+        name=f"device {lives.device}",
+        requested_bytes=int(requested.sum()) if (requested >= 0).all() else None,
+        allocated_bytes=int(segments.allocated_bytes[mine].sum()),
+        active_bytes=int(segments.active_bytes[mine].sum()),
+        reserved_bytes=int(segments.size_bytes[mine].sum()),
+        n_segments=int(mine.sum()),
+        n_blocks=int(mine[blocks.segment].sum()),
+        n_entries=lives.end - lives.start,
+        max_reserved_bytes=int(lives.reserved_bytes.max()),
+        peak=find_peak(lives, owners),
+        fragmentation=find_fragmentation(snapshot, lives),
+        out_of_memory=tuple(failed),
+        n_out_of_memory=n_failed,
+        picture=draw(snapshot, lives, owners, lives.start + failed[-1].entry if failed else None),
+    )
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def _findings(device: Device, settings: Opinion) -> list[Finding]:
+    if device.out_of_memory:
+        return [_oom_finding(device)]
+    told = device.fragmentation
+    if told is None or told.free_bytes < UNUSED_BYTES or told.free_bytes < UNUSED_SHARE * told.reserved_bytes:
+        return []
+    return [_unused_finding(device, told, settings)]
+
+
+def _oom_finding(device: Device) -> Finding:
+    last = device.out_of_memory[-1]
+    number = format_count(device.n_out_of_memory, "failed allocation")
+    return OUT_OF_MEMORY.finding(
+        severity="high",
+        certainty="certain",
+        message=f"{number} on device {device.device}. " + " ".join(last.sentences),
+        place=Place(lane=f"device {device.device}", frame=last.frame, stack=last.stack),
+        evidence={
+            "device": device.device,
+            "entry": last.entry,
+            "wanted_bytes": last.wanted_bytes,
+            "device_free_bytes": last.device_free_bytes,
+            "allocated_bytes": last.allocated_bytes,
+            "reserved_bytes": last.reserved_bytes,
+            "free_bytes": last.free_bytes,
+            "largest_bytes": last.largest_bytes,
+            "free_by_cause_bytes": {part.name: part.size_bytes for part in last.parts},
+            "holders_bytes": {holder.label: holder.size_bytes for holder in last.holders},
+        },
+        fix=_oom_fix(last),
+        n_events=device.n_out_of_memory,
+    )
+
+
+def _oom_fix(failure: OutOfMemory) -> Fix:
+    if failure.would_fit:
+        return Fix(
+            "Let segments grow instead of leaving gaps between them",
+            "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
+            _CONF_LINK,
+        )
+    holder = failure.holders[0] if failure.holders else None
+    where = f", starting with {holder.label}" if holder is not None else ""
+    return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
+
+
+def _unused_finding(device: Device, told: Fragmentation, settings: Opinion) -> Finding:
+    share = told.free_bytes / told.reserved_bytes
+    severity: Severity = "medium" if share >= 0.4 else "low"
+    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in told.parts[:3])
+    return FRAGMENTATION.finding(
+        severity=severity,
+        certainty="certain",
+        message=f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
+        f" on device {device.device} were free when most was reserved"
+        f" ({format_share(share)}): {causes}",
+        place=Place(lane=f"device {device.device}"),
+        evidence={
+            "device": device.device,
+            "entry": told.entry,
+            "free_bytes": told.free_bytes,
+            "reserved_bytes": told.reserved_bytes,
+            "allocated_bytes": told.allocated_bytes,
+            "share_of_reserved": share,
+            "free_by_cause_bytes": {part.name: part.size_bytes for part in told.parts},
+        },
+        fix=_unused_fix(settings),
+    )
+
+
+def _unused_fix(settings: Opinion) -> Fix:
+    """Return a fix that does not go against what replaying the settings has shown."""
+    if settings.findings:
+        return Fix(f"Set what the replay found best ({advice.CODE})")
+    if settings.sentence:
+        return Fix(
+            "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
+            " back what one phase leaves with torch.cuda.empty_cache() before the next"
+        )
+    return LET_SEGMENTS_GROW
+
+
+def _bytes(finding: Finding) -> int:
+    for name in ("wanted_bytes", "saving_bytes", "free_bytes"):
+        value = finding.evidence.get(name)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+# -- other judges ------------------------------------------------------------------------------
+
+
+def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opinion:
+    try:
+        return ask()
+    except Exception as error:
+        crashes.append(Crash(what, f"{type(error).__name__}: {error}"))
+        return Opinion("")
+
+
+def _leak(snapshot: Snapshot) -> Opinion:
+    return growth_test.judge_snapshot(snapshot)
+
+
+def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:
+    found = checkpointing.units(snapshot, owners=owners, trace=trace)
+    return Opinion("", notes=checkpointing.notes(found, traced=trace is not None))
+
+
+def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
+    told = advice.advise(snapshot, progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"))
+    if told.refusal:
+        how = f"{told.refusal}; {told.how_to_record}" if told.how_to_record else told.refusal
+        missing = NotChecked(advice.CODE, "allocator-settings", ("history that replays as recorded",), how)
+        return Opinion("", not_checked=(missing,))
+    found = advice.finding(told)
+    return Opinion(advice.sentence(told), () if found is None else (found,))
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
+    with_memory = [device for device in devices if device.max_reserved_bytes or device.peak is not None]
+    if not with_memory:
+        return (
+            "No memory was reserved on any device.",
+            "Nothing was recorded either.",
+            "Record while the program runs.",
+        )
+    worst = max(with_memory, key=_weight)
+    others = len(with_memory) - 1
+    also = f" ({format_count(others, 'other device')} below)" if others else ""
+    if worst.out_of_memory:
+        last = worst.out_of_memory[-1]
+        first = f"{last.sentences[0]}{also}"
+        second = " ".join(last.sentences[-2:])
+    elif worst.peak is not None:
+        first = f"{_peak_sentence(worst, worst.peak)}{also}"
+        second = _held(worst.peak)
+    else:
+        first = (
+            f"{worst.name.capitalize()} held {format_bytes(worst.allocated_bytes)} allocated of"
+            f" {format_bytes(worst.reserved_bytes or 0)} reserved at the snapshot{also}."
+        )
+        second = "No history was recorded: the peak and its lines are not known."
+    return first, second, _third(worst, leak, findings)
+
+
+def _weight(device: Device) -> tuple[bool, int]:
+    peak = device.peak.allocated_bytes if device.peak is not None else device.allocated_bytes
+    return bool(device.out_of_memory), peak
+
+
+def _peak_sentence(device: Device, peak: Peak) -> str:
+    when = f", {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
+    most = device.max_reserved_bytes
+    reserved = f", {format_bytes(most)} reserved at most" if most is not None else ""
+    return f"Peak: {format_bytes(peak.allocated_bytes)} allocated on {device.name}{when}{reserved}."
+
+
+def _held(peak: Peak) -> str:
+    known = [line for line in peak.lines if line.stack or line.phase == "backward"]
+    if not known:
+        return "No stacks were recorded: whose memory it was is not known."
+    top = ", ".join(f"{line.label} {format_bytes(line.size_bytes)} ({format_share(line.share)})" for line in known[:2])
+    before = (
+        f"; {format_share(peak.before_bytes / peak.allocated_bytes)} was there before the recording"
+        if peak.before_bytes >= 0.01 * peak.allocated_bytes
+        else ""
+    )
+    return f"Held then: {top}{before}."
+
+
+def _third(device: Device, leak: Opinion, findings: list[Finding]) -> str:
+    told = device.fragmentation
+    parts = [leak.sentence or "Leak: not checked."]
+    if told is not None and not device.out_of_memory:
+        share = told.free_bytes / told.reserved_bytes
+        found = any(finding.code == FRAGMENTATION.code for finding in findings)
+        calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
+        parts.append(
+            f"Fragmentation: {format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)}"
+            f" reserved ({format_share(share)}) were free when most was reserved"
+            f"{'' if found else calm}."
+        )
+    return " ".join(parts)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    conf = settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF")
+    if isinstance(conf, str) and conf:
+        return conf
+    on = [name for name in ("expandable_segments",) if settings.get(name) is True]
+    if on:
+        return ", ".join(f"{name}:True" for name in on)
+    return "default" if settings else "not recorded"
+
+
+def _notes(snapshot: Snapshot) -> list[Note]:
+    wrong = snapshot.check()
+    notes = [
+        Note(
+            "totals", "warn", f"The file's own totals disagree: {line}", "it may have been edited; dump a new snapshot"
+        )
+        for line in wrong
+    ]
+    if snapshot.unknown:
+        said = ", ".join(f"{name} ({count:,})" for name, count in snapshot.unknown.items())
+        notes.append(Note("unknown", "info", f"Met and not understood: {said}", "", dict(snapshot.unknown)))
+    return notes
+
+
+def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
+    missing = []
+    if not len(snapshot.history):
+        missing.append(NotChecked(PEAK.code, "peak", ("history of allocations",), RECORD))
+    elif not len(snapshot.stacks):
+        missing.append(NotChecked(PEAK.code, "peak by line", ("stacks",), RECORD))
+    else:
+        blind = [
+            device
+            for device in devices
+            if device.peak is not None and device.peak.no_stack_bytes > 0.5 * device.peak.allocated_bytes
+        ]
+        for device in blind:
+            assert device.peak is not None
+            share = format_share(device.peak.no_stack_bytes / device.peak.allocated_bytes)
+            what = f"stacks of {share} of the peak on device {device.device}"
+            how = "start recording before the model is built:\n" + RECORD
+            missing.append(NotChecked(PEAK.code, "peak by line", (what,), how))
+    return missing

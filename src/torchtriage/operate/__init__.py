@@ -1,0 +1,1 @@
+"""Monitoring, detection, alerts, degradation, experiments and rollouts."""

@@ -1,0 +1,137 @@
+"""Charts of exponentially weighted means whose limits are learned, one per direction.
+
+The mean of the last values is compared with how far such means strayed while all was well. A limit
+that is learned this way needs no assumption of independence: a stream that wanders slowly has wide
+limits for long spans by itself (Roberts 1959 for the chart; the learned limit stands in for his
+sqrt(span / (2 - span)), which is kept as the least it can be). What is learned is some hundred
+values old: a change cannot teach that it is usual before it was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+__all__ = ["QUARANTINE", "ChartReading", "Charts"]
+
+MEMORY = 2_000
+"""Values over which limits are learned."""
+LEARN_EVERY = 4
+"""Means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the
+time."""
+QUARANTINE = 200
+"""Values for which a lesson waits; what is to be found lasts as long, or is large."""
+FULL_AVERAGING = 8.0
+"""Spans a chart must have seen before its learned limit is believed to be smaller than half the
+next shorter one's variance."""
+PRIOR = 10
+"""Lessons that the assumed variance of 1 counts for."""
+TINY = 1e-9
+
+
+class ChartReading(NamedTuple):
+    """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``."""
+
+    evidence: float
+    mean: float
+    weight: float
+
+
+class Charts:
+    """Charts of several spans over one stream of bounded values.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        Weight of the newest value in each chart, falling: 1/20 looks back at about 40 values.
+    limit : float
+        Standard deviations a mean may stray.
+    matters : tuple of pairs of float
+        For each chart, what its mean must reach in any case, up and down.
+    young : float
+        How much wider limits are while little was seen: by ``young / sqrt(spans seen)``.
+    """
+
+    def __init__(
+        self,
+        weights: tuple[float, ...],
+        limit: float,
+        *,
+        matters: tuple[tuple[float, float], ...] | None = None,
+        young: float = 1.0,
+    ) -> None:
+        self._weights = weights
+        matters = matters or ((0.0, 0.0),) * len(weights)
+        self._spans = tuple((one, *two) for one, two in zip(weights, matters, strict=True))
+        self._limit = limit
+        self._young = young
+        self._means = [0.0] * len(weights)
+        self._waiting: deque[tuple[float, tuple[float, ...]]] = deque()
+        self._above = [0.0] * len(weights)  # mean squares of the means above zero, doubled
+        self._below = [0.0] * len(weights)
+        self._limits = [(math.inf, math.inf)] * len(weights)
+        self._variance = 1.0
+        self._centre = 0.0
+        self._n = 0
+        self._turn = 0
+
+    def update(self, value: float, *, learn: bool, unit: float = 1.0) -> ChartReading:
+        """Take one value; ``learn`` from it unless it may be part of what is to be found.
+
+        ``unit`` : what one of ``matters`` is, in the values' own unit.
+        """
+        value -= self._centre
+        best, mean_then, weight_then = 0.0, 0.0, 0.0
+        means, limits = self._means, self._limits
+        for at, (weight, up, down) in enumerate(self._spans):
+            mean = means[at]
+            means[at] = mean = mean + weight * (value - mean)
+            if mean < 0:
+                size, limit, least = -mean, limits[at][1], unit * down
+            else:
+                size, limit, least = mean, limits[at][0], unit * up
+            evidence = size / limit
+            if size < least:
+                evidence = (evidence if evidence < 1.0 else 1.0) * size / least
+            if evidence > best:
+                best, mean_then, weight_then = evidence, mean, weight
+        if learn:
+            self._n += 1
+            self._turn += 1
+            if self._turn == LEARN_EVERY:
+                self._turn = 0
+                self._waiting.append((value, tuple(means)))
+                # the first are taken at once: limits are needed to begin with
+                if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
+                    self._learn(*self._waiting.popleft())
+        return ChartReading(-best if mean_then < 0 else best, mean_then, weight_then)
+
+    def forget_means(self) -> None:
+        """Start the means anew: what they were compared with has changed."""
+        self._means = [0.0] * len(self._weights)
+        self._waiting.clear()
+
+    def _learn(self, value: float, means: tuple[float, ...]) -> None:
+        n = self._n / LEARN_EVERY
+        slowest = LEARN_EVERY / MEMORY
+        rate = max(1 / (n + PRIOR), slowest)
+        self._centre += rate * value
+        self._variance += rate * (value * value - self._variance)
+        above, below = self._above, self._below
+        shorter_above = shorter_below = 0.0
+        for at, weight in enumerate(self._weights):
+            mean = means[at]
+            independent = 0.7 * weight / (2 - weight) * self._variance
+            spans = max(self._n * weight / 2, 1)
+            slowly = max(1 / n, min(slowest, weight / 10 * LEARN_EVERY))
+            up = above[at] if above[at] > independent else independent
+            down = below[at] if below[at] > independent else independent
+            if spans < FULL_AVERAGING and at:
+                up, down = max(up, shorter_above / 2), max(down, shorter_below / 2)
+            square = mean * mean
+            above[at] += slowly * ((0.0 if mean < 0 else 2 * min(square, 9 * up)) - above[at])
+            below[at] += slowly * ((2 * min(square, 9 * down) if mean < 0 else 0.0) - below[at])
+            wide = self._limit * (1 + self._young / math.sqrt(spans))
+            self._limits[at] = (wide * math.sqrt(up + TINY), wide * math.sqrt(down + TINY))
+            shorter_above, shorter_below = up, down

@@ -1,0 +1,221 @@
+"""The detector of a metric that is sampled at a fixed pace: rates, counts, utilisation.
+
+Each reading is compared with what one of four simple forecasts said: the level of the last half
+day, the last reading, the same hour of the day, the same hour of the week; the one that was nearest
+lately speaks. What it was off by, in units of its usual error, is an alarm where such an error came
+less than once in two days: a person can take an alarm in so many days, not in so many readings.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from torchtriage.operate.detect.latency_detector import Alarm, Missing, Sample, Stuck
+from torchtriage.operate.detect.tails import TailCounter
+
+__all__ = ["MetricDetector"]
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+FIRST = 30
+"""Readings that tell the pace and the unit."""
+WARM_UP = 100
+RARE_DAYS = 2.0
+"""An error is unusual that came less than once in so many days."""
+LEAST = 6.0
+"""Usual errors a reading must be off by in any case."""
+BEYOND = 1.95
+"""Factor above the highest rung that is usual: a rung's width (1.5), and 30 %."""
+SMALLEST = 0.28
+"""Share of what was expected, and of the level, by which a reading must be off."""
+SEEN = 2
+"""Times that an hour of the day or week was seen before it is a forecast: once may be an event."""
+FAR = 2.0
+"""Usual errors of the level by which a reading that is compared with the last one must leave it
+too: coming back is no alarm."""
+LAST = 1
+CLUSTER_CHANCE = 1e-4
+CLEAR = 10
+"""Readings in order after which the next alarm may be told."""
+MAX_REPEATS = 0.05
+"""A metric that repeats itself more often is not stuck when it does."""
+NEW_FORECAST = 1.05
+"""What another forecast's error must be less by than the level's."""
+
+
+class _Forecast:
+    """How far a forecast was off lately."""
+
+    def __init__(self, memory: float) -> None:
+        self.error = 0.0
+        self.n = 0
+        self._memory = memory
+
+    def learn(self, off: float, least: float) -> None:
+        self.n += 1
+        off = abs(off)
+        if self.n > 10:
+            off = min(off, 5 * max(self.error, least))
+        self.error += (off - self.error) * max(1 / self.n, 1 / self._memory)
+
+    def scale(self) -> float:
+        return 1.2533 * self.error
+
+
+class _Profile:
+    """The mean reading of each hour of a period, forgetting after ``periods`` of them."""
+
+    def __init__(self, n_hours: int, per_hour: float, periods: float) -> None:
+        self._n_hours = n_hours
+        self._per_hour = per_hour
+        self._memory = max(periods * per_hour, periods)
+        self._hours: dict[int, list[float]] = {}  # hour -> [mean, readings]
+
+    def forecast(self, at_s: float) -> float | None:
+        known = self._hours.get(self._hour(at_s))
+        return known[0] if known and known[1] >= SEEN * self._per_hour else None
+
+    def learn(self, at_s: float, value: float, cut: float) -> None:
+        known = self._hours.setdefault(self._hour(at_s), [value, 0])
+        known[1] += 1
+        off = value - known[0]
+        if known[1] > self._per_hour:
+            off = min(max(off, -cut), cut)
+        known[0] += off * max(1 / known[1], 1 / self._memory)
+
+    def _hour(self, at_s: float) -> int:
+        return int(at_s // HOUR_S) % self._n_hours if math.isfinite(at_s) else 0
+
+
+class MetricDetector:
+    """Finds readings, up or down, that no simple forecast explains, and clusters of odd ones."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._least = settings.get("least", LEAST)
+        self._rare_days = settings.get("rare_days", RARE_DAYS)
+        self._far = settings.get("far", FAR)
+        self._chance = settings.get("chance", CLUSTER_CHANCE)
+        self._row = -1
+        self._n = 0
+        self._first: list[Sample] = []
+        self._quiet_until = -1
+        self._last_cluster = -math.inf
+        self._repeats = 0.0
+        self._missing = Missing()
+        self._stuck = Stuck()
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether what it alarmed of goes on, or has ended a few readings ago."""
+        return self._n >= WARM_UP and self._row <= self._quiet_until
+
+    def update(self, sample: Sample) -> Alarm | None:
+        """Take one reading; return the alarm it raises, if any."""
+        self._row += 1
+        if not sample.ok or not math.isfinite(sample.value):
+            if self._missing.failed(self._row):
+                return self._alarm(sample, "missing", 2.0, "readings are missing")
+            return None
+        self._missing.answered()
+        self._n += 1
+        length = self._stuck.update(sample.value)
+        same = bool(self._first) and sample.value == self._first[-1].value
+        if self._n > FIRST:
+            same = sample.value == self._last
+        self._repeats += (same - self._repeats) * max(1 / self._n, 1 / 2000)
+        if self._n < FIRST:
+            self._first.append(sample)
+            return None
+        if self._n == FIRST:
+            self._begin([*self._first, sample])
+            self._first = []
+            return None
+        alarm = self._judge(sample)
+        if length and alarm is None and self._repeats < MAX_REPEATS:
+            text = f"the same value {length} times in a row"
+            return self._alarm(sample, "stuck", 2.0, text)
+        return alarm
+
+    def _begin(self, first: list[Sample]) -> None:
+        values = [one.value for one in first]
+        pairs = list(pairwise(first))
+        pace_s = max(sorted(b.at_s - a.at_s for a, b in pairs)[len(pairs) // 2], 1.0)
+        steps = sorted(abs(a.value - b.value) for a, b in pairs if a.value != b.value)
+        # half the least step between readings is what rounding hides
+        self._rounding = max(1e-12, steps[0] / 2 if steps else 0.0, 0.01 * abs(sorted(values)[FIRST // 2]))
+        self._day = max(24.0, min(DAY_S / pace_s, 2000.0))
+        self._rare = 1 / max(20.0, self._rare_days * DAY_S / pace_s)
+        memory = 2 * self._day
+        self._forecasts = [_Forecast(memory) for _ in range(4)]
+        self._profiles = (_Profile(24, HOUR_S / pace_s, 5), _Profile(168, HOUR_S / pace_s, 2))
+        self._level = self._last = values[0]
+        self._tails = (TailCounter(self._chance), TailCounter(self._chance))
+        self._odd = 0.0  # mean error of the readings that are off at all
+        self._n_odd = 0
+        self._n = 0
+        for one in first:
+            self._n += 1
+            self._judge(one)
+
+    def _judge(self, sample: Sample) -> Alarm | None:
+        value = sample.value
+        day, week = (profile.forecast(sample.at_s) for profile in self._profiles)
+        said = (self._level, self._last, day, week)
+        forecasts = self._forecasts
+        best, expected = 0, self._level
+        for at, one in enumerate(said):
+            enough = at == 0 or forecasts[at].n >= min(24, self._day)
+            if one is None or not enough:
+                continue
+            if forecasts[at].error * NEW_FORECAST < forecasts[best].error:
+                best, expected = at, one
+        off = value - expected
+        smallest = SMALLEST * max(abs(expected), abs(self._level))
+        # a metric that rests at one value most of the time has errors of nothing: what counts
+        # then is how far it usually goes when it moves
+        scale = max(forecasts[best].scale(), self._rounding, self._odd / 2)
+        if abs(off) > self._rounding or value != self._last:
+            self._learn_odd(abs(off))
+        level_scale = max(forecasts[0].scale(), self._rounding)
+        from_level = value - self._level
+        for at, one in enumerate(said):
+            if one is not None:
+                forecasts[at].learn(value - one, self._rounding)
+        self._learn(sample, 3 * scale, 3 * max(forecasts[0].scale(), self._rounding))
+        score = off / scale
+        for sign, tail in zip((1, -1), self._tails, strict=True):
+            usual = tail.highest(self._rare)
+            cluster = tail.update(sign * score)
+            if best == LAST and sign * from_level <= self._far * level_scale:
+                continue
+            limit = max(self._least, BEYOND * usual, smallest / scale)
+            if sign * score > limit:
+                word = "above" if sign > 0 else "below"
+                text = f"{value:.6g}, {abs(off):.3g} {word} what was expected"
+                return self._alarm(sample, "point", sign * score / limit, text)
+            if cluster.evidence >= 1 and self._row - self._last_cluster > self._day / 4:
+                self._last_cluster = self._row
+                text = f"{cluster.n} of {cluster.span} readings are far off"
+                return self._alarm(sample, "tail", cluster.evidence, text)
+        return None
+
+    def _learn(self, sample: Sample, cut: float, level_cut: float) -> None:
+        rate = max(1 / (self._n + 1), 2 / self._day)
+        self._level += rate * min(max(sample.value - self._level, -level_cut), level_cut)
+        for profile in self._profiles:
+            profile.learn(sample.at_s, sample.value, 2 * cut)
+        self._last = sample.value
+
+    def _learn_odd(self, off: float) -> None:
+        self._n_odd += 1
+        if self._n_odd > 6:
+            off = min(off, 20 * self._odd)
+        self._odd += (off - self._odd) * max(1 / self._n_odd, 1 / (2 * self._day))
+
+    def _alarm(self, sample: Sample, kind: str, evidence: float, message: str) -> Alarm | None:
+        quiet_until, self._quiet_until = self._quiet_until, self._row + CLEAR
+        if self._row <= quiet_until or self._n < WARM_UP:
+            return None
+        return Alarm(kind, self._row, sample.at_s, evidence, message)

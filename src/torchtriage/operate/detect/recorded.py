@@ -1,0 +1,245 @@
+"""Recorded streams, for replay: CSV with a header, or the lines of JSON that ``JsonLog`` writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.errors import SampleError
+from torchtriage.operate.detect.latency_detector import Sample
+
+__all__ = ["LabelledFault", "RecordedStream", "StreamLabels", "labelled_rows", "read_labels", "read_log"]
+
+VALUES = {
+    "duration_ns": 1e-9,
+    "duration_us": 1e-6,
+    "duration_ms": 1e-3,
+    "duration_s": 1.0,
+    "latency_us": 1e-6,
+    "latency_ms": 1e-3,
+    "latency_s": 1.0,
+    "value": 1.0,
+}
+"""Columns that may hold the value, with what makes seconds of it."""
+TIMES = ("at_s", "t_s", "time", "timestamp", "ts")
+MAX_STREAMS = 1_000
+
+
+@dataclass
+class RecordedStream:
+    """One recorded stream. ``is_requests`` : its values are durations of single requests."""
+
+    name: str
+    samples: list[Sample] = field(default_factory=list)
+    labels: list[bool] = field(default_factory=list)
+    """Of each row, where the log has a column for it."""
+    stamps: list[str] = field(default_factory=list)
+    """Times as they were written."""
+    is_requests: bool = True
+    n_skipped: int = 0
+    """Lines that could not be read."""
+
+
+@dataclass(frozen=True)
+class LabelledFault:
+    """What is known to be wrong in rows ``[start, end)``. ``benign`` : must not alarm."""
+
+    kind: str
+    start: int
+    end: int
+    benign: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class StreamLabels:
+    """What is known about one stream. ``excused`` : where alarms are neither right nor wrong."""
+
+    faults: tuple[LabelledFault, ...] = ()
+    excused: tuple[tuple[int, int], ...] = ()
+
+
+def read_log(path: str | Path) -> list[RecordedStream]:
+    """Return the streams of a log, one per model and version.
+
+    Raises
+    ------
+    SampleError
+        It is neither CSV with a column for the value nor lines of JSON with a duration.
+    """
+    name = str(path)
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            if first.lstrip().startswith("{"):
+                streams = _read_lines(file, name)
+            else:
+                streams = [_read_csv(csv.DictReader(file), name)]
+    except (OSError, csv.Error) as error:
+        raise SampleError(f"cannot be read: {error}", where=name) from error
+    streams = [stream for stream in streams if stream.samples]
+    if not streams:
+        raise SampleError("expected at least one value, found none", where=name)
+    return streams
+
+
+def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
+    columns = {(column or "").strip().lower(): column for column in rows.fieldnames or ()}
+    value = next((one for one in VALUES if one in columns), None)
+    if value is None:
+        raise SampleError(
+            f"expected a column named one of {', '.join(VALUES)}, found " + (", ".join(columns) or "no columns"),
+            where=name,
+            hint="give the log a header line",
+        )
+    stream = RecordedStream(Path(name).stem, is_requests=value != "value")
+    time = next((one for one in TIMES if one in columns), None)
+
+    def number(row: dict[str, Any], column: str, scale: float = 1.0) -> float | None:
+        return _number(row.get(columns[column]), scale) if column in columns else None
+
+    for at, row in enumerate(rows):
+        stamp = str(row.get(columns[time]) or "") if time else ""
+        at_s = _time(stamp, float(at))
+        ok = number(row, "ok")
+        read = number(row, value, VALUES[value])
+        stream.samples.append(
+            Sample(
+                math.nan if read is None else read,
+                at_s,
+                number(row, "size"),
+                (ok is None or ok != 0) and not (row.get(columns.get("error", "")) or ""),
+                number(row, "cpu_us", 1e-6),
+            )
+        )
+        stream.stamps.append(stamp)
+        if "label" in columns:
+            stream.labels.append(number(row, "label") == 1)
+    return stream
+
+
+def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
+    streams: dict[tuple[str, str], RecordedStream] = {}
+    n_skipped = 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+            key = (str(row.get("model", "")), str(row.get("version", "")))
+            value = next(one for one in VALUES if one in row)
+            sample = Sample(
+                math.nan if row.get("nan") else float(row[value]) * VALUES[value],
+                float(row.get("at_s", row.get("t_s", 0.0))),
+                None if row.get("size") is None else float(row["size"]),
+                not row.get("error"),
+            )
+        except (ValueError, TypeError, AttributeError, StopIteration, RecursionError):
+            n_skipped += bool(line.strip())
+            continue
+        if key not in streams:
+            if len(streams) >= MAX_STREAMS:
+                n_skipped += 1
+                continue
+            title = " ".join(part for part in key if part) or Path(name).stem
+            streams[key] = RecordedStream(title, is_requests=value != "value")
+        streams[key].samples.append(sample)
+        streams[key].stamps.append(str(sample.at_s))
+    for stream in streams.values():
+        stream.n_skipped = n_skipped
+        break
+    return list(streams.values())
+
+
+def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> StreamLabels:
+    """Return what a file says about a stream: faults by row, or windows by time (NAB).
+
+    ``{"faults": [{"kind", "start", "end"}], "ambient": [[start, end]]}`` counts rows; a mapping
+    from a log's name to ``[[from, to]]`` names times as the log writes them.
+
+    Raises
+    ------
+    SampleError
+        It is neither.
+    """
+    name = str(path)
+    try:
+        content = json.loads(Path(path).read_bytes())
+        if isinstance(content, dict) and "faults" in content:
+            faults = tuple(
+                LabelledFault(
+                    str(one.get("kind", "fault")),
+                    int(one["start"]),
+                    int(one["end"]),
+                    bool(one.get("benign")),
+                    _detail(one),
+                )
+                for one in content["faults"]
+            )
+            ambient = tuple((int(a), int(b)) for a, b in content.get("ambient", ()))
+            return StreamLabels(faults, ambient)
+        ending = "/".join(Path(log).parts[-2:])
+        windows = next(
+            (
+                content[one]
+                for one in (ending, Path(log).name, Path(log).stem)
+                if isinstance(content, dict) and one in content
+            ),
+            None,
+        )
+        if windows is None:
+            return StreamLabels()
+        return StreamLabels(tuple(_window(stream, str(a), str(b)) for a, b in windows))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise SampleError(
+            f"expected labels, found {type(error).__name__}: {error}",
+            where=name,
+            hint='{"faults": [{"kind": "shift", "start": 1000, "end": 1400}]}, in rows from 0',
+        ) from error
+
+
+def labelled_rows(stream: RecordedStream) -> StreamLabels:
+    """Return the runs of rows that the log itself labels."""
+    faults, start = [], None
+    for at, label in enumerate([*stream.labels, False]):
+        if label and start is None:
+            start = at
+        elif not label and start is not None:
+            faults.append(LabelledFault("label", start, at))
+            start = None
+    return StreamLabels(tuple(faults))
+
+
+def _detail(fault: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {fault[name]:g}" for name in ("factor", "p", "every") if isinstance(fault.get(name), int | float)
+    )
+
+
+def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
+    rows = [at for at, stamp in enumerate(stream.stamps) if first[:19] <= stamp[:19] <= last[:19]]
+    return LabelledFault("window", rows[0], rows[-1] + 1) if rows else LabelledFault("window", 0, 0)
+
+
+def _number(text: str | None, scale: float = 1.0) -> float | None:
+    try:
+        return float(text or "nan") * scale
+    except ValueError:
+        return math.nan
+
+
+def _time(stamp: str, otherwise: float) -> float:
+    try:
+        return float(stamp)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(stamp)
+    except ValueError:
+        return otherwise
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()

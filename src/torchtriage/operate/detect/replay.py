@@ -1,0 +1,121 @@
+"""Detectors over recorded streams: what would have alarmed, and how right that is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtriage.operate.detect.latency_detector import Alarm, RequestDetector
+from torchtriage.operate.detect.metric import MetricDetector
+from torchtriage.operate.detect.recorded import RecordedStream, StreamLabels, labelled_rows, read_labels, read_log
+from torchtriage.operate.detect.score import DetectionScore, Scoring, score
+
+__all__ = ["SCHEMA", "StreamReplay", "alarms", "document", "replay"]
+
+SCHEMA = "torchtriage-monitor-replay/1"
+
+
+@dataclass(frozen=True)
+class StreamReplay:
+    """One stream, its alarms, and their score where labels are known."""
+
+    log: str
+    stream: RecordedStream
+    alarms: tuple[Alarm, ...]
+    score: DetectionScore | None
+    on: tuple[tuple[int, int], ...] = ()
+    """Rows ``[start, end)`` during which something alarmed."""
+
+
+def alarms(stream: RecordedStream) -> tuple[Alarm, ...]:
+    """Return the alarms of the default detector, which saw each value before the next."""
+    return _run(stream)[0]
+
+
+def _run(stream: RecordedStream) -> tuple[tuple[Alarm, ...], tuple[tuple[int, int], ...]]:
+    detector = RequestDetector() if stream.is_requests else MetricDetector()
+    raised: list[Alarm] = []
+    on: list[tuple[int, int]] = []
+    for row, sample in enumerate(stream.samples):
+        alarm = detector.update(sample)
+        if alarm is not None:
+            raised.append(alarm)
+        if alarm is not None or (on and on[-1][1] == row and detector.alarmed):
+            start = on.pop()[0] if on and on[-1][1] == row else row
+            on.append((start, row + 1))
+    return tuple(raised), tuple(on)
+
+
+def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamReplay]:
+    """Return what the streams of a log would have alarmed.
+
+    ``labels`` : a file, or a folder with ``<log's stem>.json`` or ``windows.json``. Without it, a
+    log's own column ``label`` is taken where there is one.
+
+    Raises
+    ------
+    SampleError
+        The log or the labels cannot be read.
+    """
+    out = []
+    for stream in read_log(path):
+        known = _labels(stream, path, labels)
+        raised, on = _run(stream)
+        judged = None
+        if known is not None:
+            n = len(stream.samples)
+            rules = Scoring.of(n, is_requests=stream.is_requests)
+            judged = score([alarm.row for alarm in raised], known, n, rules)
+        out.append(StreamReplay(str(path), stream, raised, judged, on))
+    return out
+
+
+def _labels(stream: RecordedStream, log: str | Path, labels: str | Path | None) -> StreamLabels | None:
+    if labels is None:
+        return labelled_rows(stream) if stream.labels else None
+    place = Path(labels)
+    if place.is_dir():
+        for name in (f"{Path(log).stem}.json", "windows.json"):
+            if (place / name).is_file():
+                return read_labels(place / name, stream, log)
+        return labelled_rows(stream) if stream.labels else None
+    return read_labels(place, stream, log)
+
+
+def document(streams: list[StreamReplay]) -> dict[str, Any]:
+    """Return everything as JSON's types."""
+    return {
+        "schema": SCHEMA,
+        "streams": [
+            {
+                "log": one.log,
+                "stream": one.stream.name,
+                "kind": "requests" if one.stream.is_requests else "metric",
+                "n_values": len(one.stream.samples),
+                "n_skipped": one.stream.n_skipped,
+                "alarms": [alarm._asdict() for alarm in one.alarms],
+                "score": None if one.score is None else _score(one.score),
+            }
+            for one in streams
+        ],
+        "total": _score(DetectionScore.of(one.score for one in streams if one.score is not None))
+        if any(one.score is not None for one in streams)
+        else None,
+    }
+
+
+def _score(one: DetectionScore) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if value == value else None  # NaN is not JSON
+
+    return {
+        "recall": number(one.recall),
+        "false_alarms_per_10k": number(one.per_10k),
+        "chance_recall": number(one.chance()),
+        "nab_score": number(one.nab_score),
+        "n_clean": one.n_clean,
+        "false_alarms": list(one.false_alarms),
+        "benign_alarms": list(one.benign_alarms),
+        "faults": [asdict(found) for found in one.found],
+    }

@@ -1,0 +1,230 @@
+"""An experiment of two versions: assigns, records, and says when it is certain."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from torchtriage.core.errors import StoreError, UsageError
+from torchtriage.core.stats.sequential_ab import SplitCheck
+from torchtriage.operate.experiment.metrics import Metric, Rate, SequentialTest, Tail, Typical, begin, resume
+from torchtriage.operate.experiment.result import Arm, Decision, ExperimentResult
+from torchtriage.operate.experiment.sentences import notes, sentence, verdict
+from torchtriage.operate.experiment.split import Split
+
+__all__ = ["Experiment"]
+
+MISMATCH = 1e-4
+"""Chance of calling a right split wrong: nothing can be concluded after that."""
+N_REPLICAS = 1000
+"""Names of replicas that are kept per arm."""
+
+
+class Experiment:
+    """Which of two versions is better, with a look after every request.
+
+    Parameters
+    ----------
+    name : str
+        Also the salt of the split unless ``salt`` is given.
+    arms : mapping of str to float
+        Two names and their shares, which add up to 1; the first is the control.
+    metric : Typical
+        What decides, in both directions.
+    guardrails : sequence of Typical, Tail and Rate
+        What must not get worse; the chance of a false alarm is shared between them.
+    alpha : float
+        Chance that the metric ever decides though there is no difference; again as much for all
+        guardrails together.
+    unit : str
+        What is assigned. Of any other than a request, count each once by :meth:`count`.
+    salt : str, optional
+
+    Notes
+    -----
+    ``record`` takes some 10 us: call it where answers are collected, not on the way of a request.
+    Any thread may call it. Requests are recorded in the order they came. Nothing here reads a clock
+    or random numbers; :meth:`state` is plain JSON, and an experiment that goes on from it decides
+    as if it had never stopped.
+
+    Raises
+    ------
+    UsageError
+        Other than two arms, shares that do not add up to 1, a metric twice.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        arms: Mapping[str, float],
+        metric: Typical,
+        guardrails: Sequence[Metric] = (),
+        alpha: float = 0.05,
+        unit: str = "request",
+        salt: str | None = None,
+    ) -> None:
+        if not name:
+            raise UsageError("expected a name of the experiment, found none")
+        if len(arms) != 2 or not all(0 < share < 1 for share in arms.values()):
+            raise UsageError(
+                f"expected two arms with shares between 0 and 1, found {dict(arms)}",
+                where=name,
+                hint='arms={"control": 0.95, "candidate": 0.05}; several candidates are several experiments',
+            )
+        if abs(sum(arms.values()) - 1) > 1e-9:
+            raise UsageError(f"expected shares that add up to 1, found {sum(arms.values()):g}", where=name)
+        if not 0 < alpha < 0.5:
+            raise UsageError(f"expected alpha between 0 and 0.5, found {alpha}", where=name)
+        if not isinstance(metric, Typical):
+            raise UsageError(
+                f"expected a Typical as the metric, found {type(metric).__name__}",
+                where=name,
+                hint="tails and rates can only get worse: they are guardrails",
+            )
+        for one in guardrails:
+            if not isinstance(one, Typical | Tail | Rate):
+                raise UsageError(f"expected a Typical, Tail or Rate as a guardrail, found {one!r}", where=name)
+        specs = [metric, *guardrails]
+        if len(set(specs)) < len(specs):
+            raise UsageError("expected each metric and guardrail once, found one twice", where=name)
+        self.name = name
+        self.arms = dict(arms)
+        self.unit = unit
+        self.control, self.candidate = arms
+        share = arms[self.candidate]
+        self.split = Split(salt or name, share)
+        each = alpha / max(len(guardrails), 1)
+        self._rows: list[SequentialTest] = [
+            begin(metric, "metric", alpha, share),
+            *(begin(one, "guardrail", each, share) for one in guardrails),
+        ]
+        self._check = SplitCheck(share)
+        self._broken = False
+        self._n = [0, 0]
+        self._replicas: tuple[set[str], set[str]] = (set(), set())
+        self._lock = threading.Lock()
+
+    def assign(self, id: str | int | bytes) -> str:
+        """Return the arm of a unit, always the same one (see ``operate/experiment/split.py``)."""
+        return self.candidate if self.split.treats(id) else self.control
+
+    def count(self, arm: str) -> None:
+        """Count a unit for the check of the split; ``record`` does it where units are requests."""
+        treated = self._treated(arm)
+        with self._lock:
+            self._counted(treated)
+
+    def record(self, arm: str, /, *, replica: str | int | None = None, **values: Any) -> None:
+        """Take in one request: a value for each metric that it has.
+
+        ``replica`` : the process, pod or machine that answered; without at least three per arm
+        nobody can tell a version from where it ran.
+
+        Raises
+        ------
+        UsageError
+            An arm that the experiment does not have.
+        """
+        treated = self._treated(arm)
+        with self._lock:
+            self._n[treated] += 1
+            if replica is not None and len(self._replicas[treated]) < N_REPLICAS:
+                self._replicas[treated].add(str(replica))
+            if self.unit == "request":
+                self._counted(treated)
+            for row in self._rows:
+                row.add(treated, values)
+
+    def _counted(self, treated: bool) -> None:
+        self._check.add(treated)
+        # two logarithms of the gamma function: not at each of thousands
+        n = sum(self._check.n)
+        if n & 63 == 0 and self._check.log_evidence >= -math.log(MISMATCH):
+            self._broken = True
+
+    @property
+    def decision(self) -> Decision:
+        """What is certain now; it does not change back."""
+        if self._broken:
+            return "broken"
+        if any(row.verdict == "worse" for row in self._rows):
+            return "worse"
+        return "better" if self._rows[0].verdict == "better" else "undecided"
+
+    def result(self) -> ExperimentResult:
+        """Return what is known, for reports."""
+        with self._lock:
+            rows = []
+            for compared in self._rows:
+                row = compared.row()
+                rows.append(replace(row, sentence=sentence(row)))
+            control, candidate = (
+                Arm(name, share, n, len(replicas) if replicas else None)
+                for (name, share), n, replicas in zip(self.arms.items(), self._n, self._replicas, strict=True)
+            )
+            split = (self._check.n[0], self._check.n[1])
+            decision = self.decision
+        return ExperimentResult(
+            name=self.name,
+            decision=decision,
+            verdict=verdict(decision, control, candidate, rows, split),
+            control=control,
+            candidate=candidate,
+            rows=tuple(rows),
+            unit=self.unit,
+            notes=notes(control, candidate, rows, self.unit, split),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that was learned, as plain JSON values."""
+        with self._lock:
+            return {
+                "arms": list(self.arms.items()),
+                "rows": [msgspec.to_builtins(row) for row in self._rows],
+                "check": msgspec.to_builtins(self._check),
+                "broken": self._broken,
+                "n": list(self._n),
+                "replicas": [sorted(one) for one in self._replicas],
+            }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of an experiment with the same arms and metrics.
+
+        Raises
+        ------
+        StoreError
+            It is no such state.
+        """
+        try:
+            if [tuple(one) for one in state["arms"]] != list(self.arms.items()):
+                raise ValueError(f"its arms are {state['arms']}")
+            rows = [resume(*pair) for pair in zip(self._rows, state["rows"], strict=True)]
+            check = msgspec.convert(state["check"], SplitCheck)
+            for fresh, row in zip(self._rows, rows, strict=True):
+                if _plan(row) != _plan(fresh):
+                    raise ValueError(f"it is of {_plan(row)}")
+            n = msgspec.convert(state["n"], tuple[int, int])
+            control, candidate = msgspec.convert(state["replicas"], tuple[set[str], set[str]])
+            broken = msgspec.convert(state["broken"], bool)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"expected the state of this experiment, found another: {error}", where=self.name
+            ) from error
+        with self._lock:
+            self._rows, self._check, self._broken = rows, check, broken
+            self._n, self._replicas = list(n), (control, candidate)
+
+    def _treated(self, arm: str) -> bool:
+        if arm not in self.arms:
+            raise UsageError(f"expected an arm of {self.control} and {self.candidate}, found {arm!r}", where=self.name)
+        return arm == self.candidate
+
+
+def _plan(row: Any) -> Any:
+    return row.spec, row.role, row.alpha

@@ -1,0 +1,53 @@
+"""The accuracy gate of a mode: it must answer as the full one does before anybody relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.units import format_share
+from torchtriage.operate.experiment.output_agreement import Agreement, agreement
+
+__all__ = ["answers_agree"]
+
+
+def answers_agree(
+    full: Callable[..., Any],
+    lite: Callable[..., Any],
+    inputs: Sequence[tuple[Any, ...]],
+    *,
+    least: float = 0.99,
+    compare: Callable[[Any, Any], Agreement] = agreement,
+) -> Callable[[], str]:
+    """Return a check for :class:`Mode`: why ``lite`` may not stand in for ``full``, or nothing.
+
+    Parameters
+    ----------
+    full, lite : callables
+    inputs : sequence of tuples
+        Arguments of each call; ones with known difficulty, not noise.
+    least : float
+        Share of answers that must agree.
+    compare : callable
+        ``compare(full's answer, lite's answer)``; for a detector or a classifier, one that
+        knows what an equal answer is.
+
+    Raises
+    ------
+    UsageError
+        No inputs, or a share out of 0 to 1.
+    """
+    if not inputs or not 0 < least <= 1:
+        raise UsageError(f"expected inputs and a share up to 1, found {len(inputs)} and {least}")
+
+    def check() -> str:
+        reasons = [found.reason for one in inputs if not (found := compare(full(*one), lite(*one))).agrees]
+        agree = 1 - len(reasons) / len(inputs)
+        if agree >= least:
+            return ""
+        return (
+            f"{format_share(agree)} of {len(inputs)} answers agree, {format_share(least)} wanted; first: {reasons[0]}"
+        )
+
+    return check

@@ -1,0 +1,540 @@
+"""The ladder of one model in one worker: answers every call, and moves when it has to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
+from typing import Any, Literal
+
+from torchtriage.core.errors import StoreError, UsageError
+from torchtriage.operate.ladder.policy import LadderState, Policy, decide, trouble
+from torchtriage.operate.ladder.result import Entry, LadderStatus, ModeStatus
+from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
+from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.metrics import Value
+
+__all__ = ["Ladder", "Mode"]
+
+N_NEWEST = 200
+"""Calls in the current mode that are looked at."""
+N_LOG = 1000
+N_GIVEN_UP = 4
+"""Calls that hang at the same time before no more are started in that mode."""
+N_BY_HAND = 5
+"""Times a person's word is tried, where workers switch at the same moment."""
+QUICK_AGAIN = 10
+"""A mode that is left again within so many dwells was come back to too early."""
+
+Check = Literal["none", "not checked", "passed", "failed"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One rung.
+
+    ``call`` : anything that answers. ``check`` : called once, in the background, before the mode is
+    ever used; returns why it may not be used, or nothing (see :func:`answers_agree`).
+    """
+
+    name: str
+    call: Callable[..., Any]
+    check: Callable[[], str] | None = None
+
+
+class Ladder:
+    """Answers calls by the current mode, goes down when it must and comes back when it can.
+
+    Parameters
+    ----------
+    name : str
+        Of the model; workers with the same name and store share the level.
+    modes : sequence of Mode
+        From the full one to the cheapest, two or more.
+    policy : Policy
+    fallback : any, or a function of the call's arguments
+        The answer when every mode fails.
+    alarm : function, optional
+        Looked at many times a second; any text it returns is a reason to go down. Detectors of
+        :mod:`torchtriage.operate.monitor` fit here; :meth:`raise_alarm` pushes one instead.
+    store : LocalStore or RedisStore
+    dry_run : bool
+        Write to the log what would be done and change nothing; the default, for a first week.
+    log : function, optional
+        Called with each :class:`Entry`.
+    clock, wall : functions
+        Monotonic seconds, and seconds since the epoch for the log.
+
+    Notes
+    -----
+    A call adds two clock reads and an append to what the mode takes; nothing on its way waits for a
+    store. What a mode raises is answered by the next one below, and by ``fallback`` at the end.
+    Counts of calls are for people: threads that count at the same moment may lose one.
+
+    Raises
+    ------
+    UsageError
+        Fewer than two modes, two of one name, or one that is no function or an async one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        modes: Sequence[Mode],
+        policy: Policy | None = None,
+        *,
+        fallback: Any = None,
+        alarm: Callable[[], str] | None = None,
+        store: LadderStore | None = None,
+        dry_run: bool = True,
+        log: Callable[[Entry], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        if not name:
+            raise UsageError("expected a name of the ladder, found none")
+        if len(modes) < 2 or len({one.name for one in modes}) < len(modes):
+            raise UsageError(
+                f"expected two modes or more, each with a name of its own, found {[one.name for one in modes]}",
+                where=name,
+            )
+        for mode in modes:
+            # an async one would never be late and never fail: what it returns is not its answer
+            call: object = mode.call
+            if not callable(call) or iscoroutinefunction(call):
+                raise UsageError(
+                    f"expected a function that answers, found {call!r}",
+                    where=f"{name}, mode {mode.name}",
+                    hint="an async one is called by its own event loop: Mode(..., a function that waits for it)",
+                )
+        self.name = name
+        self.modes = tuple(modes)
+        self.policy = policy or Policy()
+        self.dry_run = dry_run
+        self._fallback = fallback
+        self._alarm = alarm
+        self._pushed = ""
+        self._store: LadderStore = store if store is not None else LocalStore(clock)
+        self._tell = log
+        self._clock, self._wall = clock, wall
+        self._pid = os.getpid()
+        self._actor = f"worker {self._pid}"
+        self._shared = Shared()
+        self._level = 0
+        self._connected = True
+        self._checks: list[Check] = ["none" if one.check is None else "not checked" for one in modes]
+        self._why_not = [""] * len(modes)
+        self._n_calls = [0] * len(modes)
+        self._n_late = [0] * len(modes)
+        self._n_failed = [0] * len(modes)
+        self._n_fallback = 0
+        self._hanging = [0] * len(modes)
+        self._hanging_lock = threading.Lock()
+        self._newest = self._none_seen()
+        self._probes = self._none_seen()
+        self._probe_level = -1
+        self._every = max(round(1 / self.policy.probe_share), 1)
+        self._turn = 0
+        self._well_since_s = clock()
+        self._wait_s = self.policy.recover_s
+        self._rose_s = float("-inf")
+        self._entries: deque[Entry] = deque(maxlen=N_LOG)
+        self._said = ""
+        self._look_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        process_metrics.register(self)
+
+    # -- on the way of a request ---------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer: by the current mode, else by the next one that can, else by the fallback."""
+        level = self._level
+        better = self._probe_level
+        if better >= 0:
+            self._turn += 1
+            if self._turn % self._every == 0:
+                done, answer = self._try(better, self._probes, args, kwargs)
+                if done:
+                    return answer
+        n_modes = len(self.modes)
+        while level < n_modes:
+            if level == self._level or self._usable(level):
+                done, answer = self._try(level, self._newest if level == self._level else None, args, kwargs)
+                if done:
+                    return answer
+            level += 1
+        self._n_fallback += 1
+        return self._last_resort(args, kwargs)
+
+    def _try(
+        self, level: int, seen: deque[bool] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Call one mode; return whether it answered, and the answer."""
+        deadline_s, timeout_s = self.policy.deadline_s, self.policy.timeout_s
+        self._n_calls[level] += 1
+        start_ns = time.perf_counter_ns()
+        answer, done = None, True
+        try:
+            if timeout_s is None:
+                answer = self.modes[level].call(*args, **kwargs)
+            else:
+                done, answer = self._timed(level, timeout_s, args, kwargs)
+        except Exception:
+            done = False
+        late = not done
+        if done and deadline_s is not None:
+            late = time.perf_counter_ns() - start_ns > deadline_s * 1e9
+            self._n_late[level] += late
+        if not done:
+            self._n_failed[level] += 1
+        if seen is not None:
+            seen.append(late)
+        return done, answer
+
+    def _timed(self, level: int, timeout_s: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        if self._hanging[level] >= N_GIVEN_UP:
+            return False, None
+        box: list[Any] = []
+        ended = threading.Event()
+        given_up = False
+
+        def work() -> None:
+            try:
+                box.append(self.modes[level].call(*args, **kwargs))
+            except Exception:
+                box.clear()
+            finally:
+                with self._hanging_lock:
+                    ended.set()
+                    self._hanging[level] -= given_up
+
+        threading.Thread(target=work, name="torchtriage-call", daemon=True).start()
+        if not ended.wait(timeout_s):
+            with self._hanging_lock:
+                # it may have ended just now, when nobody waited any more
+                given_up = not ended.is_set()
+                self._hanging[level] += given_up
+            return False, None
+        return (True, box[0]) if box else (False, None)
+
+    def _last_resort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not callable(self._fallback):
+            return self._fallback
+        try:
+            return self._fallback(*args, **kwargs)
+        except Exception:
+            return None
+
+    # -- beside the requests -------------------------------------------------------------------
+
+    def start(self, every_s: float = 0.05) -> None:
+        """Check the modes and look ``1 / every_s`` times a second, in a thread of its own.
+
+        Each worker calls it, after a fork if there is one.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if os.getpid() != self._pid:
+            # locks are as the fork happened to find them
+            self._pid = os.getpid()
+            self._actor = f"worker {self._pid}"
+            self._look_lock, self._hanging_lock = threading.Lock(), threading.Lock()
+            self._hanging = [0] * len(self.modes)
+            self._wake, self._stop = threading.Event(), threading.Event()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._work, args=(every_s,), name="torchtriage-ladder", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking; calls are answered by the mode that is current."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(2)
+
+    def raise_alarm(self, why: str) -> None:
+        """Go down as soon as the dwell lets it, and stay there until :meth:`clear_alarm`."""
+        self._pushed = why or "alarm"
+        self._wake.set()
+
+    def clear_alarm(self) -> None:
+        """Let recovery begin."""
+        self._pushed = ""
+
+    def hold(self, mode: str, why: str, actor: str = "a person") -> None:
+        """Put the ladder on a mode and keep it there, in all workers, also in a dry run.
+
+        Raises
+        ------
+        UsageError
+            No mode is called so, or it failed its check.
+        StoreError
+            The store does not answer.
+        """
+        names = [one.name for one in self.modes]
+        if mode not in names:
+            raise UsageError(f"expected a mode of {', '.join(names)}, found {mode!r}")
+        level = names.index(mode)
+        if self._checks[level] == "failed":
+            raise UsageError(f"{mode} failed its check: {self._why_not[level]}", where=self.name)
+        self._by_hand(level, why, actor, "hold")
+
+    def release(self, why: str = "", actor: str = "a person") -> None:
+        """Let the ladder move again from where it is held; ``StoreError`` as :meth:`hold`."""
+        self._by_hand(None, why, actor, "release")
+
+    def check_modes(self) -> None:
+        """Run the checks that have not been run; what a check raises is its failure."""
+        for level, mode in enumerate(self.modes):
+            if self._checks[level] != "not checked" or mode.check is None:
+                continue
+            try:
+                why = mode.check()
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+            self._why_not[level] = why
+            self._checks[level] = "failed" if why else "passed"
+            self._log("check", mode.name, self._checks[level], why)
+
+    def look(self) -> None:
+        """Look once: read the shared level, then go down, try a better mode, or come back."""
+        with self._look_lock:
+            if not self._read():
+                return
+            now_s = self._clock()
+            view = self._view(now_s)
+            troubled = bool(trouble(self.policy, view))
+            if troubled or self._shared.trouble:
+                # mine or another worker's: nobody tries a better mode meanwhile
+                self._well_since_s = now_s
+                self._stop_probing()
+                view = view._replace(well_s=0.0, n_probes=0, n_probes_late=0)
+            if self._shared.held:
+                self._probe_level = -1
+                return
+            if troubled and self._shared.level > 0 and not self._marked():
+                return
+            move = decide(self.policy, view)
+            if move.do == "down":
+                self._go(self._below(), move.why, now_s)
+            elif move.do == "up":
+                self._go(self._above(), move.why, now_s)
+            elif move.do == "probe":
+                self._probe()
+            elif move.do == "give up":
+                self._stop_probing()
+                self._well_since_s = now_s
+                self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
+                self._log("give up", self._mode, self._mode, move.why)
+
+    def status(self) -> LadderStatus:
+        """Return where it stands."""
+        return LadderStatus(
+            name=self.name,
+            level=self._shared.level,
+            mode=self._mode,
+            why=self._shared.why,
+            held=self._shared.held,
+            dry_run=self.dry_run,
+            connected=self._connected,
+            probing=self._probe_level >= 0,
+            n_given_up=sum(self._hanging),
+            n_fallback=self._n_fallback,
+            modes=tuple(
+                ModeStatus(
+                    mode.name,
+                    self._checks[at],
+                    self._why_not[at],
+                    self._n_calls[at],
+                    self._n_late[at],
+                    self._n_failed[at],
+                )
+                for at, mode in enumerate(self.modes)
+            ),
+        )
+
+    def metrics(self) -> list[Value]:
+        """Return what a monitor's listener tells of it."""
+        return [("ladder_level", {"ladder": self.name}, self._level)]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The newest thousand entries of this worker's log, oldest first."""
+        return tuple(self._entries)
+
+    def _work(self, every_s: float) -> None:
+        self.check_modes()
+        while not self._stop.is_set():
+            try:
+                self.look()
+            except Exception as error:
+                # whatever it was, the watch must go on
+                self._once("failed", self._mode, f"the look: {type(error).__name__}: {error}")
+            self._wake.wait(every_s)
+            self._wake.clear()
+
+    def _read(self) -> bool:
+        """Take over what is shared; return whether the store answered."""
+        try:
+            shared = self._store.read(self.name)
+        except StoreError as error:
+            self._lost(error)
+            return False
+        if not self._connected:
+            self._connected = True
+            self._log("found", self._mode, self._mode, "the store answers again")
+        self._take(shared)
+        return True
+
+    def _marked(self) -> bool:
+        try:
+            self._store.mark(self.name)
+        except StoreError as error:
+            self._lost(error)
+            return False
+        return True
+
+    def _lost(self, error: StoreError) -> None:
+        if self._connected:
+            self._connected = False
+            self._probe_level = -1
+            self._log("lost", self._mode, self._mode, f"{error.message}: keeping the mode")
+
+    def _take(self, shared: Shared) -> None:
+        if shared.level >= len(self.modes):
+            # of a worker with a longer ladder
+            shared = replace(shared, level=len(self.modes) - 1)
+        changed = shared.level != self._shared.level
+        self._shared = shared
+        # nobody is sent to a mode that has not passed its check here
+        level = shared.level
+        while level > 0 and not self._usable(level):
+            level -= 1
+        self._level = 0 if self.dry_run and not shared.held else level
+        if changed:
+            self._newest = self._none_seen()
+            self._stop_probing()
+            self._well_since_s = self._clock()
+
+    def _view(self, now_s: float) -> LadderState:
+        newest, probes = list(self._newest), list(self._probes)
+        return LadderState(
+            level=self._shared.level,
+            alarm=self._pushed or self._asked(),
+            n_calls=len(newest),
+            n_late=sum(newest),
+            well_s=now_s - self._well_since_s,
+            n_probes=len(probes),
+            n_probes_late=sum(probes),
+            wait_s=self._wait_s,
+        )
+
+    def _asked(self) -> str:
+        if self._alarm is None:
+            return ""
+        try:
+            return str(self._alarm() or "")
+        except Exception as error:
+            # someone else's code: deadlines are watched without it
+            self._once("failed", self._mode, f"the alarm: {type(error).__name__}: {error}")
+            return ""
+
+    def _usable(self, level: int) -> bool:
+        return self._checks[level] in ("none", "passed")
+
+    def _below(self) -> int | None:
+        wanted = range(self._shared.level + 1, len(self.modes))
+        return next((at for at in wanted if self._usable(at)), None)
+
+    def _above(self) -> int:
+        wanted = range(self._shared.level - 1, 0, -1)
+        return next((at for at in wanted if self._usable(at)), 0)
+
+    def _none_seen(self) -> deque[bool]:
+        return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
+
+    def _stop_probing(self) -> None:
+        self._probe_level = -1
+        self._probes = self._none_seen()
+
+    def _probe(self) -> None:
+        if self._probe_level < 0:
+            above = self._above()
+            self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
+            self._probe_level = above
+            if self.dry_run:
+                # the first mode answers every call: the newest ones are the trial
+                self._probe_level = -1
+                self._probes.extend(self._newest)
+
+    def _go(self, level: int | None, why: str, now_s: float) -> None:
+        if level is None:
+            self._once("refused", self._mode, f"{why}; no mode below may be used")
+            return
+        rises = level < self._shared.level
+        before = self._mode
+        after = Shared(level, why=why, actor=self._actor)
+        try:
+            switched = self._store.switch(
+                self.name,
+                self._shared,
+                after,
+                dwell_s=self.policy.dwell_s,
+                budget=None if rises else self.policy.budget,
+            )
+        except StoreError as error:
+            self._lost(error)
+            return
+        if switched.refused:
+            self._once("refused", self.modes[level].name, f"{why}; {switched.refused}")
+            self._take(switched.state)
+            return
+        self._said = ""
+        if rises:
+            self._rose_s = now_s
+        elif now_s - self._rose_s < QUICK_AGAIN * self.policy.dwell_s:
+            self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
+        else:
+            self._wait_s = self.policy.recover_s
+        self._take(switched.state)
+        self._log("would switch" if self.dry_run else "switch", before, self._mode, why)
+
+    def _by_hand(self, level: int | None, why: str, actor: str, kind: str) -> None:
+        """Hold a level, or let go where none is given."""
+        with self._look_lock:
+            mode = self._mode
+            for _ in range(N_BY_HAND):
+                before = self._store.read(self.name)
+                after = Shared(before.level if level is None else level, why=why, actor=actor, held=level is not None)
+                switched = self._store.switch(self.name, replace(before, held=True), after, dwell_s=0, budget=None)
+                self._take(switched.state)
+                if not switched.refused:
+                    self._log(kind, mode, self._mode, why, actor)
+                    return
+            raise StoreError(switched.refused, where=self.name, hint="try again")
+
+    @property
+    def _mode(self) -> str:
+        return self.modes[self._shared.level].name
+
+    def _once(self, kind: str, after: str, why: str) -> None:
+        said = f"{kind} {after} {why.rpartition('; ')[2]}"
+        if said != self._said:
+            self._said = said
+            self._log(kind, self._mode, after, why)
+
+    def _log(self, kind: str, before: str, after: str, why: str, actor: str = "") -> None:
+        entry = Entry(self._wall(), self.name, kind, before, after, why, actor or self._actor)
+        self._entries.append(entry)
+        if self._tell is not None:
+            try:
+                self._tell(entry)
+            except Exception:
+                # a log that fails must not stop what it is a log of
+                self._tell = None

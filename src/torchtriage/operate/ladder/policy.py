@@ -1,0 +1,129 @@
+"""When to go down the ladder and when to come back: plain values, no clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.units import format_share
+
+__all__ = ["Decision", "LadderState", "Policy", "decide", "trouble"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to switch.
+
+    Parameters
+    ----------
+    deadline_s : float, optional
+        Of one call; without one only alarms count.
+    enter, leave : float
+        Share of calls beyond the deadline, or failed, above which a mode is left downwards, and at
+        or below which a better one is come back to. The gap between them is the hysteresis.
+    least_calls : int
+        Of the newest calls that are looked at, before their share says anything.
+    dwell_s : float
+        Least time between two switches, over all workers together.
+    recover_s : float
+        How long all must be well before the better mode is tried; doubles when it fails, up to
+        ``longest_s``.
+    probe_share, probe_calls : float and int
+        Share of calls that try the better mode, and how many of them decide.
+    budget : int, optional
+        How many ladders of one store may be below their first mode at the same time.
+    timeout_s : float, optional
+        A call that takes longer is given up and answered by the next mode. Each call gets a thread
+        of its own, where ``torch.no_grad()`` around the ladder does not reach: put it into the
+        modes.
+
+    Raises
+    ------
+    UsageError
+        Values that cannot be meant.
+    """
+
+    deadline_s: float | None = None
+    enter: float = 0.05
+    leave: float = 0.01
+    least_calls: int = 20
+    dwell_s: float = 30.0
+    recover_s: float = 30.0
+    longest_s: float = 600.0
+    probe_share: float = 0.05
+    probe_calls: int = 20
+    budget: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for what in ("deadline_s", "timeout_s", "dwell_s", "recover_s", "longest_s"):
+            value = getattr(self, what)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"expected {what} above zero, found {value}")
+        if self.recover_s > self.longest_s:
+            raise UsageError(
+                f"expected recover_s up to longest_s, found {self.recover_s:g} and {self.longest_s:g}",
+                hint="longest_s bounds the wait, which doubles with each failed trial",
+            )
+        if not 0 <= self.leave < self.enter <= 1:
+            raise UsageError(
+                f"expected 0 <= leave < enter <= 1, found {self.leave} and {self.enter}",
+                hint="the gap between them keeps it from swinging",
+            )
+        if not 0 < self.probe_share <= 1:
+            raise UsageError(f"expected a probe_share up to 1, found {self.probe_share}")
+        if min(self.least_calls, self.probe_calls) < 1 or (self.budget or 0) < 0:
+            raise UsageError("expected least_calls and probe_calls of 1 or more, budget of 0 or more")
+
+
+class LadderState(NamedTuple):
+    """What a worker sees.
+
+    ``alarm`` : why the mode must be left, whatever the deadline says. ``n_calls``, ``n_late`` : of
+    the newest calls in this mode. ``well_s`` : since when nothing was bad. ``n_probes``,
+    ``n_probes_late`` : of the better mode. ``wait_s`` : before it is tried.
+    """
+
+    level: int
+    alarm: str
+    n_calls: int
+    n_late: int
+    well_s: float
+    n_probes: int
+    n_probes_late: int
+    wait_s: float
+
+
+class Decision(NamedTuple):
+    """What to do, and why."""
+
+    do: Literal["stay", "down", "up", "probe", "give up"]
+    why: str = ""
+
+
+def decide(policy: Policy, view: LadderState) -> Decision:
+    """Return what to do now; whether the dwell and the budget let it is the store's to say."""
+    if bad := trouble(policy, view):
+        return Decision("down", bad)
+    if view.level == 0:
+        return Decision("stay")
+    if view.n_probes >= policy.probe_calls:
+        late = view.n_probes_late / view.n_probes
+        said = f"{format_share(late)} of {view.n_probes} trial calls were late or failed"
+        return Decision("up", said) if late <= policy.leave else Decision("give up", said)
+    if view.well_s >= view.wait_s:
+        return Decision("probe")
+    return Decision("stay")
+
+
+def trouble(policy: Policy, view: LadderState) -> str:
+    """Return why the mode should be left; empty where it is well."""
+    if view.alarm:
+        return view.alarm
+    if view.n_calls >= policy.least_calls and view.n_late > policy.enter * view.n_calls:
+        late = format_share(view.n_late / view.n_calls)
+        return f"{late} of the newest {view.n_calls} calls were late or failed"
+    return ""

@@ -1,0 +1,245 @@
+"""Where the level of a ladder is kept: in this process, or in Redis for all workers.
+
+A switch is one step that compares and sets: it is refused where another worker has switched, where
+the last switch is not a dwell ago, and where the budget is used up. In Redis a script does it, by
+Redis' own clock, so workers' clocks do not matter. What is stored is JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from torchtriage.core.database import connect_redis, undamaged
+from torchtriage.core.errors import MissingExtraError, StoreError
+
+__all__ = ["LadderStore", "LocalStore", "RedisStore", "Shared", "Switched"]
+
+
+TROUBLE_S = 1.0
+"""How long a worker's trouble keeps all of them from trying a better mode."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What workers share of a ladder.
+
+    ``held`` : a person holds it there. ``trouble`` : one of the workers has seen some a moment ago.
+    """
+
+    level: int = 0
+    epoch: int = 0
+    why: str = ""
+    actor: str = ""
+    held: bool = False
+    trouble: bool = False
+
+
+class Switched(NamedTuple):
+    """The state after an attempt, and why it was refused; empty where it was not."""
+
+    state: Shared
+    refused: str = ""
+
+
+class LadderStore(Protocol):
+    """What both stores do; all of it may raise ``StoreError``."""
+
+    def read(self, ladder: str) -> Shared:
+        """Return the state of a ladder, the first one where there is none."""
+
+    def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
+        """Set another state; a person's is not bound by dwell and budget."""
+
+    def mark(self, ladder: str) -> None:
+        """Tell all workers that one of them is in trouble, for ``TROUBLE_S``."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class LocalStore:
+    """Ladders of one process share it: levels, dwell and budget."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: dict[str, Shared] = {}
+        self._switched_s: dict[str, float] = {}
+        self._marked_s: dict[str, float] = {}
+
+    def read(self, ladder: str) -> Shared:
+        """Return the state of a ladder, the first one where there is none."""
+        since_s = self._clock() - self._marked_s.get(ladder, float("-inf"))
+        return replace(self._states.get(ladder, Shared()), trouble=0 <= since_s < TROUBLE_S)
+
+    def mark(self, ladder: str) -> None:
+        """Tell all workers that one of them is in trouble."""
+        self._marked_s[ladder] = self._clock()
+
+    def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
+        """Set another state."""
+        with self._lock:
+            now_s = self._clock()
+            found = self.read(ladder)
+            if found.epoch != before.epoch:
+                return Switched(found, "another worker has switched")
+            by_hand = after.held or before.held
+            if not by_hand:
+                since_s = now_s - self._switched_s.get(ladder, float("-inf"))
+                if since_s < 0:
+                    self._switched_s[ladder] = now_s  # the clock went back
+                if since_s < dwell_s:
+                    return Switched(found, f"the last switch is not {dwell_s:g} s ago")
+                others = sum(one.level > 0 for name, one in self._states.items() if name != ladder)
+                if budget is not None and after.level > 0 and others + 1 > budget:
+                    return Switched(found, f"{others} other ladders are down, {budget} may be")
+            state = replace(after, epoch=found.epoch + 1, trouble=False)
+            self._states[ladder] = state
+            if state.level != found.level:
+                self._switched_s[ladder] = now_s
+            return Switched(state)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+# KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand,
+# dwell in ms, budget or -1
+_SWITCH = """
+local found = redis.call('GET', KEYS[1])
+local epoch, switched, level = 0, nil, 0
+if found then
+  local state = cjson.decode(found)
+  epoch, switched, level = state.epoch, state.switched_ms, state.level
+end
+if epoch ~= tonumber(ARGV[2]) then return {found or '', 'another worker has switched'} end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if ARGV[5] == '0' then
+  if switched and now < switched then
+    local state = cjson.decode(found)
+    state.switched_ms = now
+    found = cjson.encode(state)
+    redis.call('SET', KEYS[1], found)
+    return {found, 'the clock of Redis went back'}
+  end
+  if switched and now - switched < tonumber(ARGV[6]) then
+    return {found, 'the last switch is not ' .. tonumber(ARGV[6]) / 1000 .. ' s ago'}
+  end
+  local budget = tonumber(ARGV[7])
+  if budget >= 0 and tonumber(ARGV[4]) > 0 then
+    local others = 0
+    local levels = redis.call('HGETALL', KEYS[2])
+    for i = 1, #levels, 2 do
+      if levels[i] ~= ARGV[1] and tonumber(levels[i + 1]) > 0 then others = others + 1 end
+    end
+    if others + 1 > budget then
+      return {found or '', others .. ' other ladders are down, ' .. budget .. ' may be'}
+    end
+  end
+end
+local state = cjson.decode(ARGV[3])
+state.epoch = epoch + 1
+state.switched_ms = switched
+if state.level ~= level then state.switched_ms = now end
+local text = cjson.encode(state)
+redis.call('SET', KEYS[1], text)
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'ladder', ARGV[1], 'state', text)
+return {text, ''}
+"""
+
+
+class RedisStore:
+    """Workers of any machine share their ladders over Redis.
+
+    Parameters
+    ----------
+    url : str
+        ``redis://…``, ``rediss://…`` or ``unix://…``.
+    prefix : str
+        Of all keys: ``PREFIX:ladder:NAME``, ``PREFIX:ladders`` and the stream ``PREFIX:log``.
+    timeout_s : float
+        After which Redis counts as lost. Nothing is tried twice: the next look does.
+
+    Raises
+    ------
+    MissingExtraError
+        Without the extra ``redis``.
+    StoreError
+        A URL that is none. A server that is not there is no failure: workers keep their state.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "torchtriage", timeout_s: float = 0.2) -> None:
+        missing = MissingExtraError(
+            "ladders over Redis need redis-py, which is not installed", hint="pip install 'torchtriage[redis]'"
+        )
+        try:
+            self._redis = connect_redis(url, timeout_s=timeout_s, missing=missing, decode=True)
+        except ValueError as error:
+            raise StoreError(f"expected a redis:// URL: {error}") from error
+        # what is no UTF-8 is no JSON either
+        self._errors = (import_module("redis").RedisError, OSError, UnicodeDecodeError)
+        self._prefix = prefix
+        self._switch = self._redis.register_script(_SWITCH)
+
+    def read(self, ladder: str) -> Shared:
+        """Return the state of a ladder; ``StoreError`` where Redis does not answer."""
+        with self._answers():
+            text, marked = self._redis.mget(self._key(ladder), f"{self._key(ladder)}:trouble")
+        return replace(_state(text), trouble=marked is not None)
+
+    def mark(self, ladder: str) -> None:
+        """Tell all workers that one of them is in trouble; ``StoreError`` as ``read``."""
+        with self._answers():
+            self._redis.set(f"{self._key(ladder)}:trouble", "1", px=round(TROUBLE_S * 1000))
+
+    def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
+        """Set another state; ``StoreError`` where Redis does not answer."""
+        by_hand = after.held or before.held
+        fields = {"level": after.level, "why": after.why, "actor": after.actor, "held": after.held}
+        keys = [self._key(ladder), f"{self._prefix}:ladders", f"{self._prefix}:log"]
+        dwell_ms, limit = round(dwell_s * 1000), -1 if budget is None else budget
+        with self._answers():
+            text, refused = self._switch(
+                keys=keys, args=[ladder, before.epoch, json.dumps(fields), after.level, int(by_hand), dwell_ms, limit]
+            )
+        return Switched(_state(text), refused)
+
+    def log(self, n: int = 100) -> list[dict[str, Any]]:
+        """Return the newest switches of all ladders, newest first."""
+        with self._answers():
+            rows = self._redis.xrevrange(f"{self._prefix}:log", count=n)
+        return [{"id": id, "ladder": row["ladder"], **json.loads(row["state"])} for id, row in rows]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()
+
+    def _key(self, ladder: str) -> str:
+        return f"{self._prefix}:ladder:{ladder}"
+
+    @contextlib.contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise StoreError(f"Redis: {error}") from error
+
+
+def _state(text: str | None) -> Shared:
+    if not text:
+        return Shared()
+    with undamaged("", "what Redis holds of the ladder"):
+        state = json.loads(text)
+        level = int(state["level"])
+        if level < 0:
+            raise ValueError(f"level {level}")
+        return Shared(level, int(state["epoch"]), str(state["why"]), str(state["actor"]), bool(state["held"]))

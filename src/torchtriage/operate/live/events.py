@@ -1,0 +1,30 @@
+"""What happened, in the words that the page shows."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from torchtriage.core.names import visible
+
+__all__ = ["LONGEST", "PageEvent", "Tone", "cut"]
+
+LONGEST = 400
+"""Characters of any text that is shown: a reason can be anything."""
+
+Tone = Literal["bad", "good", "plain"]
+
+
+class PageEvent(NamedTuple):
+    """One thing that happened: to whom, what in a word or two, and a sentence."""
+
+    source: Literal["alarm", "ladder", "rollout"]
+    subject: str
+    word: str
+    text: str
+    tone: Tone
+
+
+def cut(text: str) -> str:
+    """Return a text as it is shown."""
+    shown = visible(text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

@@ -1,0 +1,375 @@
+"""The page of a running service: a sink of the monitor that serves what it sees, as it comes.
+
+A browser gets one page, which asks for nothing but ``/events``, a stream of server-sent events:
+first everything of the last five minutes, then each second what is new, and what happens within a
+tenth of one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.html import as_data, filled, policy, template
+from torchtriage.core.process import rss_bytes
+from torchtriage.core.version import __version__
+from torchtriage.operate.live.events import PageEvent, cut
+from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
+from torchtriage.operate.live.sse_feed import EventFeed
+from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.listener import Handler, Listener, check_host, is_loopback
+
+if TYPE_CHECKING:
+    from torchtriage.operate.ladder import Ladder
+    from torchtriage.operate.live.cards import LadderCard, RolloutCard
+    from torchtriage.operate.monitor.aggregate import RequestRow
+    from torchtriage.operate.monitor.alert import Alert
+    from torchtriage.operate.monitor.instrument import Model
+    from torchtriage.operate.monitor.metrics import Value
+    from torchtriage.operate.monitor.monitor import Monitor
+    from torchtriage.operate.rollout import Rollout
+
+__all__ = ["LivePage"]
+
+HEARTBEAT_S = 10.0
+LOOK_S = 0.1
+"""How often ladders, rollouts and alarms are looked for."""
+POINT_S = 1.0
+MAX_LISTENERS = 16
+"""Streams at a time; further ones are refused, and counted."""
+MAX_CONNECTIONS = 32
+MAX_TOLD = 200
+"""Things that happened, the newest of which are kept."""
+MAX_WATCHED = 8
+"""Ladders, and rollouts, of which the newest are shown."""
+SEND_BUFFER = 65_536
+"""Bytes the system may keep for a listener that does not read."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class LivePage:
+    """A page at ``http://host:port``: latencies, traffic, errors, alarms, ladders, rollouts.
+
+    It binds to this machine alone unless ``host`` says otherwise, and then asks for ``token``: as a
+    browser's password, whatever the user's name, or ``Authorization: Bearer ...``. ``port=0`` takes
+    a free one, ``.port`` says which. It shows the process that started it; a forked child goes on
+    without.
+
+    Parameters
+    ----------
+    port, host, token
+        Where to listen, and for whom.
+    buttons : mapping
+        For demonstrations: functions that a person at this machine may call from the page, by
+        their labels. Each runs in a thread of the listener.
+
+    Raises
+    ------
+    UsageError
+        A host beyond this machine without a token, or with buttons; when it starts, a port that is
+        taken.
+    """
+
+    def __init__(
+        self,
+        port: int = 9465,
+        *,
+        host: str = "127.0.0.1",
+        token: str = "",
+        buttons: Mapping[str, Callable[[], object]] | None = None,
+    ) -> None:
+        check_host(host, token, "LivePage")
+        if buttons and not is_loopback(host):
+            raise UsageError(f"expected no buttons where other machines reach them, found {host}")
+        self.port = port
+        self._host = host
+        self._token = token
+        self._buttons = dict(buttons or {})
+        self._pid = 0
+        self._listener: Listener | None = None
+        self._ladders: dict[str, LadderCard] = {}
+        self._rollouts: dict[str, RolloutCard] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        """Of all that is shown."""
+        self._feed = EventFeed()
+        self._history = MinuteHistory()
+        self._memory: deque[dict[str, Any]] = deque(maxlen=round(KEPT_S / POINT_S))
+        self._told: deque[dict[str, Any]] = deque(maxlen=MAX_TOLD)
+        self._new: list[dict[str, Any]] = []
+        """Of what happened, what was not sent yet."""
+        self._n_told = 0
+        self._in_flight: list[list[Any]] = []
+        self._n_listeners = 0
+        self.n_failures = 0
+        """Looks that failed."""
+        self._room = threading.BoundedSemaphore(MAX_LISTENERS)
+        self._n_refused = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._start_s = time.monotonic()
+        self._wall_s = time.time()
+
+    # -- what is shown ---------------------------------------------------------------------
+
+    def watch(self, *subjects: Ladder | Rollout) -> None:
+        """Show ladders and rollouts; one of the same name takes the place of the one before."""
+        from torchtriage.operate.ladder import Ladder
+        from torchtriage.operate.live.cards import LadderCard, RolloutCard
+        from torchtriage.operate.rollout import Rollout
+
+        for subject in subjects:
+            with self._lock:
+                if isinstance(subject, Ladder):
+                    _keep(self._ladders, subject.name, LadderCard(subject))
+                elif isinstance(subject, Rollout):
+                    _keep(self._rollouts, subject.plan.name, RolloutCard(subject))
+                else:
+                    raise UsageError(f"expected a Ladder or a Rollout to watch, found {subject!r}")
+
+    def show(self, alert: Alert) -> None:
+        """Show an alarm: a channel for :class:`~torchtriage.operate.monitor.Detection`."""
+        subject = f"{alert.model} {alert.version}".strip()
+        text = alert.title().removeprefix(f"{subject}: ")
+        with self._lock:
+            self._tell(PageEvent("alarm", cut(subject), cut(alert.kind), cut(text), "bad"))
+
+    @property
+    def n_refused(self) -> int:
+        """Listeners that were turned away for want of room."""
+        listener = self._listener
+        return self._n_refused + (listener.n_refused if listener is not None else 0)
+
+    # -- a sink of the monitor -------------------------------------------------------------
+
+    def start(self, monitor: Monitor) -> None:
+        """Listen; in a forked child, let go of what is the parent's."""
+        forked = self._pid not in (0, os.getpid())
+        inherited, self._listener = self._listener, None
+        self._pid = os.getpid()
+        self._begin()
+        if inherited is not None:
+            inherited.forget()
+        if forked:
+            return
+        self._monitor = monitor
+        self._page = self._render()
+        self._listener = Listener(
+            (self._host, self.port),
+            self._get,
+            post=self._post if self._buttons else None,
+            token=self._token,
+            most=MAX_CONNECTIONS,
+            what="LivePage",
+        )
+        self.port = self._listener.port
+        self._thread = threading.Thread(target=self._look_on, name="torchtriage-live", daemon=True)
+        self._thread.start()
+
+    def offer(self, model: Model, rows: list[RequestRow]) -> None:
+        """Take finished requests into the second that runs."""
+        if self._thread is not None:
+            with self._lock:
+                self._history.add(model.name, model.version, rows)
+
+    def close(self, deadline_s: float) -> None:
+        """Let all listeners go."""
+        self._stop.set()
+        self._feed.end()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._n_refused += listener.n_refused
+            listener.end()
+        if self._thread is not None:
+            self._thread.join(max(deadline_s - time.monotonic(), 0))
+
+    def metrics(self) -> list[Value]:
+        """Return what a listener of the monitor tells of it."""
+        return [("monitor_failures_total", {}, self.n_failures)]
+
+    # -- its thread ------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        stop, next_s = self._stop, self._now() + POINT_S
+        while not stop.wait(LOOK_S):
+            over = self._now() >= next_s
+            try:
+                self._look(over)
+            except Exception:
+                self.n_failures += 1  # whatever it was, the watch goes on
+            while over and next_s <= self._now():
+                next_s += POINT_S  # a thread that was late makes one long point, not several
+
+    def _look(self, over: bool) -> None:
+        """Look at everything once, and send what is new; ``over`` : so is the second."""
+        # the monitor's lock is taken before this page's, never while it is held
+        measured = self._measured() if over else None
+        with self._lock:
+            at_s = self._now()
+            watched: list[LadderCard | RolloutCard] = [*self._ladders.values(), *self._rollouts.values()]
+            for one in watched:
+                for told in one.look(at_s):
+                    self._tell(told)
+            if measured is not None:
+                self._memory.append(measured["memory"] | {"at_s": round(at_s, 3)})
+                self._in_flight = measured["in_flight"]
+            elif not self._new:
+                return
+            new = {
+                "models": self._history.close_point(at_s) if over else [],
+                "memory": [self._memory[-1]] if over else [],
+                "told": self._new,
+            }
+            self._new = []
+            self._feed.put(_event("new", self._standing(at_s) | new))
+
+    def _measured(self) -> dict[str, Any]:
+        open_ = sorted(self._monitor.in_flight().items(), key=lambda pair: -pair[1])
+        values = process_metrics.read()
+        return {
+            "in_flight": [[*key, n] for key, n in open_[:MAX_MODELS] if n],
+            "memory": {
+                "rss_bytes": rss_bytes(),
+                "devices": [
+                    [labels["device"], int(value)] for name, labels, value in values if name == "device_allocated_bytes"
+                ],
+            },
+        }
+
+    def _standing(self, at_s: float) -> dict[str, Any]:
+        """Return what is sent whole each time."""
+        return {
+            "at_s": round(at_s, 3),
+            "in_flight": self._in_flight,
+            "ladders": [one.state() for one in self._ladders.values()],
+            "rollouts": [one.state() for one in self._rollouts.values()],
+            "n_not_shown": self._history.n_not_shown,
+            "n_listeners": self._n_listeners,
+            "n_refused": self.n_refused,
+        }
+
+    def _all(self) -> tuple[int, bytes]:
+        """Return everything, and the number of the message that follows."""
+        with self._lock:
+            everything = self._standing(self._now()) | {
+                "wall_s": self._wall_s,
+                "models": self._history.models(),
+                "memory": list(self._memory),
+                "told": list(self._told),
+            }
+            n = self._feed.n
+        return n, _event("all", everything)
+
+    def _tell(self, told: PageEvent) -> None:
+        self._n_told += 1
+        entry = told._asdict() | {"id": self._n_told, "at_s": round(self._now(), 3)}
+        self._told.append(entry)
+        self._new = [*self._new, entry][-MAX_TOLD:]
+
+    def _now(self) -> float:
+        return time.monotonic() - self._start_s
+
+    # -- the listener's threads ------------------------------------------------------------
+
+    def _render(self) -> bytes:
+        script, style = template("live.js"), template("page.css") + template("live.css")
+        self._policy = policy(style, script, connect="'self'") + "; frame-ancestors 'none'"
+        self._key = secrets.token_urlsafe()
+        data = {"key": self._key, "buttons": list(self._buttons), "keptS": KEPT_S}
+        parts = {"version": __version__, "style": style, "script": script, "data": as_data(data)}
+        return filled("live.html", parts).encode()
+
+    def _get(self, client: Handler) -> None:
+        path = urlsplit(client.path).path
+        if not self._is_asked_for(client):
+            self._refuse(client, 403, "this page answers to the name of this machine alone")
+        elif path == "/":
+            headers = HEADERS | {"Content-Security-Policy": self._policy}
+            client.answer(200, self._page, "text/html; charset=utf-8", headers)
+        elif path == "/events":
+            self._stream(client)
+        else:
+            self._refuse(client, 404, "the page is at /")
+
+    def _post(self, client: Handler) -> None:
+        """Press a button: only this page knows the key, and no other page may send the header."""
+        key = client.headers.get("X-Torchtriage-Key", "").encode()
+        name = unquote(urlsplit(client.path).path.removeprefix("/press/"))
+        if not self._is_asked_for(client) or not hmac.compare_digest(key, self._key.encode()):
+            self._refuse(client, 403, "buttons are pressed on the page")
+        elif name not in self._buttons:
+            self._refuse(client, 404, "there is no such button")
+        else:
+            try:
+                self._buttons[name]()
+            except Exception as error:
+                self._refuse(client, 500, f"{type(error).__name__}: {error}")
+            else:
+                client.answer(204, b"", "text/plain", HEADERS)
+
+    def _is_asked_for(self, client: Handler) -> bool:
+        """Return whether the page was asked for by this machine's name, or with a token.
+
+        Another site's name may be led to this machine after a browser has loaded that site; its
+        scripts could then read what is here.
+        """
+        try:
+            host = urlsplit(f"//{client.headers.get('Host', '')}").hostname or ""
+        except ValueError:
+            return False
+        return bool(self._token) or is_loopback(host)
+
+    def _stream(self, client: Handler) -> None:
+        if not self._room.acquire(blocking=False):
+            with self._lock:
+                self._n_refused += 1
+            self._refuse(client, 503, f"{MAX_LISTENERS} listen already", {"Retry-After": "5"})
+            return
+        with self._lock:
+            self._n_listeners += 1
+        try:
+            client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            client.send_response(200)
+            for name, value in (HEADERS | {"Content-Type": "text/event-stream"}).items():
+                client.send_header(name, value)
+            client.end_headers()
+            n, message = self._all()
+            client.wfile.write(message)
+            while (messages := self._feed.after(n, HEARTBEAT_S)) is not None:
+                # a comment where there is nothing: whoever has left is found out
+                client.wfile.write(b"".join(messages) or b":\n\n")
+                n += len(messages)
+        finally:
+            with self._lock:
+                self._n_listeners -= 1
+            self._room.release()
+
+    def _refuse(self, client: Handler, status: int, why: str, headers: Mapping[str, str] = HEADERS) -> None:
+        client.answer(status, f"{why}\n".encode(), "text/plain", {**HEADERS, **headers})
+
+
+def _keep(watched: dict[str, Any], name: str, one: object) -> None:
+    watched.pop(name, None)
+    watched[name] = one
+    if len(watched) > MAX_WATCHED:
+        del watched[next(iter(watched))]
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {as_data(data)}\n\n".encode()

@@ -1,0 +1,91 @@
+"""Watch a model in production: measured on every request, off the request's path.
+
+>>> from torchtriage import monitor
+>>> monitor.start(monitor.Prometheus(port=9464))  # doctest: +SKIP
+>>> @monitor.observe("detector", version="2.1")
+... def detect(image): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.operate.monitor.instrument import Model, Request
+from torchtriage.operate.monitor.monitor import Accounts, Monitor, Sink, Snapshot
+
+if TYPE_CHECKING:
+    from torchtriage.operate.monitor.alert import Alert
+    from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook, log
+    from torchtriage.operate.monitor.json_log import JsonLog
+    from torchtriage.operate.monitor.prometheus import Collector, Prometheus
+    from torchtriage.operate.monitor.redis_stream import RedisStream
+
+__all__ = [
+    "Accounts",
+    "Alert",
+    "Alertmanager",
+    "Collector",
+    "Detection",
+    "JsonLog",
+    "Model",
+    "Monitor",
+    "Prometheus",
+    "RedisStream",
+    "Request",
+    "Sink",
+    "Slack",
+    "Snapshot",
+    "Webhook",
+    "close",
+    "log",
+    "observe",
+    "snapshot",
+    "start",
+]
+
+_LATER = {
+    "Alert": "torchtriage.operate.monitor.alert",
+    "Alertmanager": "torchtriage.operate.monitor.alerts",
+    "Collector": "torchtriage.operate.monitor.prometheus",
+    "Detection": "torchtriage.operate.monitor.alerts",
+    "JsonLog": "torchtriage.operate.monitor.json_log",
+    "Prometheus": "torchtriage.operate.monitor.prometheus",
+    "RedisStream": "torchtriage.operate.monitor.redis_stream",
+    "Slack": "torchtriage.operate.monitor.alerts",
+    "Webhook": "torchtriage.operate.monitor.alerts",
+    "log": "torchtriage.operate.monitor.alerts",
+}
+_default = Monitor()
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs more than the standard library's lightest parts when it is asked for."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def start(*sinks: Sink) -> Monitor:
+    """Give the process' monitor its sinks: listeners, logs, streams. Returns the monitor."""
+    _default.add(*sinks)
+    return _default
+
+
+def observe(name: str, *, version: str = "", size: Callable[..., int] | None = None) -> Model:
+    """Observe a model with the process' monitor: a decorator, and a context manager.
+
+    ``size`` : for decorated functions, gives a call's size from its arguments.
+    """
+    return _default.observe(name, version=version, size=size)
+
+
+def snapshot() -> tuple[Snapshot, ...]:
+    """Return the numbers of every model observed so far."""
+    return _default.snapshot()
+
+
+def close() -> None:
+    """Hand over what is pending and stop; happens by itself when the interpreter ends."""
+    _default.close()

@@ -1,0 +1,358 @@
+"""Alarms of observed models, and where they are sent: callbacks, a log, webhooks, Alertmanager.
+
+Detectors and the search for causes run in the monitor's thread, tens of microseconds per request.
+Channels run in their own thread, and may block, raise or be slow: alerts wait, up to a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.core.errors import UsageError
+from torchtriage.operate.detect.latency_detector import Alarm, Sample
+from torchtriage.operate.detect.metric import MetricDetector
+from torchtriage.operate.monitor.alarm_capture import AlarmCapture, RequestRecorder
+from torchtriage.operate.monitor.alert import Alert
+from torchtriage.operate.monitor.alert_cause import CAUSES, Attribution, Cause
+from torchtriage.operate.monitor.host_sampler import HostSampler
+from torchtriage.operate.monitor.version_detector import KINDS, VersionDetector
+
+if TYPE_CHECKING:
+    from torchtriage.operate.monitor.aggregate import RequestRow
+    from torchtriage.operate.monitor.instrument import Model
+    from torchtriage.operate.monitor.metrics import Value
+    from torchtriage.operate.monitor.monitor import Monitor
+
+__all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
+
+MAX_PENDING = 1_000
+TIMEOUT_S = 5.0
+REPEAT_S = 60.0
+"""Alarms of the same model, version and kind are sent so far apart."""
+ALARM_S = 30.0
+"""How long a ladder is kept down after what alarmed has ended."""
+FORGET_S = 3600.0
+"""Maintenance is remembered so long: a longer request that overlaps it may raise an alarm."""
+MAX_METRICS = 1_000
+DRAIN_S = 0.003
+"""How often the monitor's thread runs while there is a detection."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Alarms not to send, until a time: of a model, kind and cause; empty means any."""
+
+    until_s: float
+    model: str = ""
+    kind: str = ""
+    cause: str = ""
+
+    def covers(self, alert: Alert) -> bool:
+        """Return whether an alert falls under it."""
+        return (
+            alert.at_s < self.until_s
+            and self.model in ("", alert.model)
+            and self.kind in ("", alert.kind)
+            and self.cause in ("", alert.cause)
+        )
+
+
+@dataclass
+class _Maintenance:
+    """A span of time that raises no alarms; ``end_ns`` : None while it lasts."""
+
+    model: str
+    start_ns: int
+    end_ns: int | None = None
+
+    def covers(self, model: str, row: RequestRow) -> bool:
+        """Return whether a request overlaps it."""
+        ended = self.end_ns is not None and row[0] >= self.end_ns
+        return self.model in ("", model) and row[1] > self.start_ns and not ended
+
+
+Channel = Callable[[Alert], object]
+
+
+class Detection:
+    """Runs the default detector over every model's requests and sends alarms to ``channels``.
+
+    >>> Detection(log, Slack("https://hooks.slack.com/..."), print)  # doctest: +SKIP
+
+    A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind) within
+    ``repeat_s`` are sent once; the next says how many there were. ``capture`` : a sampler,
+    ``torchtriage.sample(folder, every_s=None)``, which records a request after an alarm; a second
+    alert says what the recording shows.
+    """
+
+    drain_s = DRAIN_S
+
+    def __init__(self, *channels: Channel, repeat_s: float = REPEAT_S, capture: RequestRecorder | None = None) -> None:
+        for channel in channels:
+            if not callable(channel):
+                raise UsageError(f"expected functions to send alerts to, found {channel!r}")
+        if capture is not None and not hasattr(capture, "on_capture"):
+            hint = "capture=torchtriage.sample(folder, every_s=None)"
+            raise UsageError(f"expected a sampler to capture with, found {capture!r}", hint=hint)
+        self._channels, self._repeat_s, self._recorder = channels, repeat_s, capture
+        self.capture: AlarmCapture | None = None
+        """Records requests after alarms, with its counts; None without a sampler."""
+        self.silences: list[Silence] = []
+        self._evidence = HostSampler()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.n_told = self.n_silenced = self.n_dropped = self.n_failures = 0
+        self.n_excused = 0
+        """Requests during declared maintenance."""
+        self._evidence.stop()  # a fork copied it
+        self._evidence = HostSampler()
+        self._lock = threading.Lock()
+        self._maintenance: list[_Maintenance] = []
+        self._detectors: dict[tuple[str, str], VersionDetector] = {}
+        self._newest_version: dict[str, str] = {}
+        self._metrics: dict[str, MetricDetector] = {}
+        self._active: dict[str, tuple[float, str]] = {}
+        self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
+        self._sent: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._alerts: deque[Alert] = deque()
+        self._ready = threading.Event()
+        self._stop = False
+        self._offset_s = time.time() - time.perf_counter()
+
+    def silence(self, seconds: float, *, model: str = "", kind: str = "", cause: str = "") -> None:
+        """Send nothing of a model, a kind, a cause, or anything, for a while."""
+        if cause and cause not in CAUSES:
+            raise UsageError(f"expected a cause of {', '.join(CAUSES)}, found {cause!r}")
+        # the clock of the alerts' at_s, which no jump of the wall clock moves
+        now_s = time.perf_counter() + self._offset_s
+        self.silences = [silence for silence in self.silences if silence.until_s > now_s]
+        self.silences.append(Silence(now_s + seconds, model, kind, cause))
+
+    @contextmanager
+    def maintenance(self, *, model: str = "") -> Iterator[None]:
+        """Declare a disturbance: requests that overlap the block raise no alarm and teach nothing.
+
+        >>> with detection.maintenance(model="detector"):  # doctest: +SKIP
+        ...     reload_weights()
+        """
+        span = _Maintenance(model, time.perf_counter_ns())
+        oldest_ns = span.start_ns - int(FORGET_S * 1e9)
+        recent = [old for old in self._maintenance if old.end_ns is None or old.end_ns > oldest_ns]
+        self._maintenance = [*recent, span]
+        try:
+            yield
+        finally:
+            span.end_ns = time.perf_counter_ns()
+
+    def alarm(self, model: str) -> str:
+        """Return the active alarm of a model, until half a minute after its end; for a ladder.
+
+        >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
+        """
+        at_s, text = self._active.get(model, (-float("inf"), ""))
+        return text if time.monotonic() - at_s < ALARM_S else ""
+
+    def metric(self, name: str, value: float) -> None:
+        """Take a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.
+
+        The alarms' model is the metric's name. Takes 50 µs: not for the request path.
+        """
+        detector = self._metrics.get(name)
+        if detector is None:
+            if len(self._metrics) >= MAX_METRICS:
+                self.n_dropped += 1
+                return
+            detector = self._metrics[name] = MetricDetector()
+        at_s = time.perf_counter() + self._offset_s
+        alarm = detector.update(Sample(float(value), at_s))
+        if alarm is not None:
+            cause: Cause = "stale metric" if alarm.kind in ("missing", "stuck") else "unknown"
+            self._raise(_alert(name, "", alarm, Attribution(cause, {}, {"value": float(value)}), at_s))
+
+    # -- a sink of the monitor -------------------------------------------------------------
+
+    def start(self, monitor: Monitor) -> None:
+        """Begin; in a forked child, anew."""
+        self._reset()
+        self._monitor = monitor
+        if self._recorder is not None:
+            self.capture = AlarmCapture(self._recorder, self._follow_up, self.maintenance)
+        self._evidence.start()
+        self._thread = threading.Thread(target=self._send, name="torchtriage-alerts", daemon=True)
+        self._thread.start()
+
+    def offer(self, model: Model, rows: list[RequestRow]) -> None:
+        """Run finished requests through the model's detector."""
+        evidence = self._evidence
+        evidence.requests_s += sum(row[1] - row[0] for row in rows) * 1e-9
+        evidence.look(time.perf_counter_ns())
+        if self.capture is not None:
+            self.capture.look(time.monotonic())
+        key = (model.name, model.version)
+        detector = self._detectors.get(key) or self._new_detector(*key)
+        for row in rows:
+            if self._maintenance and any(span.covers(model.name, row) for span in self._maintenance):
+                self.n_excused += 1
+                continue
+            alarm = detector.update(row)
+            if alarm is not None:
+                self._n_alarms[key][alarm.kind] += 1
+                if not alarm.better:
+                    detector.alarm_text = f"{alarm.kind}: {alarm.message}"
+                evidence.sample(time.perf_counter_ns())
+                at_s = row[1] * 1e-9 + self._offset_s
+                alert = self._raise(_alert(*key, alarm, detector.cause(alarm), at_s))
+                if alert is not None and self.capture is not None and not alarm.better:
+                    self.capture.arm(alert, self._monitor.rings(model), time.monotonic())
+
+        if detector.alarmed:
+            self._active[model.name] = (time.monotonic(), detector.alarm_text)
+
+    def _new_detector(self, model: str, version: str) -> VersionDetector:
+        # a version that follows another is compared with it
+        before = self._detectors.get((model, self._newest_version.get(model, "")))
+        detector = self._detectors[model, version] = VersionDetector(self._evidence, before)
+        self._newest_version[model] = version
+        self._n_alarms[model, version] = dict.fromkeys(KINDS, 0)
+        return detector
+
+    def close(self, deadline_s: float) -> None:
+        """Send what is pending until then."""
+        self._evidence.stop()
+        if self.capture is not None:
+            self.capture.close()
+        self._stop = True
+        self._ready.set()
+        self._thread.join(max(deadline_s - time.monotonic(), 0))
+
+    def metrics(self) -> list[Value]:
+        """Return the alarms, and the alerts that could not be sent, as metrics."""
+        alarms: list[Value] = [
+            ("alarms_total", {"model": model, "version": version, "kind": kind}, n)
+            for (model, version), kinds in list(self._n_alarms.items())
+            for kind, n in kinds.items()
+        ]
+        return [*alarms, ("monitor_failures_total", {}, self.n_failures + self.n_dropped)]
+
+    # -- sending ---------------------------------------------------------------------------
+
+    def _raise(self, alert: Alert) -> Alert | None:
+        """Queue an alert; return it as it will be sent, None where it is not."""
+        key = (alert.model, alert.version, alert.kind)
+        with self._lock:
+            last_s, n_before = self._sent.get(key, (-float("inf"), 0))
+            if alert.at_s - last_s < self._repeat_s:
+                self._sent[key] = (last_s, n_before + 1)
+                return None
+            if any(silence.covers(alert) for silence in self.silences):
+                self.n_silenced += 1
+                return None
+            if len(self._alerts) >= MAX_PENDING:
+                self.n_dropped += 1
+                self._sent[key] = (last_s, n_before + 1)
+                return None
+            self._sent[key] = (alert.at_s, 0)
+            alert = replace(alert, n_before=n_before)
+            self._alerts.append(alert)
+        self._ready.set()
+        return alert
+
+    def _follow_up(self, alert: Alert, path: str, captured: tuple[str, ...]) -> None:
+        self._alerts.append(replace(alert, n_before=0, capture=path, captured=captured))
+        self._ready.set()
+
+    def _send(self) -> None:
+        while True:
+            self._ready.wait()
+            self._ready.clear()
+            while self._alerts:
+                alert = self._alerts.popleft()
+                for channel in self._channels:
+                    try:
+                        channel(alert)
+                    except Exception:  # noqa: PERF203 - one channel's failure is not the others'
+                        self.n_failures += 1
+                self.n_told += 1
+            if self._stop:
+                return
+
+
+def _alert(model: str, version: str, alarm: Alarm, attribution: Attribution, at_s: float) -> Alert:
+    cause, shares, facts = attribution
+    return Alert(model, version, alarm.kind, alarm.message, cause, alarm.evidence, at_s, shares=shares, facts=facts)
+
+
+# -- channels ------------------------------------------------------------------------------
+
+
+def log(alert: Alert) -> None:
+    """Write to the logger ``torchtriage.monitor``: a warning, or info where requests got quicker."""
+    level = logging.INFO if alert.quicker else logging.WARNING
+    logging.getLogger("torchtriage.monitor").log(level, "%s", alert.title())
+
+
+class Webhook:
+    """Posts an alert as JSON."""
+
+    def __init__(self, url: str, *, token: str = "") -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"expected a URL with http or https, found {url!r}")
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def body(self, alert: Alert) -> Any:
+        """Return what is posted."""
+        return alert.document()
+
+    def __call__(self, alert: Alert) -> None:
+        """Post it; raises what urllib raises."""
+        data = json.dumps(self.body(alert)).encode()
+        request = urllib.request.Request(self._url, data, self._headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            answer.read(1000)
+
+
+class Slack(Webhook):
+    """Posts to an incoming webhook of Slack, or of what understands its ``text``."""
+
+    def body(self, alert: Alert) -> Any:
+        """Return a line of text."""
+        again = f" (and {alert.n_before} more before)" if alert.n_before else ""
+        escaped = alert.title().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        sign = ":information_source:" if alert.quicker else ":rotating_light:"
+        return {"text": f"{sign} {escaped}{again}"}
+
+
+class Alertmanager(Webhook):
+    """Posts to Prometheus' Alertmanager; ``url`` is its root, such as http://host:9093."""
+
+    def __init__(self, url: str, *, token: str = "", labels: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(url.rstrip("/") + "/api/v2/alerts", token=token)
+        self._labels = dict(labels)
+
+    def body(self, alert: Alert) -> Any:
+        """Return the alert as Alertmanager's API has it."""
+        labels = {
+            "alertname": "TorchtriageAnomaly",
+            "model": alert.model,
+            "version": alert.version,
+            "kind": alert.kind,
+            "severity": "info" if alert.quicker else "warning",
+            **self._labels,
+        }
+        annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text}
+        at = datetime.fromtimestamp(alert.at_s, timezone.utc).isoformat()
+        return [{"labels": labels, "annotations": annotations, "startsAt": at}]

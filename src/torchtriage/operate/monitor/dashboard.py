@@ -1,0 +1,307 @@
+"""A dashboard for Grafana, made from the metrics' registry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torchtriage.operate.monitor.metrics import Metric
+from torchtriage.operate.monitor.promql import expand, metrics_of
+
+__all__ = ["DASHBOARD", "Panel", "dashboard"]
+
+SCHEMA_VERSION = 41
+"""Of Grafana 12; older ones (from 9) read it, newer ones bring it up to theirs."""
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HEIGHT, STAT_HEIGHT = 24, 8, 4
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel; ``queries`` are pairs of PromQL with ``@names`` and a legend."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    kind: str = "timeseries"
+
+
+def _quantiles(histogram: str) -> tuple[tuple[str, str], ...]:
+    """Return p50, p90 and p99 of each model's histogram."""
+    return tuple(
+        (
+            f"histogram_quantile({share}, sum by (model, version, le) (rate(@{histogram}_bucket[$__rate_interval])))",
+            f"p{share * 100:g} {MODEL}",
+        )
+        for share in (0.5, 0.9, 0.99)
+    )
+
+
+def _rate(metric: str, *by: str) -> str:
+    return f"sum by ({', '.join(by)}) (rate(@{metric}[$__rate_interval]))"
+
+
+def _more(metric: str, *by: str) -> str:
+    return f"sum by ({', '.join(by)}) (increase(@{metric}[$__rate_interval]))"
+
+
+MODEL = "{{model}} {{version}}"
+ANSWERS = _rate("inference_duration_seconds_count", "model", "version")
+ERRORS = _rate("inference_errors_total", "model", "version")
+FAILED = f"{ERRORS} / ({ERRORS} + {ANSWERS}) or {ANSWERS} * 0"
+
+DASHBOARD: dict[str, tuple[Panel, ...]] = {
+    "Now": (
+        Panel("Answered", "reqps", ((_rate("inference_duration_seconds_count"), ""),), "stat"),
+        Panel("In flight", "short", (("sum(@inference_in_flight)", ""),), "stat"),
+        Panel(
+            "p99",
+            "s",
+            (
+                (
+                    "histogram_quantile(0.99, sum by (le)"
+                    " (rate(@inference_duration_seconds_bucket[$__rate_interval])))",
+                    "",
+                ),
+            ),
+            "stat",
+        ),
+        Panel("Processes began", "dateTimeFromNow", (("@monitor_start_time_seconds * 1000", "{{instance}}"),), "stat"),
+    ),
+    "Traffic": (
+        Panel("Requests answered", "reqps", ((ANSWERS, MODEL),)),
+        Panel(
+            "Mean time", "s", ((f"{_rate('inference_duration_seconds_sum', 'model', 'version')} / {ANSWERS}", MODEL),)
+        ),
+        Panel("Distinct input sizes", "short", (("max by (model, version) (@inference_input_sizes)", MODEL),)),
+    ),
+    "Latency": (
+        Panel("Latency: p50, p90, p99", "s", _quantiles("inference_duration_seconds")),
+        Panel("Requests by latency", "s", ((_more("inference_duration_seconds_bucket", "le"), "{{le}}"),), "heatmap"),
+    ),
+    "Errors": (
+        Panel(
+            "Errors by type",
+            "reqps",
+            ((_rate("inference_errors_total", "model", "version", "error"), f"{MODEL} {{{{error}}}}"),),
+        ),
+        Panel("Share of requests that fail", "percentunit", ((FAILED, MODEL),)),
+        Panel("Outputs with NaN", "short", ((_more("inference_nan_outputs_total", "model", "version"), MODEL),)),
+    ),
+    "Load": (
+        Panel("In flight", "short", (("sum by (model, version) (@inference_in_flight)", MODEL),)),
+        Panel("Time in queue: p50, p90, p99", "s", _quantiles("inference_queue_seconds")),
+    ),
+    "Devices": (
+        Panel(
+            "Device memory",
+            "bytes",
+            tuple(
+                (f"sum by (instance, device) (@device_{what}_bytes)", f"{what} {{{{instance}}}} {{{{device}}}}")
+                for what in ("allocated", "reserved", "capacity")
+            ),
+        ),
+        Panel(
+            "GPU utilization",
+            "percentunit",
+            (("max by (instance, device) (@device_utilization_ratio)", "{{instance}} {{device}}"),),
+        ),
+    ),
+    "torch.compile": (
+        Panel("Recompilations", "short", ((_more("compile_recompiles_total", "instance"), "{{instance}}"),)),
+        Panel("Graph breaks", "short", ((_more("compile_graph_breaks_total", "instance"), "{{instance}}"),)),
+        Panel(
+            "Cache lookups",
+            "short",
+            (
+                (_more("compile_cache_hits_total", "cache"), "{{cache}} hits"),
+                (_more("compile_cache_misses_total", "cache"), "{{cache}} misses"),
+            ),
+        ),
+    ),
+    "Alarms, ladders, rollouts": (
+        Panel("Alarms", "short", ((_more("alarms_total", "model", "version", "kind"), f"{MODEL} {{{{kind}}}}"),)),
+        Panel(
+            "Level of ladders (0 is the full mode)",
+            "short",
+            (("max by (instance, ladder) (@ladder_level)", "{{ladder}} {{instance}}"),),
+        ),
+        Panel(
+            "Share of the candidate", "percentunit", (("max by (rollout) (@rollout_candidate_ratio)", "{{rollout}}"),)
+        ),
+    ),
+    "The monitor itself": (
+        Panel(
+            "Requests by outcome of their record",
+            "reqps",
+            ((_rate("monitor_requests_total", "outcome"), "{{outcome}}"),),
+        ),
+        Panel(
+            "Logs and streams",
+            "reqps",
+            ((_rate("monitor_outlet_records_total", "outlet", "outcome"), "{{outlet}} {{outcome}}"),),
+        ),
+        Panel(
+            "Waiting",
+            "short",
+            (
+                ("sum(@monitor_pending)", "the monitor's thread"),
+                ("sum by (outlet) (@monitor_outlet_pending)", "{{outlet}}"),
+            ),
+        ),
+        Panel(
+            "Trouble",
+            "short",
+            (
+                (_more("monitor_failures_total", "instance"), "failures {{instance}}"),
+                (_more("monitor_refused_models_total", "instance"), "refused models {{instance}}"),
+            ),
+        ),
+    ),
+}
+"""Rows of panels."""
+
+
+def dashboard() -> str:
+    """Return the dashboard as JSON."""
+    ids = count(1)
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in DASHBOARD.items():
+        panels.append(
+            {
+                "id": next(ids),
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": top, "w": WIDTH, "h": 1},
+                "panels": [],
+            }
+        )
+        top += 1
+        width = WIDTH // len(row)
+        height = STAT_HEIGHT if row[0].kind == "stat" else HEIGHT
+        for at, panel in enumerate(row):
+            place = {"x": at * width, "y": top, "w": width, "h": height}
+            panels.append({"id": next(ids), "gridPos": place, **_panel(panel)})
+        top += height
+    document = {
+        "title": "torchtriage",
+        "uid": "torchtriage",
+        "description": "PyTorch models in production, as torchtriage.operate.monitor sees them.",
+        "tags": ["pytorch", "torchtriage"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": _variables()},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    helps = dict.fromkeys(metric.help for query, _ in panel.queries for metric in metrics_of(query))
+    heatmap = panel.kind == "heatmap"
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": " ".join(helps),
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": _field(panel), "overrides": []},
+        "options": OPTIONS[panel.kind],
+        "targets": [
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": SOURCE,
+                "editorMode": "code",
+                "expr": expand(query, _matchers),
+                "legendFormat": legend,
+                "format": "heatmap" if heatmap else "time_series",
+                "range": True,
+            }
+            for at, (query, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def _field(panel: Panel) -> dict[str, Any]:
+    if panel.kind != "timeseries":
+        return {"unit": panel.unit}
+    custom = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"}
+    return {"unit": panel.unit, "min": 0, "custom": custom}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "colorMode": "value",
+        "graphMode": "area",
+        "textMode": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    },
+    "heatmap": {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64},
+        "rowsFrame": {"layout": "le"},
+        "yAxis": {"unit": "s"},
+        "tooltip": {"mode": "single", "yHistogram": False},
+        "legend": {"show": True},
+    },
+}
+
+
+# -- variables -----------------------------------------------------------------------------
+
+VARIABLES = {
+    "instance": "label_values(@monitor_pending, instance)",
+    "model": 'label_values(@inference_in_flight{instance=~"$instance"}, model)',
+    "version": ('label_values(@inference_in_flight{instance=~"$instance",model=~"$model"}, version)'),
+}
+
+
+def _matchers(metric: Metric) -> str:
+    names = [name for name in VARIABLES if name == "instance" or name in metric.labels]
+    return ",".join(f'{name}=~"${name}"' for name in names)
+
+
+def _variables() -> list[dict[str, Any]]:
+    source = {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "current": {},
+    }
+    return [source, *(_variable(name, expand(query)) for name, query in VARIABLES.items())]
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "definition": query,
+        "query": {"qryType": 1, "query": query, "refId": f"variable-{name}"},
+        "refresh": 2,
+        "sort": 1,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "options": [],
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }

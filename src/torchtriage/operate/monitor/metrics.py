@@ -1,0 +1,176 @@
+"""The names of all metrics, and their text for Prometheus.
+
+Dashboards, rules and documentation are made from :data:`METRICS`, so that they name what exists.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from torchtriage.operate.monitor.aggregate import BOUNDS_S
+
+__all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with all labels it can have; ``combine`` : the value of two sources, or processes, together."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    combine: Callable[[float, float], float] = operator.add
+
+
+PREFIX = "torchtriage_"
+_TABLE = """\
+inference_duration_seconds | histogram | model version | Time of a request that succeeded, from its begin to its end.
+inference_queue_seconds | histogram | model version | Time a request waited before it began, where the caller told it.
+inference_errors_total | counter | model version error | Requests that failed, by the exception's name or the \
+caller's word.
+inference_nan_outputs_total | counter | model version | Requests whose output held NaN, where the caller tells \
+whether it does.
+inference_in_flight | gauge | model version | Requests that have begun and not ended.
+inference_input_sizes | gauge | model version | Distinct request sizes seen, up to 256, where the caller tells sizes.
+device_allocated_bytes | gauge | device | Memory of the device that tensors hold.
+device_reserved_bytes | gauge | device | Memory of the device that PyTorch's allocator holds.
+device_capacity_bytes | gauge max | device | Memory that the device has.
+device_utilization_ratio | gauge max | device | Share of the last sample period in which the GPU ran a kernel, as \
+NVML tells it.
+compile_recompiles_total | counter |  | Compilations by torch.compile of code that it had compiled before.
+compile_graph_breaks_total | counter |  | Graph breaks that torch.compile met.
+compile_cache_hits_total | counter | cache | Compiled code that torch.compile found in its caches: whole graphs \
+(autograd), and their forward and backward parts (inductor).
+compile_cache_misses_total | counter | cache | Compiled code that torch.compile looked for in its caches in vain.
+alarms_total | counter | model version kind | Alarms that the detectors raised, told or not, by kind.
+ladder_level | gauge max | ladder | Mode of the ladder that answers: 0 is the full one.
+rollout_candidate_ratio | gauge max | rollout | Share of requests that go to the rollout's candidate; 0 once it is \
+rolled back.
+monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
+monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.
+monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \
+dropped.
+monitor_outlet_pending | gauge | outlet | Records that wait for a log or stream.
+monitor_failures_total | counter |  | Errors inside sinks and channels, and writes to the workers' folder that failed.
+monitor_start_time_seconds | gauge max |  | When the monitor began to count, of several processes the last; Unix time.
+monitor_refused_models_total | counter |  | Times a further model was counted as other, for want of room for more \
+names.
+"""
+"""Name without prefix, kind and how to combine unless by adding, labels, help."""
+
+
+def _metric(line: str) -> Metric:
+    name, kinds, labels, help = (part.strip() for part in line.split("|", 3))
+    kind, _, combine = kinds.partition(" ")
+    return Metric(PREFIX + name, cast(Kind, kind), help, tuple(labels.split()), max if combine else operator.add)
+
+
+METRICS = {metric.name.removeprefix(PREFIX): metric for metric in map(_metric, _TABLE.splitlines())}
+
+Value = tuple[str, dict[str, str], float]
+"""A metric's name without prefix, its labels, its value."""
+
+
+def combined(values: Iterable[Value]) -> list[Value]:
+    """Return one value per metric and labels; unknown metrics are left out."""
+    sums: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in values:
+        metric = METRICS.get(name)
+        if metric is not None:  # None: a worker of another version wrote it
+            key = name, tuple(labels[label] for label in metric.labels)
+            sums[key] = metric.combine(sums[key], value) if key in sums else value
+    return [(name, dict(zip(METRICS[name].labels, texts, strict=True)), value) for (name, texts), value in sums.items()]
+
+
+class Exposition:
+    """Renders states as text; a model that had no request since keeps its text."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[tuple[int, ...], dict[str, str]]] = {}
+
+    def render(self, models: Iterable[dict[str, Any]], values: Iterable[Value]) -> bytes:
+        """Return the text of the models' states and of further values."""
+        lines: dict[str, list[str]] = {name: [] for name in METRICS}
+        for state in models:
+            for name, text in self._model(state).items():
+                lines[name].append(text)
+        for name, labels, value in values:
+            metric = METRICS[name]
+            pairs = {label: labels[label] for label in metric.labels}
+            lines[name].append(f"{metric.name}{_labels(pairs)} {_number(value)}\n")
+        parts = []
+        for name, metric in METRICS.items():
+            if lines[name]:
+                parts += [
+                    f"# HELP {metric.name} {metric.help}\n",
+                    f"# TYPE {metric.name} {metric.kind}\n",
+                    *lines[name],
+                ]
+        return "".join(parts).encode()
+
+    def _model(self, state: dict[str, Any]) -> dict[str, str]:
+        key = (state["model"], state["version"])
+        now = (state["finished"], state["in_flight"], state["n_nan"])
+        if self._known.get(key, ((),))[0] != now:
+            self._known[key] = (now, _model_text(state))
+        return self._known[key][1]
+
+
+def _model_text(state: dict[str, Any]) -> dict[str, str]:
+    labels = {"model": state["model"], "version": state["version"]}
+    text = _labels(labels)
+    inference = METRICS["inference_in_flight"].name.removesuffix("in_flight")
+    out = {
+        "inference_duration_seconds": _histogram(inference + "duration_seconds", labels, state["durations"]),
+        "inference_in_flight": f"{inference}in_flight{text} {state['in_flight']}\n",
+    }
+    # what the caller does not tell is absent: 0 would say that it was looked at
+    if state["n_nan"] is not None:
+        out["inference_nan_outputs_total"] = f"{inference}nan_outputs_total{text} {state['n_nan']}\n"
+    if state["sizes"]:
+        out["inference_input_sizes"] = f"{inference}input_sizes{text} {len(state['sizes'])}\n"
+    if state["queued"]["count"]:
+        out["inference_queue_seconds"] = _histogram(inference + "queue_seconds", labels, state["queued"])
+    if state["errors"]:
+        out["inference_errors_total"] = "".join(
+            f"{inference}errors_total{_labels(labels | {'error': kind})} {n}\n"
+            for kind, n in sorted(state["errors"].items())
+        )
+    return out
+
+
+def _histogram(name: str, labels: dict[str, str], state: dict[str, Any]) -> str:
+    inside = _labels(labels)[:-1]
+    parts, total = [], 0
+    for bound, n in zip(_BOUNDS, state["classic"], strict=True):
+        total += n
+        parts.append(f'{name}_bucket{inside},le="{bound}"}} {total}\n')
+    parts.append(f"{name}_sum{inside}}} {_number(state['sum_ns'] * 1e-9)}\n")
+    parts.append(f"{name}_count{inside}}} {state['count']}\n")
+    return "".join(parts)
+
+
+_BOUNDS = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+def _labels(pairs: dict[str, str]) -> str:
+    # what UTF-8 cannot hold becomes a question mark
+    inside = (
+        f'{name}="{text.translate(_ESCAPES).encode("utf-8", "replace").decode()}"' for name, text in pairs.items()
+    )
+    return f"{{{','.join(inside)}}}" if pairs else ""
+
+
+def _number(value: float) -> str:
+    # 15 digits: a rate is the difference of two sums, which may be those of weeks
+    return repr(value) if isinstance(value, int) else f"{value:.15g}"

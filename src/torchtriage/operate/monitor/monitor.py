@@ -1,0 +1,327 @@
+"""The monitor: takes finished requests off the request path and hands them on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow, plain
+from torchtriage.operate.monitor.instrument import Model, Ring
+
+__all__ = ["MAX_MODELS", "Accounts", "Monitor", "Sink", "Snapshot"]
+
+MAX_MODELS = 2_000
+"""Pairs of model and version kept apart; further ones are counted together as ``other``."""
+DRAIN_S = 0.1
+"""How long a finished request waits for the monitor's thread at most, while that thread runs. It
+costs about 50 µs of a processor to wake: more often would be more than what requests cost."""
+CLOSE_S = 0.15
+"""What closing may take, whatever the sinks do."""
+OTHER = "other"
+
+
+class Sink(Protocol):
+    """Where finished requests go. Nothing in it may block the monitor's thread."""
+
+    def start(self, monitor: Monitor) -> None:
+        """Begin; called once, and again in a forked child."""
+
+    def offer(self, model: Model, rows: list[RequestRow]) -> None:
+        """Take finished requests, or drop them and count."""
+
+    def close(self, deadline_s: float) -> None:
+        """Hand over what is pending until then, on the clock of ``time.monotonic``."""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Where every finished request is. ``produced == sent + dropped + pending``, always.
+
+    ``sent`` : aggregated and offered to the sinks. ``dropped`` : for want of room in a thread's
+    queue. ``pending`` : in the threads' queues.
+    """
+
+    produced: int
+    sent: int
+    dropped: int
+    pending: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One model's numbers at one moment. Times in seconds, NaN of no requests."""
+
+    model: str
+    version: str
+    finished: int
+    in_flight: int
+    errors: dict[str, int]
+    nan_outputs: int | None
+    """None where no caller says whether an output held NaN."""
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    sizes: int
+    """Distinct sizes seen, up to a bound."""
+
+
+class Monitor:
+    """Observes models and hands finished requests to ``sinks``, off the request path.
+
+    Everything slow happens in one daemon thread, which starts with the first request's model and,
+    after a fork, anew in the child. ``max_models`` bounds how many pairs of name and version are
+    kept apart.
+    """
+
+    def __init__(self, *sinks: Sink, max_models: int = MAX_MODELS) -> None:
+        self._sinks: tuple[Sink, ...] = ()
+        self._drain_s = DRAIN_S
+        self._max_models = max_models
+        self._models: dict[tuple[str, str], Model] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._rings: list[tuple[Model, Ring]] = []
+        self._reset()
+        _monitors.add(self)
+        self.add(*sinks)
+
+    def _reset(self) -> None:
+        """Make what a fork may have left half-done: locks, rings, thread; count from zero."""
+        self.n_sink_failures = 0
+        """Errors that sinks raised when started or offered requests."""
+        self.n_refused = 0
+        """Requests for a further model, counted as ``other``."""
+        self.started_s = time.time()
+        """When it began to count: seconds since the epoch."""
+        # rings, models and aggregates; the collector may run a finalizer that observes while the
+        # lock is held, hence reentrant, and hence a queue for new rings
+        self._lock = threading.RLock()
+        self._new_rings: deque[tuple[Model, Ring]] = deque()
+        self._wake = threading.Event()
+        self._thread = None
+
+    def add(self, *sinks: Sink) -> None:
+        """Start sinks, and hand them all requests from now on."""
+        for sink in sinks:
+            sink.start(self)
+            with self._lock:
+                self._sinks = (*self._sinks, sink)
+                self._drain_s = min(self._drain_s, getattr(sink, "drain_s", DRAIN_S))
+
+    # -- request path ----------------------------------------------------------------------
+
+    def observe(self, name: str, *, version: str = "", size: Callable[..., int] | None = None) -> Model:
+        """Return the model to decorate a function with, or to open requests of.
+
+        ``size`` : for decorated functions, gives a call's size from its arguments.
+        """
+        # version=2.1 is easily written, and is text wherever it is reported
+        name, version = str(name), str(version)
+        model = self._models.get((name, version))
+        if model is None:
+            model = self._new_model(name, version)
+        return model.sized(size)
+
+    def _new_model(self, name: str, version: str) -> Model:
+        with self._lock:
+            if (name, version) not in self._models and len(self._models) >= self._max_models:
+                self.n_refused += 1
+                name, version = OTHER, ""
+            if (name, version) in self._models:
+                return self._models[name, version]
+            model = self._models[name, version] = Model(name, version, self._add_ring, Aggregate())
+        self._start()
+        return model
+
+    def rings(self, model: Model) -> list[Ring]:
+        """Return the queues of the threads that serve a model."""
+        with self._lock:
+            return [ring for owner, ring in self._all_rings() if owner is model]
+
+    def _add_ring(self, model: Model, ring: Ring) -> None:
+        self._new_rings.append((model, ring))
+
+    # -- the monitor's thread --------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            self._thread = threading.Thread(target=self._run, name="torchtriage-monitor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        wake = self._wake
+        while not wake.wait(self._drain_s):
+            self.drain()
+
+    def drain(self) -> None:
+        """Take all finished requests off their threads' queues."""
+        with self._lock:
+            self._rings = [pair for pair in self._all_rings() if not self._take(*pair)]
+
+    def _all_rings(self) -> list[tuple[Model, Ring]]:
+        while self._new_rings:
+            self._rings.append(self._new_rings.popleft())
+        return self._rings
+
+    def _take(self, model: Model, ring: Ring) -> bool:
+        """Take a ring's requests; return whether its thread ended and nothing is left."""
+        ended = not ring.thread.is_alive()
+        rows, pending = [], ring.rows
+        for _ in range(len(pending)):
+            row = pending.popleft()
+            size, note = row[2], row[3]
+            usual = note is None and (size is None or size.__class__ is int)
+            rows.append(row if usual else plain(row))
+        if rows:
+            model.aggregate.add(rows)
+            for sink in self._sinks:
+                try:
+                    sink.offer(model, rows)
+                except Exception:  # noqa: PERF203 - one sink's defect is not the others'
+                    self.n_sink_failures += 1
+        if ended:
+            model.aggregate.dropped += ring.dropped
+            model.aggregate.begun_by_ended += ring.begun
+        return ended
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Where finished requests go."""
+        return self._sinks
+
+    def accounts(self) -> Accounts:
+        """Return where all finished requests are."""
+        with self._lock:
+            # a ring is read once: what its thread appends meanwhile belongs to the next reading
+            rings, models = self._all_rings(), list(self._models.values())
+            pending = sum(len(ring.rows) for _, ring in rings)
+            dropped = sum(ring.dropped for _, ring in rings)
+            dropped += sum(model.aggregate.dropped for model in models)
+            sent = sum(model.aggregate.finished for model in models)
+        return Accounts(sent + dropped + pending, sent, dropped, pending)
+
+    def in_flight(self) -> dict[tuple[str, str], int]:
+        """Return how many requests of each model and version have begun and not ended."""
+        with self._lock:
+            return self._in_flight()
+
+    def _in_flight(self) -> dict[tuple[str, str], int]:
+        open_: dict[tuple[str, str], int] = {}
+        for key, model in list(self._models.items()):
+            aggregate = model.aggregate
+            open_[key] = aggregate.begun_by_ended - aggregate.finished - aggregate.dropped
+        for model, ring in self._all_rings():
+            # begun last: read first, one that ends meanwhile would leave less than nothing open
+            ended = len(ring.rows) + ring.dropped
+            open_[model.name, model.version] += ring.begun - ended
+        return {key: max(n, 0) for key, n in open_.items()}
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return every model's numbers as JSON's types, with what is in flight."""
+        with self._lock:
+            return [
+                {"model": key[0], "version": key[1], "in_flight": in_flight} | self._models[key].aggregate.state()
+                for key, in_flight in self._in_flight().items()
+            ]
+
+    def snapshot(self) -> tuple[Snapshot, ...]:
+        """Return every model's numbers up to this moment."""
+        self.drain()
+        with self._lock:
+            return tuple(
+                _snapshot(key, self._models[key].aggregate, in_flight) for key, in_flight in self._in_flight().items()
+            )
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Hand over what is pending and stop; at most 0.2 s, whatever the sinks do."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.set()
+        deadline_s = time.monotonic() + CLOSE_S
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(max(deadline_s - time.monotonic(), 0))
+        if self._lock.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
+            self._lock.release()
+            self.drain()
+        for sink in self._sinks:
+            sink.close(deadline_s)
+
+    def reset_after_fork(self) -> None:
+        """Forget what was counted and start again; for a forked child."""
+        own, here = self._rings + list(self._new_rings), threading.current_thread()
+        self._reset()
+        self._rings = [(model, ring) for model, ring in own if ring.thread is here]
+        for _, ring in self._rings:
+            ring.rows.clear()
+            ring.begun = ring.dropped = 0
+        for model in self._models.values():
+            model.aggregate.clear()
+        if self._closed:
+            return
+        for sink in self._sinks:
+            try:
+                sink.start(self)
+            except Exception:  # noqa: PERF203 - one sink's defect is not the others'
+                self.n_sink_failures += 1
+        if self._models:
+            self._start()
+
+    def __enter__(self) -> Monitor:
+        """Return the monitor, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _snapshot(key: tuple[str, str], aggregate: Aggregate, in_flight: int) -> Snapshot:
+    durations = aggregate.durations
+    return Snapshot(
+        model=key[0],
+        version=key[1],
+        finished=aggregate.finished,
+        in_flight=in_flight,
+        errors=dict(aggregate.errors),
+        nan_outputs=aggregate.n_nan,
+        mean_s=durations.sum_ns * 1e-9 / durations.count if durations.count else float("nan"),
+        p50_s=durations.quantile_s(0.5),
+        p90_s=durations.quantile_s(0.9),
+        p99_s=durations.quantile_s(0.99),
+        sizes=len(aggregate.sizes),
+    )
+
+
+_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for monitor in list(_monitors):
+        monitor.reset_after_fork()
+
+
+def _at_exit() -> None:
+    for monitor in list(_monitors):
+        monitor.close()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

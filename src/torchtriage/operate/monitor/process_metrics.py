@@ -1,0 +1,96 @@
+"""Metrics of the process itself: device memory, recompilations, graph breaks, ladders, rollouts.
+
+Nothing is imported that the service has not imported itself, and what is not known is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from torchtriage.operate.monitor.metrics import Value
+
+__all__ = ["MetricSource", "read", "register"]
+
+
+class MetricSource(Protocol):
+    """Has metrics of its own, such as a ladder or a rollout."""
+
+    def metrics(self) -> Iterable[Value]:
+        """Return them as they are now."""
+
+
+_sources: list[weakref.ref[MetricSource]] = []
+
+
+def register(source: MetricSource) -> None:
+    """Report ``source`` too, as long as something else holds it."""
+    _sources.append(weakref.ref(source, _sources.remove))
+
+
+def read() -> list[Value]:
+    """Return what is known now; a part that fails is left out."""
+    alive = [source for reference in list(_sources) if (source := reference()) is not None]
+    values: list[Value] = []
+    for part in (_devices, _compilation, *(source.metrics for source in alive)):
+        try:
+            values += part()
+        except Exception:  # noqa: PERF203 - a lost GPU must not cost the other numbers
+            continue
+    return values
+
+
+# -- devices -------------------------------------------------------------------------------
+
+READINGS: dict[str, Callable[[Any, int], float]] = {
+    "device_allocated_bytes": lambda cuda, at: int(cuda.memory_allocated(at)),
+    "device_reserved_bytes": lambda cuda, at: int(cuda.memory_reserved(at)),
+    "device_capacity_bytes": lambda cuda, at: int(cuda.get_device_properties(at).total_memory),
+    # through nvidia-ml-py where it is installed; torch knows which of NVML's devices is its own
+    "device_utilization_ratio": lambda cuda, at: int(cuda.utilization(at)) / 100,
+}
+
+
+def _devices() -> Iterator[Value]:
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return
+    for at, device in enumerate(_device_names(cuda.device_count())):
+        for name, reading in READINGS.items():
+            try:
+                yield name, {"device": device}, reading(cuda, at)
+            except Exception:  # noqa: PERF203 - a MIG slice has memory and no utilization
+                continue
+
+
+def _device_names(n: int) -> list[str]:
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        names = [name.strip() for name in os.environ.get(variable, "").split(",")]
+        if len(set(names)) == n and all(names):
+            return names
+    return [str(at) for at in range(n)]
+
+
+# -- torch.compile -------------------------------------------------------------------------
+
+CACHES = {"autograd": ("aot_autograd", "autograd_cache"), "inductor": ("inductor", "fxgraph_cache")}
+
+
+def _compilation() -> Iterator[Value]:
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if frames is not None and hasattr(frames, "FRAME_COMPILE_COUNTER"):
+        times = list(frames.FRAME_COMPILE_COUNTER.values())
+        yield "compile_recompiles_total", {}, sum(max(n - 1, 0) for n in times)
+    if utils is None or not hasattr(utils, "counters"):
+        return
+    counters: Any = utils.counters  # get: indexing would add to what dynamo may be walking over
+    yield "compile_graph_breaks_total", {}, sum(list(counters.get("graph_break", {}).values()))
+    for cache, (group, name) in CACHES.items():
+        counts = counters.get(group, {})
+        yield "compile_cache_hits_total", {"cache": cache}, counts.get(f"{name}_hit", 0)
+        yield "compile_cache_misses_total", {"cache": cache}, counts.get(f"{name}_miss", 0)

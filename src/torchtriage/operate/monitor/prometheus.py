@@ -1,0 +1,207 @@
+"""Metrics for Prometheus to scrape: one text per second at most, served as bytes.
+
+A scrape never touches the request path: the text is made from the monitor's own numbers, at most
+once per ``RENDER_S`` however many scrapers ask, and models without new requests keep their lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.listener import Handler, Listener, check_host
+from torchtriage.operate.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value, combined
+from torchtriage.operate.monitor.workers import ModelStates, WorkerFile, WorkerFolder
+
+if TYPE_CHECKING:
+    from torchtriage.operate.monitor.aggregate import RequestRow
+    from torchtriage.operate.monitor.instrument import Model
+    from torchtriage.operate.monitor.monitor import Monitor
+
+__all__ = ["Collector", "Prometheus"]
+
+RENDER_S = 1.0
+FLUSH_S = 1.0
+"""Between two writes of a worker's file: what a kill -9 can cost."""
+MAX_SCRAPERS = 16
+
+
+class Prometheus:
+    """A listener at ``http://host:port/metrics``.
+
+    It binds to this machine alone unless ``host`` says otherwise, and then asks every scraper for
+    ``token`` (``Authorization: Bearer ...``). ``port=0`` takes a free one, ``.port`` says which.
+    With ``folder``, several processes share one port: each writes its numbers there once a second,
+    one of them serves the sums, and another takes over when that one dies.
+
+    Raises
+    ------
+    UsageError
+        A host beyond this machine without a token; when it starts, a port that is taken (with
+        ``folder``, another worker serves then).
+    """
+
+    def __init__(
+        self,
+        port: int = 9464,
+        *,
+        host: str = "127.0.0.1",
+        token: str = "",
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_host(host, token, "Prometheus")
+        self.port = port
+        self.n_failures = 0
+        """Writes to ``folder`` that failed (a full disk): tried again at the next flush."""
+        self._host = host
+        self._token = token
+        self._folder = Path(folder) if folder is not None else None
+        self._pid = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._exposition = Exposition()
+        self._render_lock = threading.Lock()
+        self._text = b""
+        self._rendered_s = -RENDER_S
+        self._server: Listener | None = None
+        self._worker: WorkerFile | None = None
+        self._stop = threading.Event()
+
+    def start(self, monitor: Monitor) -> None:
+        """Listen; in a forked child, close what is the parent's first."""
+        for inherited in (self._server, self._worker):
+            if inherited is not None:
+                inherited.forget()
+        self._reset()
+        self._monitor = monitor
+        forked = self._pid not in (0, os.getpid())
+        self._pid = os.getpid()
+        if self._folder is not None:
+            self._worker = WorkerFile(self._folder)
+            self._serve()
+            threading.Thread(target=self._share, name="torchtriage-workers", daemon=True).start()
+        elif not forked:  # a child has numbers of its own but the port is its parent's
+            self._listen()
+
+    def offer(self, model: Model, rows: list[RequestRow]) -> None:
+        """Do nothing: the monitor's sums are what is served."""
+
+    def close(self, deadline_s: float) -> None:
+        """Stop listening, leave the last numbers in the folder."""
+        self._stop.set()
+        self._flush()
+        if self._worker is not None:
+            self._worker.leave()
+            self._worker = None
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+
+    def text(self) -> bytes:
+        """Return the metrics as Prometheus reads them, at most a second old."""
+        with self._render_lock:
+            now_s = time.monotonic()
+            if now_s - self._rendered_s >= RENDER_S:
+                self._text = self._exposition.render(*self._numbers())
+                self._rendered_s = time.monotonic()
+            return self._text
+
+    def _numbers(self) -> tuple[ModelStates, list[Value]]:
+        if self._folder is None:
+            return self._monitor.state(), self._values()
+        self._flush()
+        merged = WorkerFolder(self._folder).read()
+        return merged.models(), merged.values()
+
+    def _values(self) -> list[Value]:
+        """Return the numbers of no model, of this process."""
+        monitor = self._monitor
+        accounts = monitor.accounts()
+        values: list[Value] = [
+            *process_metrics.read(),
+            ("monitor_requests_total", {"outcome": "sent"}, accounts.sent),
+            ("monitor_requests_total", {"outcome": "dropped"}, accounts.dropped),
+            ("monitor_pending", {}, accounts.pending),
+            ("monitor_refused_models_total", {}, monitor.n_refused),
+            ("monitor_failures_total", {}, monitor.n_sink_failures + self.n_failures),
+            ("monitor_start_time_seconds", {}, monitor.started_s),
+        ]
+        for sink in monitor.sinks:
+            metrics = getattr(sink, "metrics", None)
+            if metrics is not None:
+                values += metrics()
+        return combined(values)
+
+    def _share(self) -> None:
+        stop = self._stop
+        while True:
+            self._flush()
+            if self._server is None and not stop.is_set():
+                with contextlib.suppress(UsageError):
+                    self._serve()
+            if stop.wait(FLUSH_S):
+                return
+
+    def _flush(self) -> None:
+        worker = self._worker
+        if worker is not None:
+            try:
+                worker.write(self._monitor.state(), self._values())
+            except OSError:
+                self.n_failures += 1
+
+    def _serve(self) -> None:
+        try:
+            self._listen()
+        except UsageError as error:  # another worker listens
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+
+    def _listen(self) -> None:
+        address = (self._host, self.port)
+        self._server = Listener(address, self._answer, token=self._token, most=MAX_SCRAPERS, what="Prometheus")
+        self.port = self._server.port
+
+    def _answer(self, client: Handler) -> None:
+        if client.path.split("?")[0] not in ("/metrics", "/"):
+            client.answer(404, b"metrics are at /metrics\n", "text/plain")
+        else:
+            client.answer(200, self.text(), CONTENT_TYPE)
+
+
+class Collector:
+    """The same metrics for a registry of ``prometheus_client`` that a service already serves.
+
+    >>> prometheus_client.REGISTRY.register(Collector(monitor))  # doctest: +SKIP
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        try:
+            self._core: Any = import_module("prometheus_client.core")
+        except ImportError as error:
+            raise MissingExtraError(
+                "a collector for prometheus_client needs prometheus_client, which is not installed",
+                hint="pip install 'torchtriage[monitor]'",
+            ) from error
+        self._source = Prometheus()
+        self._source._monitor = monitor
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families."""
+        parser = import_module("prometheus_client.parser")
+        yield from parser.text_string_to_metric_families(self._source.text().decode())
+
+    def describe(self) -> Iterator[Any]:
+        """Yield the names alone: registering asks for them before there is a request."""
+        for metric in METRICS.values():
+            yield self._core.Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)

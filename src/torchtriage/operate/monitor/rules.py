@@ -1,0 +1,290 @@
+"""Recording and alerting rules for Prometheus, made from the metrics' registry."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchtriage.core.errors import UsageError
+from torchtriage.operate.monitor.promql import expand
+
+__all__ = ["ALERTS", "RECORDED", "AlertRule", "alerts", "rules"]
+
+DOCS = "docs/monitor.md#alerts"
+BY = "job, model, version"
+ANSWERS = f"sum by ({BY}) (rate(@inference_duration_seconds_count[5m]))"
+ERRORS = f"sum by ({BY}) (rate(@inference_errors_total[5m]))"
+REQUESTS = "model:torchtriage_inference_requests:rate5m"
+ERROR_RATIO = "model:torchtriage_inference_error_ratio:rate5m"
+LATENCY = "model:torchtriage_inference_duration_seconds"
+QUEUE = "model:torchtriage_inference_queue_seconds:p90_5m"
+
+
+def _quantile(histogram: str, share: float) -> str:
+    rates = f"sum by ({BY}, le) (rate(@{histogram}_bucket[5m]))"
+    return f"histogram_quantile({share}, {rates}) >= 0"
+
+
+RECORDED = {
+    REQUESTS: f"{ERRORS} + {ANSWERS} or {ANSWERS}",
+    ERROR_RATIO: f"{ERRORS} / ({REQUESTS} > 0) or 0 * ({REQUESTS} > 0)",
+    **{
+        f"{LATENCY}:p{round(share * 100)}_5m": _quantile("inference_duration_seconds", share)
+        for share in (0.5, 0.9, 0.99)
+    },
+    QUEUE: _quantile("inference_queue_seconds", 0.9),
+}
+"""Name of each recorded series, and its query with ``@names``."""
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """An alert; ``wait`` is how long it must hold before anybody is told."""
+
+    name: str
+    query: str
+    wait: str
+    severity: str
+    summary: str
+    description: str
+
+
+OF_MODEL = "{{ $labels.model }} {{ $labels.version }}"
+OUT_OF_MEMORY = '@inference_errors_total{error=~".*OutOfMemory.*"}'
+OF_INSTANCE = "{{ $labels.instance }}"
+WARM = "(time() - @monitor_start_time_seconds > 900)"
+"""Processes that have run for the time of the window and five minutes before it."""
+
+ALERTS = (
+    AlertRule(
+        "TorchtriageDown",
+        "up == 0 and on (job, instance) present_over_time(@monitor_pending[1h])",
+        "2m",
+        "critical",
+        f"{OF_INSTANCE} cannot be scraped",
+        "It told its metrics within the last hour and does not answer now: look whether the process"
+        " runs, and whether its port or token changed.",
+    ),
+    AlertRule(
+        "TorchtriageStuck",
+        f"sum by ({BY}) (@inference_in_flight) > 0 and {REQUESTS} == 0",
+        "5m",
+        "critical",
+        f"{OF_MODEL}: requests have begun and none ends",
+        "{{ $value }} requests are under way and none has ended for ten minutes: a deadlock, a hung"
+        " device or a hung collective. Take the stacks of the process (py-spy dump) before it is"
+        " restarted.",
+    ),
+    AlertRule(
+        "TorchtriageNaN",
+        f"sum by ({BY}) (increase(@inference_nan_outputs_total[10m])) > 0",
+        "0m",
+        "critical",
+        f"{OF_MODEL} answers NaN",
+        "{{ $value | humanize }} answers held NaN in ten minutes: go back to the version before,"
+        " then look for inputs out of range and for reduced precision.",
+    ),
+    AlertRule(
+        "TorchtriageOutOfMemory",
+        f"sum by ({BY}) (increase({OUT_OF_MEMORY}[10m])) > 0"
+        # a kind of error that is new has nothing that it rises from
+        f" or sum by ({BY}) ({OUT_OF_MEMORY} unless {OUT_OF_MEMORY} offset 10m"
+        " and on (job, instance) @monitor_start_time_seconds offset 10m) > 0",
+        "0m",
+        "critical",
+        f"{OF_MODEL}: requests fail for want of device memory",
+        "Bound the batch and the input size; torchtriage memory SNAPSHOT says what holds the memory"
+        " and whether it is fragmented (docs/memory.md).",
+    ),
+    AlertRule(
+        "TorchtriageLatencyShift",
+        f"{LATENCY}:p90_5m > 2 * avg_over_time({LATENCY}:p90_5m[6h] offset 30m) and {REQUESTS} > 0.2",
+        "10m",
+        "warning",
+        f"{OF_MODEL} takes twice as long as in the hours before",
+        "p90 is {{ $value | humanizeDuration }}. Compare the dashboard's rows of devices,"
+        " compilation and input sizes; a recording of both states and torchtriage compare name the"
+        " cause (docs/compare.md).",
+    ),
+    AlertRule(
+        "TorchtriageQueue",
+        f"{QUEUE} > {LATENCY}:p90_5m",
+        "10m",
+        "warning",
+        f"{OF_MODEL}: requests wait longer than they are worked on",
+        "p90 of the wait is {{ $value | humanizeDuration }}: add replicas, batch more, or let a"
+        " ladder answer by a lighter mode (docs/degrade.md).",
+    ),
+    AlertRule(
+        "TorchtriageDeviceMemory",
+        "max by (job, instance, device) (@device_allocated_bytes / @device_capacity_bytes) > 0.9",
+        "10m",
+        "warning",
+        f"{OF_INSTANCE}: tensors fill device {{{{ $labels.device }}}}",
+        "Tensors hold {{ $value | humanizePercentage }} of its memory: the next larger batch may"
+        " fail. tt.memory.watch() tells whether it leaks (docs/leaks.md).",
+    ),
+    AlertRule(
+        "TorchtriageRecompiles",
+        f"increase(@compile_recompiles_total[10m]) > 0 and on (job, instance) {WARM}",
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} compiles again after warm-up",
+        "{{ $value | humanize }} recompilations in ten minutes, each of which stalls a request for"
+        " seconds: torchtriage compile names the guard and the line (docs/compile.md); few planned"
+        " input sizes cure most (docs/bucketing.md).",
+    ),
+    AlertRule(
+        "TorchtriageGraphBreaks",
+        f"increase(@compile_graph_breaks_total[10m]) > 0 and on (job, instance) {WARM}",
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} meets graph breaks after warm-up",
+        "{{ $value | humanize }} graph breaks in ten minutes: torchtriage compile names their lines"
+        " and cures (docs/compile.md).",
+    ),
+    AlertRule(
+        "TorchtriageAnomaly",
+        f"sum by ({BY}, kind) (increase(@alarms_total[10m])) > 0",
+        "0m",
+        "warning",
+        f"{OF_MODEL}: {{{{ $labels.kind }}}}",
+        "The detectors in the service raised {{ $value | humanize }} alarms of this kind in ten"
+        " minutes; what they saw is in its log and channels (docs/detection.md).",
+    ),
+    AlertRule(
+        "TorchtriageDegraded",
+        "max by (job, instance, ladder) (@ladder_level) > 0",
+        "15m",
+        "warning",
+        f"{OF_INSTANCE}: {{{{ $labels.ladder }}}} answers by a lighter mode",
+        "It stands at level {{ $value }} and has not come back: its log says why it went down (docs/degrade.md).",
+    ),
+    AlertRule(
+        "TorchtriageRolledBack",
+        "max by (job, rollout) (@rollout_candidate_ratio) == 0"
+        " and max by (job, rollout) (max_over_time(@rollout_candidate_ratio[1h])) > 0",
+        "0m",
+        "warning",
+        "{{ $labels.rollout }}: nothing goes to the candidate any more",
+        "It was rolled back, or its store cannot be read: torchtriage rollout status says which and"
+        " why (docs/rollout.md).",
+    ),
+    AlertRule(
+        "TorchtriageTelemetryLost",
+        'sum by (job, instance) (increase(@monitor_requests_total{outcome="dropped"}[10m])) > 0'
+        " or sum by (job, instance, outlet)"
+        ' (increase(@monitor_outlet_records_total{outcome="dropped"}[10m])) > 0'
+        " or sum by (job, instance) (increase(@monitor_failures_total[10m])) > 0",
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} loses records{{{{ with $labels.outlet }}}} of {{{{ . }}}}{{{{ end }}}}",
+        "{{ $value | humanize }} records or alerts in ten minutes. No request is harmed; the"
+        " numbers are incomplete. The outlet's last_error says why.",
+    ),
+    AlertRule(
+        "TorchtriageOutletStuck",
+        "sum by (job, instance, outlet) (@monitor_outlet_pending) > 0"
+        " unless on (job, instance, outlet) sum by (job, instance, outlet)"
+        ' (increase(@monitor_outlet_records_total{outcome="sent"}[5m])) > 0',
+        "5m",
+        "warning",
+        f"{OF_INSTANCE}: {{{{ $labels.outlet }}}} sends nothing",
+        "{{ $value }} records wait: its server or disk is away. The oldest are dropped once there"
+        " is no room. The outlet's last_error says why.",
+    ),
+    AlertRule(
+        "TorchtriageModelsRefused",
+        "sum by (job, instance) (increase(@monitor_refused_models_total[10m])) > 0",
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} observes more models than it has room for",
+        "Further pairs of model and version are counted together as other: a name or a version that"
+        " changes with each request belongs elsewhere.",
+    ),
+)
+"""What needs no choice of the user's."""
+
+
+def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> list[AlertRule]:
+    """Return all alerts.
+
+    Parameters
+    ----------
+    errors : float
+        Share of requests that may fail.
+    latency : mapping, optional
+        Seconds that 99 % of a model's requests may take; the name ``""`` stands for all others.
+
+    Raises
+    ------
+    UsageError
+        A share that is none, or a time that is no positive number.
+    """
+    if not 0 < errors < 1:
+        raise UsageError(f"expected a share of errors between 0 and 1, found {errors:g}")
+    found = [
+        AlertRule(
+            "TorchtriageErrors",
+            f"{ERROR_RATIO} > {errors:g}",
+            "5m",
+            "critical",
+            f"{OF_MODEL} fails {{{{ $value | humanizePercentage }}}} of its requests",
+            f"More than {errors:.15g} of the requests failed, for ten minutes: the dashboard's row"
+            " of errors shows which kinds. A rollout under way is the first suspect"
+            " (torchtriage rollout status).",
+        )
+    ]
+    if latency:
+        found.append(
+            AlertRule(
+                "TorchtriageLatency",
+                _too_slow(latency),
+                "5m",
+                "critical",
+                f"{OF_MODEL} misses its latency objective",
+                "p99 is {{ $value | humanizeDuration }}. Compare the dashboard's rows of queue,"
+                " devices and compilation; tt.sample() records the service for torchtriage analyze"
+                " (docs/recording.md).",
+            )
+        )
+    return [*found, *ALERTS]
+
+
+def _too_slow(latency: Mapping[str, float]) -> str:
+    parts = []
+    named = [model for model in latency if model]
+    for model, seconds in latency.items():
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise UsageError(f"expected seconds above 0, found {seconds:g}")
+        asked = [f"model={json.dumps(model)}"]
+        if not model:
+            asked = [f"model!={json.dumps(one)}" for one in named]
+        parts.append(f"{LATENCY}:p99_5m{{{','.join(asked)}}} > {seconds:.15g}")
+    return " or ".join(parts)
+
+
+def rules(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> str:
+    """Return the rules' file as YAML; parameters and errors as of :func:`alerts`."""
+    lines = ["groups:", "  - name: torchtriage", "    rules:"]
+    for name, query in RECORDED.items():
+        lines += [f"      - record: {name}", f"        expr: {_text(expand(query))}"]
+    for one in alerts(errors, latency):
+        lines += [
+            f"      - alert: {one.name}",
+            f"        expr: {_text(expand(one.query))}",
+            f"        for: {one.wait}",
+            "        labels:",
+            f"          severity: {one.severity}",
+            "        annotations:",
+            f"          summary: {_text(one.summary)}",
+            f"          description: {_text(one.description)}",
+            f"          runbook: {_text(DOCS)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)

@@ -1,0 +1,170 @@
+"""Several processes' numbers in one folder: each writes a file of its own, any may read all.
+
+A worker replaces its file once per flush, in one step; what it counted since the last flush is all
+that a ``kill -9`` can cost. It holds a lock on ``<name>.lock`` as long as it lives. A reader adds
+the files of the dead to ``ended.json`` and removes them, so that the folder does not grow; a
+counter only ever grows. Of the dead, gauges are nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.errors import UsageError
+from torchtriage.operate.monitor.aggregate import Aggregate
+from torchtriage.operate.monitor.metrics import METRICS, Value, combined
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["MergedNumbers", "ModelStates", "WorkerFile", "WorkerFolder"]
+
+ModelStates = list[dict[str, Any]]
+
+
+class WorkerFile:
+    """The file of this process; any of its threads may write it."""
+
+    def __init__(self, folder: Path) -> None:
+        if fcntl is None:
+            raise UsageError("several processes' numbers in one folder need POSIX file locks")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{os.getpid()}-{time.time_ns()}.json"
+        self._lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._writing = threading.Lock()
+        self._left = False
+
+    def write(self, models: ModelStates, values: Sequence[Value] = ()) -> None:
+        """Replace the file, unless it was left. Errors of the disk are the caller's."""
+        with self._writing:
+            if not self._left:
+                _replace(self.path, {"models": models, "values": values})
+
+    def leave(self) -> None:
+        """Release the lock: readers then count the file as a dead process'."""
+        with self._writing:
+            if not self._left:
+                self._left = True
+                os.close(self._lock)
+
+    def forget(self) -> None:
+        """Close, in a forked child, the lock of its parent."""
+        os.close(self._lock)
+
+
+class WorkerFolder:
+    """The files of all processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ended = folder / "ended.json"
+
+    def read(self) -> MergedNumbers:
+        """Return the numbers of all processes, dead and alive, added up."""
+        with self._alone():
+            ended = _load(self._ended) or {"models": [], "included": []}
+            merged = MergedNumbers()
+            merged.add(ended, alive=False)
+            included = set(ended["included"])
+            alive, dead = [], []
+            for path in sorted(self.folder.glob("*-*.json")):
+                if path.stem in included:
+                    dead.append(path)  # removed too late by a reader that was killed
+                    continue
+                ended_now = _is_dead(path)
+                content = _load(path)
+                if content is None:
+                    continue
+                if ended_now:
+                    merged.add(content, alive=False)
+                    dead.append(path)
+                else:
+                    alive.append(content)
+            if dead:
+                _replace(
+                    self._ended,
+                    {"models": merged.models(), "values": merged.values(), "included": [path.stem for path in dead]},
+                )
+                for path in dead:
+                    for suffix in (".json", ".lock", ".draft"):
+                        path.with_suffix(suffix).unlink(missing_ok=True)
+            for content in alive:
+                merged.add(content)
+        return merged
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = os.open(self.folder / "folder.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+class MergedNumbers:
+    """The numbers of several processes, summed by model and version, and by metric and labels."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str], tuple[Aggregate, int]] = {}
+        self._values: list[Value] = []
+
+    def add(self, content: dict[str, Any], *, alive: bool = True) -> None:
+        """Add one process' file; the dead have counted, and have nothing in flight."""
+        for name, labels, value in content.get("values", ()):
+            if alive or (name in METRICS and METRICS[name].kind == "counter"):
+                self._values.append((name, labels, value))
+        for state in content["models"]:
+            key = (state["model"], state["version"])
+            aggregate, in_flight = self._models.get(key, (Aggregate(), 0))
+            aggregate.include(state)
+            self._models[key] = (aggregate, in_flight + (state["in_flight"] if alive else 0))
+
+    def values(self) -> list[Value]:
+        """Return the numbers of no model."""
+        return combined(self._values)
+
+    def models(self) -> ModelStates:
+        """Return the models' sums."""
+        return [
+            {"model": key[0], "version": key[1], "in_flight": in_flight} | aggregate.state()
+            for key, (aggregate, in_flight) in self._models.items()
+        ]
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content))
+    draft.replace(path)

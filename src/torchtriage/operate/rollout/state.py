@@ -1,0 +1,146 @@
+"""The state of a rollout and how it moves: plain functions over frozen values.
+
+The rules, each of them a test:
+
+- The share is that of the stage, never more, and zero once it is rolled back.
+- A stage is left upwards by one step alone, on evidence of this stage that is new, fresh and whole:
+  enough requests of both versions, every metric there, none of them worse, watched long enough.
+- Evidence that the candidate is worse rolls back at once, from whichever stage it is.
+- Whatever is missing, late, repeated or no number holds the stage, and the state says why.
+- No clock is trusted further than the next look: the time a stage was watched is a sum of the
+  spans between looks, each cut to a few seconds, so no jump of a clock promotes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torchtriage.core.units import format_count
+from torchtriage.operate.rollout.plan import Plan
+
+__all__ = ["LONGEST_LOOK_S", "StageEvidence", "State", "Status", "advance", "climb", "roll_back"]
+
+Status = Literal["running", "done", "rolled back"]
+
+LONGEST_LOOK_S = 5.0
+"""Between looks; what is longer was not watched."""
+
+
+@dataclass(frozen=True)
+class StageEvidence:
+    """What is known of a stage.
+
+    ``epoch`` : of the state it is about. ``number`` : grows from one to the next within an epoch.
+    ``age_s`` : how long ago the newest request of it was; None or NaN where nobody knows.
+    ``n_control``, ``n_candidate`` : requests of this stage. ``missing`` : what is not there, in
+    words; anything here holds the stage. ``worse`` : why it must go back, empty where nothing is.
+    """
+
+    epoch: int
+    number: int
+    age_s: float | None
+    n_control: float
+    n_candidate: float
+    missing: tuple[str, ...] = ()
+    worse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a rollout stands.
+
+    ``epoch`` grows with every change of stage or status. ``watched_s`` and ``last_number`` are of
+    this stage. ``waiting`` : why it has not moved on.
+    """
+
+    plan: Plan
+    status: Status = "running"
+    stage: int = 0
+    epoch: int = 1
+    watched_s: float = 0.0
+    last_number: int = -1
+    waiting: str = "nothing seen yet"
+
+    def __post_init__(self) -> None:
+        """Refuse a stage that the plan does not have."""
+        if not 0 <= self.stage < len(self.plan.steps):
+            raise ValueError(f"stage {self.stage} of {len(self.plan.steps)}")
+
+    @property
+    def share(self) -> float:
+        """Share of requests that go to the candidate."""
+        return 0.0 if self.status == "rolled back" else self.plan.steps[self.stage]
+
+
+def advance(state: State, evidence: StageEvidence | None, elapsed_s: float) -> State:
+    """Return the state after one look.
+
+    ``elapsed_s`` : since the look before, by a clock that may be wrong.
+    """
+    if state.status != "running":
+        return state
+    # a clock that went back, or that nobody looked at for long, has watched nothing
+    span_s = elapsed_s if 0 <= elapsed_s <= LONGEST_LOOK_S else 0.0
+    seen = replace(state, watched_s=state.watched_s + span_s)
+    if evidence is None:
+        return replace(seen, waiting="no evidence")
+    if evidence.worse:
+        return roll_back(seen, "; ".join(evidence.worse))
+    if evidence.epoch != state.epoch:
+        return replace(seen, waiting="the evidence is of another stage")
+    if evidence.number <= state.last_number:
+        waiting = _stale(state.plan, evidence) or "nothing new since the last look"
+        return replace(seen, waiting=waiting)
+    seen = replace(seen, last_number=evidence.number)
+    held = _held(seen, evidence)
+    if held:
+        return replace(seen, waiting=held)
+    return climb(seen)
+
+
+def climb(state: State) -> State:
+    """Return the state one step up, or done after the last."""
+    if state.stage == len(state.plan.steps) - 1:
+        return _moved(state, status="done", waiting="")
+    return _moved(state, stage=state.stage + 1, waiting="nothing seen yet")
+
+
+def roll_back(state: State, reason: str) -> State:
+    """Return the state that sends nothing to the candidate any more."""
+    if state.status == "rolled back":
+        return state
+    return _moved(state, status="rolled back", waiting=reason)
+
+
+def _moved(state: State, **changes: Any) -> State:
+    return replace(state, epoch=state.epoch + 1, watched_s=0.0, last_number=-1, **changes)
+
+
+def _held(state: State, evidence: StageEvidence) -> str:
+    """Return why the stage is not left yet; empty where it is."""
+    plan = state.plan
+    counts = (evidence.n_control, evidence.n_candidate)
+    if not all(math.isfinite(n) and n >= 0 for n in counts):
+        return "the numbers of requests are no numbers"
+    if stale := _stale(plan, evidence):
+        return stale
+    if evidence.missing:
+        return "; ".join(evidence.missing)
+    # with all requests at the candidate there is no control left
+    wanted = [(plan.candidate, evidence.n_candidate)]
+    if state.share < 1:
+        wanted.append((plan.control, evidence.n_control))
+    for name, n in wanted:
+        if n < plan.least_requests:
+            return f"{format_count(n)} of {format_count(plan.least_requests, 'request')} of {name}"
+    if state.watched_s < plan.least_s:
+        return f"watched for {state.watched_s:.0f} of {plan.least_s:g} s"
+    return ""
+
+
+def _stale(plan: Plan, evidence: StageEvidence) -> str:
+    age_s = evidence.age_s
+    known = age_s is not None and 0 <= age_s <= plan.fresh_s
+    return "" if known else f"no request was seen in the last {plan.fresh_s:g} s"

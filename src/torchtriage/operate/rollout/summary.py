@@ -1,0 +1,90 @@
+"""Where a rollout stands and what happened to it, as one result for every report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torchtriage.core.finding import Note
+from torchtriage.core.units import format_count
+from torchtriage.operate.rollout.boot_clock import boot_id, boot_seconds
+from torchtriage.operate.rollout.result import Event, RolloutResult, Stage
+from torchtriage.operate.rollout.state import State
+from torchtriage.operate.rollout.store import LEASE_S, RolloutStore
+
+__all__ = ["percent", "summary"]
+
+
+def percent(share: float) -> str:
+    """Return a planned share as people write it: ``5 %``, ``0.5 %``."""
+    return f"{100 * share:g} %"
+
+
+def summary(store: RolloutStore, name: str) -> RolloutResult:
+    """Return what the store knows of a rollout.
+
+    Raises
+    ------
+    UsageError
+        There is none of this name.
+    StoreError
+        The store cannot be read.
+    """
+    stored = store.read(name)
+    events = store.history(name)
+    state = stored.state
+    plan = state.plan
+    watched = stored.is_held(boot_id(), boot_seconds())
+    return RolloutResult(
+        name=name,
+        status=state.status,
+        share=state.share,
+        verdict=tuple(_verdict(state, events)),
+        control=plan.control,
+        candidate=plan.candidate,
+        stages=tuple(_stages(state)),
+        waiting=state.waiting,
+        owner=stored.owner if watched else "",
+        watched_s=state.watched_s,
+        events=events,
+        rows=stored.rows or (events[-1].rows if events and state.status == "rolled back" else ()),
+        notes=tuple(_notes(state, watched)),
+    )
+
+
+def _verdict(state: State, events: tuple[Event, ...]) -> list[str]:
+    plan = state.plan
+    last = events[-1] if events else None
+    if state.status == "rolled back":
+        at = f" at {percent(last.share_before)}" if last and last.share_before else ""
+        return [f"Rolled back{at}: {plan.candidate} gets no requests", state.waiting]
+    if state.status == "done":
+        return [f"Done: {plan.candidate} answers all requests"]
+    step = f"step {state.stage + 1} of {format_count(len(plan.steps))}"
+    lines = [f"Running: {percent(state.share)} of requests go to {plan.candidate}, {step}"]
+    return [*lines, f"waiting: {state.waiting}"] if state.waiting else lines
+
+
+def _stages(state: State) -> list[Stage]:
+    current: Literal["passed", "now", "left"] = "left"
+    if state.status != "rolled back":
+        current = "passed" if state.status == "done" else "now"
+    return [
+        Stage(share, "passed" if index < state.stage else "ahead" if index > state.stage else current)
+        for index, share in enumerate(state.plan.steps)
+    ]
+
+
+def _notes(state: State, watched: bool) -> list[Note]:
+    if state.status != "running":
+        return []
+    notes = []
+    if not watched:
+        message = (
+            f"nobody has looked for {LEASE_S:g} s: nothing is promoted, and a process that does"
+            " not look sends nothing to the candidate"
+        )
+        notes.append(Note("unwatched", "warn", message, "Rollout(plan).run() in the service"))
+    if state.share == 1:
+        message = "no requests go to the control any more: only alarms can roll this step back"
+        notes.append(Note("alone", "info", message))
+    return notes

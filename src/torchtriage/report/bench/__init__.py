@@ -1,1 +1,0 @@
-"""A benchmark's result on the terminal, as JSON, as Markdown and as a page."""

@@ -1,0 +1,306 @@
+"""What a report is made of, whoever reads it: a result gives blocks, each format draws them.
+
+Text in a block is as it came: every renderer makes names visible and escapes them for its format.
+A style is one of rich; pages and Markdown know ``bold`` in it, and ``code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchtriage.core.finding import Note
+
+__all__ = [
+    "MARKDOWN",
+    "PAGE",
+    "TERMINAL",
+    "Block",
+    "Code",
+    "Document",
+    "Entry",
+    "Folded",
+    "Foot",
+    "Head",
+    "Lines",
+    "Markup",
+    "Notes",
+    "Row",
+    "Rows",
+    "Section",
+    "Span",
+    "Table",
+    "Text",
+    "bold",
+    "code",
+    "dim",
+    "unfold",
+]
+
+TERMINAL, MARKDOWN, PAGE = "t", "m", "p"
+ALL = TERMINAL + MARKDOWN + PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    r"""A piece of a line with a style of its own; ``link`` : what it opens on a page and in Markdown.
+
+    A piece that is ``\n`` alone breaks the line on a page.
+    """
+
+    text: str
+    style: str = ""
+    link: str = ""
+
+
+Text = str | Span | tuple[str | Span, ...]
+"""A line: plain, styled, or of several pieces."""
+
+
+def bold(text: str) -> Span:
+    """Return text that stands out."""
+    return Span(text, "bold")
+
+
+def dim(text: str) -> Span:
+    """Return text beside the point."""
+    return Span(text, "dim")
+
+
+def code(text: str) -> Span:
+    """Return text that is code, a path or a name."""
+    return Span(text, "code")
+
+
+def unfold(text: Text, default: str = "") -> list[Span]:
+    """Return the pieces of a line, none of them empty."""
+    pieces = text if isinstance(text, tuple) else (text,)
+    spans = [piece if isinstance(piece, Span) else Span(piece, default) for piece in pieces]
+    return [span for span in spans if span.text]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One part of a report.
+
+    ``on`` : the formats that show it. ``tight`` : no empty line stands before it on the terminal.
+    """
+
+    on: str = ALL
+    tight: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of text with a label; an empty label goes on with the one before.
+
+    ``style`` : of the label. ``fit`` : on the terminal the middle goes where the line is too long.
+    """
+
+    label: str
+    text: Text
+    style: str = "dim"
+    fit: bool = False
+
+
+@dataclass(frozen=True)
+class Head(Block):
+    """The verdict, and on a page what it is about.
+
+    ``styles`` : of its lines, the last for all that follow. ``mark`` : a word of the kicker and its class.
+    ``path`` : stands above it on the terminal, where several follow each other.
+    """
+
+    kicker: str
+    verdict: Sequence[str]
+    styles: Sequence[str] = ("bold", "")
+    facts: Sequence[tuple[str, Text]] = ()
+    mark: tuple[str, str] | None = None
+    hang: int = 2
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Rows(Block):
+    """Labels and texts, one below the other."""
+
+    rows: Sequence[Row]
+    indent: int = 2
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.rows
+
+
+@dataclass(frozen=True)
+class Lines(Block):
+    """Paragraphs, or with ``bullets`` the items of a list; ``fit`` as for a row."""
+
+    lines: Sequence[Text]
+    indent: int = 2
+    hang: int = 2
+    bullets: bool = False
+    fit: bool = False
+    kind: str = ""
+    """The class of the paragraphs on a page."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not any(map(unfold, self.lines))
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """Rows of cells; the first column is text, the others are numbers unless ``align`` says so.
+
+    Parameters
+    ----------
+    columns, rows
+        Their names, and the cells.
+    align : str
+        ``l`` or ``r`` for each column.
+    kind : str
+        Its class on a page; ``kinds`` those of its rows.
+    styles : sequence of str
+        Of the rows on the terminal.
+    drop : sequence of int
+        Columns that the terminal leaves out where they do not fit, the first of them first.
+    limit : int
+        Rows that are shown; the number of the others is said.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+    align: str = ""
+    kind: str = ""
+    kinds: Sequence[str] = ()
+    styles: Sequence[str] = ()
+    drop: Sequence[int] = ()
+    limit: int = 10_000
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.rows
+
+
+@dataclass(frozen=True)
+class Code(Block):
+    """Lines that stay as they are: code, a command, a diff or a picture made of characters.
+
+    ``fit`` : the terminal cuts them to its width, and draws a line alone of ``─`` across it.
+    """
+
+    rows: Sequence[tuple[str, str]]
+    """Lines and their styles."""
+    indent: int = 2
+    language: str = ""
+    fit: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.rows
+
+
+@dataclass(frozen=True)
+class Entry(Block):
+    """One of several things with a title: a break, a window, a setting."""
+
+    title: Text
+    blocks: Sequence[Block] = ()
+    indent: int = 0
+    hang: int = 3
+    kind: str = "row"
+
+
+@dataclass(frozen=True)
+class Section(Block):
+    """Blocks under a heading. On the terminal ``heading`` stands above them, where it is given."""
+
+    title: str
+    blocks: Sequence[Block]
+    sub: Text = ""
+    heading: Text = ""
+    name: str = ""
+    """Its id on a page."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return all(block.empty for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Folded(Block):
+    """Blocks that open on a click; the terminal leaves them out."""
+
+    title: Text
+    blocks: Sequence[Block]
+    on: str = field(default=MARKDOWN + PAGE, kw_only=True)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return all(block.empty for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Notes(Block):
+    """What limits the answer, and what to do about it."""
+
+    notes: Sequence[Note]
+    label: str = ""
+    """In place of the level on the terminal."""
+    style: str = ""
+    title: str = "Notes"
+    apart: bool = True
+    """Whether an empty line stands before each."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.notes
+
+
+@dataclass(frozen=True)
+class Markup(Block):
+    """HTML of a page's own: a picture. Whoever makes it escapes what is in it."""
+
+    html: str
+    on: str = field(default=PAGE, kw_only=True)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.html
+
+
+@dataclass(frozen=True)
+class Foot(Block):
+    """The line below a comment: what was measured, and by which version."""
+
+    text: str
+    on: str = field(default=MARKDOWN, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result as every format shows it.
+
+    ``title``, ``sheet`` (a style sheet of ``templates/``), ``remark`` : of the page, the last at its foot.
+    """
+
+    title: str
+    version: str
+    schema: str
+    blocks: Sequence[Block]
+    sheet: str = ""
+    remark: str = ""

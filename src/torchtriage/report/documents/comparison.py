@@ -1,0 +1,334 @@
+"""A comparison of two runs: the verdict, rows that add up to the change, a waterfall, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from torchtriage.core.names import elide, visible
+from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
+from torchtriage.diagnose.compare.result import Cause, Comparison, FindingChange, Part, Run
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Code,
+    Document,
+    Folded,
+    Foot,
+    Head,
+    Lines,
+    Markup,
+    Notes,
+    Row,
+    Rows,
+    Section,
+    Span,
+    Table,
+    Text,
+    bold,
+    code,
+    dim,
+)
+from torchtriage.report.page import text
+from torchtriage.report.words import event_name, saving
+
+__all__ = ["Line", "changes", "document", "table_lines"]
+
+N_CAUSES = 12
+MIN_PART = 0.1
+"""Share of a cause's change below which a part is not worth a line."""
+BAR = 8
+INSIDE = 22
+"""Where the lines about the inside of a cause begin on the terminal: names of kernels are long."""
+WIDTH, LABELS, AMOUNTS = 1000, 390, 90
+HEIGHT, GAP = 22, 10
+_STATUS = {"went": "green", "came": "red", "stayed": "dim"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; the changes of all lines add up to the total."""
+
+    label: str
+    before_ns: int
+    after_ns: int
+    told: bool
+    cause: Cause | None = None
+    small: tuple[Cause, ...] = ()
+    """The causes that a remainder is the sum of, largest change first."""
+
+    @property
+    def delta_ns(self) -> int:
+        """After minus before."""
+        return self.after_ns - self.before_ns
+
+
+def document(result: Comparison) -> Document:
+    """Return the report of ``torchtriage compare``."""
+    sides = (("before", result.before), ("after", result.after))
+    total = result.total
+    color = "" if total is None or not total.told else " green" if total.delta_ns < 0 else " red"
+    style = "bold red" if total is None else f"bold{color}"
+    facts: list[tuple[str, Text]] = [(label, (bold(_file(side)), "\n", _run(side))) for label, side in sides]
+    rows = [row for label, side in sides for row in (Row(label, side.path, fit=True), Row("", dim(_run(side))))]
+    foot = ", ".join(f"{label} {_file(side)} ({_run(side)})" for label, side in sides)
+    blocks: list[Block] = [
+        Head("torchtriage compare", result.verdict, (style, ""), facts, hang=0),
+        Rows(rows, on=TERMINAL),
+        *(_compared(result) if result.comparable else _refused(result)),
+        Foot(f"{foot}, torchtriage {result.version}"),
+    ]
+    remark = "Both traces were read and the page was made locally; it asks no server for anything."
+    title = f"{_file(result.before)} against {_file(result.after)}"
+    return Document(title, result.version, result.schema, blocks, "comparison.css", remark)
+
+
+def _refused(result: Comparison) -> Iterator[Block]:
+    for reason in result.reasons:
+        sides = [Row("", dim(f"{reason.before or '-'}  |  ")), Row("", dim(reason.after or "-"))]
+        rows = [
+            Row(reason.code, reason.message, "bold red"),
+            *(sides if reason.before or reason.after else ()),
+            Row("", (dim("try: "), Span(reason.fix, "green"))),
+        ]
+        yield Rows(rows, on=TERMINAL)
+    fixes = [(code(one.code), f" {one.message}. {one.fix[:1].upper()}{one.fix[1:]}.") for one in result.reasons]
+    yield Lines(fixes, bullets=True, on=MARKDOWN)
+    items = "".join(
+        f'<li class="refuse"><p>{text(reason.message)}</p><p class="how">before: {text(reason.before or "-")}<br>'
+        f"after: {text(reason.after or '-')}<br>{text(reason.fix)}</p></li>"
+        for reason in result.reasons
+    )
+    yield Section("Why they are not compared", [Markup(f'<ul class="notes">{items}</ul>')], on=PAGE)
+
+
+def _compared(result: Comparison) -> Iterator[Block]:
+    total = result.total
+    assert total is not None
+    lines = table_lines(result)
+    step = result.before.per == "step"
+    per = "per step" if step else "in the window"
+    yield Code(_terminal_table(result, lines, per), on=TERMINAL, indent=0, fit=True)
+    sub = (
+        "The mean steady step. Each bar is one cause; together they are the whole change. Pale bars are within the"
+        " noise."
+        if step
+        else "One window each. Each bar is one cause; together they are the whole change. Pale bars are too small to be"
+        " believed."
+    )
+    yield Section("From before to after", [Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=PAGE)
+    yield Section("Causes", [Markup(_page_table(result, lines, per))], on=PAGE)
+    cells = [_cells(line, "bold" if line.told else "") for line in lines]
+    whole = Line(f"all {len(result.causes)} causes", total.before_ns, total.after_ns, told=True)
+    cells.append(tuple(bold(str(cell.text if isinstance(cell, Span) else cell)) for cell in _cells(whole, "")))
+    yield Table((f"change {per}", "before", "after", "cause"), cells, align="rrrl", on=MARKDOWN)
+    parts = [f"{line.label}: {'; '.join(inside)}" for line in lines if (inside := _inside(line))]
+    if parts:
+        yield Folded("Inside the causes", [Lines(parts, bullets=True)], on=MARKDOWN)
+    yield from _findings(result)
+    yield Notes(result.limits, label="limit", title="Limits")
+
+
+def _findings(result: Comparison) -> Iterator[Block]:
+    promise = result.promise
+    verdict = ""
+    if promise is not None:
+        verdict = "kept" if promise.holds else "kept within the noise" if promise.holds_within_noise else "not kept"
+    rows = [(change.status, (code(change.code), f" {change.title}"), _cost(change)) for change in result.findings]
+    yield Table(("", "finding", "cost"), rows, align="lll", on=MARKDOWN)
+    yield changes(result.findings, on=TERMINAL)
+    if promise is not None:
+        saved = f", saved {format_ns(promise.measured_ms * 1e6)}: "
+        amount = f"{format_ns(promise.low_ms * 1e6)} to {format_ns(promise.high_ms * 1e6)}"
+        held = Span(verdict, "green" if promise.holds_within_noise else "yellow")
+        yield Rows([Row("promise", (f"{', '.join(promise.codes)} promised ", bold(amount), saved, held))], on=TERMINAL)
+    markup = ""
+    if promise is not None:
+        markup = (
+            f"<p>{text(', '.join(promise.codes))} promised {text(amount)}; {text(format_ns(promise.measured_ms * 1e6))}"
+            f" were saved: {verdict}.</p>"
+        )
+    cells = "".join(
+        f'<tr><td class="{change.status}">{change.status}</td><td><b>{text(change.code)}</b> {text(change.title)}<br>'
+        f'<span class="tag">{text(change.place)}</span></td><td>{text(_cost(change))}</td></tr>'
+        for change in result.findings
+    )
+    if cells:
+        markup += f'<div class="scroll"><table><tbody>{cells}</tbody></table></div>'
+        yield Section("Findings", [Markup(markup)], on=PAGE)
+
+
+def changes(findings: Sequence[FindingChange], on: str = TERMINAL + MARKDOWN + PAGE) -> Rows:
+    """Return the findings that are gone, new and still there."""
+    rows = []
+    for change in findings:
+        place = elide(f" at {visible(change.place)}", 60) if change.place else ""
+        text = (bold(f"{change.code} "), f"{change.title}{place}: ", dim(_cost(change)))
+        rows.append(Row(change.status, text, _STATUS[change.status]))
+    return Rows(rows, on=on)
+
+
+# -- what the lines say ----------------------------------------------------------------------------
+
+
+def table_lines(result: Comparison, limit: int = N_CAUSES) -> tuple[Line, ...]:
+    """Return the causes that are told apart, then one line for each kind of remainder."""
+    significant = [cause for cause in result.causes if cause.change.told]
+    lines = [
+        Line(visible(cause.label), cause.change.before_ns, cause.change.after_ns, told=True, cause=cause)
+        for cause in significant[:limit]
+    ]
+    more = significant[limit:]
+    small = [cause for cause in result.causes if not cause.change.told]
+    if more:
+        lines.append(_sum(format_count(len(more), "more cause"), more, told=True))
+    if small:
+        lines.append(_sum(f"{format_count(len(small), 'cause')} within the noise", small, told=False))
+    return tuple(lines)
+
+
+def _sum(label: str, causes: Sequence[Cause], *, told: bool) -> Line:
+    before_ns = sum(cause.change.before_ns for cause in causes)
+    return Line(label, before_ns, sum(cause.change.after_ns for cause in causes), told, small=tuple(causes))
+
+
+def _inside(line: Line, limit: int = 3) -> tuple[str, ...]:
+    """Return what moved most inside a line: kernels, operators or functions, or small causes."""
+    cause, least_ns = line.cause, MIN_PART * abs(line.delta_ns)
+    if cause is None:
+        moved = [small for small in line.small if abs(small.change.delta_ns) >= max(least_ns, 1)]
+        return tuple(f"{visible(small.label)} {format_change_ns(small.change.delta_ns)}" for small in moved[:limit])
+    if len(cause.parts) == 1 or cause.change.delta_ns == 0:
+        return ()
+    least_ns = MIN_PART * abs(cause.change.delta_ns)
+    return tuple(_part(part) for part in cause.parts if abs(part.after_ns - part.before_ns) >= least_ns)[:limit]
+
+
+def _part(part: Part) -> str:
+    before, after, unit = format_both_ns(part.before_ns, part.after_ns)
+    name = event_name(part.name)
+    if not part.before_ns:
+        return f"{name} new, {after} {unit}"
+    return f"{name} {before} to {after} {unit}" if part.after_ns else f"{name} gone, {before} {unit}"
+
+
+def _file(side: Run) -> str:
+    """Return the last part of a path: reports get shared, folders of a machine should not."""
+    return PurePosixPath(side.path.replace("\\", "/")).name or side.path
+
+
+def _run(side: Run) -> str:
+    parts = [side.device] if side.device else []
+    parts += [format_bytes(side.size_bytes), format_count(side.n_events, "event")]
+    if side.n_steps and side.per == "step":
+        parts.append(f"{format_count(side.n_steps, 'steady step')} of {format_ns(side.mean_ns)}")
+    elif side.n_steps:
+        parts.append(f"a window of {format_ns(side.mean_ns)}")
+    return ", ".join(parts)
+
+
+def _cost(change: FindingChange) -> str:
+    if change.status == "stayed" and change.before and change.after:
+        before, after, unit = format_both_ns(change.before.high_ms * 1e6, change.after.high_ms * 1e6)
+        return f"up to {before} {unit} before, {after} {unit} after"
+    known = (change.before if change.status == "went" else change.after) or change.before or change.after
+    return saving(known) if known is not None and known.high_ms > 0 else "not costed"
+
+
+def _cells(line: Line, style: str) -> tuple[str | Span, ...]:
+    before, after, unit = format_both_ns(line.before_ns, line.after_ns)
+    return Span(format_change_ns(line.delta_ns), style), f"{before} {unit}", f"{after} {unit}", line.label
+
+
+# -- the table on the terminal ---------------------------------------------------------------------
+
+
+def _terminal_table(result: Comparison, lines: Sequence[Line], per: str) -> list[tuple[str, str]]:
+    total = result.total
+    assert total is not None
+    what = "mean steady step" if result.before.per == "step" else "the window"
+    label = f"{what}, {format_count(len(result.causes), 'cause')}"
+    whole = Line(label, total.before_ns, total.after_ns, told=True)
+    largest = max([abs(line.delta_ns) for line in lines] + [abs(total.delta_ns), 1])
+
+    def row(line: Line) -> tuple[str, str]:
+        before, after, unit = format_both_ns(line.before_ns, line.after_ns)
+        cells = max(round(abs(line.delta_ns) / largest * BAR), int(line.delta_ns != 0))
+        bar = ("█" if line.told else "·") * cells
+        change = format_change_ns(line.delta_ns)
+        style = "dim" if not line.told else "green" if line.delta_ns < 0 else "red" if line.delta_ns > 0 else ""
+        return f"{change:>9}  {bar:{BAR}}  {before:>7} {after:>7} {unit:2}   {line.label}", style
+
+    rows = [(f"{'change':>9}  {'':{BAR}}  {'before':>7} {'after':>7}      {per}", "dim")]
+    for line in lines:
+        rows.append(row(line))
+        rows += [(f"{'':{INSIDE}}{part}", "dim") for part in _inside(line)]
+    return [*rows, ("─", "dim"), row(whole)]
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def _waterfall(lines: Sequence[Line], before_ns: int, after_ns: int) -> str:
+    """Return bars that lead from the step before to the step after, so that the eye can add up."""
+    levels = [before_ns]
+    for line in lines:
+        levels.append(levels[-1] + line.delta_ns)
+    # from zero: a cut axis would make any change look large
+    scale = (WIDTH - LABELS - AMOUNTS) / max(*levels, 1)
+    bars: list[str] = []
+
+    def bar(place: int, kind: str, low: float, high: float, label: str, amount: str) -> None:
+        y = place * (HEIGHT + GAP)
+        x, width = LABELS + low * scale, max((high - low) * scale, 1.5)
+        bars.append(
+            f'<text class="what" x="{LABELS - 12}" y="{y + HEIGHT - 6}">{label}</text>'
+            f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT}"/>'
+            f'<text class="amount" x="{x + width + 8:.1f}" y="{y + HEIGHT - 6}">{amount}</text>'
+        )
+
+    bar(0, "whole", 0, before_ns, "before", format_ns(before_ns))
+    for place, line in enumerate(lines, 1):
+        low, high = sorted(levels[place - 1 : place + 1])
+        x, y = LABELS + levels[place - 1] * scale, place * (HEIGHT + GAP)
+        bars.append(f'<path class="step-line" d="M{x:.1f} {y - GAP}V{y + HEIGHT}"/>')
+        kind = ("less" if line.delta_ns <= 0 else "more") + ("" if line.told else " pale")
+        bar(place, kind, low, high, text(elide(line.label, 54)), format_change_ns(line.delta_ns))
+    bar(len(lines) + 1, "whole", 0, after_ns, "after", format_ns(after_ns))
+    height = (len(lines) + 2) * (HEIGHT + GAP)
+    label = text("; ".join(f"{line.label} {format_change_ns(line.delta_ns)}" for line in lines))
+    return (
+        f'<div class="scroll"><svg class="waterfall" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
+        f"{''.join(bars)}</svg></div>"
+    )
+
+
+def _page_table(result: Comparison, lines: Sequence[Line], per: str) -> str:
+    total = result.total
+    assert total is not None
+
+    def row(kind: str, line: Line, interval: str = "", parts: str = "") -> str:
+        before, after, unit = format_both_ns(line.before_ns, line.after_ns)
+        return (
+            f'<tr class="{kind}"><td>{format_change_ns(line.delta_ns)}{interval}</td><td>{before} {unit}</td>'
+            f"<td>{after} {unit}</td><td>{text(line.label)}{parts}</td></tr>"
+        )
+
+    rows = []
+    for line in lines:
+        kind = "pale" if not line.told else "less" if line.delta_ns < 0 else "more"
+        parts = "".join(f"<li>{text(part)}</li>" for part in _inside(line))
+        interval = ""
+        if line.cause is not None and line.cause.change.low_ns is not None:
+            low, high = line.cause.change.low_ns, line.cause.change.high_ns or 0
+            interval = f'<br><span class="tag">99 %: {format_change_ns(low)} to {format_change_ns(high)}</span>'
+        rows.append(row(kind, line, interval, f"<ul>{parts}</ul>" if parts else ""))
+    rows.append(row("sum", Line("all causes together", total.before_ns, total.after_ns, told=True)))
+    head = "<thead><tr><th>change</th><th>before</th><th>after</th><th>cause</th></tr></thead>"
+    return (
+        f'<div class="scroll"><table class="causes">{head}<caption>{per}</caption>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )

@@ -1,0 +1,598 @@
+"""What torch.compile did: breaks, recompilations, where the time went, Inductor, guards, processes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torchtriage.compile.logs import formatting
+from torchtriage.compile.logs.formatting import counts, cut, file_name, joined, place, seconds
+from torchtriage.compile.logs.phases import OTHER, PHASES
+from torchtriage.compile.logs.result import CompileResult, Count, GraphBreak, Inductor, PhaseSpan, Process, Recompile
+from torchtriage.core.finding import Finding, Fix, Frame, Note
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Code,
+    Document,
+    Entry,
+    Folded,
+    Foot,
+    Head,
+    Lines,
+    Markup,
+    Notes,
+    Row,
+    Rows,
+    Section,
+    Span,
+    Table,
+    Text,
+    bold,
+    code,
+    dim,
+)
+from torchtriage.report.documents.findings import SEVERITY
+from torchtriage.report.page import fix as fix_markup
+from torchtriage.report.page import text
+
+__all__ = ["CompileReport", "document"]
+
+N_ROWS, N_IN_MARKDOWN, N_ON_PAGE = 12, 20, 200
+N_FUNCTIONS, N_PROCESSES, N_FALLS = 10, 8, 8
+BAR = 24
+WIDTH, LANE = 1000, 18
+_COLOURS = {name: f"p{number}" for number, name in enumerate([*dict(PHASES), OTHER])}
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """One run of ``torchtriage compile`` over the logs of one program."""
+
+    schema: str
+    version: str
+    result: CompileResult
+
+
+def document(result: CompileResult) -> Document:
+    """Return the report of ``torchtriage compile``."""
+    names = [file_name(path) for path in result.paths] or ["compile log"]
+    title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    facts, books = formatting.facts(result), formatting.books(result)
+    paths = ", ".join(result.paths[:3]) + (f" and {len(result.paths) - 3} more" if len(result.paths) > 3 else "")
+    missing = [
+        Note(item.code, "warn", f"{item.name}: no {', '.join(item.missing)}", f"record with {item.how_to_record}")
+        for item in result.not_checked
+    ]
+    blocks: list[Block] = [
+        Head("torchtriage compile", result.verdict, ("bold" if result.breaks or result.recompiles else "", "")),
+        Lines([dim(paths)], fit=True, on=TERMINAL),
+        Lines([dim(facts)], tight=True, on=TERMINAL),
+        Lines([f"{facts}. {books}."], kind="sub", on=PAGE),
+        Lines([result.payback], on=PAGE),
+        Markup('<div class="clean"><p>No findings.</p></div>' if result.healthy else "", on=PAGE),
+        *_breaks(result),
+        *_recompiles(result),
+        *_others(formatting.other_findings(result)),
+        *_phases(result),
+        *_functions(result),
+        *_inductor(result.inductor),
+        *_guards(result),
+        Markup("".join(_drawings(result)), on=PAGE),
+        *_processes(result),
+        Rows([Row("pays back", result.payback)] if result.payback else [], on=TERMINAL),
+        Lines([result.payback], on=MARKDOWN),
+        Rows([Row("counted", dim(books))], on=TERMINAL),
+        Notes([*result.notes, *missing], tight=True, apart=False),
+        Rows([Row("failed", Span(f"{crash.code} {crash.error}", "bold red")) for crash in result.crashes], tight=True),
+        Foot(f"{facts}. {books}. torchtriage {result.version}"),
+    ]
+    remark = "Times are wall time of the compiling process; shares of what each heading names."
+    return Document(title, result.version, result.schema, blocks, "compile.css", remark)
+
+
+def _more(number: int, noun: str) -> Lines:
+    return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
+
+
+def _more_on_page(rows: Sequence[object]) -> str:
+    return f'<p class="sub">{len(rows) - N_ON_PAGE} more are in the JSON.</p>' if len(rows) > N_ON_PAGE else ""
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
+def _breaks(result: CompileResult) -> Iterator[Block]:
+    breaks = result.breaks
+    heading = (bold("Graph breaks"), dim(f"  {len(breaks)} distinct, {format_count(result.books.n_breaks, 'record')}"))
+    entries = [_break(one, rank) for rank, one in enumerate(breaks[:N_ROWS], 1)]
+    yield Section("", [*entries, _more(len(breaks) - N_ROWS, "row")], heading=heading, on=TERMINAL)
+    costed = any(one.trace for one in breaks)
+    rows = []
+    for one in breaks:
+        what = (code(one.id), f" {one.type}") if one.id else one.type
+        cost = (joined(one.trace),) if costed else ()
+        rows.append((what, formatting.graph_break(one), str(one.count), one.fix.text, *cost))
+    columns = ("graph break", "where", "times", "fix", *(("in the trace",) if costed else ()))
+    yield Table(columns, rows, align="llrll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    cards = "".join(map(_break_card, breaks[:N_ON_PAGE])) + _more_on_page(breaks)
+    yield Section("Graph breaks", [Markup(cards)], name="breaks", on=PAGE)
+
+
+def _break(one: GraphBreak, rank: int) -> Entry:
+    title = (dim(f"{rank}. "), bold(f"{one.id} " if one.id else ""), bold(cut(one.type, 100)))
+    times = dim(f"  {one.count}x" if one.count > 1 else "")
+    rows: list[tuple[str, Text]] = [
+        ("where", formatting.graph_break(one)),
+        # of one name in several files, or at several lines: once
+        ("splits", ", ".join(dict.fromkeys(frame.function for frame in one.functions[:8]))),
+        ("why", cut(one.explanation.split("\n\n")[0], 240)),
+        ("fix", one.fix.text),
+    ]
+    hints: list[tuple[str, Text]] = [("hint", dim(cut(hint, 200))) for hint in one.hints[:2]]
+    return _cause((*title, times), rows, one.fix, hints, joined(one.trace))
+
+
+def _cause(title: Text, rows: list[tuple[str, Text]], fix: Fix, after: list[tuple[str, Text]], cost: str) -> Entry:
+    if cost:
+        after = [*after, ("costs", bold(cost))]
+    blocks = [
+        Rows([Row(label, line) for label, line in rows if line], indent=3),
+        Code([(fix.code, "green")] if fix.code else [], indent=3),
+        Rows([Row(label, line) for label, line in after], indent=3),
+    ]
+    return Entry(title, blocks, tight=True)
+
+
+def _recompiles(result: CompileResult) -> Iterator[Block]:
+    recompiles = result.recompiles
+    records = format_count(result.books.n_recompiles, "record")
+    heading = (bold("Recompilations"), dim(f"  {format_count(len(recompiles), 'kind')}, {records}"))
+    entries = [_recompile(one, rank) for rank, one in enumerate(recompiles[:N_ROWS], 1)]
+    yield Section("", [*entries, _more(len(recompiles) - N_ROWS, "row")], heading=heading, on=TERMINAL)
+    rows = [
+        (
+            place(one.function),
+            (formatting.recompile(one), bold(" limit reached" if one.limit else "")),
+            formatting.values(one),
+            str(one.count),
+            seconds(one.total_ms),
+            f"{formatting.cures(one)}: {one.fix.text}",
+        )
+        for one in recompiles
+    ]
+    columns = ("compiled again", "for", "values", "times", "took", "fix")
+    yield Table(columns, rows, align="lllrrl", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    cards = "".join(map(_recompile_card, recompiles[:N_ON_PAGE])) + _more_on_page(recompiles)
+    yield Section("Recompilations", [Markup(cards)], name="recompiles", on=PAGE)
+
+
+def _recompile(one: Recompile, rank: int) -> Entry:
+    spent = f", {format_ms(one.total_ms)}" if one.total_ms else ""
+    limit = Span("  recompile limit reached" if one.limit else "", "bold red")
+    title = (dim(f"{rank}. "), bold(formatting.recompile(one)), dim(f"  {one.count}x{spent}"), limit)
+    caller = f", called at {place(one.caller)}" if one.caller else ""
+    source = f": {one.code}" if one.code else ""
+    rows: list[tuple[str, Text]] = [
+        ("of", place(one.function) + caller),
+        ("guard at", place(one.frame) + source if one.frame is not None else ""),
+        ("guard", dim(cut(one.guard, 160))),
+        ("values", formatting.values(one)),
+        ("fix", f"{formatting.cures(one)}. {one.fix.text}"),
+    ]
+    return _cause(title, rows, one.fix, [], joined(one.trace))
+
+
+def _others(rest: Sequence[Finding]) -> Iterator[Block]:
+    entries = [
+        Entry(
+            (Span(one.severity.upper(), SEVERITY[one.severity]), bold(f" {one.code} {one.title}")),
+            [Rows([Row("what", one.message), Row("fix", one.fix.text)], indent=3)],
+            tight=True,
+        )
+        for one in rest[:N_ROWS]
+    ]
+    yield Section("", [*entries, _more(len(rest) - N_ROWS, "finding")], heading="Other findings", on=TERMINAL)
+    lines = [(bold(one.severity), " ", code(one.code), f" {one.title}: {one.message}. {one.fix.text}") for one in rest]
+    more = [f"{len(rest) - N_IN_MARKDOWN} more findings are in the JSON."] if len(rest) > N_IN_MARKDOWN else []
+    yield Lines([*lines[:N_IN_MARKDOWN], *more], bullets=True, on=MARKDOWN)
+    cards = ""
+    for one in rest[:N_ON_PAGE]:
+        level = f'<span class="sev {one.severity}">{one.severity}</span>'
+        where = _place(one.place.frame) if one.place.frame else ""
+        rows = _pairs([("where", where), ("what", text(one.message)), ("fix", fix_markup(one.fix))])
+        cards += f'<div class="row"><h3>{level} {text(one.code)} {text(one.title)}</h3>{rows}</div>'
+    yield Section("Other findings", [Markup(cards + _more_on_page(rest))], name="others", on=PAGE)
+
+
+def _place(frame: Frame | None) -> str:
+    if frame is None:
+        return ""
+    line = f":{frame.line}" if frame.line else ""
+    return f"<code>{text(frame.file)}{line}</code> {text(frame.function)}"
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows if value)}</dl>"
+
+
+def _break_card(one: GraphBreak) -> str:
+    rows = [
+        ("where", _place(one.frame) or "no line in the log"),
+        ("from", _place(one.caller)),
+        ("splits", ", ".join(text(frame.function) for frame in one.functions[:8])),
+        ("times", f"{one.count:,}, compile ids {text(', '.join(one.compile_ids[:12]))}"),
+        ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
+        ("in the trace", text(joined(one.trace))),
+        ("why", text(" ".join(one.explanation.split()))),
+        ("fix", fix_markup(one.fix)),
+        ("PyTorch says", "<br>".join(text(hint) for hint in one.hints)),
+        ("context", text(one.context, 300)),
+    ]
+    stack = ""
+    if one.stack:
+        frames = "\n".join(f"{text(frame.file)}:{frame.line} {text(frame.function)}" for frame in one.stack)
+        stack = f"<details><summary>Python stack, innermost first</summary><pre>{frames}</pre></details>"
+    name = f"{text(one.id)} " if one.id else ""
+    return f'<div class="row"><h3>{name}{text(one.type)}</h3>{_pairs(rows)}{stack}</div>'
+
+
+def _recompile_card(one: Recompile) -> str:
+    source = f" <code>{text(one.code)}</code>" if one.code else ""
+    others = f"; other graphs failed for {text(counts(one.others))}" if one.others else ""
+    ids = text(", ".join(one.compile_ids[:12]))
+    rows = [
+        ("function", _place(one.function)),
+        ("called at", _place(one.caller)),
+        ("guard at", _place(one.frame) + source if one.frame else ""),
+        ("guard", f"<code>{text(one.guard, 600)}</code>{others}"),
+        ("values", text(" → ".join(one.values))),
+        ("times", f"{one.count:,}, {text(format_ms(one.total_ms))} in all, compile ids {ids}"),
+        ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
+        ("in the trace", text(joined(one.trace))),
+        ("fix", f'<span class="cure">{text(formatting.cures(one))}.</span> {fix_markup(one.fix)}'),
+        ("PyTorch says", text(one.hint)),
+    ]
+    limit = " · recompile limit reached" if one.limit else ""
+    return f'<div class="row"><h3>{text(formatting.recompile(one))}{limit}</h3>{_pairs(rows)}</div>'
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def _phases(result: CompileResult) -> Iterator[Block]:
+    falls = [process for process in result.processes if process.spans]
+    waterfall = "".join(f"<h3>{text(formatting.process(process))}</h3>{_fall(process)}" for process in falls[:N_FALLS])
+    if len(falls) > N_FALLS:
+        waterfall += f'<p class="sub">{len(falls) - N_FALLS} more processes are in the JSON.</p>'
+    sub = (
+        "The longest marks of the compiler, nested; time between compilations is cut out. Point at a bar for its"
+        " name and time."
+    )
+    yield Section("Compile time as a waterfall", [Markup(waterfall)], sub, name="waterfall", on=PAGE)
+    phases = sorted(result.phases, key=lambda phase: -phase.self_ms)
+    marked = format_ms(sum(process.marked_ms for process in result.processes))
+    lines = [
+        (
+            f"{format_ms(phase.self_ms):>9} {format_share(phase.share):>6}  ",
+            Span(f"{'█' * round(phase.share * BAR):<{BAR}}  ", "cyan"),
+            phase.name,
+        )
+        for phase in phases
+    ]
+    heading = (bold("Compile time by phase"), dim(f"  of {marked} between the compiler's marks"))
+    yield Section("", [Lines(lines, hang=19)], heading=heading, on=TERMINAL)
+    rows = [(phase.name, format_ms(phase.self_ms), format_share(phase.share)) for phase in phases[:8]]
+    yield Table(("compile time", "", "of all"), rows, on=MARKDOWN)
+    sub = f"Time without the marks inside; adds up to the {marked} between the compiler's outermost marks."
+    cells = ""
+    for phase in phases:
+        marks = ", ".join(f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in phase.marks[:3])
+        cells += (
+            f'<tr class="{_COLOURS.get(phase.name, _COLOURS[OTHER])}"><td><i></i>{text(phase.name)}</td>'
+            f"<td>{text(format_ms(phase.self_ms))}</td><td>{text(format_share(phase.share))}</td>"
+            '<td><svg viewBox="0 0 100 4" preserveAspectRatio="none">'
+            f'<rect width="{phase.share * 100:.2f}" height="4"/></svg></td><td>{text(marks)}</td></tr>'
+        )
+    head = "<thead><tr><th>phase</th><th>time</th><th>share</th><th></th><th>longest marks</th></tr></thead>"
+    table = f'<div class="scroll"><table class="phases">{head}<tbody>{cells}</tbody></table></div>' if cells else ""
+    yield Section("By phase", [Markup(table)], sub, name="phases", on=PAGE)
+
+
+def _fall(process: Process) -> str:
+    """Return the marks of a process over time; outermost ones stand side by side, without gaps."""
+    outer = [span for span in process.spans if span.depth == 0]
+    whole = sum(span.dur_ms for span in outer) or 1.0
+    scale = WIDTH / whole
+    lanes = max(span.depth for span in process.spans) + 1
+    height = lanes * LANE + 14
+    begin = 0.0
+    parts = []
+    offsets: list[tuple[PhaseSpan, float]] = []
+    for span in outer:
+        offsets.append((span, begin))
+        begin += span.dur_ms
+        x = f"{begin * scale:.1f}"
+        parts.append(f'<line class="cut" x1="{x}" x2="{x}" y1="0" y2="{lanes * LANE}"/>')
+    for span in process.spans:
+        for home, at in offsets:
+            if home is span or home.start_ms <= span.start_ms < home.start_ms + home.dur_ms:
+                left = (at + span.start_ms - home.start_ms) * scale
+                break
+        else:
+            continue
+        width, y = max(span.dur_ms * scale, 0.4), span.depth * LANE
+        title = text(f"{span.name} {span.compile_id}: {format_ms(span.dur_ms)}", 200)
+        label = html.escape(visible(span.name)[: int(width / 6)])
+        words = f'<text x="{left + 3:.1f}" y="{y + 12}">{label}</text>' if width > 60 else ""
+        parts.append(
+            f'<g class="{_COLOURS.get(span.phase, _COLOURS[OTHER])}"><rect x="{left:.1f}" y="{y}" width="{width:.1f}"'
+            f' height="{LANE - 1}"><title>{title}</title></rect>{words}</g>'
+        )
+    end = text(format_ms(whole))
+    parts.append(f'<text class="axis" x="0" y="{height - 2}">0</text>')
+    parts.append(f'<text class="axis" x="{WIDTH}" y="{height - 2}" text-anchor="end">{end}</text>')
+    name = html.escape(f"Waterfall of {format_ms(whole)} of compiling")
+    return f'<svg class="fall" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _functions(result: CompileResult) -> Iterator[Block]:
+    is_text = all(process.form == "text" for process in result.processes)  # which holds no times
+    named = [function for function in result.functions if function.frame.function]
+    lines: list[Block] = []
+    for function in named[:N_FUNCTIONS]:
+        spent = format_ms(function.total_ms + function.backward_ms)
+        head = "" if is_text else f"{spent:>9} {function.n_compiles:>3}x  "
+        title = (head, bold(place(function.frame)), dim(f"  {formatting.function(function)}"))
+        lines += [
+            Lines([title], hang=2 if is_text else 17),
+            Lines([dim(cut(function.why, 160))] if function.why else [], indent=4 if is_text else 19, hang=0),
+        ]
+    inlined = f"{format_count(result.n_inlined, 'function')} inlined into their graphs"
+    heading = (bold("Functions"), dim(f"  {inlined}" if result.n_inlined else ""))
+    yield Section("", [*lines, _more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=TERMINAL)
+
+    def number(value: int | None) -> str:
+        return "" if is_text or value is None else str(value)
+
+    rows = [
+        (
+            (
+                code(f"{function.frame.file}{f':{function.frame.line}' if function.frame.line else ''}"),
+                f" {function.frame.function}",
+            ),
+            (function.outcome, *(("\n", dim(function.why[:300])) if function.why else ())),
+            number(function.n_compiles),
+            number(function.n_attempts),
+            "" if function.n_ops is None else str(function.n_ops),
+            "" if function.n_guards is None else str(function.n_guards),
+            str(function.n_breaks or ""),
+            seconds(function.total_ms),
+            seconds(function.backward_ms),
+        )
+        for function in result.functions
+        if function.frame.function or function.frame.file
+    ]
+    columns = ("function", "outcome", "compiled", "attempts", "operators", "guards", "breaks", "forward", "backward")
+    names = ", ".join(f"{frame.function} ({file_name(frame.file)})" for frame in result.inlined[:60])
+    inlined = f"{format_count(result.n_inlined, 'function')} inlined into the graphs"
+    parts: list[Block] = [
+        Table(columns, rows, limit=N_ON_PAGE),
+        *([Folded(inlined, [Lines([names])])] if rows and names else ()),
+    ]
+    yield Section("Functions", parts, name="functions", on=PAGE)
+
+
+def _inductor(inductor: Inductor) -> Iterator[Block]:
+    if not (inductor.n_modules or inductor.caches or inductor.stages or inductor.cudagraph_skips):
+        return
+    kernels = fused = ""
+    if inductor.n_modules:
+        kernels = f"{counts(inductor.generated) or 'none'}, in {format_count(inductor.n_modules, 'module')}"
+    if inductor.n_fused_kernels:
+        mean = inductor.n_fused_ops / inductor.n_fused_kernels
+        ops = format_count(inductor.n_fused_ops, "operator")
+        fused = f"{ops} in {format_count(inductor.n_fused_kernels, 'kernel')}, {mean:.1f} each"
+    library, fallback = counts(inductor.library), counts(inductor.fallback)
+    rows: list[tuple[str, Text]] = [
+        ("kernels", kernels),
+        ("fusion", fused),
+        ("library", library),
+        ("fallback", fallback),
+    ]
+    for stage in inductor.stages:
+        gone = f"; gone: {counts(stage.gone, 4)}" if stage.gone else ""
+        new = f"; new: {counts(stage.came, 4)}" if stage.came else ""
+        rows.append(("passes", f"{stage.name}: {stage.n_before:,} operators become {stage.n_after:,}{gone}{new}"))
+    slow = [f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in inductor.passes if spent >= 1][:4]
+    rows.append(("slowest", dim(", ".join(slow)) if slow else ""))
+    for cache in inductor.caches:
+        asked = cache.n_hits + cache.n_misses + cache.n_bypasses
+        saved = f", saved {format_ms(cache.saved_ms)}" if cache.saved_ms else ""
+        line = (
+            f"{cache.name.replace('_', ' ')}: {cache.n_hits} of {asked} hit, {cache.n_misses} missed,"
+            f" {cache.n_bypasses} bypassed{saved}{formatting.cache(cache.bypass_reasons)}"
+        )
+        rows.append(("cache", line))
+    rows.append(("autotune", format_ms(inductor.autotune_ms) if inductor.autotune_ms else ""))
+    skips = [f"skipped {skip.count}x: {cut(skip.name, 160)}" for skip in inductor.cudagraph_skips[:4]]
+    rows += [("cudagraph", Span(skip, "yellow")) for skip in skips]
+    yield Section("", [Rows([Row(label, line) for label, line in rows if line])], heading="Inductor", on=TERMINAL)
+
+    skipped = "<br>".join(f"{row.count:,}x {text(row.name)}" for row in inductor.cudagraph_skips)
+    pairs = [
+        ("kernels", text(kernels)),
+        ("fusion", fused),
+        ("library calls", text(library)),
+        ("left as they are", text(fallback)),
+        ("autotuning", text(seconds(inductor.autotune_ms))),
+        ("CUDA graphs skipped", skipped),
+    ]
+    caches = [
+        (
+            cache.name.replace("_", " "),
+            str(cache.n_hits),
+            str(cache.n_misses),
+            str(cache.n_bypasses),
+            seconds(cache.saved_ms),
+            counts(cache.bypass_reasons, 3),
+        )
+        for cache in inductor.caches
+    ]
+    stages = [
+        (
+            stage.name,
+            str(stage.n_graphs),
+            f"{stage.n_before:,}",
+            f"{stage.n_after:,}",
+            counts(stage.gone),
+            counts(stage.came),
+        )
+        for stage in inductor.stages
+    ]
+    passes = [(name, f"{number:,}", format_ms(spent)) for name, number, spent in inductor.passes]
+    yield Section(
+        "Inductor",
+        [
+            Markup(f'<div class="row">{_pairs(pairs)}</div>'),
+            Markup("<h3>Caches</h3>" if caches else ""),
+            Table(("cache", "hits", "misses", "bypassed", "saved", "why bypassed"), caches),
+            Markup("<h3>What the passes changed</h3>" if stages else ""),
+            Table(("passes", "graphs", "operators before", "after", "gone", "new"), stages),
+            *(
+                [Folded("Passes by time, marks inside included", [Table(("pass", "times", "time"), passes)])]
+                if passes
+                else ()
+            ),
+        ],
+        name="inductor",
+        on=PAGE,
+    )
+
+
+def _guards(result: CompileResult) -> Iterator[Block]:
+    guards = result.guards
+    if not guards.n_guards:
+        return
+    number = f"{guards.n_guards:,} in {format_count(guards.n_graphs, 'graph')}"
+    rows, sub = (
+        [],
+        f"{guards.n_guards:,} guards in {format_count(guards.n_graphs, 'graph')}, {guards.n_python:,} run Python.",
+    )
+    if guards.latency_us is not None:
+        rows.append(Row("check", f"{guards.latency_us:.0f} µs when compiled, the slowest: {guards.slowest}"))
+        sub += (
+            f" One check of the slowest, {guards.slowest}, takes {guards.latency_us:.0f} µs at each call, measured once"
+            " when it was made."
+        )
+    if guards.kinds:
+        python = f"; {guards.n_python} run Python" if guards.n_python else ""
+        rows.append(Row("kinds", counts(guards.kinds) + python))
+    if guards.sources:
+        rows.append(Row("most on", counts(guards.sources, 4)))
+    if guards.places:
+        rows.append(Row("most from", counts(guards.places, 3)))
+    yield Section("", [Rows(rows)], heading=(bold("Guards"), dim(f"  {number}")), on=TERMINAL)
+    groups = (("By kind", guards.kinds), ("On", guards.sources), ("Asked for by", guards.places))
+    tallies = "".join(f"<div><h3>{title}</h3>{_tally(group)}</div>" for title, group in groups if group)
+    yield Section("Guards", [Markup(f'<div class="two">{tallies}</div>')], sub, name="guards", on=PAGE)
+
+
+def _tally(rows: Sequence[Count]) -> str:
+    body = "".join(f"<tr><td>{text(row.name)}</td><td>{row.count:,}</td></tr>" for row in rows[:15])
+    head = "<thead><tr><th></th><th>guards</th></tr></thead>"
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _drawings(result: CompileResult) -> Iterator[str]:
+    if not result.drawings:
+        return
+    yield (
+        '<section id="graphs"><h2>Graphs</h2><p class="sub">FX graphs in the order they were made, with the break that'
+        " ended each; equal ones of several processes once. Open one to see it; point at a box for its line.</p>"
+    )
+    for drawing in result.drawings:
+        more = f" and {len(drawing.processes) - 8} more" if len(drawing.processes) > 8 else ""
+        of = f" · {text(', '.join(drawing.processes[:8]) + more)}" if drawing.processes else ""
+        yield f"<details><summary>{text(drawing.title)}{of}</summary>"
+        yield (
+            f'<div class="graph"><svg width="{drawing.width:.0f}" height="{drawing.height:.0f}"'
+            f' viewBox="0 0 {drawing.width:.0f} {drawing.height:.0f}" role="img" aria-label="{text(drawing.title)}">'
+        )
+        for begin, end in drawing.edges:
+            _, _, _, x1, y1, _, h1 = drawing.nodes[begin]
+            _, _, _, x2, y2, _, h2 = drawing.nodes[end]
+            top, low = y1 + h1 / 2, y2 - h2 / 2
+            middle = (top + low) / 2
+            yield f'<path d="M{x1:.0f},{top:.0f}C{x1:.0f},{middle:.0f} {x2:.0f},{middle:.0f} {x2:.0f},{low:.0f}"/>'
+        for label, kind, detail, x, y, width, height in drawing.nodes:
+            yield (
+                f'<g class="{html.escape(kind, quote=True)}"><rect x="{x - width / 2:.0f}" y="{y - height / 2:.0f}"'
+                f' width="{width:.0f}" height="{height:.0f}" rx="3"><title>{text(detail, 400)}</title></rect>'
+                f'<text x="{x:.0f}" y="{y - 1:.0f}" text-anchor="middle">{text(label, 40)}</text>'
+                f'<text class="dtype" x="{x:.0f}" y="{y + 11:.0f}" text-anchor="middle">'
+                f"{text(detail.partition(chr(10))[0], 40)}</text></g>"
+            )
+        yield "</svg></div></details>"
+        if drawing.end:
+            yield f'<p class="broken">graph break: {text(drawing.end)}</p>'
+    yield "</section>"
+
+
+def _processes(result: CompileResult) -> Iterator[Block]:
+    processes = result.processes
+    if len(processes) < 2:
+        cold = [Row("caches", formatting.process(process)) for process in processes if process.n_cold or process.n_warm]
+        yield Rows(cold, on=TERMINAL)
+    else:
+        lines = [
+            (formatting.process(process), dim(f"  {file_name(process.path)}")) for process in processes[:N_PROCESSES]
+        ]
+        differ = Rows([Row("differs", Span(line, "yellow")) for line in result.divergence])
+        more = _more(len(processes) - N_PROCESSES, "process")
+        yield Section("", [Lines(lines), more, differ], heading="Processes", on=TERMINAL)
+    ranks = [f"Ranks differ: {line}" for line in result.divergence]
+    yield Lines(ranks, bullets=True, on=MARKDOWN)
+
+    def number(value: int | None) -> str:
+        return "" if value is None else str(value)
+
+    columns = (
+        "log rank restart torch compilations graphs breaks recompilations time cold warm entries_read used"
+        " left_out damaged"
+    )
+    rows = [
+        (
+            file_name(process.path),
+            number(process.rank),
+            str(process.restart),
+            process.torch,
+            number(process.n_compiles),
+            number(process.n_graphs),
+            str(process.n_breaks),
+            str(process.n_recompiles),
+            seconds(process.compile_ms),
+            seconds(process.cold_ms),
+            seconds(process.warm_ms),
+            f"{process.books.n_read:,}",
+            f"{process.books.n_used:,}",
+            f"{process.books.n_skipped:,}",
+            f"{process.books.n_damaged:,}",
+        )
+        for process in processes[:N_ON_PAGE]
+    ]
+    skipped = [(reason.name, f"{reason.count:,}") for reason in result.books.skipped]
+    parts = [
+        Table([name.replace("_", " ") for name in columns.split()], rows),
+        Lines(ranks),
+        Folded("What was left out of the report, and why", [Table(("reason", "entries"), skipped)]),
+    ]
+    yield Section("Processes", parts, name="processes", on=PAGE)

@@ -1,0 +1,504 @@
+"""A check or a history of the gate: the verdict, the rows that want to be read, pictures of all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import pairwise
+from statistics import median
+
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_count, format_share
+from torchtriage.measure.gate import formatting
+from torchtriage.measure.gate.result import Culprit, GateResult, HistoryResult, MetricRow, RowVerdict, Side, Track
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Code,
+    Document,
+    Entry,
+    Folded,
+    Foot,
+    Head,
+    Lines,
+    Markup,
+    Notes,
+    Row,
+    Rows,
+    Section,
+    Span,
+    Table,
+    bold,
+    code,
+    dim,
+)
+from torchtriage.report.page import svg_line, text
+
+__all__ = ["document", "workflow_commands"]
+
+MAX_ANNOTATIONS = 10
+"""GitHub shows ten of a kind for each step and drops the others in silence."""
+N_LOUD, N_WELL, N_IN_MARKDOWN = 30, 12, 50
+N_ROWS, N_PICTURES, N_TRACKS = 300, 40, 60
+CELLS = 57
+HEIGHTS = "▁▂▃▄▅▆▇█"
+WIDE, HIGH = 1000.0, 100.0
+MIN_SPAN, MAX_SPAN = 0.02, 1.0
+"""The axis of intervals reaches from 2 % to 100 %; what lies beyond is cut, its numbers are not."""
+_WORDS: dict[RowVerdict, tuple[str, str, str]] = {
+    "regression": ("worse", "bold red", "🔴"),
+    "improvement": ("better", "green", "🟢"),
+    "same": ("same", "dim", "⚪"),
+    "inconclusive": ("undecided", "yellow", "🟡"),
+    "refused": ("refused", "yellow", "🟡"),
+}
+"""A verdict's label, style and mark."""
+_OUTCOME = {"fine": ("fine", "bold green"), "regression": ("regression", "bold red")}
+_FILE = re.compile(r"^([\w./\\-]+\.\w+)(?::(\d+))?(?:::|\s|$)")
+
+
+def document(result: GateResult | HistoryResult) -> Document:
+    """Return the report of ``torchtriage gate check`` or ``gate history``."""
+    blocks = list(_check(result) if isinstance(result, GateResult) else _history(result))
+    remark = "A session is one fresh process; ratios are after over before."
+    return Document(result.verdict[0], result.version, result.schema, blocks, "gate.css", remark)
+
+
+def workflow_commands(result: GateResult) -> str:
+    """Return a check as workflow commands that GitHub shows beside the code, one per line."""
+    return "".join(f"{line}\n" for line in _commands(result))
+
+
+def _commands(result: GateResult) -> Iterator[str]:
+    worse = [row for row in result.rows if row.verdict == "regression"]
+    for row in worse[:MAX_ANNOTATIONS]:
+        file, line = _place(result, row)
+        causes = "".join(f". {one.sentence}" for one in result.culprits if one.benchmark == row.benchmark)
+        yield _command("error", f"{formatting.row_name(row)} is worse", f"{row.sentence}{causes}", file, line)
+    if len(worse) > MAX_ANNOTATIONS:
+        yield _command("error", "and more", f"{len(worse) - MAX_ANNOTATIONS} more are worse")
+    if result.outcome in ("inconclusive", "infrastructure"):
+        yield _command("warning", result.verdict[0], result.verdict[1])
+
+
+def _command(level: str, title: str, message: str, file: str = "", line: int = 0) -> str:
+    def data(value: str) -> str:
+        # what ends a command or starts another must not come from a name
+        return visible(value).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    given = [("file", file), ("line", str(line) if line else ""), ("title", title)]
+    properties = [f"{name}={data(value).replace(':', '%3A').replace(',', '%2C')}" for name, value in given if value]
+    return f"::{level} {','.join(properties)}::{data(message)}"
+
+
+def _place(result: GateResult, row: MetricRow) -> tuple[str, int]:
+    """Return file and line that a row is about, as far as they are known; ``("", 0)`` else.
+
+    A benchmark named like a test (``tests/bench.py::test_step``) names its file; a culprit's
+    finding names a line.
+    """
+    places = [culprit.place for culprit in result.culprits if culprit.benchmark == row.benchmark]
+    for name in (*places, row.benchmark):
+        if match := _FILE.match(name):
+            return match[1].replace("\\", "/"), int(match[2] or 0)
+    return "", 0
+
+
+# -- a check -----------------------------------------------------------------------------------
+
+
+def _check(result: GateResult) -> Iterator[Block]:
+    many = len({row.benchmark for row in result.rows}) > 1
+    word, style = _OUTCOME.get(
+        result.outcome, ("undecided" if result.outcome == "inconclusive" else "no verdict", "bold yellow")
+    )
+    sides = [(label, side) for label, side in (("before", result.before), ("after", result.after)) if side is not None]
+    benchmark = [("benchmark", result.rows[0].benchmark)] if result.rows and not many else []
+    about = [*benchmark, *((label, _side(side)) for label, side in sides)]
+    machine = [("machine", _machine(result.after))] if result.after is not None else []
+    facts = [
+        *about,
+        *machine,
+        *([("host", _host([side for _, side in sides]))] if result.after is not None else ()),
+        ("sessions", "in turns, compared in pairs" if result.design == "interleaved" else "stored samples"),
+        ("false alarms", f"at most {formatting.short(result.alpha)} of checks, all rows together"),
+    ]
+    yield Head("torchtriage gate", result.verdict, (style, ""), facts, (word, result.outcome))
+    known = machine if result.after is not None and result.after.machine else []
+    yield Rows([Row(label, dim(line)) for label, line in (*about, *known)], on=TERMINAL)
+
+    well = [row for row in result.rows if row.verdict in ("same", "improvement")]
+    others = [row for row in result.rows if row.verdict not in ("same", "improvement")]
+    loud = [row for row in others if row.decides or row.verdict == "regression"]
+    quiet = [row for row in others if not (row.decides or row.verdict == "regression")]
+
+    def name(row: MetricRow) -> str:
+        return formatting.row_name(row, with_benchmark=many)
+
+    yield from (_loud(row, name(row)) for row in loud[:N_LOUD])
+    if len(loud) > N_LOUD:
+        yield Lines([dim(f"{len(loud) - N_LOUD} more are in the JSON")], on=TERMINAL)
+    rows = [
+        Row(_WORDS[row.verdict][0], (f"{name(row)}: ", dim(row.sentence)), _WORDS[row.verdict][1])
+        for row in well[:N_WELL]
+    ]
+    if len(well) > N_WELL:
+        rows.append(Row("", dim(f"{format_count(len(well) - N_WELL, 'more row')} not worse")))
+    yield Rows(rows, on=TERMINAL)
+    yield _markdown_table(loud, many)
+    if well:
+        yield Folded(f"{format_count(len(well), 'row')} not worse", [_markdown_table(well, many)], on=MARKDOWN)
+    if quiet:
+        names = list(dict.fromkeys(map(name, quiet)))
+        listed = "; ".join(names[:4]) + (f"; {len(names) - 4} more" if len(names) > 4 else "")
+        yield Rows([Row("watched", dim(f"no answer on {listed}"))], on=TERMINAL)
+        yield Foot(f"watched, no answer: {listed}")
+    for culprit in result.culprits:
+        yield from _culprit(culprit)
+    ordered = [*loud, *well, *quiet]
+    yield Markup("".join(_forest(ordered[:N_ROWS], len(ordered) - N_ROWS, many=many)), on=PAGE)
+    yield Markup(
+        "".join(_pictures([row for row in ordered if row.before and row.after][:N_PICTURES], many=many)), on=PAGE
+    )
+    yield Notes(result.notes)
+    tests = [f"{name(row)}: {_classic(row)}" for row in result.rows if _classic(row)]
+    if tests:
+        why = (
+            "These do not decide: of one value per process, they ignore pairs, how the machine drifts, and how small a"
+            " change is."
+        )
+        parts = [Lines([why]), Lines(tests[:N_IN_MARKDOWN], bullets=True)]
+        yield Folded("Welch, Mann-Whitney and Cohen's d", parts, on=MARKDOWN)
+    yield Foot(", ".join([*(f"{label} {_side(side)}" for label, side in sides), f"torchtriage {result.version}"]))
+
+
+def _loud(row: MetricRow, name: str) -> Block:
+    label, style, _ = _WORDS[row.verdict]
+    rows = Rows([Row(label, bold(name), style), Row("", row.sentence)])
+    tests = [Row("", dim(f"not used: {_classic(row)}"))] if _classic(row) else []
+    return Section("", [rows, Code(_bar(row), tight=True), Rows(tests, tight=True)], on=TERMINAL)
+
+
+def _culprit(culprit: Culprit) -> Iterator[Block]:
+    lines = [*culprit.causes, *(f"new: {line}" for line in culprit.came)]
+    compare = ""
+    if culprit.before != culprit.after:
+        compare = f"torchtriage compare {culprit.before} {culprit.after}"
+    rows = [
+        Row("culprit", bold(f"{culprit.benchmark}: {culprit.sentence}")),
+        *(Row("", line) for line in lines),
+        *([Row("", Span(compare, "green"))] if compare else ()),
+    ]
+    parts: list[Block] = [
+        Lines([culprit.sentence]),
+        Lines(lines, bullets=True),
+        Lines([code(compare)] if compare else []),
+    ]
+    title = ("What changed in ", code(culprit.benchmark))
+    yield Rows(rows, on=TERMINAL)
+    yield Entry(title, parts, kind="culprit", on=MARKDOWN + PAGE)
+
+
+def _bar(row: MetricRow) -> list[tuple[str, str]]:
+    """Return the interval on an axis with no change in its middle, and the limit marked."""
+    if row.low is None or row.high is None or row.ratio is None:
+        return []
+    limit = row.max_regress if row.better == "lower" else -row.max_regress
+    low, high = row.low - 1, row.high - 1
+    span = 1.1 * max(abs(end) for end in (low, high, limit))
+    if span <= 0 or span > 3:
+        return []
+
+    def at(share: float) -> int:
+        return round((share / span + 1) / 2 * (CELLS - 1))
+
+    cells = ["·"] * CELLS
+    cells[at(0)] = "|"
+    cells[at(limit)] = ":"
+    cells[at(low) : at(high) + 1] = "─" * (at(high) + 1 - at(low))
+    cells[at(row.ratio - 1)] = "█"
+    head, mark = f"{'':{at(0)}}0", formatting.change(1 + limit)
+    if limit > 0:
+        head += f"{mark:>{max(at(limit) - at(0), len(mark) + 1)}}"
+    return [("".join(cells), _WORDS[row.verdict][1]), (head, "dim")]
+
+
+def _markdown_table(rows: Sequence[MetricRow], many: bool) -> Table:
+    cells = []
+    for row in rows:
+        label, _, mark = _WORDS[row.verdict]
+        before, after = (
+            formatting.amount(side.value, row.unit) if side is not None else "" for side in (row.before, row.after)
+        )
+        change = formatting.change(row.ratio) if row.ratio is not None else ""
+        interval = formatting.interval(row.low, row.high) if row.low is not None and row.high is not None else ""
+        last = "" if row.verdict in ("regression", "same", "improvement") else row.sentence
+        name = formatting.row_name(row, with_benchmark=many)
+        cells.append((f"{mark} {label}", name, before, after, change, interval, last))
+    columns = ("", "metric", "before", "after", "change", "interval", "")
+    return Table(columns, cells, align="llrrrll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+
+
+def _side(side: Side) -> str:
+    """Return what a side was measured on, in few words."""
+    parts = [side.label]
+    commits = [commit[:10] for commit in side.commits if commit[:4] not in side.label]
+    if commits:
+        parts.append(commits[0] if len(commits) == 1 else format_count(len(commits), "commit"))
+    if side.n_runs > 1:
+        parts.append(format_count(side.n_runs, "run"))
+    if side.recorded_to_s > 0:
+        parts.append(datetime.fromtimestamp(side.recorded_to_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
+    return ", ".join(parts)
+
+
+def _machine(side: Side) -> str:
+    """Return the machine in few words: what makes its times comparable."""
+    machine = dict(side.machine)
+    parts = [machine[name] for name in ("cpu", "gpu", "os") if machine.get(name)]
+    if machine.get("cores"):
+        parts.insert(1, f"{machine['cores']} cores")
+    return ", ".join(parts) if parts else f"fingerprint {side.fingerprint}"
+
+
+def _host(sides: Sequence[Side]) -> str:
+    state = "noisy" if any(side.host.noisy for side in sides) else "no sign of noise"
+    off_cpu = [side.host.off_cpu for side in sides if side.host.off_cpu is not None]
+    return f"{state}, {format_share(max(off_cpu))} of the time off the CPU" if off_cpu else state
+
+
+def _classic(row: MetricRow) -> str:
+    """Return what people ask for, none of which decides; empty where there is nothing."""
+    tests = row.classic
+    if tests is None:
+        return ""
+    parts = [
+        f"{name} {f'{p:.2g}' if p >= 0.001 else '< 0.001'}"
+        for name, p in (("Welch's p", tests.welch_p), ("Mann-Whitney p", tests.mann_whitney_p))
+        if p is not None
+    ]
+    return ", ".join([*parts, *([f"Cohen's d {tests.cohen_d:.2f}"] if tests.cohen_d is not None else ())])
+
+
+# -- along commits -----------------------------------------------------------------------------
+
+
+def _history(result: HistoryResult) -> Iterator[Block]:
+    worse = any(change.worse for track in result.tracks for change in track.changes)
+    yield Head("torchtriage gate history", result.verdict, ("bold red" if worse else "bold", ""))
+    changed = [track for track in result.tracks if track.changes]
+    level = [track for track in result.tracks if not track.changes]
+    for track in changed:
+        changes = [
+            Row(
+                "worse" if change.worse else "better",
+                formatting.change_point(track, change),
+                "bold red" if change.worse else "green",
+            )
+            for change in track.changes
+        ]
+        title = (bold(formatting.track_name(track)), dim(f"  {_range(track)}"))
+        yield Entry(title, [Code(_sparks(track), indent=0), Rows(changes, indent=0)], indent=2, on=TERMINAL)
+    rows = [
+        Row(
+            "refused" if track.refused else "level",
+            (f"{formatting.track_name(track)}: ", dim(track.refused or _range(track))),
+        )
+        for track in level[:N_WELL]
+    ]
+    if len(level) > N_WELL:
+        rows.append(Row("", dim(f"{format_count(len(level) - N_WELL, 'more')} without a change")))
+    yield Rows(rows, on=TERMINAL)
+    cells = [
+        ("🔴" if change.worse else "🟢", formatting.track_name(track), formatting.change_point(track, change))
+        for track in result.tracks
+        for change in track.changes
+    ]
+    yield Table(("", "metric", "change of level"), cells, align="lll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    ordered = [*changed, *level]
+    parts: list[Block] = [Markup("".join(map(_track, ordered[:N_TRACKS])))]
+    if len(ordered) > N_TRACKS:
+        parts.append(Lines([f"{format_count(len(ordered) - N_TRACKS, 'more track')} in the JSON."], kind="more"))
+    sub = (
+        "One dot is one commit, in order; the line is the level between changes, dashed where it changes. Axes do not"
+        " begin at zero."
+    )
+    yield Section("Along the commits", parts, sub, on=PAGE)
+    yield Notes(result.notes)
+    yield Foot(f"torchtriage {result.version}")
+
+
+def _range(track: Track) -> str:
+    values = [point.value for point in track.points]
+    low, high = (formatting.amount(value, track.unit) for value in (min(values), max(values)))
+    return f"{format_count(len(values), 'commit')}, {low} … {high}"
+
+
+def _sparks(track: Track, room: int = 66) -> list[tuple[str, str]]:
+    values = [point.value for point in track.points]
+    step = -(-len(values) // room)
+    parts = [values[begin : begin + step] for begin in range(0, len(values), step)]
+    means = [sum(part) / len(part) for part in parts]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    bars = "".join(HEIGHTS[round((mean - low) / span * (len(HEIGHTS) - 1))] for mean in means)
+    marks = [" "] * len(means)
+    for change in track.changes:
+        marks[change.index // step] = "^"
+    return [(bars, ""), ("".join(marks), "")]
+
+
+# -- the pictures of a page ----------------------------------------------------------------------
+
+
+def _forest(rows: Sequence[MetricRow], n_hidden: int, *, many: bool) -> Iterator[str]:
+    """Return every row's change and interval on one axis."""
+    if not rows:
+        return
+    reach = [MIN_SPAN, *(row.max_regress for row in rows)]
+    reach += [abs(end - 1) for row in rows for end in (row.low, row.high, row.ratio) if end is not None]
+    span = min(1.08 * max(reach), MAX_SPAN)
+    yield (
+        '<section><h2>Changes</h2><p class="sub">After over before with the interval that decides; dashed, the smallest'
+        " change of interest. Right is more, not always worse."
+        '</p><ol class="forest"><li class="scale" aria-hidden="true"><span class="axis">'
+        f"<span>{formatting.change(1 - span)}</span><span>no change</span>"
+        f"<span>{formatting.change(1 + span)}</span></span></li>"
+    )
+    for row in rows:
+        delta = formatting.change(row.ratio) if row.ratio is not None else ""
+        name = formatting.row_name(row, with_benchmark=many)
+        tag = "" if row.decides else '<span class="tag">watched</span>'
+        yield (
+            f'<li><span class="name"><span class="mark {row.verdict}">{_WORDS[row.verdict][0]}'
+            f'</span>{text(name)}{tag}</span><span class="delta">{text(delta)}</span>'
+            f'{_whisker(row, span)}<p class="what">{text(row.sentence)}</p></li>'
+        )
+    more = f'<p class="more">{format_count(n_hidden, "more row")} in the JSON.</p>' if n_hidden > 0 else ""
+    yield f"</ol>{more}</section>"
+
+
+def _whisker(row: MetricRow, span: float) -> str:
+    def at(share: float) -> float:
+        return round((max(min(share / span, 1.0), -1.0) + 1) / 2 * WIDE, 1)
+
+    middle = HIGH / 2
+    parts = [svg_line(WIDE / 2, 0, WIDE / 2, HIGH, "zero")]
+    if limit := row.max_regress if row.better == "lower" else -row.max_regress:
+        parts.append(svg_line(at(limit), 0, at(limit), HIGH, "limit"))
+    if row.low is not None and row.high is not None:
+        parts.append(svg_line(at(row.low - 1), middle, at(row.high - 1), middle, f"range-line {row.verdict}"))
+    if row.ratio is not None:
+        parts.append(svg_line(at(row.ratio - 1), middle, at(row.ratio - 1), middle, "centre"))
+    return _svg(parts, "whisker", f"{formatting.row_name(row)}: {row.sentence}")
+
+
+def _pictures(rows: Sequence[MetricRow], *, many: bool) -> Iterator[str]:
+    if rows:
+        yield (
+            '<section><h2>Sessions</h2><p class="sub">One dot is one fresh process, in the order they ran; dashed, the'
+            ' median of each side. Axes do not begin at zero.</p><p class="keys"><span><i class="before"></i>before'
+            '</span><span><i class="after"></i>after</span></p>'
+        )
+        yield from (_sessions(row, many=many) for row in rows)
+        yield "</section>"
+
+
+def _sessions(row: MetricRow, *, many: bool) -> str:
+    assert row.before is not None
+    assert row.after is not None
+    sides = {"before": row.before.sessions, "after": row.after.sessions}
+    low, high = _ends([value for side in sides.values() for value in side])
+    n = max(map(len, sides.values()))
+
+    def x(place: int, side: str) -> float:
+        # one side stands a little to the right of the other
+        return round((place + (0.35 if side == "before" else 0.65)) * WIDE / n, 1)
+
+    def y(value: float) -> float:
+        return round((high - value) / (high - low) * HIGH, 1)
+
+    parts = []
+    if row.paired:
+        pairs = zip(sides["before"], sides["after"], strict=False)
+        parts += [
+            svg_line(x(i, "before"), y(before), x(i, "after"), y(after), "pair")
+            for i, (before, after) in enumerate(pairs)
+        ]
+    parts += [
+        svg_line(0, y(median(values)), WIDE, y(median(values)), f"middle {side}") for side, values in sides.items()
+    ]
+    for side, values in sides.items():
+        for i, value in enumerate(values):
+            title = f"{side}, {i + 1}: {formatting.amount(value, row.unit)}"
+            parts.append(svg_line(x(i, side), y(value), x(i, side), y(value), f"dot {side}", title))
+    classic = f'<p class="classic">Not used for the verdict: {text(_classic(row))}</p>' if _classic(row) else ""
+    per = "pair" if row.paired else "session"
+    svg = _svg(parts, "dots", f"{formatting.row_name(row)}, by session")
+    plot = _plot(svg, formatting.amount(high, row.unit), formatting.amount(low, row.unit), f"{per} 1", f"{per} {n}")
+    name = formatting.row_name(row, with_benchmark=many)
+    return f'<div class="card"><h3>{text(name)}</h3><p>{text(row.sentence)}</p>{classic}{plot}</div>'
+
+
+def _track(track: Track) -> str:
+    values = [point.value for point in track.points]
+    low, high = _ends(values)
+    n = len(values)
+
+    def x(place: float) -> float:
+        return round((place + 0.5) * WIDE / n, 1)
+
+    def y(value: float) -> float:
+        return round((high - value) / (high - low) * HIGH, 1)
+
+    corners = " ".join(f"{x(i)},{y(value)}" for i, value in enumerate(values))
+    parts = [f'<polyline class="curve" points="{corners}"/>']
+    for begin, end in pairwise([0, *(change.index for change in track.changes), n]):
+        if track.changes and end > begin:
+            level = y(median(values[begin:end]))
+            parts.append(svg_line(x(begin - 0.5), level, x(end - 0.5), level, "level"))
+    items = []
+    for change in track.changes:
+        place, sentence = x(change.index - 0.5), formatting.change_point(track, change)
+        parts.append(svg_line(place, 0, place, HIGH, "change worse" if change.worse else "change", sentence))
+        word = "worse" if change.worse else "better"
+        items.append(f'<li><b class="{word}">{word}</b> {text(sentence)}</li>')
+    for i, point in enumerate(track.points):
+        title = f"{formatting.commit(point.commit)}: {formatting.amount(point.value, track.unit)}"
+        parts.append(svg_line(x(i), y(point.value), x(i), y(point.value), "point", title))
+    why = f"Not analysed: {text(track.refused)}" if track.refused else "" if track.changes else "No change."
+    plot = _plot(
+        _svg(parts, "trail", f"{formatting.track_name(track)}, by commit"),
+        formatting.amount(high, track.unit),
+        formatting.amount(low, track.unit),
+        formatting.commit(track.points[0].commit),
+        formatting.commit(track.points[-1].commit),
+    )
+    return (
+        f'<div class="card"><h3>{text(formatting.track_name(track))}</h3>'
+        + (f'<p class="classic">{why}</p>' if why else "")
+        + f'<ul class="changes">{"".join(items)}</ul>{plot}</div>'
+    )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return an axis around values: a tenth of their span beyond them, never empty."""
+    low, high = min(values), max(values)
+    beyond = (high - low) / 10 or abs(high) / 10 or 1.0
+    return (max(low - beyond, 0.0) if low >= 0 else low - beyond), high + beyond
+
+
+def _plot(svg: str, top: str, bottom: str, first: str, last: str) -> str:
+    return (
+        f'<div class="plot"><div class="scale"><span>{text(top)}</span><span>{text(bottom)}</span></div>{svg}'
+        f'<div class="below"><span>{text(first)}</span><span>{text(last)}</span></div></div>'
+    )
+
+
+def _svg(parts: Iterable[str], kind: str, label: str) -> str:
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none"'
+        f' role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,182 @@
+"""What lint found: one entry per finding, or one line each for editors; and as SARIF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchtriage.core.finding import Finding
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.lint.result import LintResult, Patch
+from torchtriage.report import words
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Code,
+    Document,
+    Entry,
+    Head,
+    Lines,
+    Row,
+    Rows,
+    Span,
+    Table,
+    Text,
+    bold,
+    code,
+    dim,
+)
+from torchtriage.report.documents.findings import SEVERITY
+from torchtriage.report.sarif import log, notification
+
+__all__ = ["concise", "document", "sarif"]
+
+Quote = Callable[[str, int], str]
+
+
+def concise(result: LintResult) -> str:
+    """Return one line per finding and unreadable source, ``path:line:col: CODE message``."""
+    lines = [f"{_place(finding)}: {finding.code} {visible(finding.message)}" for finding in result.findings]
+    lines += [f"{visible(odd.file)}:{odd.line or 1}:1: ODD {visible(odd.message)}" for odd in result.odd]
+    lines += [f"{visible(note.file)}:{note.line}:1: ALLOW {visible(note.message)}" for note in result.unused]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def sarif(result: LintResult) -> bytes:
+    """Return one SARIF run as UTF-8; unreadable sources and idle comments are notifications."""
+    notes = [notification("odd-source", "warning", f"{odd.file}:{odd.line}: {odd.message}") for odd in result.odd]
+    notes += [notification("allow", "note", f"{note.file}:{note.line}: {note.message}") for note in result.unused]
+    notes += [notification(one.code, "note", f"{one.title}: in the trace only") for one in result.trace_only]
+    findings = [(result.trace, finding) for finding in result.findings]
+    return log(result.version, findings, notes, successful=True)
+
+
+def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = False) -> Document:
+    """Return the report of ``torchtriage lint``.
+
+    Parameters
+    ----------
+    result : LintResult
+    quote : callable, optional
+        Returns a file's source line, empty where it cannot be read. Without it none is shown.
+    fixing : bool
+        Whether autofixes were to be applied: they are named, not shown as a diff.
+    """
+    first, *rest = _summary(result)
+    fixes: set[str] = set()
+    trace_only: list[Text] = []
+    for finding in result.trace_only:
+        where = f" at {words.frame(finding.place.frame)}" if finding.place.frame is not None else ""
+        trace_only.append((dim("in the trace only: "), bold(f"{finding.code} "), finding.title, where))
+    odd = [
+        (f"{one.file}:{one.line}: " if one.line else f"{one.file}: ", Span(one.message, "yellow")) for one in result.odd
+    ]
+    unused = [(f"{one.file}:{one.line}: ", dim(one.message)) for one in result.unused]
+    blocks: list[Block] = [
+        Head("torchtriage lint", [first, *rest], on=PAGE),
+        Lines([(bold("torchtriage lint"), f": {first}")], on=MARKDOWN),
+        *(_finding(finding, quote, fixes) for finding in result.findings),
+        Table(
+            ("where", "code", "what", "fix"),
+            [_cells(finding) for finding in result.findings],
+            align="llll",
+            on=MARKDOWN + PAGE,
+        ),
+        *(_patch(patch, fixing) for patch in result.patches),
+        Lines(trace_only, indent=0),
+        Lines([*odd, *unused], indent=0),
+        Lines([bold(first), *map(dim, rest)], indent=0, hang=0, on=TERMINAL),
+        Lines(rest, on=MARKDOWN),
+    ]
+    return Document("Lint", result.version, result.schema, blocks)
+
+
+def _finding(finding: Finding, quote: Quote | None, fixes: set[str]) -> Entry:
+    title = (
+        bold(f"{_place(finding)}: "),
+        Span(finding.severity.upper(), SEVERITY[finding.severity]),
+        bold(f" {finding.code} {finding.title}"),
+        Span(f"  {finding.certainty}", "italic" if finding.certainty == "certain" else "dim"),
+    )
+    frame, source = finding.place.frame, ""
+    if quote is not None and frame is not None and "cell" not in finding.evidence:
+        line = quote(frame.file, frame.line).strip()
+        source = f"{frame.line} | {line}" if line else ""
+    rows = [Row("what", finding.message)]
+    if finding.cost is not None:
+        rows.append(Row("saves", (bold(words.saving(finding.cost)), dim(f"  {words.basis(finding.cost)}"))))
+    if traced := _traced(finding):
+        rows.append(Row("trace", traced))
+    rows.append(Row("fix", finding.fix.text))
+    blocks: list[Block] = [Code([(source, "cyan")] if source else [], indent=2, fit=True), Rows(rows)]
+    key = f"{finding.code} {finding.fix.code}"
+    if key not in fixes:  # once is enough
+        fixes.add(key)
+        link = [(finding.fix.link, "dim underline")] if finding.fix.link.startswith("https://") else []
+        blocks.append(Code([*((row, "green") for row in finding.fix.code.splitlines()), *link]))
+    return Entry(title, blocks, hang=2, on=TERMINAL)
+
+
+def _cells(finding: Finding) -> tuple[Text, ...]:
+    what = finding.message
+    if finding.cost is not None:
+        what += f"; saves {words.saving(finding.cost)}"
+    if traced := _traced(finding):
+        what += f"; trace: {traced}"
+    link = finding.fix.link
+    more = (" (", Span("more", link=link), ")") if link.startswith("https://") else ()
+    return code(_place(finding)), finding.code, what, (finding.fix.text, *more)
+
+
+def _patch(patch: Patch, fixing: bool) -> Entry:
+    codes = ", ".join(patch.codes)
+    rows: list[tuple[str, str]] = []
+    if patch.applied:
+        outcome = Span(f"fixed {codes}", "green")
+    elif fixing:
+        outcome = Span(f"not fixed: {codes}", "yellow")
+    else:
+        outcome = Span(f"--fix fixes {codes}", "green")
+        rows = [
+            (row, "green" if row[:1] == "+" else "red" if row[:1] == "-" else "dim") for row in patch.diff.split("\n")
+        ]
+    safe = [Row("safe", dim(f"{name}: {reason}")) for name, reason in patch.safe_because.items()]
+    return Entry((bold(f"{patch.file}: "), outcome), [Code(rows), Rows(safe)], hang=0, on=TERMINAL)
+
+
+def _place(finding: Finding) -> str:
+    """Return ``train.py:31:9``, of a notebook ``demo.ipynb:cell 3 line 5:9``."""
+    frame = finding.place.frame
+    assert frame is not None
+    cell = f"cell {finding.evidence['cell']} line " if "cell" in finding.evidence else ""
+    return f"{visible(frame.file)}:{cell}{frame.line}:{finding.evidence.get('column', 1)}"
+
+
+def _traced(finding: Finding) -> str:
+    """Return what the trace says about a finding, empty when none was given."""
+    sentence = str(finding.evidence.get("trace", ""))
+    shared = finding.evidence.get("cost_shared_by", 1)
+    if sentence and isinstance(shared, int) and shared > 1:
+        sentence += f"; the saving is that of {shared} places together"
+    return sentence
+
+
+def _summary(result: LintResult) -> list[str]:
+    """Return the totals: findings, files, and everything that was left out."""
+    n_files = result.n_files - result.n_without_torch - len({odd.file for odd in result.odd})
+    counts = (
+        (result.n_without_torch, "file", " without torch"),
+        (result.n_tests, "test file", " left out (name them to include them)"),
+        (len(result.odd), "unreadable source", ""),
+        (result.n_suppressed, "finding", " allowed by comments"),
+        (result.n_notes, "remark", " not shown (--notes shows them)"),
+    )
+    rest = [f"{format_count(number, noun)}{what}" for number, noun, what in counts if number]
+    lines = [f"{format_count(len(result.findings), 'finding')} in {format_count(max(n_files, 0), 'file')}."]
+    if rest:
+        lines.append("; ".join(rest) + ".")
+    if result.findings and not result.trace:
+        lines.append("Source alone is a hint: --trace TRACE shows what each finding costs.")
+    return lines

@@ -1,0 +1,371 @@
+"""Memory results: who held what at the peak, why reserved memory was free, growth, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchtriage.core.finding import Finding
+from torchtriage.core.units import format_bytes, format_count, format_share
+from torchtriage.memory.snapshot.result import (
+    Device,
+    Fragmentation,
+    Growth,
+    Holder,
+    MemoryResult,
+    OutOfMemory,
+    Part,
+    Peak,
+)
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Document,
+    Entry,
+    Foot,
+    Head,
+    Lines,
+    Markup,
+    Notes,
+    Row,
+    Rows,
+    Section,
+    Span,
+    Table,
+    bold,
+    dim,
+)
+from torchtriage.report.documents import findings
+from torchtriage.report.page import text
+
+__all__ = ["MemoryReport", "document", "file_name", "parts"]
+
+SETTINGS = "MEM050"
+N_LINES, N_LINES_ON_PAGE = 8, 30
+N_DEVICES, N_PARTS = 8, 10
+N_FAILED, N_FAILED_ON_PAGE = 3, 5
+N_BARS = 24
+ROOM = 50
+HEIGHTS = "▁▂▃▄▅▆▇█"
+NO_SCRIPT = "<noscript><p>The pictures need scripts; this page runs only its own.</p></noscript>"
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """One run of ``torchtriage memory`` over one or more snapshots."""
+
+    schema: str
+    version: str
+    results: tuple[MemoryResult, ...]
+
+
+def document(report: MemoryReport, drawn: Iterable[str] = ()) -> Document:
+    """Return the report of ``torchtriage memory``; ``drawn`` : the pictures that its page holds."""
+    results = report.results
+    names = [file_name(result.path) for result in results]
+    title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    pictures = frozenset(drawn)
+    blocks = [block for i, result in enumerate(results) for block in _result(result, i, pictures, len(results) > 1)]
+    return Document(title, report.version, report.schema, blocks)
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path."""
+    return path.replace("\\", "/").rstrip("/").split("/")[-1] or path
+
+
+def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bool) -> Iterator[Block]:
+    high = any(finding.severity == "high" for finding in result.findings)
+    style = "bold red" if high else "bold"
+    yield Head("torchtriage memory", result.verdict, (style, ""), list(_facts(result)), path=result.path * several)
+    facts = _facts_line(result)
+    yield Lines([dim(result.path)], fit=True, on=TERMINAL)
+    yield Lines([dim(facts)], tight=True, on=TERMINAL)
+    yield from map(_growth, result.growth[:N_DEVICES])
+    slopes = [_slope(growth, f"{index}-{place}") for place, growth in enumerate(result.growth)]
+    yield Section("From step to step", slopes, on=PAGE)
+    for device in result.devices[:N_DEVICES]:
+        yield from _device(device)
+    if len(result.devices) > N_DEVICES:
+        yield Lines([dim(f"{len(result.devices) - N_DEVICES} more devices are in the JSON")], on=TERMINAL)
+    for device in result.devices:
+        yield from _device_in_markdown(device)
+        yield Section(device.name.capitalize(), list(_on_page(device, f"{index}-{device.device}", drawn)), on=PAGE)
+    rest = "" if result.healthy else " in what could be analysed"
+    none = [] if result.findings else [Span(f"No findings{rest}.", "bold green" if result.healthy else "bold")]
+    advice = "" if any(finding.code == SETTINGS for finding in result.findings) else result.advice
+    yield from (_finding(finding, rank) for rank, finding in enumerate(result.findings, 1))
+    yield Lines(none, indent=0, on=TERMINAL)
+    yield Rows([Row("settings", advice)] if advice else [], on=TERMINAL)
+    clean = f'<div class="{"clean" if result.healthy else "unsure"}"><p>No findings{rest}.</p></div>' if none else ""
+    cards = [Markup("".join(findings.card(finding) for finding in result.findings) or clean), Lines([advice])]
+    yield Section("Findings", cards, name="findings", on=PAGE)
+    yield Lines([result.advice], on=MARKDOWN)
+    yield Notes(result.notes)
+    yield from findings.unanswered(result.not_checked, result.crashes)
+    yield Foot(f"{file_name(result.path)}: {facts}, torchtriage {result.version}")
+
+
+def _facts(result: MemoryResult) -> Iterator[tuple[str, str]]:
+    yield "file", f"{file_name(result.path)}, {format_bytes(result.size_bytes)}"
+    if result.n_steps is not None:
+        yield "watched", format_count(result.n_steps, "step")
+        return
+    yield "devices", f"{len(result.devices)} of {result.n_devices} with memory"
+    yield "history", format_count(result.n_entries, "entry", "entries")
+    yield "stacks", format_count(result.n_stacks, "distinct stack")
+    yield "allocator settings", result.settings
+
+
+def _facts_line(result: MemoryResult) -> str:
+    if result.n_steps is not None:
+        return f"{format_count(result.n_steps, 'step')} watched"
+    devices = f"{len(result.devices)} of {format_count(result.n_devices, 'device')} with memory"
+    history = format_count(result.n_entries, "entry", "entries") + " of history"
+    stacks = format_count(result.n_stacks, "stack")
+    return f"{format_bytes(result.size_bytes)}, {devices}, {history}, {stacks}, allocator settings: {result.settings}"
+
+
+# -- from step to step ---------------------------------------------------------------------------
+
+
+def _growth(growth: Growth) -> Rows:
+    """Return what memory did from step to step: one bar per stretch, from its lowest to its highest.
+
+    Bars that say the same everywhere would be noise: level memory has a flat row.
+    """
+    held = growth.held_bytes
+    at = [i * (len(held) - 1) // max(min(len(held), N_BARS) - 1, 1) for i in range(N_BARS)]
+    values = [held[i] for i in at if i < len(held)]
+    low, span = min(values), max(max(values) - min(values), 1)
+    bars = "".join(HEIGHTS[(value - low) * (len(HEIGHTS) - 1) // span] for value in values)
+    rows = [
+        Row("steps", Span(bars, "bold red" if growth.is_leak else "dim")),
+        Row("", f"{growth.name}: {_change(growth)}"),
+    ]
+    rows += [
+        Row("" if place else "grew", f"{format_bytes(area.values[-1]):>9}  {_fit(area.label)}")
+        for place, area in enumerate(growth.areas[:N_LINES])
+    ]
+    return Rows(rows, on=TERMINAL)
+
+
+def _change(growth: Growth) -> str:
+    """Return what memory did from the first step to the last, and how fast it changes per step."""
+    first, last = format_bytes(growth.held_bytes[0]), format_bytes(growth.held_bytes[-1])
+    n_steps = format_count(growth.steps[-1] - growth.steps[0] + 1, "step")
+    low, high = format_bytes(growth.slope_low_bytes), format_bytes(growth.slope_high_bytes)
+    interval = f" ({low} to {high})" if low != high else ""
+    slope = f"{format_bytes(growth.slope_bytes)} per step{interval} from step {growth.from_step:,} on"
+    return f"{first} to {last} over {n_steps}, {slope}"
+
+
+def _slope(growth: Growth, name: str) -> Markup:
+    areas = " Below, what the growing stacks have left behind by each step, from zero." if growth.areas else ""
+    steps = f" Steps by {text(growth.steps_by)}." if growth.steps_by else ""
+    return Markup(
+        f"<h3>{text(growth.name[:1].upper() + growth.name[1:])}</h3>"
+        f'<p class="sub">{text(_change(growth))}.{steps} The line is the median of the slopes between all pairs of'
+        " steps, the wedge its 95&nbsp;% interval; the axis does not begin at zero."
+        f'{areas}</p><div id="slope-{name}"></div>{NO_SCRIPT}'
+    )
+
+
+# -- a device ------------------------------------------------------------------------------------
+
+
+def _accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
+    return (
+        ("requested", device.requested_bytes, "what tensors asked for"),
+        ("allocated", device.allocated_bytes, "what they were given, rounded up"),
+        ("active", device.active_bytes, "and what another stream still uses"),
+        ("reserved", device.reserved_bytes, "all that was taken from the driver"),
+    )
+
+
+def _device(device: Device) -> Iterator[Block]:
+    rows = [
+        Row(label, (f"{format_bytes(size):>9}", dim(f"  {meaning}")))
+        for label, size, meaning in _accounts(device)
+        if size is not None
+    ]
+    yield Entry((bold(device.name), dim(" at the end")), [Rows(rows, indent=0)], indent=2, on=TERMINAL)
+    for failure in device.out_of_memory[-N_FAILED:]:
+        first, *others = failure.sentences
+        yield Rows(
+            [
+                Row("failed", Span(first, "bold red")),
+                *(Row("", line) for line in others),
+                *(Row("", f"{_amount(holder)}  {_fit(holder.label)}") for holder in failure.holders[:N_LINES]),
+            ],
+            on=TERMINAL,
+        )
+    if device.peak is not None:
+        yield _peak(device.peak)
+    free = device.fragmentation
+    if free is not None and free.free_bytes and not device.out_of_memory:
+        parts = [Row("", (f"{format_bytes(part.size_bytes):>9}", dim(f"  {part.name}"))) for part in free.parts]
+        yield Rows([Row("free", _because(free)), *parts], on=TERMINAL)
+
+
+def _peak(peak: Peak) -> Rows:
+    reserved = f", {format_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes is not None else ""
+    when = f" allocated{reserved}, at entry {peak.entry:,} of {peak.n_entries:,}"
+    rows = [Row("peak", (bold(format_bytes(peak.allocated_bytes)), when))]
+    for holder in peak.lines[:N_LINES]:
+        tags = f"{_tags(holder)}, from {_callers(holder)}" if _callers(holder) else _tags(holder)
+        label = Span(_fit(holder.label), "bold" if holder.stack else "")
+        rows += [Row("", (f"{_amount(holder)}  ", label)), Row("", dim(f"{'':18}{_fit(tags)}"))]
+    if len(peak.lines) > N_LINES:
+        rows.append(Row("", dim(f"{'':18}{len(peak.lines) - N_LINES} more lines are in the JSON")))
+    for name, group in (("by phase", peak.phases), ("for", peak.categories), ("by module", peak.modules)):
+        if len(group) > 1:
+            rows.append(Row(name, parts(group)))
+    return Rows(rows, on=TERMINAL)
+
+
+def _device_in_markdown(device: Device) -> Iterator[Block]:
+    peak = device.peak
+    if peak is None:
+        return
+    by = "by"
+    held: list[tuple[Holder | Part, str]] = [(holder, f"{holder.label}, {_tags(holder)}") for holder in peak.lines]
+    if not held:  # the profiler's timeline has no stacks
+        by, held = "by purpose", [(part, part.name) for part in peak.categories]
+    rows: list[tuple[str | Span, ...]] = [
+        (format_bytes(holder.size_bytes), format_share(holder.share), name) for holder, name in held[:N_LINES]
+    ]
+    rows.append((bold(format_bytes(peak.allocated_bytes)), "", bold("all allocated")))
+    yield Table((f"held at the peak of {device.name}", "", by), rows, align="rrl", on=MARKDOWN)
+    free = device.fragmentation
+    if free is not None and free.free_bytes:
+        yield Lines([f"Free: {_because(free)}: {parts(free.parts)}."], on=MARKDOWN)
+
+
+def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[Block]:
+    yield Markup("".join(map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])))
+    picture = device.picture
+    if picture is not None and name in drawn:
+        moments = format_count(len(picture.entries), "moment")
+        yield Markup(
+            '<h3>Memory over time</h3><p class="sub">Allocated bytes by who asked for them, at'
+            f" {moments} in the order of the history; the highest of each stretch is shown. The dashed line is what was"
+            f' reserved, the dotted one the peak.</p><div id="over-{name}"></div>{NO_SCRIPT}'
+        )
+    elif picture is not None:
+        yield Lines(["Its pictures are left out to keep the page small."], kind="sub")
+    if device.peak is not None:
+        yield Markup("".join(_peak_on_page(device.peak)))
+    if picture is not None and name in drawn and picture.segments:
+        left = picture.n_segments_left_out
+        also = f" The {left:,} smallest are left out." if left else ""
+        when = "when it failed" if device.out_of_memory else "at the peak" if device.peak else "at the snapshot"
+        yield Markup(
+            f'<h3>Segments {when}</h3><p class="sub">One row each, the largest first; widths grow with the square root'
+            f' of the size. Colours as above, free memory is empty.{also}</p><div id="map-{name}"></div>'
+            '<p class="mkey"><span><i class="free"></i>free</span>'
+            '<span><i class="await"></i>freed, another stream still uses it</span>'
+            '<span><i class="mixed"></i>several small blocks</span></p>'
+        )
+    accounts = "".join(
+        f"<dt>{label}</dt><dd>{text(format_bytes(size) if size is not None else 'unknown')}</dd><dd>{meaning}</dd>"
+        for label, size, meaning in _accounts(device)
+    )
+    free, why = device.fragmentation, ""
+    if free is not None and free.free_bytes:
+        why = f"<div><h3>Why reserved memory was free</h3><p>{text(_because(free))}</p>{_table(free.parts)}</div>"
+    account = f'<h3>At the snapshot</h3><dl class="account">{accounts}</dl>'
+    yield Markup(f'<div class="two"><div>{account}</div>{why}</div>')
+
+
+def _failed(failure: OutOfMemory) -> str:
+    first, *others = failure.sentences
+    lines = "".join(f"<p>{text(line)}</p>" for line in others)
+    return f'<div class="failed"><h3>{text(first)}</h3>{lines}{_table(failure.parts)}</div>'
+
+
+def _peak_on_page(peak: Peak) -> Iterator[str]:
+    yield (
+        f'<h3>Held at the peak</h3><p class="sub">{text(format_bytes(peak.allocated_bytes))}'
+        f" allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
+    )
+    if peak.lines:
+        head = "<thead><tr><th>size</th><th>share</th><th>by</th></tr></thead>"
+        yield f'<div class="scroll tall"><table class="held">{head}'
+        rows = "".join(
+            f"<tr><td>{text(format_bytes(holder.size_bytes))}</td><td>{text(format_share(holder.share))}</td>"
+            f'<td><code>{text(holder.label, 300)}</code><span class="tag">{text(_tags(holder))}'
+            f"{text(' · from ' + _callers(holder)) if _callers(holder) else ''}</span></td></tr>"
+            for holder in peak.lines[:N_LINES_ON_PAGE]
+        )
+        yield f"<tbody>{rows}</tbody></table></div>"
+    yield '<div class="two">'
+    groups = (("By phase of the step", peak.phases), ("By purpose", peak.categories), ("By module", peak.modules))
+    for title, parts in groups:
+        if len(parts) > 1 or (parts and parts[0].name not in ("unknown", "no stack recorded")):
+            yield f"<div><h3>{title}</h3>{_table(parts)}</div>"
+    yield "</div>"
+
+
+def _table(parts: Sequence[Part]) -> str:
+    """Return a table of parts; it adds up, what has no row of its own is in the last one."""
+    rest = parts[N_PARTS:]
+    if len(rest) > 1:
+        size, share = sum(part.size_bytes for part in rest), sum(part.share for part in rest)
+        rest = [Part(format_count(len(rest), "other"), size, share)]
+    rows = "".join(
+        f"<tr><td>{text(part.name, 300)}</td><td>{text(format_bytes(part.size_bytes))}</td>"
+        f"<td>{text(format_share(part.share))}</td></tr>"
+        for part in (*parts[:N_PARTS], *rest)
+    )
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+
+
+# -- what the parts say ----------------------------------------------------------------------------
+
+
+def _amount(holder: Holder | Part) -> str:
+    return f"{format_bytes(holder.size_bytes):>9} {format_share(holder.share):>6}"
+
+
+def _fit(label: str) -> str:
+    """Return a line cut to fit: first its folder goes, then its end."""
+    if len(label) > ROOM:
+        label = label.split("/", 1)[-1]
+    return label if len(label) <= ROOM else label[: ROOM - 1] + "…"
+
+
+def _tags(holder: Holder) -> str:
+    """Return how often a holder allocated, in which phase and for what."""
+    tags = [tag for tag in (holder.phase, holder.category) if tag not in ("", "unknown")]
+    return ", ".join([format_count(holder.n_allocations, "allocation"), *tags])
+
+
+def _callers(holder: Holder) -> str:
+    """Return who called the holder's line, outermost last; empty when it was called by nobody."""
+    return " < ".join(f"{file_name(frame.file)}:{frame.line}" for frame in holder.stack[1:5])
+
+
+def parts(rows: Sequence[Part], limit: int = 6) -> str:
+    """Return parts on one line, largest first."""
+    texts = [f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in rows[:limit]]
+    rest = sum(part.size_bytes for part in rows[limit:])
+    if rest:
+        texts.append(f"{format_count(len(rows) - limit, 'other')} {format_bytes(rest)}")
+    return ", ".join(texts)
+
+
+def _because(free: Fragmentation) -> str:
+    """Return what was free, and when."""
+    share = format_share(free.free_bytes / free.reserved_bytes)
+    when = "when most was reserved" if free.when == "reserved peak" else "at the snapshot"
+    return (
+        f"{format_bytes(free.free_bytes)} of {format_bytes(free.reserved_bytes)} reserved ({share}) {when}, the largest"
+        f" piece {format_bytes(free.largest_bytes)}"
+    )
+
+
+def _finding(finding: Finding, rank: int) -> Block:
+    return Section("", [findings.entry(finding, rank), findings.comment(finding)], on=TERMINAL + MARKDOWN)

@@ -1,0 +1,82 @@
+"""A review: each window's verdict with its evidence, then what was not reviewed and why."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from torchtriage.core.units import format_count, format_share
+from torchtriage.learn.review.result import NotReviewed, ReviewResult, WindowReview
+from torchtriage.learn.review.reviewer import NONE
+from torchtriage.report.blocks import Block, Document, Entry, Head, Lines, Row, Rows, Section, Span, bold, dim
+
+__all__ = ["document"]
+
+N_SPANS = 12
+
+
+def document(result: ReviewResult) -> Document:
+    """Return the report of ``torchtriage review``."""
+    n_patterns = sum(window.code != NONE for window in result.windows)
+    n_failed = sum(window.failed for window in result.not_reviewed)
+    reviewed = f"{format_count(len(result.windows), 'window')} reviewed by {result.reviewer}"
+    failed = f"{format_count(n_failed, 'window')} could not be reviewed" if n_failed else ""
+    n_calm = result.n_windows - len(result.windows) - len(result.not_reviewed)
+    chosen = f"{result.n_windows:,} windows, chosen by {result.chosen_by}; {n_calm:,} are calm"
+    reasons = sorted(result.not_reviewed, key=lambda window: (not window.failed, window.reason))
+    left = [
+        (f"{reason}: ", dim(_spans(sorted(group, key=lambda window: window.start_ns))))
+        for reason, group in groupby(reasons, key=lambda window: window.reason)
+    ]
+    blocks: list[Block] = [
+        Head(
+            "torchtriage review",
+            (f"{reviewed}: {n_patterns} with an anti-pattern", failed),
+            ("bold", "bold red"),
+            hang=0,
+        ),
+        Lines([dim(result.path)], fit=True),
+        Lines([dim(chosen), dim(_usage(result))], tight=True),
+        *map(_window, result.windows),
+        Section("Not reviewed", [Lines(left)], heading="Not reviewed"),
+        *(Rows([Row("note", note)]) for note in result.notes),
+    ]
+    return Document("Review of a trace", result.version, result.schema, blocks)
+
+
+def _usage(result: ReviewResult) -> str:
+    usage = result.usage
+    if not usage.attempts and not usage.cached:
+        return ""
+    cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
+    cached = f", {usage.cached} from the cache" if usage.cached else ""
+    return (
+        f"{format_count(usage.attempts, 'request')}{cached}, {usage.prompt_tokens:,} tokens sent, "
+        f"{usage.reply_tokens:,} received{cost}"
+    )
+
+
+def _window(window: WindowReview) -> Entry:
+    calm = window.code == NONE
+    verdict = Span("no anti-pattern", "green") if calm else bold(f"{window.code} {window.title}")
+    rows = [
+        Row("" if number else label, (sentence.text, dim(f" [{', '.join(sentence.evidence)}]")))
+        for label, sentences in (("why", window.why), ("advice", window.advice))
+        for number, sentence in enumerate(sentences)
+    ]
+    texts = {quoted.id: quoted.text for quoted in window.evidence}
+    cited = dict.fromkeys(name for sentence in (*window.why, *window.advice) for name in sentence.evidence)
+    rows += [
+        Row("" if number else "evidence", (bold(f"{name} "), dim(texts.get(name, ""))))
+        for number, name in enumerate(cited)
+    ]
+    confidence = Span(f"  confidence {format_share(window.confidence)}", "italic")
+    return Entry((dim(f"{_span(window)}  "), verdict, confidence), [Rows(rows, indent=3)])
+
+
+def _span(window: WindowReview | NotReviewed) -> str:
+    return f"{window.start_ns / 1e6:.2f}-{window.end_ns / 1e6:.2f} ms"
+
+
+def _spans(windows: list[NotReviewed]) -> str:
+    more = f", and {len(windows) - N_SPANS} more in the JSON" if len(windows) > N_SPANS else ""
+    return ", ".join(map(_span, windows[:N_SPANS])) + more

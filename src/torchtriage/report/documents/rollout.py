@@ -1,0 +1,170 @@
+"""A rollout or an experiment: where it stands, how versions compare, and what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from torchtriage.core.units import format_count
+from torchtriage.operate.experiment.result import ExperimentResult
+from torchtriage.operate.experiment.result import Row as Metric
+from torchtriage.operate.rollout.result import Event, RolloutResult
+from torchtriage.operate.rollout.summary import percent
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Document,
+    Foot,
+    Head,
+    Lines,
+    Markup,
+    Notes,
+    Row,
+    Rows,
+    Span,
+    Table,
+    bold,
+    dim,
+)
+from torchtriage.report.page import svg_line, text
+
+__all__ = ["document"]
+
+N_ON_TERMINAL, N_IN_MARKDOWN = 20, 50
+WIDE, HIGH = 1000.0, 100.0
+MIN_SPAN, MAX_SPAN = math.log(1.05), math.log(10)
+"""The axis of ratios reaches from 5 % to ten-fold; what lies beyond is cut, its numbers are not."""
+_LABEL = {"worse": "worse", "better": "better", "undecided": "no regression", "no data": "no data"}
+_MARK = {"worse": "🔴", "better": "🟢", "undecided": "⚪", "no data": "🟡"}
+_STYLE = {"worse": "bold red", "better": "green", "undecided": "dim", "no data": "yellow"}
+_HEAD = {
+    "rolled back": "bold red",
+    "worse": "bold red",
+    "broken": "bold red",
+    "done": "bold green",
+    "better": "bold green",
+}
+
+
+def document(result: RolloutResult | ExperimentResult) -> Document:
+    """Return the report of ``torchtriage rollout report``, or of an experiment."""
+    rollout = result if isinstance(result, RolloutResult) else None
+    what, word = ("rollout", rollout.status) if rollout else ("experiment", result.decision)  # type: ignore[union-attr]
+    facts = [(what, result.name)]
+    if rollout:
+        facts += [("candidate", rollout.candidate), ("watched by", rollout.owner or "nobody")]
+    mark = (word, "good" if word in ("done", "better") else "")
+    blocks: list[Block] = [
+        Head(f"torchtriage {what}", result.verdict, (_HEAD.get(word, "bold"), ""), facts, mark),
+        *(_stages(rollout) if rollout else ()),
+        Rows(
+            [
+                Row(
+                    row.role,
+                    (bold(f"{row.name}: "), Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence),
+                )
+                for row in result.rows
+            ],
+            on=TERMINAL,
+        ),
+        Table(
+            ("", "metric", ""),
+            [(f"{_MARK[row.verdict]} {_LABEL[row.verdict]}", row.name, row.sentence) for row in result.rows],
+            align="lll",
+            on=MARKDOWN,
+        ),
+        Markup("\n".join(_metrics(result.rows)), on=PAGE),
+        *(_history(rollout.events) if rollout else ()),
+        Notes(result.notes, style="dim"),
+        Foot(f"torchtriage {result.version}"),
+    ]
+    remark = "Ratios are candidate over control; intervals hold at all looks together."
+    return Document(result.verdict[0], result.version, result.schema, blocks, "rollout.css", remark)
+
+
+def _stages(result: RolloutResult) -> Iterator[Block]:
+    marks = {"now": "[{}]", "left": "✗ {}", "passed": "✓ {}"}
+    path = "   ".join(marks.get(stage.state, "{}").format(percent(stage.share)) for stage in result.stages)
+    owner = [Row("watched by", dim(result.owner))] if result.owner and result.status == "running" else []
+    yield Rows([Row("rollout", result.name), Row("steps", path), *owner], on=TERMINAL)
+    yield Lines([path], on=MARKDOWN)
+    stages = "".join(
+        f'<li class="{stage.state}"><b>{percent(stage.share)}</b> {stage.state}</li>' for stage in result.stages
+    )
+    yield Markup(f'<section><h2>Steps</h2><ol class="stages">{stages}</ol></section>', on=PAGE)
+
+
+def _history(events: Sequence[Event]) -> Iterator[Block]:
+    hidden = len(events) - N_ON_TERMINAL
+    rows = [Row("", (dim(f"{_when(event.at_s)}  "), _event(event))) for event in events[-N_ON_TERMINAL:]]
+    if hidden > 0:
+        rows.insert(0, Row("history", dim(f"{format_count(hidden, 'earlier entry', 'earlier entries')} in the JSON")))
+    elif rows:
+        rows[0] = Row("history", rows[0].text)
+    yield Rows(rows, on=TERMINAL)
+    yield Lines(
+        [f"{_when(event.at_s)}: {_event(event)}" for event in events[-N_IN_MARKDOWN:]], bullets=True, on=MARKDOWN
+    )
+    items = "\n".join(map(_entry, reversed(events)))
+    yield Markup(f'<section><h2>History</h2><ol class="history">{items}</ol></section>', on=PAGE)
+
+
+def _when(at_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
+
+
+def _event(event: Event) -> str:
+    shares = f" {percent(event.share_before)} → {percent(event.share_after)}"
+    reason = f": {event.reason}" if event.reason else ""
+    return f"{event.kind}{shares if event.share_before != event.share_after else ''} by {event.actor}{reason}"
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def _entry(event: Event) -> str:
+    known = "".join(f"<li>{text(row.name)}: {_LABEL[row.verdict]}, {text(row.sentence)}</li>" for row in event.rows)
+    details = f"<details><summary>what was known</summary><ul>{known}</ul></details>" if known else ""
+    kind = event.kind.replace(" ", "-")
+    return f'<li class="{kind}"><time>{_when(event.at_s)}</time><p>{text(_event(event))}</p>{details}</li>'
+
+
+def _metrics(rows: Sequence[Metric]) -> Iterator[str]:
+    if not rows:
+        return
+    reach = [MIN_SPAN, *(abs(math.log(end)) for row in rows for end in (row.low, row.high, row.worse_than) if end)]
+    span = min(1.08 * max(reach), MAX_SPAN)
+    yield '<section><h2>Metrics</h2><ol class="metrics">'
+    for row in rows:
+        mark = row.verdict.replace(" ", "-")
+        yield (
+            f'<li><span class="name"><span class="mark {mark}">{_LABEL[row.verdict]}</span>'
+            f'{text(row.name)}</span>{_whisker(row, span)}<p class="what">{text(row.sentence)}</p></li>'
+        )
+    yield "</ol></section>"
+
+
+def _whisker(row: Metric, span: float) -> str:
+    def at(ratio: float) -> float:
+        share = math.log(ratio) / span if ratio > 0 else -1.0
+        return round((max(min(share, 1.0), -1.0) + 1) / 2 * WIDE, 1)
+
+    limit = at(row.worse_than if row.better == "lower" else 1 / row.worse_than)
+    middle = HIGH / 2
+    parts = [svg_line(WIDE / 2, 0, WIDE / 2, HIGH, "zero"), svg_line(limit, 0, limit, HIGH, "limit")]
+    if row.low is not None:
+        high = at(row.high) if row.high is not None else WIDE
+        parts.append(svg_line(at(row.low), middle, high, middle, f"range-line {row.verdict}"))
+    if row.ratio:
+        parts.append(svg_line(at(row.ratio), middle, at(row.ratio), middle, "centre"))
+    label = text(f"{row.name}: {row.sentence}")
+    return (
+        f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,48 @@
+"""A fix on trial: the verdict, the rounds of both programs, findings."""
+
+from __future__ import annotations
+
+from torchtriage.core.units import format_count, format_ms
+from torchtriage.measure.verify.result import Verification
+from torchtriage.report.blocks import Block, Code, Document, Head, Notes, Row, Rows, dim
+from torchtriage.report.documents.comparison import changes
+
+__all__ = ["document"]
+
+CELLS = 40
+
+
+def document(result: Verification) -> Document:
+    """Return the report of ``torchtriage verify``."""
+    speed = "bold" if not result.told else "bold green" if result.ratio < 1 else "bold red"
+    agree = "bold red" if result.answers.status == "differ" else ""
+    steps = f", {format_count(result.n_steps, 'timed step')} each" if result.per == "step" else ""
+    blocks: list[Block] = [
+        Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),
+        Rows(
+            [
+                Row("before", result.before, fit=True),
+                Row("after", result.after, fit=True),
+                Row("rounds", dim(f"{len(result.rounds)}, in turns, no profiler{steps}")),
+            ]
+        ),
+        Code(_dots(result)),
+        changes(result.findings),
+        Notes(result.notes, label="limit"),
+    ]
+    return Document("A fix on trial", result.version, result.schema, blocks)
+
+
+def _dots(result: Verification) -> list[tuple[str, str]]:
+    """Return each program's rounds as dots on one axis of time that begins at zero."""
+    longest = max(max(pair.before_ms, pair.after_ms) for pair in result.rounds)
+    rows = []
+    for label, times, mean in (
+        ("before", [pair.before_ms for pair in result.rounds], result.before_ms),
+        ("after", [pair.after_ms for pair in result.rounds], result.after_ms),
+    ):
+        cells = ["·"] * (CELLS + 1)
+        for time in times:
+            cells[round(time / longest * CELLS)] = "●"
+        rows.append((f"{label:7}{''.join(cells)}  {format_ms(mean)}", ""))
+    return [*rows, (f"{'':7}0{format_ms(longest):>{CELLS}}  per {result.per}", "dim")]

@@ -1,0 +1,365 @@
+"""Models on PyTorch/XLA, or dumps of programs: routes, every HLO graph with its reason, fixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torchtriage.compile.logs.formatting import place
+from torchtriage.compile.logs.result import GraphBreak
+from torchtriage.compile.xla.result import (
+    AnswerCheck,
+    Correlation,
+    Fallback,
+    FxGraph,
+    HloGraph,
+    Route,
+    XlaModel,
+    XlaProgram,
+    XlaResult,
+)
+from torchtriage.core.units import format_bytes, format_count, format_ms
+from torchtriage.report.blocks import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Document,
+    Entry,
+    Foot,
+    Head,
+    Lines,
+    Notes,
+    Row,
+    Rows,
+    Section,
+    Span,
+    Table,
+    bold,
+    code,
+    dim,
+)
+
+__all__ = ["COLUMNS", "cells", "correlation", "document", "number"]
+
+NONE = "-"
+TITLES = {"eager": "eager, processor", "lazy": "LazyTensor", "openxla": "dynamo openxla"}
+COLUMNS = ("route", "compiled", "extra", "per step", "host ops", "to / from", "first", "steady", "queued", "answers")
+N_ON_TERMINAL, N_IN_MARKDOWN = 24, 40
+N_ROWS = 12
+_FALLBACK = {"read": "asks for a value", "shape": "has a size that depends on values", "not lowered": "is not lowered"}
+
+
+def document(result: XlaResult) -> Document:
+    """Return the report of ``torchtriage xla``."""
+    names = [model.target for model in result.models] + [program.name for program in result.programs]
+    together = [correlation(row) for row in result.correlations]
+    fixes = [
+        Row("" if rank else "fixes", (bold(f"{cause}: "), Span(fix.text, "green")))
+        for rank, (cause, fix) in enumerate(result.fixes)
+    ]
+    blocks: list[Block] = [
+        Head("torchtriage xla", result.verdict),
+        *(block for model in result.models for block in _model(model)),
+        *(block for program in result.programs for block in _program(program)),
+        Rows([Row("" if rank else "together", line) for rank, line in enumerate(together)], on=TERMINAL),
+        Section("Graphs and time", [Lines(together, bullets=True)], on=PAGE + MARKDOWN),
+        Rows(fixes, on=TERMINAL),
+        Section(
+            "What to change",
+            [
+                Lines(
+                    [
+                        (
+                            bold(cause),
+                            f": {fix.text}",
+                            " " * bool(fix.link),
+                            Span("more" if fix.link else "", link=fix.link),
+                        )
+                        for cause, fix in result.fixes
+                    ],
+                    bullets=True,
+                )
+            ],
+            on=PAGE + MARKDOWN,
+        ),
+        Notes(result.notes),
+        Foot(f"torchtriage {result.version}"),
+    ]
+    remark = (
+        "Counts are those of torch_xla's metrics; extra is every HLO graph but one for a step (LazyTensor) or for an FX"
+        " graph (dynamo)."
+    )
+    title = names[0] if len(names) == 1 else f"{len(names)} models"
+    return Document(title, result.version, result.schema, blocks, "xla.css", remark)
+
+
+def _model(model: XlaModel) -> Iterator[Block]:
+    mode = "training" if model.train else "inference"
+    facts = ", ".join(f"{name} {value}" for name, value in model.facts)
+    table = [cells(route) for route in model.routes]
+    failed = [f"{TITLES[route.name]} {route.failure}" for route in model.routes if route.failure]
+    dynamo = next((route for route in model.routes if route.name == "openxla"), None)
+    fx = [(graph.id, _fx(graph, dynamo.graphs if dynamo else ())) for graph in model.fx]
+    yield Entry(
+        (bold(model.target), dim(f"  {mode}")),
+        [
+            Lines([dim(facts)], on=TERMINAL),
+            Table(COLUMNS, table),
+            *_breaks(model.breaks),
+            Rows(
+                [
+                    Row("recompile", (f"{place(again.function)}: {again.guard}", dim(f", {again.count}x")))
+                    for again in model.recompiles[:N_ROWS]
+                ]
+            ),
+            Rows([Row("FX graph", (bold(f"{name} "), became)) for name, became in fx[:N_ROWS]]),
+            _more(len(fx) - N_ROWS, "FX graph"),
+            Rows([Row("failed", Span(line, "red")) for line in failed]),
+        ],
+        on=TERMINAL,
+    )
+    for route in model.routes:
+        if route.steps:
+            yield Entry(TITLES[route.name], list(_route(route)), indent=2, on=TERMINAL)
+    markdown: list[Block] = [
+        Lines([(bold(model.target), f", {mode}")]),
+        Table(COLUMNS, table),
+        Lines(failed, bullets=True),
+    ]
+    for route in model.routes:
+        if route.graphs:
+            markdown += [Lines([f"HLO graphs of {TITLES[route.name]}:"]), _graph_table(route.graphs, N_IN_MARKDOWN)]
+    yield Section("", markdown, on=MARKDOWN)
+    page: list[Block] = [
+        Table(COLUMNS, table, kind="settings"),
+        Lines(failed, kind="failed"),
+        Table(
+            ("graph break", "where", "times", "fix"),
+            [(one.type, place(one.caller or one.frame), str(one.count), one.fix.text) for one in model.breaks],
+            kind="graphs",
+        ),
+        Table(
+            ("compiled again by dynamo", "guard", "times"),
+            [(place(again.function), again.guard, str(again.count)) for again in model.recompiles],
+            kind="graphs",
+        ),
+        Table(("FX graph", "became"), fx, kind="graphs"),
+    ]
+    for route in model.routes:
+        if route.steps:
+            lines = [_counted(route), _times(route), f"answers {_answers(route.answers)}" if route.answers else ""]
+            fallbacks = [_fallback(fallback) for fallback in route.fallbacks]
+            parts = [Lines(lines), _graph_table(route.graphs), Lines(fallbacks, bullets=True)]
+            page.append(Entry(TITLES[route.name], parts, kind="route"))
+    yield Section(f"{model.target}, {mode}", page, facts, on=PAGE)
+
+
+def _route(route: Route) -> Iterator[Block]:
+    yield Lines([_counted(route), _times(route)])
+    if route.answers is not None:
+        style = "bold red" if route.answers.verdict == "wrong" else ""
+        yield Lines([Span(f"answers {_answers(route.answers)}", style)])
+    yield from _graph_rows(route.graphs)
+    yield Rows([Row("host", _fallback(fallback)) for fallback in route.fallbacks[:N_ROWS]])
+    yield _more(len(route.fallbacks) - N_ROWS, "operator")
+
+
+def _program(program: XlaProgram) -> Iterator[Block]:
+    counts = list(_counts(program))
+    yield Entry(
+        program.name,
+        [
+            Rows([Row(label, line) for label, line in counts]),
+            *_breaks(program.breaks),
+            *_graph_rows(program.graphs),
+            Rows(
+                [
+                    Row("host", f"{fallback.name}, {format_count(fallback.first_step, 'call')}")
+                    for fallback in program.fallbacks[:N_ROWS]
+                ]
+            ),
+            _more(len(program.fallbacks) - N_ROWS, "operator"),
+            Rows([Row("left out", dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]),
+            Notes(program.notes, apart=False),
+        ],
+        on=TERMINAL,
+    )
+    fallbacks = [(fallback.name, fallback.kind, str(fallback.first_step)) for fallback in program.fallbacks]
+    parts: list[Block] = [
+        Rows([Row(label, line) for label, line in counts]),
+        _graph_table(program.graphs, N_IN_MARKDOWN, on=MARKDOWN),
+        _graph_table(program.graphs, on=PAGE),
+        Table(("operator on the host", "why", "calls"), fallbacks, kind="graphs", align="llr"),
+        Lines([f"{note.level}: {note.message}" for note in program.notes], bullets=True),
+    ]
+    yield Section(program.name, parts, on=PAGE)
+    yield Section("", [Lines([(code(program.name),)]), *parts], on=MARKDOWN)
+
+
+def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[Block]:
+    rows: list[Row] = []
+    for one in breaks[:N_ROWS]:
+        rows.append(Row("break", (bold(one.type), f" at {place(one.caller or one.frame)}, {one.count}x")))
+        rows.append(Row("", Span(one.fix.text, "green")))
+    yield Rows(rows)
+    yield _more(len(breaks) - N_ROWS, "graph break")
+
+
+def _graph_rows(graphs: Sequence[HloGraph]) -> Iterator[Block]:
+    rows = []
+    for graph in graphs[:N_ON_TERMINAL]:
+        style = "yellow" if graph.extra else "dim"
+        rows.append(Row(f"HLO #{graph.number + 1}", (Span(f"{graph.cause}: ", style), _graph(graph)), style))
+    yield Rows(rows)
+    rest = Counter(graph.cause for graph in graphs[N_ON_TERMINAL:]).most_common()
+    listed = ", ".join(f"{number} {cause}" for cause, number in rest)
+    yield Lines([dim(f"{len(graphs) - N_ON_TERMINAL} more in --json and --html: {listed}")] if rest else [])
+
+
+def _graph_table(graphs: Sequence[HloGraph], limit: int = 10_000, on: str = MARKDOWN + PAGE) -> Table:
+    rows = [
+        (f"{graph.number + 1}", bold(graph.cause) if graph.extra else graph.cause, _graph(graph)) for graph in graphs
+    ]
+    kinds = ["extra" if graph.extra else "by-right" for graph in graphs]
+    return Table(("HLO", "cause", "reason"), rows, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
+
+
+def _more(number: int, noun: str) -> Lines:
+    return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
+
+
+# -- what the parts say ----------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Return a count or a mean of counts, or a dash."""
+    return NONE if value is None else f"{value:.3g}"
+
+
+def cells(route: Route) -> tuple[str, ...]:
+    """Return a row of the table, one cell for each of ``COLUMNS``."""
+    counted = bool(route.steps)
+    steady = route.steps[len(route.steps) - route.n_steady :] if route.n_steady else ()
+    moved = [
+        sum(getattr(step, name) for step in steady) / len(steady) if steady else None
+        for name in ("to_device", "from_device")
+    ]
+    times = route.times
+    return (
+        TITLES[route.name],
+        f"{route.n_compiled}" if counted else NONE,
+        f"{route.n_extra}" if counted else NONE,
+        number(route.executed_per_step),
+        number(sum(fallback.per_step or 0 for fallback in route.fallbacks)) if steady else NONE,
+        " / ".join(map(number, moved)) if steady else NONE,
+        format_ms(times.first_ms) if times else NONE,
+        format_ms(times.steady_ms) if times else NONE,
+        format_ms(times.queued_ms) if times and times.queued_ms is not None else NONE,
+        route.answers.verdict if route.answers else NONE,
+    )
+
+
+def _counted(route: Route) -> str:
+    """Return what torch_xla's metrics counted, step by step."""
+    compiled = ", ".join(str(step.compiled) for step in route.steps)
+    executed = ", ".join(str(step.executed) for step in route.steps)
+    spent_ms = sum(step.compile_ms for step in route.steps)
+    line = (
+        f"compiled {compiled} and executed {executed} HLO graphs in steps 1 to {len(route.steps)};"
+        f" compiling took {format_ms(spent_ms)}"
+    )
+    if route.execute_ms_per_step is not None:
+        line += f", executing {format_ms(route.execute_ms_per_step)} per steady step"
+    return line
+
+
+def _times(route: Route) -> str:
+    """Return the intervals behind a route's times."""
+    times = route.times
+    if times is None:
+        return ""
+    line = (
+        f"steady {format_ms(times.steady_ms)}, {format_ms(times.low_ms)} to {format_ms(times.high_ms)}"
+        f" over {format_count(times.n_processes, 'process', 'processes')} ({format_count(times.n_steps, 'step')});"
+        f" first {format_ms(times.first_ms)}, {format_ms(times.first_low_ms)} to {format_ms(times.first_high_ms)}"
+    )
+    if times.queued_ms is not None:
+        line += f"; {format_ms(times.queued_ms)} each when {times.n_queued} are waited for at once"
+    return line
+
+
+def _graph(graph: HloGraph) -> str:
+    """Return one HLO graph on a line: why, where from, how large, how often."""
+    parts = [graph.reason, place(graph.frame)]
+    if graph.n_ops is not None:
+        parts.append(format_count(graph.n_ops, "instruction"))
+    if graph.n_aliased:
+        parts.append(f"{graph.n_aliased} of its outputs in place of inputs")
+    if graph.compile_ms is not None:
+        parts.append(f"compiled in {format_ms(graph.compile_ms)}")
+    if graph.per_step is not None:
+        parts.append(f"run {format_count(graph.per_step, 'time')} per steady step")
+    elif graph.first_step:
+        parts.append(f"run {format_count(graph.first_step, 'time')}")
+    return "; ".join(filter(None, parts))
+
+
+def _fx(graph: FxGraph, graphs: Sequence[HloGraph]) -> str:
+    """Return what became of an FX graph."""
+    size = format_count(graph.n_ops, "operator") if graph.n_ops is not None else "of unknown size"
+    names = ", ".join(op.name for op in graph.not_lowered[:4])
+    cut = f", cut at {names}" if names else ""
+    if graph.hlo:
+        listed = ", ".join(f"#{number + 1}" for number in graph.hlo)
+        equal = len(graph.parts) - len(graph.hlo)
+        rest = f"; {equal} of {len(graph.parts)} parts equal graphs compiled before" if equal else ""
+        return f"{size}{cut}: HLO {listed}{rest}"
+    return f"{size}{cut}: " + (
+        "no HLO of its own, XLA had equal ones" if graph.parts else "nothing that XLA could be given"
+    )
+
+
+def _fallback(fallback: Fallback) -> str:
+    """Return an operator on the host and how often."""
+    per = f", {number(fallback.per_step)} per steady step" if fallback.per_step is not None else ""
+    calls = format_count(fallback.first_step, "call")
+    return f"{fallback.name} {_FALLBACK[fallback.kind]}: {calls} in the first step{per}"
+
+
+def _answers(answers: AnswerCheck) -> str:
+    line = answers.verdict
+    if answers.error is not None and answers.eager_error is not None:
+        line += f": relative error {answers.error:.1e}, eager's own {answers.eager_error:.1e}"
+    return f"{line}; {answers.reason}" if answers.reason else line
+
+
+def correlation(row: Correlation) -> str:
+    """Return a correlation in a sentence."""
+    head = f"{row.of} with {row.with_}"
+    if row.rho is None or row.low is None or row.high is None:
+        return f"{head}: unknown ({row.why_not})"
+    return f"{head}: rho {row.rho:.2f} ({row.low:.2f} to {row.high:.2f}), n = {row.n}"
+
+
+def _counts(program: XlaProgram) -> Iterator[tuple[str, str]]:
+    """Yield what the dumps of a program count, each with its source."""
+    for label, n_calls, ms, metric in (
+        ("compiled", program.n_compiled, program.compile_ms, "CompileTime"),
+        ("executed", program.n_executed, program.execute_ms, "ExecuteTime"),
+    ):
+        if n_calls is not None:
+            yield label, f"{n_calls:,} ({metric}){f', {format_ms(ms)} in all' if ms is not None else ''}"
+    if program.n_compiled_told is not None:
+        executions = format_count(program.n_executed_told or 0, "execution")
+        yield "reported", f"{format_count(program.n_compiled_told, 'compilation')} and {executions} (PT_XLA_DEBUG)"
+    if program.n_saved is not None:
+        yield "saved", f"{format_count(program.n_saved, 'distinct graph')} (XLA_SAVE_TENSORS_FILE)"
+    if program.n_modules is not None:
+        yield "modules", f"{program.n_modules:,} (--xla_dump_to)"
+    for label, n_calls, size in (
+        ("to device", program.to_device, program.to_device_bytes),
+        ("from device", program.from_device, program.from_device_bytes),
+    ):
+        if n_calls is not None:
+            yield label, f"{format_count(n_calls, 'transfer')}{f', {format_bytes(size)}' if size is not None else ''}"

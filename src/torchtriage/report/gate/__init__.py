@@ -1,1 +1,0 @@
-"""What a gate says, for every reader: terminal, JSON, Markdown, annotations and a page."""

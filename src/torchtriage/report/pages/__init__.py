@@ -1,0 +1,1 @@
+"""Pages that draw with a script of their own: the data that their scripts are given."""

@@ -1,1 +1,0 @@
-"""The review of suspicious windows, on the terminal and as JSON."""

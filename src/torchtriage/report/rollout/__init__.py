@@ -1,1 +1,0 @@
-"""What experiments and rollouts say, for every reader: terminal, JSON, Markdown and a page."""

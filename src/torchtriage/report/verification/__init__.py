@@ -1,1 +1,0 @@
-"""A fix on trial: ``terminal`` and ``json_report``."""

@@ -1,0 +1,54 @@
+"""Recordings with features: computed once, and no window is in two splits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchtriage.diagnose.detector.features import NAMES
+from torchtriage.learn.dataset.recordings import Kept
+from torchtriage_benchmark.training.event_tokens import KINDS, VALUES
+from torchtriage_benchmark.training.training_set import FOLDER, Example, examples
+
+CORE = Path(__file__).parents[3] / "benchmarks" / "core"
+
+
+def linked(folder: Path, count: int | None = None) -> Path:
+    """Return a folder with recordings of the core, where features may be written."""
+    for path in sorted(CORE.glob("*.json"))[:count]:
+        for one in (path, path.with_suffix(".ttcol")):
+            if one.exists():
+                (folder / one.name).symlink_to(one)
+    return folder
+
+
+def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, *_) = examples(linked(tmp_path, 1))
+    assert one.features.shape == (len(one.windows_ns), len(NAMES))
+    assert one.looked["kind_names"].shape == (len(one.windows_ns), KINDS, 2)
+    assert one.looked["kind_values"].shape == (len(one.windows_ns), KINDS, len(VALUES))
+    assert np.array_equal(one.windows_ns, Kept(one.about, one.path).windows_ns)
+    (kept,) = (tmp_path / FOLDER).iterdir()
+
+    monkeypatch.setattr(Example, "_look", lambda _: pytest.fail("read twice"))
+    (again,) = examples(tmp_path)
+    assert np.array_equal(again.features, one.features)
+    monkeypatch.undo()
+
+    kept.write_bytes(b"damaged")
+    (anew,) = examples(tmp_path)
+    assert np.array_equal(anew.features, one.features)
+
+
+@pytest.mark.slow
+def test_no_window_is_in_two_splits(tmp_path: Path) -> None:
+    rows: dict[str, set[bytes]] = {}
+    for one in examples(linked(tmp_path)):
+        near = np.round(one.features, 2)
+        rows.setdefault(one.split, set()).update(row.tobytes() for row in near)
+    assert set(rows) == {"train", "validation", "test"}
+    assert not rows["train"] & rows["validation"]
+    assert not rows["train"] & rows["test"]
+    assert not rows["validation"] & rows["test"]

@@ -1,0 +1,634 @@
+"""What is said about logs: each break and recompilation once, nothing lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import jsonschema
+import pytest
+from compile.logs.log_builder import LogBuilder, break_text
+from tests.report import forms
+
+from torchtriage.api.catalogue import pages
+from torchtriage.cli.main import cli
+from torchtriage.compile.logs.drawings import with_drawings
+from torchtriage.compile.logs.judge import judge
+from torchtriage.compile.logs.process_log import ProcessLog
+from torchtriage.compile.logs.read import read_logs
+from torchtriage.compile.logs.result import CompileResult
+from torchtriage.compile.logs.structured_log import read_structured
+from torchtriage.compile.logs.text_log import read_text
+
+SIZE = "0/{}: tensor 'x' size mismatch at index 0. expected {}, actual {}"
+
+
+def log_of(log: LogBuilder | bytes, name: str = "x.log", rank: int | None = None) -> ProcessLog:
+    data = log if isinstance(log, bytes) else log.bytes()
+    return read_structured(ProcessLog(name, len(data), named_rank=rank), io.BytesIO(data))
+
+
+def judged(*logs: LogBuilder) -> CompileResult:
+    result = judge([log_of(log, f"rank_{rank}.log") for rank, log in enumerate(logs)])
+    reconciled(result)
+    return result
+
+
+def reconciled(result: CompileResult) -> None:
+    books = result.books
+    assert books.n_read == books.n_used + books.n_skipped
+    assert books.n_skipped == sum(one.count for one in books.skipped)
+    assert books.n_breaks == sum(one.count for one in result.breaks)
+    assert books.n_recompiles == sum(one.count for one in result.recompiles)
+    marked = sum(one.marked_ms for one in result.processes)
+    assert sum(one.self_ms for one in result.phases) == pytest.approx(marked, abs=1e-3)
+
+
+def healthy() -> LogBuilder:
+    log = LogBuilder().compiled("0/0", "step", 5)
+    return log.record("dynamo_output_graph", {}, "    x = torch.relu(y)\n", "0/0")
+
+
+def sick() -> LogBuilder:
+    """Return a log of one process with some of everything."""
+    log = LogBuilder().mark("dynamo", "B", 0).mark("inductor_compile", "B", 2_000)
+    log.mark("pass.post_grad_passes.noop", "B", 10).mark("pass.post_grad_passes.noop", "E", 90)
+    log.mark("compile_file", "B", 0).mark("compile_file", "E", 700_000)
+    log.mark("inductor_compile", "E", 1_000).mark("dynamo", "E", 9_000)
+    log.artifact("dynamo_graph_break_reason", break_text("Data-dependent branching", 7))
+    log.compiled("0/0", "step", 5, guard_latency_us=450, pytorch_version="2.13.0")
+    log.artifact("before_joint_graph", "    a = torch.relu(x)\n    b = torch.cos(a)\n")
+    log.artifact("after_joint_graph", "    b = torch.cos(x)\n")
+    log.artifact("fx_graph_cache_miss", "{}").artifact(
+        "fx_graph_cache_bypass", '{"cache_bypass_reason": "a custom pass"}'
+    )
+    log.record("inductor_output_code", {}, "cpp_fused_0 = async_compile.cpp_pybinding([], '')\n", "0/0")
+    log.artifact("dynamo_graph_break_reason", break_text("Data-dependent branching", 7), "0/1")
+    log.again("0/1", "step", 5, SIZE.format(0, 4, 5))
+    for number in range(2, 9):
+        reasons = [SIZE.format(at, 4 + at, 4 + number) for at in range(number - 1, -1, -1)]
+        fails = (
+            {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded\n  Hint: …"}
+            if number == 8
+            else {}
+        )
+        log.artifact("recompile_reasons", json.dumps(reasons), f"0/{number}")
+        log.compiled(f"0/{number}", "step", 5, **fails)
+    log.compiled("1/0", "other", 30)
+    for number in (1, 2, 3):
+        log.again(f"1/{number}", "other", 30, f"1/{number - 1}: ___check_obj_id(L['fn'], {number})")
+    log.compiled(
+        "2/0",
+        "broken",
+        60,
+        fail_type="BackendCompilerFailed",
+        fail_reason="it said no",
+        graph_op_count=2,
+        cudagraph_skip_reason="skipping cudagraphs due to cpu device (y)",
+    )
+    return log
+
+
+def test_eleven_records_of_two_kinds_are_two_rows() -> None:
+    result = judged(sick())
+    assert result.books.n_recompiles == 11
+    size, other = result.recompiles
+    assert (size.count, size.cause, size.source, size.dim, size.limit) == (8, "size", "x", 0, True)
+    assert size.values == ("4", "5", "6", "7", "8", "9", "10", "11", "12")
+    assert (size.mark_dynamic, size.bucketing, size.dynamic) == ("yes", "yes", "yes")
+    assert size.total_ms == 8 * 500
+    assert (other.count, other.cause, other.source, other.limit) == (3, "object", "fn", False)
+    assert other.function.function == "other"
+    assert [one.severity for one in result.findings if one.code == "CMP031"] == ["high", "medium"]
+
+
+def test_the_call_that_hits_the_limit_is_of_its_function() -> None:
+    log = LogBuilder().compiled("0/0", "step", 5).again("0/1", "step", 5, SIZE.format(0, 4, 5))
+    log.artifact("recompile_reasons", SIZE.format(1, 5, 6), "0/2")
+    log.metrics("0/2", None, None, None, fail_type="Unsupported", fail_reason="Dynamo recompile limit exceeded")
+    result = judged(log)
+    (one,) = result.functions
+    assert (one.frame.function, one.outcome, one.n_compiles) == ("step", "limit", 3)
+    assert one.compile_ids == ("0/0", "0/1", "0/2")
+    (row,) = result.recompiles
+    assert (row.function.function, row.count, row.limit) == ("step", 2, True)
+    assert "recompile limit reached, 3 ops" in forms.terminal(result).plain
+
+
+REST = "torch_dynamo_resume_in_step_at_7"
+
+
+def broken_and_again(guard: str, *, argument: str = "x", gb: str = "gb0170") -> CompileResult:
+    """Return a function that breaks at line 7, whose rest is compiled again for a guard."""
+    log = LogBuilder().compiled("0/0", "step", 5)
+    kind = "Data-dependent branching" if gb == "gb0170" else "Unsupported Tensor.item() call"
+    log.artifact("dynamo_graph_break_reason", break_text(kind, 7, gb=gb))
+    log.record("dynamo_cpp_guards_str", {}, f"| +- TENSOR_MATCH: check(L['{argument}'])", "0/0")
+    log.compiled("1/0", REST, 7).again("1/1", REST, 7, f"1/0: {guard}")
+    return judged(log)
+
+
+def test_a_value_made_inside_is_not_to_be_marked() -> None:
+    guard = "tensor 'h' size mismatch at index 0. expected 2, actual 3"
+    (one,) = broken_and_again(guard).recompiles
+    assert "mark_dynamic(h" not in one.fix.code
+    assert "h is a value inside of step, no argument" in one.fix.text
+    assert "fix the graph break at line 7" in one.fix.text
+    assert "torch.where" in one.fix.code
+    # an argument that is still in use can be marked
+    (one,) = broken_and_again(guard, argument="h").recompiles
+    assert one.fix.code.startswith("torch._dynamo.mark_dynamic(h, 0)")
+
+
+def test_a_number_read_at_a_break_leads_to_the_break() -> None:
+    (one,) = broken_and_again("___stack0 == -4.0", gb="gb0124").recompiles
+    assert (one.cause, one.source, one.values) == ("number", "___stack0", ("-4.0",))
+    assert "the graph break at line 7 returns" in one.fix.text
+    assert one.fix.code == "torch._dynamo.config.capture_scalar_outputs = True"
+    assert (one.mark_dynamic, one.dynamic) == ("no", "no")
+    assert "number read at a graph break" in forms.terminal(broken_and_again("___stack0 == 1")).plain
+
+
+def test_a_break_is_listed_once_with_its_line_and_fix() -> None:
+    result = judged(sick())
+    (one,) = result.breaks
+    assert (one.id, one.count, one.compile_ids) == ("GB0170", 2, ("0/0", "0/1"))
+    assert one.frame is not None
+    assert (one.frame.file, one.frame.line) == ("me/train.py", 7)
+    assert one.fix.link.endswith("gb0170.html")
+    assert [frame.function for frame in one.functions] == ["step"]
+
+
+def test_breaks_of_one_cause_at_two_lines_are_two() -> None:
+    log = LogBuilder().compiled("0/0", "step", 5)
+    for line in (7, 9, 7):
+        log.artifact("dynamo_graph_break_reason", break_text("Data-dependent branching", line))
+    assert [one.count for one in judged(log).breaks] == [2, 1]
+
+
+def test_a_healthy_log_has_no_findings() -> None:
+    result = judged(healthy())
+    assert result.healthy
+    assert result.findings == ()
+    assert result.verdict[0] == "No graph breaks, no recompilations."
+    assert "Graph breaks" not in forms.terminal(result).plain
+
+
+def test_old_logs_tell_breaks_by_restarts_and_lines_by_what_goes_on() -> None:
+    log = LogBuilder().compiled(
+        "0/0", "step", 5, restart_reasons=["'skip function graph_break in file /t/decorators.py'"]
+    )
+    log.compiled("1/0", "torch_dynamo_resume_in_step_at_8", 8)
+    (one,) = judged(log).breaks
+    assert one.id == "GB0025"
+    assert one.frame is not None
+    assert (one.frame.line, one.frame.exact) == (8, False)
+
+
+def test_ids_that_a_reset_gives_again_are_other_compilations() -> None:
+    log = LogBuilder().compiled("0/0", "step", 5).compiled("0/0", "other", 30)
+    log.again("0/1", "other", 30, SIZE.format(0, 4, 5))
+    log.compiled("0/0", "step", 5).again("0/1", "step", 5, SIZE.format(0, 7, 8))
+    result = judged(log)
+    assert result.processes[0].n_compiles == 5
+    assert result.compile_ms == 2500
+    assert {one.frame.function: one.n_compiles for one in result.functions} == {"step": 3, "other": 2}
+    assert {one.function.function: one.values for one in result.recompiles} == {"other": ("4", "5"), "step": ("7", "8")}
+
+
+def test_functions_say_what_became_of_them() -> None:
+    result = judged(sick())
+    told = {one.frame.function: (one.outcome, one.n_compiles) for one in result.functions}
+    assert told == {"step": ("limit", 9), "other": ("captured", 4), "broken": ("failed", 1)}
+    unfinished = judged(LogBuilder().start("0/0", "step", "me/train.py", 5))
+    assert unfinished.functions[0].outcome == "unfinished"
+    empty = judged(LogBuilder().compiled("0/0", "f", 1, graph_op_count=0, has_guarded_code=True))
+    assert empty.functions[0].outcome == "empty"
+    skipped = judged(LogBuilder().compiled("0/0", "f", 1, graph_op_count=0, has_guarded_code=False))
+    assert skipped.functions[0].outcome == "skipped"
+
+
+def test_a_log_that_ends_in_a_compilation_is_not_healthy() -> None:
+    log = LogBuilder().compiled("0/0", "whole", 1).start("1/0", "cut", "me/train.py", 5)
+    log.record("dynamo_output_graph", {"sizes": {}}, "def forward(self): ...", "1/0")
+    result = judged(log)
+    assert not result.healthy
+    told = {one.frame.function: one.outcome for one in result.functions}
+    assert told == {"whole": "captured", "cut": "unfinished"}
+    assert "compiling 1 function does not end in the log" in result.verdict[0]
+
+
+def test_frames_of_the_compiler_are_not_taken_for_the_function() -> None:
+    log = LogBuilder().start("0/0", "_convert_frame", "torch/_dynamo/convert_frame.py", 918)
+    assert not [one for one in judged(log).functions if one.frame.function == "_convert_frame"]
+    (row,) = judged(log.metrics("0/0", "f", "me/train.py", 5)).functions
+    assert row.frame.function == "f"
+
+
+def test_two_things_compiled_through_torchs_wrapper_are_no_new_objects() -> None:
+    inside = ("inner", "/v/torch/_dynamo/external_utils.py", 66)
+    for name, file, line in (inside, ("mine", "me/train.py", 5)):
+        log = LogBuilder()
+        for number in range(2):
+            if number:
+                log.artifact("recompile_reasons", '["0/0: ___check_obj_id(fn, 140)"]', "0/1")
+            log.start(f"0/{number}", name, file, line)
+            log.metrics(f"0/{number}", name, file, line)
+        (row,) = judged(log).recompiles
+        assert row.cause == "object"
+        assert ("One graph for each of them is ordinary" in row.fix.text) is (name == "inner")
+
+
+def test_inductor_caches_guards_and_phases_are_told() -> None:
+    result = judged(sick())
+    (stage,) = result.inductor.stages
+    assert (stage.n_before, stage.n_after, stage.gone[0].name) == (2, 1, "relu")
+    (cache,) = result.inductor.caches
+    assert (cache.n_hits, cache.n_misses, cache.n_bypasses) == (0, 1, 1)
+    assert cache.bypass_reasons[0].name == "a custom pass"
+    assert result.inductor.generated[0].name == "cpp_pybinding"
+    assert result.inductor.passes[0][0] == "pass.post_grad_passes.noop"
+    assert result.guards.latency_us == 450
+    assert {"CMP032", "CMP033"} <= {one.code for one in result.findings}
+    shares = {one.name: one.share for one in result.phases}
+    assert shares["Compiling kernels: C++, Triton"] == pytest.approx(0.983, abs=0.001)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_ranks_are_merged_and_compared() -> None:
+    one = LogBuilder(0).compiled("0/0", "step", 5)
+    one.artifact("dynamo_graph_break_reason", break_text("Data-dependent branching", 7))
+    other = LogBuilder(1).compiled("0/0", "step", 5, entire_frame_compile_time_s=9.0)
+    other.artifact("dynamo_graph_break_reason", break_text("Data-dependent branching", 7))
+    other.again("0/1", "step", 5, SIZE.format(0, 4, 5))
+    again = LogBuilder(1).compiled("0/0", "step", 5)
+    result = judged(one, other, again)
+    assert [(row.rank, row.restart) for row in result.processes] == [(0, 0), (1, 0), (1, 1)]
+    (row,) = result.breaks
+    assert (row.count, row.ranks) == (2, (0, 1))
+    told = "\n".join(result.divergence)
+    assert "recompilations: [0], but rank 1: [1, 0]".replace("[", "").replace("]", "") in told
+    assert "rank 1 takes longest" in told
+    same = judged(LogBuilder(0).compiled("0/0", "f", 1), LogBuilder(1).compiled("0/0", "f", 1))
+    assert same.divergence == ()
+
+
+def ordered(rank: int, *names: str) -> LogBuilder:
+    """Return a rank whose compilation runs these collectives."""
+    told = json.dumps([f"torch.ops._c10d_functional.{name}.default" for name in names], indent=0)
+    log = LogBuilder(rank).compiled("0/0", "step", 5)
+    return log.artifact("inductor_collective_schedule", told)
+
+
+def test_ranks_with_other_collectives_are_a_finding() -> None:
+    result = judged(
+        ordered(0, "all_reduce_", "wait_tensor", "all_gather"),
+        ordered(1, "all_reduce_", "wait_tensor"),
+        ordered(2, "all_reduce_", "wait_tensor", "all_gather"),
+    )
+    (one,) = result.findings
+    assert (one.code, one.severity) == ("COM053", "high")
+    assert "0/0: number 3 is all_gather on ranks 0, 2, none on rank 1" in one.message
+    assert result.verdict[0] == ("No graph breaks, no recompilations; ranks differ in the order of collectives.")
+    assert not result.healthy
+    for text in (forms.terminal(result).plain, forms.page(result), forms.markdown(result)):
+        assert "COM053" in text
+        assert "can hang" in " ".join(text.split())
+    assert {page.part for page in pages() if page.code == "COM053"} == {"logs"}
+
+
+def test_ranks_with_the_same_collectives_are_fine() -> None:
+    one, other = ordered(0, "all_reduce_"), ordered(1, "all_reduce_")
+    other.artifact("inductor_collective_schedule", "[]", "3/1")  # alone with it
+    assert judged(one, other).findings == ()
+
+
+def test_ranks_that_differ_are_not_healthy() -> None:
+    slow = LogBuilder(1).compiled("0/0", "f", 1, entire_frame_compile_time_s=9.0)
+    result = judged(LogBuilder(0).compiled("0/0", "f", 1), slow)
+    assert result.findings == ()
+    assert not result.healthy
+    assert result.verdict[0].endswith("ranks differ in compile time.")
+
+
+def test_the_share_in_the_verdict_names_what_it_is_of() -> None:
+    log = LogBuilder().mark("dynamo", "B", 0).mark("dynamo", "E", 500_000).compiled("0/0", "f", 1)
+    told = "Compiling: 1 compilation, 500 ms, 100 % of it is"
+    assert judged(log).verdict[1].startswith(told)
+    log.mark("backward", "B", 0).mark("backward", "E", 500_000)
+    assert "500 ms, 50 % of 1.00 s between marks is" in judged(log).verdict[1]
+
+
+def test_text_logs_tell_the_same() -> None:
+    prefix = "V1121 21:56:44.709000 17239 torch/_dynamo/x.py:5] [0/0] "
+    rows = [f"{prefix}[__graph_breaks] {row}" for row in break_text("Bad", 7).split("\n")]
+    again = prefix.replace("0/0", "0/1")
+    rows += [
+        "epoch 1",
+        f"{again}[__recompiles] Recompiling function step in me/train.py:5",
+        f"{again}[__recompiles]     triggered by the following guard failure(s):",
+        f"{again}[__recompiles]     - {SIZE.format(0, 4, 5)}",
+        f"{prefix}[__guards] GUARDS:",
+        f"{prefix}[__guards] | +- TYPE_MATCH: ___check_type_id(L['x'], 9)",
+        f"{prefix.replace('V1', 'W1')}torch._dynamo hit config.recompile_limit (8)",
+        f"{prefix.replace('V1', 'W1')}   function: 'step' (me/train.py:5)",
+        f"{prefix}[__aot_graphs] something else",
+    ]
+    log = read_text(ProcessLog("t.log", form="text"), io.BytesIO("\n".join(rows).encode()))
+    result = judge([log])
+    reconciled(result)
+    (one,) = result.breaks
+    assert one.frame is not None
+    assert (one.id, one.type, one.frame.line) == ("GB0170", "Bad", 7)
+    (row,) = result.recompiles
+    assert (row.function.function, row.values) == ("step", ("4", "5"))
+    assert result.guards.n_guards == 1
+    assert {one.name for one in result.books.skipped} == {"line of the program", "line of another logger"}
+    assert [one.name for one in result.not_checked] == ["compile time, kernels, caches"]
+
+
+PREFIX = "V1121 21:56:44.709000 17239 torch/_dynamo/x.py:5] "
+BROKEN = [f"{PREFIX}[0/0] [__graph_breaks] {row}" for row in break_text("Bad", 7).split("\n")]
+AGAIN = [
+    f"{PREFIX}[0/1] [__recompiles] Recompiling function step in me/train.py:5",
+    f"{PREFIX}[0/1] [__recompiles]     triggered by the following guard failure(s):",
+    f"{PREFIX}[0/1] [__recompiles]     - {SIZE.format(0, 4, 5)}",
+]
+GUARDED = [
+    f"{PREFIX}[0/0] [__guards] GUARDS:",
+    f"{PREFIX}[0/0] [__guards] | +- TYPE_MATCH: ___check_type_id(L['x'], 9)",
+]
+
+
+def text_log(*rows: str, name: str = "t.log") -> ProcessLog:
+    return read_text(ProcessLog(name, form="text"), io.BytesIO("\n".join(rows).encode()))
+
+
+@pytest.mark.parametrize(
+    ("rows", "first", "unlogged"),
+    [
+        (GUARDED, "Graph breaks and recompilations: not logged.", ["graph breaks", "recompilations"]),
+        (AGAIN, "1 recompilation of 1 kind; graph breaks: not logged.", ["graph breaks", "guards"]),
+        (BROKEN, "1 graph break (1 record); recompilations: not logged.", ["recompilations", "guards"]),
+        (BROKEN + AGAIN, "1 graph break (1 record), 1 recompilation of 1 kind.", ["guards"]),
+    ],
+)
+def test_what_a_text_does_not_log_is_not_clean(rows: list[str], first: str, unlogged: list[str]) -> None:
+    result = judge([text_log(*rows)])
+    assert result.verdict[0] == first
+    assert not result.healthy
+    names = [one.name for one in result.not_checked]
+    assert names == [*unlogged, "compile time, kernels, caches"]
+    page = forms.page(result)
+    assert "No findings." not in page
+    assert "not logged" in forms.markdown(result) or unlogged == ["guards"]
+
+
+def test_a_text_beside_a_whole_log_is_told_apart() -> None:
+    result = judge([log_of(healthy()), text_log(*GUARDED, name="other.log")])
+    assert result.verdict[0] == (
+        "No graph breaks, no recompilations; graph breaks and recompilations: not logged in 1 of 2 logs."
+    )
+    assert not result.healthy
+    missing = [(one.name, one.missing[0]) for one in result.not_checked]
+    assert missing == [
+        ("graph breaks", "line of TORCH_LOGS=graph_breaks in other.log"),
+        ("recompilations", "line of TORCH_LOGS=recompiles in other.log"),
+        ("compile time, kernels, caches", "structured log of other.log"),
+    ]
+
+
+def test_a_text_tells_no_numbers_of_compilations() -> None:
+    result = judge([text_log(*BROKEN, *AGAIN)])
+    assert result.verdict[1].startswith("A text log tells neither")
+    assert [(one.n_compiles, one.n_graphs) for one in result.processes] == [(None, None)]
+    shown = forms.terminal(result).plain
+    assert "inlined" not in shown
+    assert "0 ns" not in shown
+    assert "1x  train.py" not in shown
+    assert "0 compilations" not in forms.page(result)
+    assert forms.decode(forms.encode(result), "compile") == result
+
+
+def test_inlined_functions_are_others_than_those_compiled() -> None:
+    lines = "".join(
+        f"        # File: me/train.py:{line} in {name}, code: y = x\n"
+        for line, name in ((6, "step"), (9, "torch_dynamo_resume_in_step_at_8"), (40, "helper"))
+    )
+    log = LogBuilder().compiled("0/0", "step", 5)
+    log.record("dynamo_output_graph", {}, lines, "0/0")
+    log.compiled("1/0", "torch_dynamo_resume_in_step_at_8", 8)
+    result = judged(log)
+    assert [(one.file, one.function) for one in result.inlined] == [("me/train.py", "helper")]
+    assert result.n_inlined == 1
+    assert "1 function inlined" in forms.terminal(result).plain
+
+
+# -- reports and the command -------------------------------------------------------------------
+
+
+def hostile() -> LogBuilder:
+    bad = "<script>alert(1)</script>\x1b[31m{{style}}|`"
+    log = LogBuilder().start("0/0", bad, f"{bad}.py", 5)
+    text = break_text("<img src=x>\x1b[2J", 7, context="<b>").replace("me/train.py", f"{bad}.py")
+    log.artifact("dynamo_graph_break_reason", text)
+    return log.again("0/1", bad, 5, "0/0: mode == '<i>\x1b[0m'")
+
+
+@pytest.mark.parametrize("make", [healthy, sick, hostile])
+def test_every_form_holds_the_result(make: Any) -> None:
+    result = judged(make())
+    data = forms.encode(result)
+    assert forms.decode(data, "compile") == result
+    jsonschema.validate(json.loads(data), forms.schema("compile"))
+    text = forms.terminal(result).plain
+    page = forms.page(result)
+    comment = forms.markdown(result)
+    for one in (text, page, comment):
+        assert "\x1b" not in one
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<i>" not in page.replace("<td><i></i>", "")
+    assert all(len(line) <= 80 or "http" in line or "  " in line for line in text.split("\n"))
+    if result.breaks:
+        assert "train.py:7" in text or make is hostile
+
+
+def test_the_waterfall_is_drawn() -> None:
+    page = forms.page(judged(sick()))
+    assert page.count("<rect x=") == 4
+    assert "compile_file 0/0: 700\N{NO-BREAK SPACE}ms" in page
+
+
+def run(*args: str | Path) -> click.testing.Result:
+    found = click.testing.CliRunner().invoke(cli, ["compile", *map(str, args)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.output
+    assert "Traceback" not in found.output
+    return found
+
+
+def test_the_command_prints_saves_and_exits(tmp_path: Path) -> None:
+    file = sick().write(tmp_path / "sick.log")
+    found = run(file)
+    assert found.exit_code == 0
+    assert found.output.startswith("1 graph break (2 records), 11 recompilations of 2 kinds")
+    assert run(file, "--fail-on", "high").exit_code == 1
+    assert run(healthy().write(tmp_path / "fine.log"), "--fail-on", "note").exit_code == 0
+    run(file, "--json", "-o", tmp_path / "out.json", "--html", tmp_path / "out.html")
+    result = forms.decode((tmp_path / "out.json").read_bytes(), "compile")
+    assert len(result.recompiles) == 2
+    assert (tmp_path / "out.html").read_text("utf-8").startswith("<!doctype html>")
+    assert run(file, "--markdown").output.startswith("### 1 graph break")
+    shown = click.testing.CliRunner().invoke(cli, ["show", str(tmp_path / "out.json")])
+    assert shown.output.rstrip() == forms.terminal(result).plain.rstrip()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"", "an empty file"), (b"\0\1\2" * 100, "binary data"), (b"hello\n", "other text")]
+)
+def test_unusable_files_give_one_clear_line(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "x.log").write_bytes(data)
+    found = run(tmp_path / "x.log")
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("\n") <= 2
+
+
+def test_one_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    found = run(sick().write(tmp_path / "a.log"), tmp_path / "missing.log")
+    assert found.exit_code == 2
+    assert "left out:" in found.output
+    assert "1 graph break" in found.output
+
+
+# -- the shared logs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logs(recordings: Path) -> Path:
+    return recordings.parent / "logs"
+
+
+@pytest.mark.data
+def test_every_shared_log_is_read_and_reconciled(logs: Path) -> None:
+    found, refused = read_logs([str(logs / "torch_trace"), str(logs / "graph_breaks")])
+    assert refused == []
+    for log in found:
+        reconciled(judge([log]))
+    names = {Path(log.path).name for log in found}
+    assert "dedicated_log_torch_trace_rank_0.log.gz" in names
+
+
+@pytest.mark.data
+def test_damaged_json_loses_its_entry_alone(logs: Path) -> None:
+    (fine,), _ = read_logs([str(logs / "torch_trace" / "simple.log.gz")])
+    (harmed,), _ = read_logs([str(logs / "torch_trace" / "simple_corrupted_json.log.gz")])
+    assert harmed.tally.n_read == fine.tally.n_read
+    lost = fine.tally.n_used - harmed.tally.n_used
+    assert lost == harmed.tally.skipped["damaged: chromium_event"] > 0
+    assert judge([harmed]).notes[0].code == "log-damaged"
+
+
+@pytest.mark.data
+def test_the_corpus_of_breaks_is_read_whole(logs: Path) -> None:
+    file = logs / "graph_breaks" / "break_reasons_pt2.10_vision.txt"
+    n_breaks = sum(row.startswith("Graph break") for row in file.read_text("utf-8").split("\n"))
+    result = judge(read_logs([str(file)])[0])
+    reconciled(result)
+    assert result.books.n_breaks == n_breaks
+    assert all(one.frame is not None and one.frame.line for one in result.breaks)
+    keys = {(one.id or one.type, one.frame, one.caller) for one in result.breaks}
+    assert len(keys) == len(result.breaks)
+
+
+@pytest.mark.data
+def test_a_rank_without_a_collective_is_found(logs: Path) -> None:
+    result = judge(read_logs([str(logs / "torch_trace" / "multi_rank_schedule")])[0])
+    (one,) = result.findings
+    assert (one.code, one.evidence["compile_ids"]) == ("COM053", ["0/0"])
+    assert [row["ranks"] for row in one.evidence["orders"]] == [[0, 2], [1]]
+
+
+@pytest.mark.data
+def test_ranks_of_a_job_share_their_rows(logs: Path) -> None:
+    result = judge(read_logs([str(logs / "torch_trace" / "multi_rank_runtime")])[0])
+    reconciled(result)
+    (row,) = result.recompiles
+    assert (row.count, row.cause, row.source, row.ranks) == (12, "object", "fn", (0, 1, 2, 3))
+    assert result.inductor.n_fused_ops == 108
+
+
+def test_codes_are_those_of_the_traces_patterns() -> None:
+    from torchtriage.compile.logs import findings
+    from torchtriage.diagnose.patterns.compile import (
+        compile_graph_break,
+        compile_overhead,
+        compile_recompile,
+        cudagraph_skip,
+    )
+
+    for told, module in (
+        (findings.BREAK, compile_graph_break),
+        (findings.RECOMPILE, compile_recompile),
+        (findings.OVERHEAD, compile_overhead),
+        (findings.CUDAGRAPH, cudagraph_skip),
+    ):
+        one = module.PATTERN
+        assert (*told, findings.FAMILY) == (one.code, one.name, one.family)
+
+
+# -- in a browser ------------------------------------------------------------------------------
+
+
+BEYOND = """
+const width = document.documentElement.clientWidth, found = [];
+for (const one of document.querySelectorAll('.row *, .phases td:last-child'))
+  if (one.getBoundingClientRect().right > width + 1 && !one.closest('pre, .scroll'))
+    found.push(one.tagName + ' ' + one.textContent.slice(0, 40));
+for (const one of document.querySelectorAll('#phases .scroll'))
+  if (width > 1000 && one.scrollWidth > one.clientWidth + 1) found.push('phases scroll');
+return found;
+"""
+"""What stands beyond the page's right edge, out of reach."""
+
+
+@pytest.mark.browser
+def test_the_page_is_shown_without_a_complaint(tmp_path: Path) -> None:
+    selenium = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("chromium and its driver are not installed")
+    log = sick().record("dynamo_output_graph", {}, "    x = torch.relu(y)\n    return (x,)\n", "0/0")
+    found = log_of(log)
+    result = judge([found])
+    page = tmp_path / "page.html"
+    page.write_text(forms.page(with_drawings(result, [found])), "utf-8")
+    options = selenium.ChromeOptions()
+    options.binary_location = browser
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
+        options.add_argument(one)
+    chrome = selenium.Chrome(options=options, service=Service(driver))
+    try:
+        chrome.get(page.as_uri())
+        bars = chrome.find_elements("css selector", ".fall rect")
+        assert len(bars) == 4
+        colours = {bar.value_of_css_property("fill") for bar in bars}
+        assert len(colours) > 1  # the page's own style is allowed
+        for width in (390, 500, 1200):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            assert chrome.execute_script(BEYOND) == [], width
+        chrome.find_element("css selector", "#graphs summary").send_keys("\n")
+        boxes = chrome.find_elements("css selector", ".graph rect")
+        assert len(boxes) == 2
+        assert all(box.is_displayed() for box in boxes)
+        assert [one for one in chrome.get_log("browser") if one["level"] == "SEVERE"] == []
+    finally:
+        chrome.quit()

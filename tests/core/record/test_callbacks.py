@@ -1,0 +1,175 @@
+"""The callbacks, with the trainers themselves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtriage.integrations.trainers import HFCallback, LightningCallback
+
+pytestmark = [
+    pytest.mark.torch,
+    # the libraries' own, at import and when they train
+    pytest.mark.filterwarnings("ignore"),
+]
+N_STEPS = 250  # on a fast machine everything is timed for a hundred steps, twice
+
+
+class Data:
+    """Regression to zero."""
+
+    def __len__(self) -> int:
+        return 2 * N_STEPS
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        import torch
+
+        return {"x": torch.full((16,), at / 100)}
+
+
+def train_with_transformers(folder: Path, callback: HFCallback) -> list[float]:
+    import torch
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.layers(x).square().mean()}
+
+    model = Model()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "hf"),
+        per_device_train_batch_size=2,
+        num_train_epochs=2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+    )
+    callbacks: Any = [callback] if callback is not None else []
+    trainer = transformers.Trainer(model, arguments, train_dataset=Data(), callbacks=callbacks)
+    trainer.train()
+    return [float(one.detach().sum()) for one in model.parameters()]
+
+
+def test_transformers_trainer(tmp_path: Path) -> None:
+    import transformers
+
+    callback = HFCallback(tmp_path / "out", steps=5)
+    assert isinstance(callback, transformers.TrainerCallback)
+    assert callback.report is None
+    trained = train_with_transformers(tmp_path, callback)
+    assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]
+    assert callback.profile.recording["light"]["steps"] == 5
+    assert callback.profile.recording["ended"] == "complete"
+    assert callback.report.summary is not None
+    assert "transformers.Trainer" in callback.report.recorded.loop
+
+
+def test_a_training_may_end_when_all_is_recorded(tmp_path: Path) -> None:
+    callback = HFCallback(tmp_path / "out", steps=2, warmup=0, stop=True)
+    train_with_transformers(tmp_path, callback)
+    recording = callback.profile.recording
+    assert recording["ended"] == "complete"
+    assert recording["steps_seen"] < 2 * N_STEPS
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_trainer(library: str, tmp_path: Path) -> None:
+    from importlib import import_module
+
+    import torch
+
+    pl = import_module(library)
+
+    class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 1)
+
+        def training_step(self, batch: dict[str, torch.Tensor], at: int) -> torch.Tensor:
+            return self.layer(batch["x"]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = LightningCallback(tmp_path, steps=5)
+    assert isinstance(callback, pl.Callback)
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+    trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=2))
+    assert callback.profile.recording["light"]["steps"] == 5
+    assert callback.report.summary is not None
+    assert "Lightning" in callback.report.recorded.loop
+
+
+def test_a_training_that_raises_leaves_what_was_recorded(tmp_path: Path) -> None:
+    import lightning.pytorch as pl
+    import torch
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 1)
+
+        def training_step(self, batch: dict[str, torch.Tensor], at: int) -> torch.Tensor:
+            if at == 5:
+                raise ZeroDivisionError("in the middle of the light recording")
+            return self.layer(batch["x"]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = LightningCallback(tmp_path, steps=3, warmup=0)
+    callback._start()
+    recorder = callback.profile.recorder
+    recorder.plan = type(recorder.plan)(warmup=0, timing_steps=0, light=5)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=2))
+    assert callback.profile.recording["ended"] == "the training raised ZeroDivisionError"
+    assert callback.profile.recording["light"]["steps"] == 3
+
+
+@pytest.mark.parametrize("kind", [HFCallback, LightningCallback])
+def test_copies_and_pickles_begin_anew(kind: Any, tmp_path: Path) -> None:
+    callback = kind(tmp_path, steps=3)
+    for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        assert isinstance(other, kind)
+        assert other._settings == callback._settings
+
+
+def test_importing_them_imports_no_trainer() -> None:
+    code = (
+        "import sys, torchtriage.integrations.trainers;"
+        "bad = {'torch', 'transformers', 'lightning', 'pytorch_lightning'} & set(sys.modules);"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,60 @@
+"""Peak rates are looked up by the names drivers really give."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchtriage.core.trace.peak_rates import peak_of
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "half"),
+    [
+        ("NVIDIA H100 80GB HBM3", 67, 989),
+        ("NVIDIA H100 PCIe", 51, 756),
+        ("NVIDIA H200", 67, 989),
+        ("NVIDIA B200", 75, 2250),
+        ("NVIDIA A100-SXM4-40GB", 19.5, 312),
+        ("NVIDIA A100-PG509-200", 19.5, 312),
+        ("NVIDIA PG509-210", 19.5, 312),
+        ("Tesla V100-SXM2-32GB", 15.7, 125),
+        ("NVIDIA GeForce RTX 4090", 83, 165),
+        ("NVIDIA RTX A6000", 39, 155),
+        ("AMD Instinct MI300X VF", 163, 1307),
+        ("AMD Instinct MI250X / MI250", 23.9, 191),
+    ],
+)
+def test_known_devices(name, fp32, half):
+    peak = peak_of(name)
+    assert peak is not None
+    assert (peak.fp32_tflops, peak.half_tflops) == (fp32, half)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "AMD Radeon Graphics",
+        "NVIDIA RTX A4000",
+        "NVIDIA GeForce RTX 4090 D",
+        "Quadro GP100",
+        "NVIDIA RTX 6000 Ada Generation",
+        "MI300A",
+        "GH100",
+    ],
+)
+def test_unknown_devices_have_no_peak(name):
+    assert peak_of(name) is None
+
+
+def test_memory_tells_the_two_a100_apart():
+    small, large = peak_of("NVIDIA A100-SXM4-40GB"), peak_of("NVIDIA A100-SXM4-80GB")
+    assert large.bytes_per_ns > small.bytes_per_ns
+
+
+def test_rates_per_ns():
+    peak = peak_of("NVIDIA H100 80GB HBM3")
+    assert peak.flop_per_ns("half") == 989_000
+    assert peak.flop_per_ns("tf32") == 495_000
+    assert peak.flop_per_ns("float") == 67_000
+    assert peak.bytes_per_ns == 3350

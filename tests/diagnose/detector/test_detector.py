@@ -1,0 +1,101 @@
+"""The detector that comes with the package: small, safe to read, and quiet where it should be."""
+
+from __future__ import annotations
+
+import io
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace import read_trace
+from torchtriage.diagnose.detector.detector import WEIGHTS, Detector
+from torchtriage.diagnose.detector.features import ABOUT, NAMES
+from torchtriage.diagnose.detector.forest import Forest
+from torchtriage.diagnose.detector.windows import windows
+
+SAMPLE = files("torchtriage").joinpath("cli/sample/sample_cpu_training.json.gz")
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector.load()
+
+
+def forest(depth: int = 2) -> Forest:
+    """Return a tree: feature 0 at or below 0.5 is 1; else feature 1 up to 2 is 10, above 20."""
+    return Forest(
+        np.array([0, 0, 1, 0, 0], np.int16),
+        np.array([0.5, np.inf, 2, np.inf, np.inf], np.float32),
+        np.array([1, 1, 3, 3, 4], np.int32),
+        np.array([2, 1, 4, 3, 4], np.int32),
+        np.array([0, 1, 0, 10, 20], np.float32),
+        np.array([0], np.int32),
+        np.array([0], np.int16),
+        np.array([100], np.float32),
+        np.int16(depth),  # type: ignore[arg-type]
+    )
+
+
+def test_a_forest_adds_the_leaves_that_rows_end_in() -> None:
+    rows = np.array([[0.5, 9], [0.6, 2], [0.6, 2.1]], np.float32)
+    assert forest()(rows).tolist() == [[101], [110], [120]]
+    assert forest()(rows[:0]).shape == (0, 1)
+    many = np.repeat(rows, 200_000, axis=0)  # more than are walked at once
+    assert np.bincount(forest()(many)[:, 0].astype(int))[[101, 110, 120]].tolist() == [200_000] * 3
+
+
+@pytest.mark.parametrize("column", ["left", "right", "root", "output", "feature"])
+def test_a_forest_that_leads_out_of_itself_is_refused(column: str) -> None:
+    arrays = forest().arrays("x")
+    arrays[f"x.{column}"] = arrays[f"x.{column}"] + 10_000
+    with pytest.raises(ValueError, match="leads out of it"):
+        Forest.of(arrays, "x")
+
+
+def test_the_weights_are_small_and_their_card_is_beside_them(detector: Detector) -> None:
+    weights = files("torchtriage.diagnose.detector").joinpath(WEIGHTS)
+    card = files("torchtriage.diagnose.detector").joinpath("weights.md").read_text(encoding="utf-8")
+    assert len(weights.read_bytes()) < 2_000_000
+    assert str(detector.about["data"]) in card
+    assert set(detector.about["train"]).isdisjoint(detector.about["validation"])
+
+
+def test_the_bundled_sample_is_like_what_it_learned_from(detector: Detector) -> None:
+    trace = read_trace(io.BytesIO(SAMPLE.read_bytes()))
+    judged = detector.predict(trace, windows(trace))
+    assert judged.unusual.mean() < 0.2
+    assert ((judged.probability >= 0) & (judged.probability <= 1)).all()
+    assert all(sum(one.values()) <= 1 + 1e-6 for one in judged.types)
+
+
+def test_a_device_is_unusual_to_who_never_saw_one(detector: Detector) -> None:
+    rows = np.tile(detector.likeness.centre, (3, 1))
+    rows[1, NAMES.index(ABOUT[2])] = 1
+    rows[2, NAMES.index("device busy")] = 0.9
+    assert detector.judge(rows).unusual.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 no zip", b"\x93NUMPY"])
+def test_damaged_weights_are_told(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "weights.npz"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="expected a detector's weights in"):
+        Detector.load(path)
+
+
+def test_weights_of_other_features_are_told(
+    tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights.npz"
+    path.write_bytes(detector.to_bytes())
+    monkeypatch.setattr("torchtriage.diagnose.detector.detector.NAMES", NAMES[1:])
+    with pytest.raises(UsageError, match="for the features of this version"):
+        Detector.load(path)
+
+
+def test_missing_weights_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="torchtriage learn train"):
+        Detector.load(tmp_path / "none.npz")

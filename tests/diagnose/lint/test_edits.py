@@ -1,0 +1,123 @@
+"""Autofixes change what they say and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from torchtriage.diagnose.lint import lint, lint_text
+from torchtriage.diagnose.lint.edits import Autofix, add_keyword, apply
+
+
+def call(text: str) -> ast.Call:
+    return next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+
+
+def added(text: str) -> str | None:
+    edit = add_keyword(text, call(text), "new", "1")
+    return None if edit is None else apply(text, [Autofix((edit,), "")])[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("f(a)\n", "f(a, new=1)\n"),
+        ("f(a,)\n", "f(a, new=1)\n"),
+        ("f((a))\n", "f((a), new=1)\n"),
+        ("f((a, b))\n", "f((a, b), new=1)\n"),
+        ("f(a, b=(c) )\n", "f(a, b=(c), new=1 )\n"),
+        ("f(\n    a,\n    b=2,\n)\n", "f(\n    a,\n    b=2,\n    new=1,\n)\n"),
+        ("f(\n    a,  # why)\n)\n", "f(\n    a,  # why)\n    new=1,\n)\n"),
+        ("f(\n\ta,\n\tb,\n)\n", "f(\n\ta,\n\tb,\n\tnew=1,\n)\n"),
+        ("f(\n    a,\n    b)\n", "f(\n    a,\n    b, new=1)\n"),
+        ('f("ä", "→")\n', 'f("ä", "→", new=1)\n'),
+        ("x = f(a); y = 2\n", "x = f(a, new=1); y = 2\n"),
+        ("f(a, new=0)\n", "f(a, new=1)\n"),
+        ("f(a if b else\n  c)\r\n", "f(a if b else\n  c, new=1)\r\n"),
+    ],
+)
+def test_a_keyword_is_added_where_it_belongs(before: str, after: str) -> None:
+    assert added(before) == after
+    ast.parse(after)
+
+
+@pytest.mark.parametrize("text", ["f(**o)\n", "f(*a)\n", "f(x for x in y)\n", "f(a, new=b)\n"])
+def test_no_edit_where_it_might_mean_something_else(text: str) -> None:
+    assert added(text) is None
+
+
+TRAIN = """import torch
+from torch.utils.data import DataLoader
+device = torch.device("cuda")
+model = torch.nn.Linear(3, 3).to(device)
+loader = DataLoader(files, num_workers=4)  # größe
+opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+for epoch in range(10):
+    for x in loader:
+        loss = model(x.to(device)).mean()
+        opt.zero_grad(set_to_none=False)
+        loss.backward()
+        opt.step()
+def evaluate(model, loader):
+    for x in loader:
+        print(model(x.to(device, non_blocking=True)).shape)
+"""
+MENDED = (
+    TRAIN.replace("num_workers=4)", "num_workers=4, pin_memory=True, persistent_workers=True)")
+    .replace("foreach=False", "foreach=True")
+    .replace("set_to_none=False", "set_to_none=True")
+    .replace("def evaluate", "@torch.inference_mode()\ndef evaluate")
+)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+def test_fix_writes_files_as_they_were(tmp_path: Path, newline: str, encoding: str) -> None:
+    head = "# -*- coding: latin-1 -*-\n" if encoding == "latin-1" else ""
+    file = tmp_path / "train.py"
+    file.write_bytes((head + TRAIN).replace("\n", newline).encode(encoding))
+    result = lint([str(file)], fix=True)
+    assert result.patches[0].applied
+    assert set(result.patches[0].codes) == {"CPY007", "DAT019", "LCH016", "OPT040", "CFG043"}
+    assert all(result.patches[0].safe_because.values())
+    assert file.read_bytes() == (head + MENDED).replace("\n", newline).encode(encoding)
+    # with the loader pinned, its copies need not wait; then nothing is left to mend
+    assert lint([str(file)], fix=True).patches[0].codes == ("CPY008",)
+    assert "x.to(device, non_blocking=True)).mean()" in file.read_bytes().decode(encoding)
+    assert lint([str(file)]).patches == ()
+
+
+def test_without_fix_the_file_stays_and_the_diff_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN, encoding="utf-8")
+    (patch,) = lint([str(file)]).patches
+    assert not patch.applied
+    assert file.read_text(encoding="utf-8") == TRAIN
+    assert "-        opt.zero_grad(set_to_none=False)" in patch.diff.split("\n")
+    assert "+@torch.inference_mode()" in patch.diff.split("\n")
+
+
+def fixable(text: str) -> set[str]:
+    return {code for patch in lint_text(text).patches for code in patch.codes}
+
+
+def test_workers_are_kept_only_where_there_are_some() -> None:
+    assert "DAT019" not in fixable(TRAIN.replace("num_workers=4", "num_workers=n"))
+
+
+def test_gradients_stay_zero_where_somebody_looks_at_them() -> None:
+    looked = TRAIN.replace("opt.step()", "opt.step(); norm(model.weight.grad)")
+    assert "OPT040" not in fixable(looked)
+
+
+def test_inference_mode_only_where_no_tensor_leaves_for_training() -> None:
+    leaves = TRAIN.replace("        print(model", "        return (model").replace(").shape)", "))")
+    assert "CFG043" not in fixable(leaves)
+    assert "CFG043" in fixable(TRAIN)
+
+
+def test_pinning_is_not_offered_for_tensors_of_a_dataset_that_may_be_on_the_device() -> None:
+    text = TRAIN.replace("DataLoader(files,", "DataLoader(torch.utils.data.TensorDataset(x, y),")
+    assert "CPY007" not in fixable(text)

@@ -1,0 +1,49 @@
+"""Every rule has the shape of a rule, and is the source side of its pattern."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from torchtriage.core.docpages import section
+from torchtriage.core.errors import UsageError
+from torchtriage.diagnose import patterns
+from torchtriage.diagnose.lint import catalogue, lookup
+from torchtriage.diagnose.lint.base import SECTIONS, RuleEntry
+
+
+@pytest.fixture(params=catalogue(), ids=lambda one: one.rule.code)
+def entry(request: pytest.FixtureRequest) -> RuleEntry:
+    return request.param
+
+
+def test_pages_have_all_sections(entry: RuleEntry) -> None:
+    assert all(section(entry.page, title) for title in SECTIONS)
+
+
+def test_names_are_those_of_the_pattern(entry: RuleEntry) -> None:
+    known = {one.pattern.code: one.pattern for one in patterns.catalogue()}
+    pattern = known.get(entry.rule.code)
+    if pattern is None:
+        assert int(entry.rule.code[3:]) >= 101, "codes of rules alone start at 101"
+    else:
+        assert (entry.rule.name, entry.rule.family) == (pattern.name, pattern.family)
+
+
+def test_fixes_have_a_sentence_code_and_a_link(entry: RuleEntry) -> None:
+    assert entry.fix.text.endswith(".")
+    assert entry.fix.code
+    assert entry.fix.link.startswith("https://")
+
+
+def test_precedence_names_rules_that_exist(entry: RuleEntry) -> None:
+    codes = {one.rule.code for one in catalogue()}
+    assert set(entry.rule.over) <= codes - {entry.rule.code}
+
+
+def test_lookup_by_code_and_by_name() -> None:
+    assert lookup("syn001") is lookup("host-sync-scalar")
+    with pytest.raises(UsageError, match="did you mean") as caught:
+        lookup("SYN00")
+    assert re.search("syn00", str(caught.value), re.IGNORECASE)

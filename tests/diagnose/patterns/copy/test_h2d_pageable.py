@@ -1,0 +1,96 @@
+"""CPY007 on built traces; times in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.copy.h2d_pageable import find
+
+MB = 1 << 20
+
+
+def loop(
+    *, steps: int = 4, size: int = 10_000_000, kind: str = "", call: str = "", vendor: str = "cuda"
+) -> TraceBuilder:
+    """Return steps that begin with a batch of 10 MB, copied at 10 GB/s while the host stands."""
+    trace = TraceBuilder(vendor=vendor)
+    label = kind or ("HtoD (Host -> Device)" if trace.rocm else "HtoD (Pageable -> Device)")
+    for step in range(steps):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        trace.copy(start + 100, 1_100, start + 150, 1_000, size=size, kind=label, call=call)
+        trace.launch(start + 1_300, 5, start + 1_310, 8_000)
+    return trace.profiler_stop(steps * 10_000 + 1, 5)
+
+
+def test_quiet_on_small_copies() -> None:
+    assert not list(find(loop(size=MB - 1).build()))
+
+
+def test_quiet_on_pinned_memory() -> None:
+    assert not list(find(loop(kind="HtoD (Pinned -> Device)").build()))
+
+
+def test_quiet_on_rocms_asynchronous_copies() -> None:
+    assert not list(find(loop(vendor="rocm", call="hipMemcpyAsync").build()))
+
+
+def test_quiet_on_loading_a_model() -> None:
+    trace = TraceBuilder()
+    for one in range(16):
+        trace.copy(one * 2_000, 1_100, one * 2_000 + 50, 1_000, size=10 * MB)
+    trace.launch(40_000, 5, 40_010, 500)
+    assert not list(find(trace.profiler_stop(41_000, 5).build()))
+
+
+def test_quiet_on_one_upload_in_many_steps() -> None:
+    trace = loop(size=4096, steps=8)
+    trace.copy(35_000, 1_100, 39_350, 100, size=10 * MB)
+    assert not list(find(trace.build()))
+
+
+def test_quiet_when_kernels_hide_it() -> None:
+    trace = loop()
+    trace.launch(0, 1, 5, 41_000, stream=9)
+    assert not list(find(trace.build()))
+
+
+def test_a_batch_in_every_step() -> None:
+    (claim,) = find(loop().build())
+    assert claim.certainty == "likely"
+    assert claim.time_class == "copy"
+    assert claim.evidence["copied_bytes_per_step"] == 10_000_000
+    assert claim.evidence["pageable_gb_per_s"] == pytest.approx(10)
+    assert claim.evidence["copy_ms_per_step"] == pytest.approx(1)
+    assert "at 10 GB/s" in claim.message
+
+
+def test_one_batch_without_steps() -> None:
+    trace = TraceBuilder()
+    trace.copy(100, 1_100, 150, 1_000, size=10_000_000)
+    trace.launch(1_300, 5, 1_310, 8_000)
+    (claim,) = find(trace.profiler_stop(9_400, 5).build())
+    assert "in the window" in claim.message
+
+
+def test_rocm_shows_it_by_the_blocking_call() -> None:
+    (claim,) = find(loop(vendor="rocm").build())
+    assert claim.evidence["n_copies_per_step"] == 1
+
+
+def test_pinned_speed_is_the_low_end_and_overlap_the_high_one() -> None:
+    (claim,) = find(loop().build())
+    lengths = claim.spans[:, 1] - claim.spans[:, 0]
+    # 10 MB take 0.2 ms at the 50 GB/s of an H100's link
+    assert (lengths * claim.gain_low).sum() == pytest.approx(4 * 800_000)
+    # the call: 50 us before the copy, and 1150-1310 behind it, which the host was in time for
+    assert (lengths * claim.gain_high).sum() == pytest.approx(4 * (1_000_000 + 50_000 + 160_000))
+
+
+def test_a_slower_link_saves_less() -> None:
+    trace = loop()
+    trace.meta["deviceProperties"][0]["computeMajor"] = 7
+    (claim,) = find(trace.build())
+    lengths = claim.spans[:, 1] - claim.spans[:, 0]
+    assert (lengths * claim.gain_low).sum() == pytest.approx(4 * (1_000_000 - 10_000_000 / 12))

@@ -1,0 +1,160 @@
+"""CPY011 layout-conversion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.copy.layout_conversion import find
+
+IMAGE = [8, 32, 56, 56]
+NCHW = [100352, 3136, 56, 1]
+NHWC = [100352, 1, 1792, 32]
+TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(int)"
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def on_device(*, name: str = TO_NHWC, dur: float = 50, rest: float = 950) -> TraceBuilder:
+    """Convolutions of 1 ms, launched far ahead; ``dur`` us of each in another kernel."""
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        builder.op("aten::cudnn_convolution", 1_000 * i + 100, 20)
+        builder.launch(1_000 * i + 101, 5, 1_000 * i + 200, dur, name)
+        builder.launch(1_000 * i + 110, 5, 1_000 * i + 200 + dur, rest, "implicit_gemm")
+    return builder
+
+
+def copy(builder: TraceBuilder, at: float, dur: float, strides: list[int], to: str) -> None:
+    """A ``contiguous`` that copies."""
+    builder.op("aten::contiguous", at, dur, dims=[IMAGE, []], concrete=["", to], strides=[strides])
+    builder.op("aten::clone", at + 1, dur - 2, dims=[IMAGE, []])
+    builder.op("aten::copy_", at + 2, dur - 4, dims=[IMAGE, IMAGE])
+
+
+def on_cpu(*, inside: bool = True, strides: list[int] = NCHW, to: str = "2") -> TraceBuilder:
+    """Convolutions of 800 us on a CPU, with a copy of 100 us in or before each."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        copy(builder, at + (150 if inside else 10), 100, strides, to)
+        builder.op("aten::conv2d", at + 120, 800, dims=[IMAGE])
+    return builder
+
+
+def test_quiet_without_any() -> None:
+    assert not claims(on_device(name="relu"))
+
+
+def test_quiet_below_three_percent_of_the_kernel_time() -> None:
+    assert not claims(on_device(dur=29, rest=971))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # zeroes a workspace, permutes an embedding, moves a tile inside a product
+        "SubTensorOpWithScalar1d",
+        "void fbgemm_gpu::permute_2D_data_kernel<false, int>(int)",
+        "cutlass_cudnn::ImplicitGemm_nhwc",
+    ],
+)
+def test_quiet_on_kernels_that_convert_nothing(name: str) -> None:
+    assert not claims(on_device(name=name))
+
+
+def test_quiet_on_the_copy_into_channels_last_before_the_model() -> None:
+    # x.contiguous(memory_format=torch.channels_last) is the fix itself
+    assert not claims(on_cpu(inside=False, strides=NCHW, to="2"))
+
+
+def test_quiet_on_copies_for_other_reasons() -> None:
+    # a transposed view made dense again, without any convolution
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        copy(builder, 1_000 * i + 10, 100, NHWC, "0")
+    assert not claims(builder)
+
+
+def test_quiet_on_contiguous_that_copies_nothing() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000).op("aten::conv2d", 1_000 * i + 10, 900, dims=[IMAGE])
+        builder.op("aten::contiguous", 1_000 * i + 20, 500, dims=[IMAGE], strides=[NCHW])
+    assert not claims(builder)
+
+
+@pytest.mark.parametrize("name", [TO_NHWC, "batched_transpose_32x32_half", "void nhwcToNchwKernel<float>(int)"])
+def test_loud_on_conversion_kernels(name: str) -> None:
+    (claim,) = claims(on_device(name=name))
+    assert claim.certainty == "likely"
+    assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.05)
+    assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.05)
+    assert claim.evidence["n_conversions_per_step"] == 1
+    assert claim.message.startswith("transposing between NCHW and NHWC takes 50.0 µs per step in 1 kernel")
+
+
+def test_loud_on_kernels_whose_launch_is_not_in_the_file() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.kernel("batched_transpose_32x32_half", 100 * i, 50, correlation=900 + 2 * i)
+        builder.kernel("conv", 100 * i + 50, 50, correlation=901 + 2 * i)
+    (claim,) = claims(builder)
+    assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.5)
+
+
+def test_loud_on_a_half_converted_model_on_a_cpu() -> None:
+    (claim,) = claims(on_cpu())
+    assert claim.time_class == "host"
+    assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.1)
+    assert claim.evidence["share_of_step"] == pytest.approx(0.1)
+    assert claim.evidence["largest_shape"] == IMAGE
+
+
+def test_loud_on_a_layer_that_goes_back_to_nchw() -> None:
+    (claim,) = claims(on_cpu(inside=False, strides=NHWC, to="0"))
+    assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.1)
+
+
+def test_the_cost_is_the_conversion_where_the_queue_is_full() -> None:
+    (claim,) = claims(on_device())
+    # the next launch returned before the conversion began: all of it is won
+    np.testing.assert_allclose(claim.gain_low, 1.0)
+    assert (claim.spans[:, 1] - claim.spans[:, 0] == 50_000).all()
+    assert claim.gain_high == 1.0
+
+
+def test_the_cost_is_nothing_for_sure_where_the_host_is_late() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        builder.launch(1_000 * i + 100, 5, 1_000 * i + 110, 50, TO_NHWC)
+        builder.launch(1_000 * i + 300, 5, 1_000 * i + 310, 450, "implicit_gemm")
+    (claim,) = claims(builder)
+    assert not np.asarray(claim.gain_low).any()
+    assert claim.gain_high == 1.0
+
+
+def test_the_fix_drops_the_conversions_and_their_operators() -> None:
+    builder = on_cpu()
+    trace = builder.build()
+    (claim,) = find(trace)
+    (edit,) = claim.edits
+    assert edit.kind == "drop"
+    assert {trace.name_of(row) for row in edit.rows.tolist()} == {"aten::contiguous"}
+    assert len(edit.rows) == 4
+
+
+def test_on_a_device_the_fix_drops_kernels_and_launches_not_the_convolution() -> None:
+    trace = on_device().build()
+    (claim,) = find(trace)
+    names = {trace.name_of(row) for row in claim.edits[0].rows.tolist()}
+    assert names == {TO_NHWC, "cudaLaunchKernel"}
+    assert len(claim.edits[0].rows) == 8

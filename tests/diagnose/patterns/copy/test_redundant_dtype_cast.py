@@ -1,0 +1,204 @@
+"""CPY012 redundant-dtype-cast."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.copy.redundant_dtype_cast import find
+
+BF16, FLOAT, DOUBLE = "c10::BFloat16", "float", "double"
+CODE = {BF16: "15", FLOAT: "6", DOUBLE: "7", "long int": "4"}
+SHAPE = [512, 256]
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def cast(builder: TraceBuilder, at: float, dur: float, source: str, target: str, shape: list[int] = SHAPE) -> None:
+    """``x.to(target)``."""
+    inputs = {"dims": [shape, []], "types": [source, "Scalar"], "concrete": ["", CODE[target]]}
+    builder.op("aten::to", at, dur, **inputs)
+    builder.op("aten::_to_copy", at + 0.5, dur - 1, **inputs)
+
+
+def work(builder: TraceBuilder, at: float, dur: float, name: str = "aten::mm") -> None:
+    builder.op(name, at, dur, dims=[SHAPE], types=[BF16])
+
+
+def casting(
+    *, source: str = BF16, middle: str = FLOAT, back: str = BF16, between: str = "", shape: list[int] = SHAPE
+) -> TraceBuilder:
+    """Steps of 1 ms on a CPU: two casts of 60 us, and a product of 700 us."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        cast(builder, at + 10, 60, source, middle, shape)
+        if between:
+            work(builder, at + 75, 10, between)
+        cast(builder, at + 90, 60, middle, back, shape)
+        work(builder, at + 200, 700)
+    return builder
+
+
+def doubles(*, types: list[str], dims: list[list[int]], dur: float = 100) -> TraceBuilder:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        builder.op("aten::mul", 1_000 * i + 10, dur, dims=dims, types=types)
+        work(builder, 1_000 * i + 200, 700)
+    return builder
+
+
+def test_quiet_on_one_way_casts() -> None:
+    assert not claims(casting(back=DOUBLE, source=FLOAT, middle=BF16))
+
+
+def test_quiet_on_islands_of_float32() -> None:
+    # the norm between them is what the casts are for
+    assert not claims(casting(between="aten::native_layer_norm"))
+
+
+def test_quiet_on_integers_and_masks() -> None:
+    assert not claims(casting(source="long int", back="long int"))
+
+
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_quiet_on_single_numbers(shape: list[int]) -> None:
+    # every operator with a Python scalar casts one on a CPU
+    assert not claims(casting(shape=shape))
+
+
+def test_quiet_on_casts_of_other_tensors() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        cast(builder, 1_000 * i + 10, 60, BF16, FLOAT, [512, 256])
+        cast(builder, 1_000 * i + 90, 60, FLOAT, BF16, [512, 128])
+    assert not claims(builder)
+
+
+def test_quiet_below_two_percent() -> None:
+    builder = casting()
+    builder.step(4, 4_000, 7_000).step(5, 11_000, 7_000).step(6, 18_000, 7_000)
+    builder.op("aten::mm", 4_010, 20_000, dims=[SHAPE], types=[BF16])
+    assert not claims(builder)
+
+
+def test_quiet_on_numbers_that_python_made_double() -> None:
+    assert not claims(doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, []]))
+
+
+def test_quiet_on_the_weights_that_training_casts() -> None:
+    builder = autocast()
+    for i in range(4):
+        builder.op("autograd::engine::evaluate_function: MmBackward0", 1_000 * i + 900, 50)
+    assert not claims(builder)
+
+
+def test_quiet_where_a_device_shows_no_rows() -> None:
+    builder = casting()
+    builder.meta["deviceProperties"] = [{"id": 0, "name": "NVIDIA H100"}]
+    assert not claims(builder)
+
+
+def test_loud_on_a_cast_and_straight_back() -> None:
+    (claim,) = claims(casting())
+    assert claim.certainty == "likely"
+    assert claim.time_class == "host"
+    assert claim.evidence["n_round_trips_per_step"] == 1
+    assert claim.evidence["from_type"] == BF16
+    assert claim.evidence["cast_ms_per_step"] == pytest.approx(2 * 0.059)
+    assert claim.message.startswith("1 tensor per step is cast from bfloat16 to float32 and straig")
+
+
+def test_loud_with_only_views_between() -> None:
+    assert len(claims(casting(between="aten::view"))) == 1
+
+
+def test_loud_on_a_float64_constant() -> None:
+    (claim,) = claims(doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, [256]]))
+    assert claim.certainty == "likely"
+    assert claim.evidence["float64_ms_per_step"] == pytest.approx(0.1)
+    assert claim.evidence["top_ops"] == ["aten::mul"]
+    assert claim.fix is not None
+    assert "float32" in claim.fix.code
+
+
+def test_a_program_that_computes_in_float64_gets_a_hint() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        builder.step(i, 1_000 * i, 1_000)
+        builder.op("aten::mm", 1_000 * i + 10, 900, dims=[SHAPE, SHAPE], types=[DOUBLE, DOUBLE])
+    (claim,) = claims(builder)
+    assert claim.certainty == "hint"
+    assert claim.evidence["float64_everywhere"] is True
+
+
+def autocast(*, weight: list[int] | None = None) -> TraceBuilder:
+    """Inference steps whose layer casts its input and its weight, 60 us each."""
+    weight = weight or [256, 256]
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        builder.op("aten::linear", at + 10, 800, dims=[SHAPE, weight, [256]], types=[FLOAT, FLOAT, FLOAT])
+        cast(builder, at + 20, 60, FLOAT, BF16, weight)
+        cast(builder, at + 90, 60, FLOAT, BF16, SHAPE)
+    return builder
+
+
+def test_loud_on_weights_that_inference_casts_in_every_step() -> None:
+    (claim,) = claims(autocast())
+    assert claim.evidence["n_weight_casts_per_step"] == 1
+    # the input has to be cast in any case
+    assert claim.evidence["cast_ms_per_step"] == pytest.approx(0.059)
+
+
+def test_quiet_where_weight_and_input_have_one_shape() -> None:
+    assert not claims(autocast(weight=SHAPE))
+
+
+def test_the_cost_on_a_cpu() -> None:
+    (claim,) = claims(casting())
+    assert claim.gain_high == 1.0
+    # both casts take more than the profiler adds to them
+    np.testing.assert_allclose(claim.gain_low, 1.0)
+    (edit,) = claim.edits
+    assert edit.kind == "drop"
+    assert len(edit.rows) == 8
+
+
+def test_the_cost_on_a_device() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        builder.op("aten::mul", at + 10, 10, dims=[SHAPE, SHAPE], types=[DOUBLE, DOUBLE])
+        builder.launch(at + 11, 5, at + 100, 200)
+        builder.op("aten::mm", at + 30, 10, dims=[SHAPE, SHAPE], types=[FLOAT, FLOAT])
+        builder.launch(at + 31, 5, at + 300, 600)
+    (claim,) = claims(builder)
+    assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.25)
+    # half the bytes; the next kernel was in the queue all along
+    np.testing.assert_allclose(claim.gain_low, 0.4)
+    np.testing.assert_allclose(claim.gain_high, 0.6)
+    assert (claim.edits[0].factor, claim.edits[0].best) == (0.6, 0.4)
+
+
+def test_products_gain_more_on_consumer_devices() -> None:
+    builder = TraceBuilder(device="NVIDIA GeForce RTX 4090")
+    builder.meta["deviceProperties"][0].update(computeMajor=8, computeMinor=9)
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        builder.op("aten::mm", at + 10, 10, dims=[SHAPE, SHAPE], types=[DOUBLE, DOUBLE])
+        builder.launch(at + 11, 5, at + 100, 200)
+        builder.op("aten::mm", at + 30, 10, dims=[SHAPE, SHAPE], types=[FLOAT, FLOAT])
+        builder.launch(at + 31, 5, at + 300, 600)
+    (claim,) = claims(builder)
+    np.testing.assert_allclose(claim.gain_high, 31 / 32)

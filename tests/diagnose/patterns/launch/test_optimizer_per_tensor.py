@@ -1,0 +1,268 @@
+"""LCH016 optimizer-per-tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.base import Claim, missing_needs
+from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import PATTERN, find
+
+STEP = "Optimizer.step#AdamW.step"
+ZERO = "Optimizer.zero_grad#AdamW.zero_grad"
+
+
+def loop(
+    *,
+    n: int = 120,
+    op: str = "aten::add_",
+    mark: str = STEP,
+    wall: float = 10_000,
+    kernel: str = "vectorized_elementwise_kernel",
+) -> TraceBuilder:
+    """Four steps that end in an optimizer of ``n`` operators of 20 us, one 2 us kernel each."""
+    builder = TraceBuilder()
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(mark, at + 1_000, 20 * n)
+        for k in range(n):
+            builder.op(op, at + 1_000 + 20 * k, 18)
+            builder.launch(at + 1_005 + 20 * k, 5, at + 1_012 + 20 * k, 2, kernel)
+    return builder
+
+
+def cpu_loop(
+    *, n: int = 120, dims: list[list[int]] | None = None, wall: float = 10_000, shapes: bool = True, plain: bool = False
+) -> TraceBuilder:
+    builder = TraceBuilder(vendor="cpu")
+    sizes = (dims or [[64, 64], []]) if shapes else None
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(STEP, at + 1_000, 20 * n)
+        for k in range(n):
+            name = "aten::add_" if plain or k % 2 else "aten::mul_"
+            builder.op(name, at + 1_000 + 20 * k, 18.5, dims=sizes)
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_on_toys() -> None:
+    assert not claims(loop(n=64))
+
+
+@pytest.mark.parametrize("op", ["aten::_foreach_add_", "aten::_fused_adamw_"])
+def test_quiet_on_grouped_forms(op: str) -> None:
+    builder = loop()
+    for i in range(4):
+        builder.op(op, 10_000 * i + 3_395, 4)
+    assert not claims(builder)
+
+
+def test_quiet_on_multi_tensor_kernels() -> None:
+    assert not claims(loop(kernel="multi_tensor_apply_kernel<AdamFunctor>"))
+
+
+@pytest.mark.parametrize("op", ["aten::coalesce", "aten::mm", "aten::linalg_eigh"])
+def test_quiet_on_sparse_gradients_and_matrix_optimizers(op: str) -> None:
+    builder = loop()
+    for i in range(4):
+        builder.op(op, 10_000 * i + 3_395, 4)
+    assert not claims(builder)
+
+
+def test_quiet_below_two_percent_of_the_step() -> None:
+    assert not claims(loop(wall=130_000))
+
+
+def test_files_with_many_optimizer_names_take_no_longer() -> None:
+    # twenty thousand names, each looked at over the whole trace, take a minute
+    builder = loop()
+    for i in range(20_000):
+        builder.annotation(f"Optimizer.step#A{i}.step", 50_000 + i, 0.5)
+    assert len(claims(builder)) == 1
+
+
+def test_quiet_when_queued_work_hides_it() -> None:
+    builder = loop()
+    for i in range(4):
+        builder.launch(10_000 * i + 10, 5, 10_000 * i + 20, 9_000, "gemm", stream=8)
+    assert not claims(builder)
+
+
+def test_no_optimizer_is_blamed_outside_annotations() -> None:
+    (claim,) = claims(loop(mark="update"))
+    assert "optimizer" not in claim.evidence
+    assert claim.message.startswith("tensors are updated in place one by one outside the optimizer")
+    assert not claims(loop(mark="update", op="aten::mul"))
+
+
+def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
+    (claim,) = claims(loop())
+    assert claim.evidence["optimizer"] == "AdamW"
+    assert claim.evidence["n_launches_per_call"] == 120
+    assert claim.evidence["n_calls_per_step"] == 1
+    assert claim.evidence["host_ms_per_step"] == 2.4
+    # the device works 2 of 20 us; nothing follows the last kernel of all, 6 us before the end
+    assert claim.evidence["gpu_idle_ms_per_step"] == round(2.4 - 120 * 0.002 - 0.006 / 3, 3)
+    assert claim.time_class == "idle"
+    assert claim.certainty == "likely"
+    assert claim.gain_low == pytest.approx(0.5 / 1.5)
+    assert claim.fix is None
+
+
+def test_quiet_on_gradients_filled_with_zeros() -> None:
+    # OPT040 knows what to do about those
+    assert not claims(loop(mark=ZERO, op="aten::zero_"))
+
+
+def foreach(*, name: str = "AdamW", n: int = 8, dur: float = 100, wall: float = 10_000) -> Claim:
+    """Steps whose optimizer makes ``n`` foreach calls on a CPU."""
+    found = claims(foreach_steps(name=name, n=n, dur=dur, wall=wall))
+    assert len(found) == 1
+    return found[0]
+
+
+def foreach_steps(*, name: str = "AdamW", n: int = 8, dur: float = 100, wall: float = 10_000) -> TraceBuilder:
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall).annotation(f"Optimizer.step#{name}.step", at + 100, dur * n + 10)
+        for k in range(n):
+            builder.op("aten::_foreach_add_", at + 105 + dur * k, dur - 10)
+    return builder
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "MyAdam"])
+def test_quiet_on_foreach_without_a_fused_form(name: str) -> None:
+    assert not claims(foreach_steps(name=name))
+
+
+def test_quiet_on_a_single_foreach_call() -> None:
+    # plain SGD reads and writes no more than its fused form
+    assert not claims(foreach_steps(name="SGD", n=1, dur=900))
+
+
+def test_quiet_on_foreach_below_five_percent() -> None:
+    assert not claims(foreach_steps(wall=20_000))
+
+
+def test_loud_on_foreach_that_could_be_fused() -> None:
+    claim = foreach()
+    assert claim.evidence["n_foreach_calls_per_step"] == 8
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(0.81)
+    assert claim.time_class == "host"
+    assert claim.gain_low == pytest.approx(0.25 / 1.5)
+    assert claim.gain_high == 1.0
+    assert claim.message.startswith("AdamW.step works through its tensors in 8 foreach calls")
+
+
+def test_foreach_on_a_busy_device_is_about_its_kernels() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).annotation(STEP, at + 100, 600)
+        for k in range(2):
+            builder.op("aten::_foreach_add_", at + 110 + 50 * k, 40)
+            builder.launch(at + 120 + 50 * k, 5, at + 1_000 + 2_000 * k, 2_000, "multi_tensor_x")
+        builder.launch(at + 800, 5, at + 5_000, 4_000, "next")
+    (claim,) = claims(builder)
+    assert claim.time_class == "compute"
+    assert claim.evidence["kernel_ms_per_step"] == pytest.approx(4.0)
+    np.testing.assert_allclose(claim.gain_low, 0.25)
+    assert claim.gain_high == 0.6
+
+
+def averaging(
+    *, n: int = 120, names: tuple[str, ...] = ("aten::mul_", "aten::add_"), wall: float = 10_000
+) -> TraceBuilder:
+    """Steps with a loop of ``n`` in-place operators, 20 us each, on a CPU."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = wall * i
+        builder.step(i, at, wall)
+        for k in range(n):
+            builder.op(names[k % len(names)], at + 1_000 + 20 * k, 18, dims=[[64, 64]])
+    return builder
+
+
+@pytest.mark.parametrize("names", [("aten::mul_", "aten::mul"), ("aten::copy_",)])
+def test_quiet_on_other_operators_between(names: tuple[str, ...]) -> None:
+    assert not claims(averaging(names=names))
+
+
+def test_quiet_on_short_loops_of_updates() -> None:
+    assert not claims(averaging(n=99))
+
+
+def test_quiet_on_updates_below_two_percent_of_the_step() -> None:
+    assert not claims(averaging(wall=130_000))
+
+
+@pytest.mark.parametrize("names", [("aten::mul_", "aten::add_"), ("aten::lerp_",)])
+def test_loud_on_an_average_of_the_weights(names: tuple[str, ...]) -> None:
+    (claim,) = claims(averaging(names=names))
+    assert claim.evidence["n_operators_per_step"] == 120
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(119 * 0.02 + 0.018)
+    assert claim.gain_low == pytest.approx(0.25 / 2.0)
+    assert claim.fix is not None
+    assert "AveragedModel" in claim.fix.code
+
+
+def test_two_optimizers_are_two_claims() -> None:
+    builder = loop(wall=20_000)
+    for i in range(4):
+        at = 20_000 * i + 8_000
+        builder.annotation("Optimizer.step#SGD.step", at, 2_400)
+        for k in range(120):
+            builder.op("aten::add_", at + 20 * k, 18)
+            builder.launch(at + 5 + 20 * k, 5, at + 12 + 20 * k, 2)
+    assert sorted(one.evidence["optimizer"] for one in claims(builder)) == ["AdamW", "SGD"]
+
+
+def test_on_a_cpu_operators_on_tensors_count() -> None:
+    (claim,) = claims(cpu_loop())
+    assert claim.time_class == "host"
+    assert claim.evidence["n_operators_per_call"] == 120
+    assert claim.evidence["host_ms_per_step"] == 2.4
+    assert claim.gain_low == pytest.approx(0.5 / 2.0)
+
+
+def test_on_a_cpu_a_single_operator_per_parameter_promises_nothing() -> None:
+    (claim,) = claims(cpu_loop(plain=True))
+    assert claim.gain_low == 0.0
+
+
+def test_on_a_cpu_step_counters_do_not_count() -> None:
+    assert not claims(cpu_loop(dims=[[], []]))
+    assert not claims(cpu_loop(dims=[[1], []]))
+
+
+def test_on_a_cpu_two_percent_of_the_step_count() -> None:
+    assert not claims(cpu_loop(wall=130_000))
+    (claim,) = claims(cpu_loop(wall=110_000))
+    assert claim.certainty == "likely"
+
+
+def test_on_a_cpu_fifty_operators_count() -> None:
+    assert not claims(cpu_loop(n=49))
+    assert claims(cpu_loop(n=50))
+
+
+def test_without_shapes_a_cpu_loop_is_a_hint() -> None:
+    (claim,) = claims(cpu_loop(shapes=False))
+    assert claim.certainty == "hint"
+
+
+def test_without_shapes_a_cpu_loop_needs_five_percent_and_hundred_operators() -> None:
+    assert not claims(cpu_loop(shapes=False, wall=50_000))
+    assert not claims(cpu_loop(shapes=False, n=99))
+
+
+def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:
+    builder = TraceBuilder()
+    builder.events = cpu_loop().events
+    assert missing_needs(PATTERN, builder.build()) == ["work"]

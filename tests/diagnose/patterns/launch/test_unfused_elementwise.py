@@ -1,0 +1,199 @@
+"""LCH015 unfused-elementwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.launch.unfused_elementwise import find
+
+POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>"
+MUL = ("aten::mul", POINTWISE.format("mul"), [[1024, 64], [1024, 64]])
+EXP = ("aten::exp", POINTWISE.format("exp"), [[1024, 64]])
+COPY = ("aten::copy_", "direct_copy_kernel", [[1024, 64], [1024, 64]])
+SMALL = ("aten::exp", POINTWISE.format("exp"), [[8, 64]])
+GEMM = ("aten::mm", "ampere_sgemm", [[1024, 64], [64, 64]])
+
+Op = tuple[str, str, Sequence[object]]
+
+
+def run(*ops: Op, late: bool = False, mark: str = "", streams: Sequence[int] = (7,)) -> TraceBuilder:
+    """Kernels of 100 us, back to back or each launched late, four times over."""
+    builder = TraceBuilder().op("aten::empty", 0, 1.5)
+    host, device = 10.0, 2_000.0
+    for index, (op, kernel, dims) in enumerate(list(ops) * 4):
+        if late:
+            host = device = device + 50
+        builder.op(op, host, 8, dims=list(dims))
+        builder.launch(host + 1, 4, device + 10 * late, 100, kernel, stream=streams[index % len(streams)])
+        host, device = host + 10, device + 100 + 10 * late
+    if mark:
+        builder.annotation(mark, 5, host)
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_on_two_in_a_row() -> None:
+    assert not claims(run(MUL, EXP, GEMM))
+
+
+def test_quiet_when_sizes_differ() -> None:
+    assert not claims(run(MUL, SMALL, EXP, GEMM))
+
+
+def test_quiet_when_products_come_between() -> None:
+    assert not claims(run(MUL, GEMM, EXP, GEMM))
+
+
+def test_quiet_when_the_third_is_on_another_stream() -> None:
+    builder = TraceBuilder().op("aten::empty", 0, 1.5)
+    for k, ((op, kernel, dims), stream) in enumerate(((GEMM, 7), (EXP, 7), (EXP, 7), (EXP, 8), (GEMM, 8))):
+        builder.op(op, 10 * k + 2, 8, dims=list(dims))
+        builder.launch(10 * k + 3, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
+    assert not claims(builder)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "triton_poi_fused_elementwise_kernel",
+        "multi_tensor_apply_kernel<CUDAFunctor>",
+        "index_elementwise_kernel",
+        "reduce_kernel<CUDAFunctor>",
+    ],
+)
+def test_quiet_on_kernels_that_are_fused_or_not_pointwise(kernel: str) -> None:
+    one: Op = ("aten::exp", kernel, [[1024, 64]])
+    assert not claims(run(one, one, one, GEMM))
+
+
+def test_quiet_in_the_optimizer() -> None:
+    assert not claims(run(MUL, EXP, MUL, GEMM, mark="Optimizer.step#SGD.step"))
+
+
+def test_quiet_when_the_host_paces_the_chain() -> None:
+    assert not claims(run(MUL, EXP, MUL, GEMM, late=True))
+
+
+def test_quiet_below_five_percent_of_the_kernel_time() -> None:
+    assert not claims(run(MUL, EXP, MUL, *[GEMM] * 60))
+
+
+def test_traffic_of_the_chain_is_the_model() -> None:
+    (claim,) = claims(run(EXP, EXP, EXP, GEMM))
+    # three kernels read and write 6 tensors; fused 2: two thirds are saved
+    assert claim.gain_high == pytest.approx([2 / 3] * 12)
+    assert claim.gain_low == pytest.approx([1 / 3] * 12)
+    assert claim.evidence["n_chains_per_step"] == 4
+    assert claim.evidence["n_kernels_per_step"] == 12
+    assert claim.evidence["chain_ms_per_step"] == 1.2
+    assert claim.evidence["share_of_kernel_time"] == 0.75
+    assert claim.evidence["n_kernels_of_longest_chain"] == 3
+    assert claim.evidence["costliest_chain_ops"] == ["aten::exp"] * 3
+    assert claim.time_class == "compute"
+    assert claim.certainty == "likely"
+
+
+def test_second_inputs_have_to_be_read_all_the_same() -> None:
+    (claim,) = claims(run(MUL, MUL, MUL, MUL, GEMM))
+    # four kernels move 12 tensors, fused 8 - 4 + 2 = 6
+    assert claim.gain_high == pytest.approx([0.5] * 16)
+
+
+def test_a_copy_reads_one_and_writes_one() -> None:
+    (claim,) = claims(run(COPY, COPY, COPY, GEMM))
+    assert claim.gain_high == pytest.approx([2 / 3] * 12)
+
+
+def test_what_the_next_launch_does_not_follow_has_no_low_end() -> None:
+    builder = run(EXP, EXP, EXP, GEMM)
+    builder.op("aten::exp", 9_000, 8, dims=[[1024, 64]])
+    for k in range(3):
+        builder.op("aten::exp", 9_000 + 200 * k, 8, dims=[[1024, 64]])
+        builder.launch(9_001 + 200 * k, 4, 9_010 + 200 * k, 100, EXP[1])
+    (claim,) = claims(builder)
+    assert claim.gain_low.tolist().count(0.0) == 2  # nothing follows the last one late
+    assert len(claim.spans) == 15
+
+
+def test_batch_norm_with_stored_statistics_is_pointwise() -> None:
+    norm: Op = ("aten::cudnn_batch_norm", "cudnn::bn_fw_inf_1C11_kernel_NCHW", [[1024, 64], [64]])
+    (claim,) = claims(run(EXP, norm, EXP, GEMM))
+    assert claim.evidence["n_kernels_per_step"] == 12
+
+
+def test_without_shapes_grids_say_what_belongs_together() -> None:
+    builder = TraceBuilder().op("aten::empty", 0, 1.5)
+    for k in range(8):
+        grid = [512, 1, 1] if k < 4 else [k, 1, 1]
+        builder.launch(10 * k + 2, 4, 2_000 + 100 * k, 100, EXP[1], grid=grid, block=[128, 1, 1])
+    (claim,) = claims(builder)
+    assert claim.certainty == "hint"
+    assert claim.evidence["n_kernels_per_step"] == 4
+
+
+def test_interleaved_streams_keep_their_own_chains() -> None:
+    builder = TraceBuilder().op("aten::empty", 0, 1.5)
+    for k in range(4):
+        for stream, (op, kernel, dims) in ((7, EXP), (8, GEMM)):
+            at = 20 * k + 10 * (stream - 7) + 2
+            builder.op(op, at, 8, dims=list(dims))
+            builder.launch(at + 1, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
+    (claim,) = claims(builder)
+    assert claim.evidence["n_kernels_of_longest_chain"] == 4
+
+
+def on_cpu(*names: str, dims: Sequence[object] = ([1024, 64],), dur: float = 100, end: bool = True) -> TraceBuilder:
+    """Steps of 1 ms on a CPU: operators of 100 us in a row, and a product at the end."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        for k, name in enumerate(names):
+            builder.op(name, at + 10 + (dur + 5) * k, dur, dims=list(dims))
+        if end:
+            builder.op("aten::mm", at + 900, 50, dims=[[1024, 64], [64, 64]])
+    return builder
+
+
+def test_quiet_on_two_operators_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh"))
+
+
+def test_quiet_on_other_operators_between_them_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::layer_norm", "aten::mul"))
+
+
+def test_quiet_on_single_numbers_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dims=[[]]))
+
+
+def test_quiet_on_one_operator_in_every_step_of_a_cpu() -> None:
+    # the end of a step ends a chain
+    assert not claims(on_cpu("aten::gelu", end=False))
+
+
+def test_quiet_below_five_percent_of_the_step_on_a_cpu() -> None:
+    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=16))
+
+
+def test_loud_on_chains_of_a_cpu() -> None:
+    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add"))
+    assert claim.time_class == "host"
+    assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.3)
+    assert claim.evidence["share_of_step"] == pytest.approx(0.3)
+    assert claim.evidence["n_ops_per_step"] == 3
+    # three reads and three writes become one of each
+    assert claim.gain_high == pytest.approx(4 / 6)
+    assert claim.gain_low == pytest.approx(2 / 6)
+
+
+def test_short_operators_of_a_cpu_win_less_for_sure() -> None:
+    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=40))
+    assert claim.gain_low == pytest.approx(2 / 6 / 2.0)

@@ -1,0 +1,125 @@
+"""MSR034 measurement-invalid."""
+
+from __future__ import annotations
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.measure.measurement_invalid import CLOCK_FIX, find
+
+CLOCK = "<built-in function perf_counter>"
+
+
+def loop(*walls: float) -> TraceBuilder:
+    builder, at = TraceBuilder(), 0.0
+    for i, wall in enumerate(walls):
+        builder.step(i, at, wall).op("aten::mm", at + 1, wall - 2.5)
+        at += wall
+    return builder
+
+
+def claims(builder: TraceBuilder) -> list[Claim]:
+    return list(find(builder.build()))
+
+
+def test_quiet_on_warm_steps() -> None:
+    assert not claims(loop(1_000, 1_000, 1_100, 1_000))
+
+
+def test_quiet_on_a_first_step_that_is_a_little_longer() -> None:
+    assert not claims(loop(4_000, 1_000, 1_000))
+
+
+def test_quiet_on_a_little_lazy_loading() -> None:
+    builder = loop(1_000, 1_000, 1_000)
+    builder.event("Lazy Function Loading", "overhead", 1_100, 100, pid=-1, tid=0)
+    assert not claims(builder)
+
+
+def test_quiet_on_buffers_of_the_profiler() -> None:
+    builder = loop(1_000, 1_000, 1_000)
+    builder.event("Activity Buffer Request", "overhead", 1_100, 900, pid=-1, tid=0)
+    assert not claims(builder)
+
+
+def test_quiet_on_a_long_wait() -> None:
+    assert not claims(loop(50_000, 50_000).sync(100, 40_000, "cudaDeviceSynchronize"))
+
+
+def test_quiet_on_frees_without_a_caching_allocator() -> None:
+    builder = loop(*[50_000] * 6)
+    for i in range(12):
+        builder.call("hipFree", 20_000 * i, 15_000)
+    assert not claims(builder)
+
+
+def test_first_use_claims_no_time() -> None:
+    (claim,) = claims(loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000))
+    assert claim.time_class == "none"
+    assert not len(claim.spans)
+    assert claim.always
+    assert claim.certainty == "certain"
+    assert claim.evidence["first_use_ms"] == 40.0
+    assert claim.evidence["share_of_window"] == pytest.approx(40 / 150, abs=1e-4)
+    assert claim.evidence["first_use_in_judged_time_ms"] == 0.0  # its step is not judged
+    assert claim.evidence["top_first_uses_ms"] == {"cudaFree": 40.0}
+
+
+def test_first_use_stays_in_the_judged_time_without_steps() -> None:
+    (claim,) = claims(TraceBuilder().op("aten::mm", 0, 50_000.5).call("cudaFree", 100, 40_000))
+    assert claim.evidence["first_use_in_judged_time_ms"] == 40.0
+
+
+def test_compilation_counts() -> None:
+    builder = loop(1_000, 1_000, 1_000)
+    builder.annotation("_compile.compile_inner (dynamo_timed)", 1_100, 300)
+    (claim,) = claims(builder)
+    assert claim.evidence["first_use_ms"] == 0.3
+
+
+def test_a_slow_first_step_is_a_warm_up() -> None:
+    (claim,) = claims(loop(6_000, 1_000, 1_000, 1_200))
+    assert claim.evidence == {"first_step_ms": 6.0, "median_other_step_ms": 1.0}
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def timed(*, work: float = 500, sync: bool = False, owner: str = "bench.py(3): main") -> TraceBuilder:
+    """A clock, one launch at 100, a clock at 200; the kernel ends ``work`` after 110."""
+    builder = TraceBuilder().frame(owner, 0, 2_000).op("aten::mm", 95, 20.5)
+    builder.frame(CLOCK, 50, 1).frame(CLOCK, 200, 1)
+    builder.launch(100, 5, 110, work)
+    if sync:
+        builder.sync(120, 60)
+    return builder
+
+
+def test_a_clock_read_before_the_device_is_done() -> None:
+    (claim,) = claims(timed())
+    # from 51 to 200 by the clock; the device works until 610
+    assert claim.evidence["n_clock_intervals"] == claim.evidence["n_early_intervals"] == 1
+    assert claim.evidence["median_missed_ms"] == pytest.approx(0.41)
+    assert claim.evidence["median_missed_share_of_interval"] == pytest.approx(410 / 149, abs=1e-3)
+    assert claim.certainty == "hint"
+    assert claim.fix is CLOCK_FIX
+    assert claim.time_class == "none"
+
+
+def test_quiet_when_the_clock_waits() -> None:
+    assert not claims(timed(sync=True))
+
+
+def test_quiet_when_the_device_is_done_in_time() -> None:
+    assert not claims(timed(work=95))
+
+
+def test_quiet_on_clocks_of_libraries() -> None:
+    assert not claims(timed(owner="tqdm/std.py(3): update"))
+
+
+def test_quiet_on_clocks_around_host_work() -> None:
+    builder = TraceBuilder().frame("bench.py(3): main", 0, 2_000).op("aten::mm", 5, 20.5)
+    builder.launch(10, 5, 20, 5_000)
+    assert not claims(builder.frame(CLOCK, 50, 1).frame(CLOCK, 200, 1))

@@ -1,0 +1,163 @@
+"""Recordings of jobs in tests: real trace JSON of every rank, read by the real reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from builder import TraceBuilder
+
+from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
+from torchtriage.diagnose.verdict.verdict import diagnose
+
+STREAM = 7
+COMM = 20
+TRANSFER = 1000.0
+FORWARD, BACKWARD, OPTIMIZER = 2000.0, 3000.0, 500.0
+STEP_NUMBER = 10
+"""Of the first step."""
+
+
+def job(
+    n: int = 4,
+    *,
+    n_steps: int = 6,
+    late: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None,
+    how: str = "python",
+    overlap: float = 0.0,
+    **each: Any,
+) -> list[TraceBuilder]:
+    """Return one builder for each rank of a data-parallel job with one all-reduce per step.
+
+    Parameters
+    ----------
+    late : mapping or sequence of mappings
+        Microseconds by which ranks come late, in every step or step by step.
+    how : ``python``, ``loader``, ``device``, ``op``, ``gc`` or ``after``
+        What the late ranks do in that time; ``after``: Python at the end of the step.
+    overlap : float
+        Microseconds of computation on another stream beside each all-reduce.
+    each : dict
+        For every builder: ``baseTimeNanoseconds`` and the like.
+    """
+    lates = [late or {}] * n_steps if not isinstance(late, Sequence) else list(late)
+    builders = [
+        TraceBuilder(
+            distributedInfo={
+                "backend": "nccl",
+                "rank": rank,
+                "world_size": n,
+                "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(n))}],
+            },
+            host_name=f"host{rank}",
+            **each,
+        )
+        for rank in range(n)
+    ]
+    begin = [1000.0] * n
+    for step in range(n_steps):
+        arrivals = []
+        carried = lates[step] if how != "after" else (lates[step - 1] if step else {})
+        for rank, builder in enumerate(builders):
+            extra = carried.get(rank, 0.0)
+            arrivals.append(_until_all_reduce(builder, begin[rank], extra, how))
+        last = max(arrivals)
+        for rank, builder in enumerate(builders):
+            all_reduce(builder, arrivals[rank], last + TRANSFER, n)
+            if overlap:
+                start = arrivals[rank]
+                builder.launch(start - 4, 2, start, overlap, "beside", stream=9)
+            end = last + TRANSFER
+            builder.annotation("Optimizer.step#SGD.step", end, OPTIMIZER + 20)
+            builder.op("aten::add_", end + 5, 10)
+            builder.launch(end + 6, 5, end + 12, OPTIMIZER)
+            finish = end + OPTIMIZER + 30
+            builder.step(STEP_NUMBER + step, begin[rank], finish - begin[rank])
+            begin[rank] = finish + 5
+    for rank, builder in enumerate(builders):
+        builder.profiler_stop(begin[rank] + 10, 20)
+    return builders
+
+
+def _until_all_reduce(builder: TraceBuilder, begin: float, extra: float, how: str) -> float:
+    """Add a step up to its all-reduce; return when that starts."""
+    at = begin + 1
+    if how == "after" and extra:
+        at += extra
+    loader = 300 + (extra if how == "loader" else 0)
+    builder.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, loader)
+    at += loader + 5
+    builder.op("aten::mm", at, 20)
+    builder.launch(at + 2, 5, at + 10, FORWARD, "forward")
+    at += 10 + FORWARD
+    if how == "op" and extra:
+        builder.op("aten::cumsum", at + 1, extra - 2)
+        at += extra
+    length = BACKWARD + (extra if how == "device" else 0)
+    builder.op("autograd::engine::evaluate_function: MmBackward0", at, 30)
+    builder.launch(at + 2, 5, at + 10, length, "backward")
+    at += 10 + length
+    if how in ("python", "gc") and extra:
+        if how == "gc":
+            builder.frame("Python GC", at + 1, extra - 2)
+        at += extra
+    return at + 10
+
+
+def all_reduce(
+    builder: TraceBuilder,
+    start: float,
+    end: float,
+    n: int,
+    *,
+    name: str = "allreduce",
+    group: str = "0",
+    ranks: Sequence[int] | None = None,
+    nelems: int = 4096,
+    **more: Any,
+) -> None:
+    """Add a collective of a process group."""
+    builder.launch(
+        start - 8,
+        3,
+        start,
+        end - start,
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        stream=COMM,
+        **{
+            "Collective name": name,
+            "In msg nelems": nelems,
+            "dtype": "Float",
+            "Process Group Name": group,
+            "Process Group Ranks": str(list(ranks if ranks is not None else range(n))),
+            **more,
+        },
+    )
+
+
+def records(builders: Sequence[TraceBuilder], folder: str = "run") -> list[RankRecord]:
+    """Return the record of every rank."""
+    out = []
+    for rank, builder in enumerate(builders):
+        trace, path = builder.build(), f"{folder}/rank{rank}.json"
+        result = diagnose(trace)
+        out.append(build_record(trace, path, replace(result, trace=replace(result.trace, path=path))))
+    return out
+
+
+def write(builders: Sequence[TraceBuilder], folder: Path) -> list[Path]:
+    """Write every rank's trace; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"rank{rank}.json" for rank in range(len(builders))]
+    for path, builder in zip(paths, builders, strict=True):
+        path.write_bytes(builder.json())
+    return paths
+
+
+def shifted(builder: TraceBuilder, by: float) -> TraceBuilder:
+    """Return a builder whose clock is ahead by microseconds."""
+    for event in builder.events:
+        event["ts"] += by
+    return builder

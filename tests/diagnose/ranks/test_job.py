@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from diagnose.ranks.jobs import all_reduce, job, records
+
+from torchtriage.core.finding import Cost, Finding, Fix, Place
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.merge import merge_findings, merge_notes
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.result import Result
+
+STEP_MS = 10.0
+
+
+def of(ranks: Sequence[RankRecord], min_share: float = 0.01) -> JobResult:
+    (one,) = detect_jobs(ranks)
+    return judge(ranks, one, min_share=min_share)
+
+
+def straggler(result: JobResult) -> Finding:
+    (found,) = [finding for finding in result.findings if finding.code == "COM036"]
+    return found
+
+
+# -- the verdict ---------------------------------------------------------------------------------
+
+
+def test_the_straggler_is_a_finding_of_the_job() -> None:
+    result = of(records(job(late={2: 4000})))
+    found = straggler(result)
+    assert found.title == "Rank 2 makes the others wait"
+    assert found.certainty == "likely"
+    assert found.severity == "high"
+    cost = found.cost
+    assert cost is not None
+    assert result.step_ms == pytest.approx(10.87)
+    assert cost.of_ms == result.step_ms
+    # Python under the profiler is slower than without: the low end says so
+    assert (cost.low_ms, cost.high_ms) == pytest.approx((4 / 1.5, 4.0))
+    assert cost.share_high == pytest.approx(4 / result.step_ms, abs=1e-5)
+    assert found.evidence["late_rank"] == 2
+    assert found.evidence["n_late_steps"] == found.evidence["n_judged_steps"] == 5
+    assert "in 5 of 5 steady steps rank 2 comes last" in found.message
+    assert "the other 3 ranks wait: 4.00 ms of 10.9 ms per step in the median" in found.message
+    assert "longer than they are in Python between the phases of the step" in found.message
+    assert found.evidence["after"].startswith("autograd::engine")
+    assert result.verdict[0].startswith("4 ranks of one job, 5 common steady steps of 10.9 ms")
+    assert "waiting for other ranks" in result.verdict[0]
+    assert result.verdict[1].startswith("Rank 2 makes the others wait: 2.67 ms to 4.00 ms")
+    assert not result.healthy
+
+
+def test_a_step_without_the_profiler_scales_waiting_too() -> None:
+    ranks = records(job(late={2: 4000}, how="loader"))
+    (one,) = detect_jobs(ranks)
+    result = judge(ranks, one, min_share=0.01, unprofiled_ms=5.435)
+    cost = straggler(result).cost
+    assert cost is not None
+    assert result.step_ms == cost.of_ms == 5.435
+    assert (cost.low_ms, cost.high_ms, cost.grade) == (2.0, 2.0, "C")
+
+
+def test_work_that_is_shared_out_comes_back_in_part() -> None:
+    cost = straggler(of(records(job(late={2: 4000}, how="device")))).cost
+    assert cost is not None
+    assert (cost.low_ms, cost.high_ms) == pytest.approx((3.0, 4.0))
+
+
+def test_a_late_loader_is_told_its_own_fix() -> None:
+    found = straggler(of(records(job(late={1: 4000}, how="loader"))))
+    assert "data loader" in found.message
+    assert "num_workers" in found.fix.code
+    assert found.cost is not None
+    assert found.cost.low_ms == pytest.approx(4.0)
+
+
+def test_missing_ranks_make_it_a_hint() -> None:
+    ranks = records(job(late={2: 4000}))
+    result = of(ranks[1:])
+    found = straggler(result)
+    assert found.certainty == "hint"
+    assert found.severity != "high"
+    assert "ranks are missing" in found.message
+    assert any(note.code == "rank-missing" for note in result.notes)
+
+
+def test_pipeline_stages_promise_nothing() -> None:
+    builders = job(2, late={1: 4000})
+    for rank, builder in enumerate(builders):
+        all_reduce(builder, 90_000, 90_050, 2, name="recv" if rank else "send")
+    found = straggler(of(records(builders)))
+    assert found.certainty == "hint"
+    assert found.cost is not None
+    assert found.cost.low_ms == 0
+    assert "pipeline" in found.message
+
+
+def test_waiting_handed_on_between_groups_is_not_promised() -> None:
+    # ranks 0 and 1 exchange, 2 and 3 exchange; nobody knows whether 2 and 3 wait for 1
+    builders = job(4, late={1: 4000, 3: 4000})
+    for rank, builder in enumerate(builders):
+        pair = [rank // 2 * 2, rank // 2 * 2 + 1]
+        for event in builder.events:
+            if event["name"].startswith("ncclDevKernel"):
+                event["args"]["Process Group Name"] = "tp"
+                event["args"]["Process Group Ranks"] = str(pair)
+    result = of(records(builders))
+    # two ranks late alike: neither of them makes most of the waiting
+    assert not [finding for finding in result.findings if finding.code == "COM036"]
+    builders = job(4, late={1: 4000})
+    for rank, builder in enumerate(builders):
+        pair = [rank // 2 * 2, rank // 2 * 2 + 1]
+        for event in builder.events:
+            if event["name"].startswith("ncclDevKernel"):
+                event["args"]["Process Group Name"] = "tp"
+                event["args"]["Process Group Ranks"] = str(pair)
+    found = straggler(of(records(builders)))
+    assert found.certainty == "hint"
+    assert found.cost is not None
+    assert found.cost.low_ms == 0
+    assert "process group tp" in found.message
+
+
+def test_a_balanced_job_is_healthy_where_its_ranks_are() -> None:
+    ranks = [replace(record, result=healthy(record.result)) for record in records(job())]
+    result = of(ranks)
+    assert result.findings == ()
+    assert result.healthy
+    assert result.verdict[1] == "Nothing found that costs 1.0 % of a step or more."
+    assert "6 collectives matched in 1 process group" in result.verdict[2]
+
+
+def test_a_job_whose_waiting_is_unknown_is_not_healthy() -> None:
+    ranks = [replace(record, result=healthy(record.result), collectives=_none(record)) for record in records(job())]
+    result = of(ranks)
+    assert not result.healthy
+    assert [note.code for note in result.notes if note.level == "warn"] == ["no-collectives"]
+
+
+def _none(one: RankRecord) -> Any:
+    table = one.collectives
+    empty = {
+        name: getattr(table, name)[:0]
+        for name in ("row", "group", "name", "nelems", "seq", "step", "start_ns", "end_ns", "spent_ns", "n_ops")
+    }
+    return replace(table, **empty)
+
+
+def healthy(result: Result) -> Result:
+    return replace(result, findings=(), notes=(), healthy=True, joint_cost=None)
+
+
+def test_parts_of_a_rank_add_up() -> None:
+    result = of(records(job(late={2: 4000})))
+    for rank in result.ranks:
+        parts = rank.compute_ns + rank.comm_ns + rank.wait_ns + rank.copy_ns + rank.idle_ns
+        assert parts == rank.wall_ns
+    waits = {rank.rank: rank.wait_ns for rank in result.ranks}
+    assert waits == {0: 4_000_000, 1: 4_000_000, 2: 0, 3: 4_000_000}
+    assert [rank.caused_wait_ns for rank in result.ranks] == [0, 0, 4_000_000, 0]
+
+
+def test_transfer_and_waiting_are_split_by_collective() -> None:
+    (one,) = of(records(job(late={2: 4000}))).collectives
+    assert (one.name, one.nelems, one.n_ranks, one.n_per_step) == ("allreduce", 4096, 4, 1.0)
+    assert one.transfer_ns == 1_000_000
+    assert one.wait_ns == one.max_wait_ns == 4_000_000
+    assert (one.late_rank, one.late_share) == (2, 1.0)
+
+
+def test_steps_say_who_was_last() -> None:
+    result = of(records(job(late=[{}, {0: 2000}, {1: 3000}, {}, {2: 1000}, {}])))
+    assert [step.number for step in result.steps] == list(range(10, 16))
+    assert [step.steady for step in result.steps] == [False, *[True] * 5]
+    assert [step.late_rank for step in result.steps] == [None, 0, 1, None, 2, None]
+    assert [step.late_wait_ns for step in result.steps][1:3] == [2_000_000, 3_000_000]
+
+
+# -- findings of ranks ---------------------------------------------------------------------------
+
+
+def a_finding(low: float, high: float, **more: Any) -> Finding:
+    cost = Cost(low, high, "step", STEP_MS, low / 10, high / 10, high, "bounded", "sum", "C")
+    fields: dict[str, Any] = {
+        "code": "SYN001",
+        "name": "host-sync-scalar",
+        "family": "sync",
+        "title": "Scalars are read",
+        "severity": "high",
+        "certainty": "likely",
+        "message": "2 reads",
+        "place": Place(),
+        "cost": cost,
+        "evidence": {},
+        "fix": Fix("Do not."),
+    }
+    return Finding(**{**fields, **more})
+
+
+def merged(savings: Sequence[Finding | None], waits: Sequence[float]) -> list[Finding]:
+    base = records(job(2))[0].result
+    results = [replace(base, findings=() if saving is None else (saving,), summary=None) for saving in savings]
+    return merge_findings(results, range(len(results)), waits, STEP_MS, judged=True)
+
+
+def test_the_same_finding_on_all_ranks_is_one_with_its_spread() -> None:
+    found = [a_finding(2 + at / 10, 4 + at / 10) for at in range(4)]
+    (one,) = merged(found, [0, 0, 0, 0])
+    assert one.ranks is not None
+    assert (one.ranks.n_with, one.ranks.n_ranks, one.ranks.ranks) == (4, 4, (0, 1, 2, 3))
+    assert (one.ranks.low_ms, one.ranks.high_ms) == (3.0, 3.3)
+    assert one.cost is not None
+    assert (one.cost.low_ms, one.cost.high_ms) == (2.0, 4.0)
+    assert one.evidence["shown_rank"] == 3
+
+
+def test_a_job_saves_the_least_of_saving_and_waiting() -> None:
+    # rank 0 saves, and rank 1 waits for it, but no longer than 1.5 ms
+    (one,) = merged([a_finding(2, 4), None], [0, 1.5])
+    assert one.cost is not None
+    assert (one.cost.low_ms, one.cost.high_ms) == (1.5, 1.5)
+    assert one.severity == "high"
+
+
+def test_what_no_rank_waits_for_is_a_note() -> None:
+    (one,) = merged([a_finding(2, 4), None], [1.5, 0])
+    assert one.cost is not None
+    assert one.cost.high_ms == 0
+    assert one.severity == "note"
+    assert "the job's step stays as long" in one.message
+
+
+def test_waiting_promises_no_more_than_the_finding() -> None:
+    (one,) = merged([a_finding(2, 4), a_finding(1, 2)], [9, 9])
+    assert one.cost is not None
+    assert (one.cost.low_ms, one.cost.high_ms) == (2.0, 4.0)
+
+
+def test_exposed_communication_holds_the_waiting_already() -> None:
+    comm = {"family": "comm", "code": "COM035"}
+    (one,) = merged([a_finding(1, 2, **comm), a_finding(3, 6, **comm)], [0, 4])
+    assert one.cost is not None
+    assert (one.cost.low_ms, one.cost.high_ms) == (1.0, 2.0)
+
+
+def test_what_one_rank_guesses_of_others_is_replaced() -> None:
+    assert merged([a_finding(1, 2, code="COM036"), None], [0, 0]) == []
+
+
+def test_two_places_of_one_code_stay_two() -> None:
+    base = records(job(2))[0].result
+    both = (a_finding(2, 4, place=Place(ops=("a",))), a_finding(1, 2, place=Place(ops=("b",))))
+    results = [replace(base, findings=both, summary=None)] * 2
+    found = merge_findings(results, (0, 1), [0, 0], STEP_MS, judged=True)
+    assert [(one.place.ops, one.cost and one.cost.high_ms) for one in found] == [(("a",), 4.0), (("b",), 2.0)]
+
+
+def test_notes_say_on_which_ranks() -> None:
+    base = records(job(2))[0].result
+    note = base.notes[0]
+    results = [replace(base, notes=(note,)), replace(base, notes=(replace(note, level="refuse"),))]
+    first, second = merge_notes(results, (0, 5))
+    assert first.message == f"on rank 0: {note.message}"
+    assert second.message == f"on rank 5: {note.message}"
+    assert second.level == "warn"  # one rank that cannot be judged does not stop the other
+    (both,) = merge_notes([results[0]] * 2, (0, 5))
+    assert both.message == f"on all 2 ranks: {note.message}"

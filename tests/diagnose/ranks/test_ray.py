@@ -1,0 +1,52 @@
+"""The Ray engine on a real cluster of two nodes on this machine, in an interpreter of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from diagnose.ranks.jobs import job, write
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'torchtriage[cluster]'"
+    ),
+]
+
+SCRIPT = """
+import sys
+import ray
+from ray.cluster_utils import Cluster
+import torchtriage as tt
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+report = tt.analyze_ranks(sys.argv[1:], engine="ray")
+assert ray.is_initialized()  # a cluster that was connected stays so
+assert report.to_json() == tt.analyze_ranks(sys.argv[1:], engine="local").to_json()
+assert [one.findings[0].code for one in report.jobs] == ["COM036"], report.jobs
+print([str(error) for error in report.unreadable])
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_cluster_of_two_nodes_gives_the_same_bytes(tmp_path: Path) -> None:
+    files = write(job(4, late={1: 4000}), tmp_path)
+    bad = tmp_path / "rank9.json"
+    bad.write_text("[]")
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, [*files, bad])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert str(bad) in run.stdout

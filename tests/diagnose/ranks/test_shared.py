@@ -1,0 +1,80 @@
+"""The ranks of public jobs among the shared recordings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.conftest import DATA
+
+import torchtriage as tt
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.match import match
+from torchtriage.diagnose.ranks.rank_record import build_record
+from torchtriage.diagnose.verdict.verdict import diagnose
+
+pytestmark = pytest.mark.data
+
+TRACES = DATA / "traces"
+DLRM = TRACES / "distributed" / "dlrm_v100_8ranks"
+
+
+@pytest.fixture(scope="module")
+def report() -> tt.RanksReport:
+    return tt.analyze_ranks(TRACES / "distributed", what_if=["comm=0"])
+
+
+def test_eight_ranks_are_one_job_and_a_stranger_stays_apart(report: tt.RanksReport) -> None:
+    assert len(report.results) == 9
+    (job,) = report.jobs
+    assert [rank.rank for rank in job.ranks] == list(range(8))
+    assert "world size (8)" in job.basis
+    # rank 0 of 16 of another program is in the folder as well
+    assert not any("torchrec" in rank.path for rank in job.ranks)
+
+
+def test_true_matches_end_within_ten_microseconds() -> None:
+    ranks = []
+    for path in sorted(DLRM.glob("*.json.gz")):
+        trace = tt.load(path)
+        ranks.append(build_record(trace, str(path), diagnose(trace)))
+    matches = match(ranks, range(8))
+    (one,) = matches.groups
+    assert one.fault == ""
+    assert len(one) == 8
+    assert one.n_unmatched == 0
+    assert not matches.offset_ns.any()
+    assert int(one.end_skew_ns.max()) <= 10_000
+    assert np.unique(one.step).tolist() == [10]
+    assert one.name.count("all_to_all") == 5
+    assert len(detect_jobs(ranks)) == 1
+
+
+def test_one_step_promises_no_straggler_and_says_why(report: tt.RanksReport) -> None:
+    (job,) = report.jobs
+    assert "COM036" not in {finding.code for finding in job.findings}
+    assert "first-collective" in {note.code for note in job.notes if note.level == "warn"}
+    # who was last, read off the kernels' starts by hand: rank 7 at the second collective
+    second = next(collective for collective in job.collectives if collective.nelems == 24)
+    assert (second.name, second.late_rank) == ("all_to_all", 7)
+    assert second.max_wait_ns == 1_101_000
+
+
+def test_a_perfect_network_gives_back_next_to_nothing(report: tt.RanksReport) -> None:
+    (job,) = report.jobs
+    (one,) = job.what_ifs
+    assert one.saving_ms is not None
+    assert one.naive_ms is not None
+    # what rank by rank looks like 11 ms of communication is waiting
+    assert one.naive_ms > 11
+    assert one.saving_ms < 0.2
+
+
+def test_two_programs_with_a_rank_each_are_no_job() -> None:
+    files = [
+        TRACES / "cv" / "convnet_a100_ddp_rank0_of_2.json.gz",
+        Path(DLRM) / "worker1_step_12.1694128201556.pt.trace.json.gz",
+        TRACES / "llm" / "b200_eager.json.gz",
+    ]
+    assert tt.analyze_ranks(files).jobs == ()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from diagnose.ranks.jobs import job, records
+
+from torchtriage.diagnose.ranks.match import match
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+
+MS = 1_000_000
+
+
+def judged(ranks: Sequence[RankRecord]) -> tuple[Waiting, Straggler | None]:
+    matches = match(ranks, range(len(ranks)))
+    waits = waiting(ranks, matches)
+    return waits, find_straggler(ranks, matches, waits)
+
+
+def test_a_balanced_job_has_no_straggler() -> None:
+    waits, found = judged(records(job()))
+    assert found is None
+    assert waits.n_judged == 5  # six steps, the first is not steady
+    assert int(waits.wait_ns.sum()) == 0
+
+
+def test_little_waiting_is_no_straggler() -> None:
+    assert judged(records(job(late={2: 150})))[1] is None
+
+
+def test_ranks_that_take_turns_are_no_straggler() -> None:
+    turns = [{step % 4: 3000.0} for step in range(8)]
+    waits, found = judged(records(job(late=turns, n_steps=8)))
+    assert found is None
+    assert int(waits.wait_ns.sum()) > 10 * MS
+
+
+def test_a_rank_late_once_is_no_straggler() -> None:
+    once = [{}, {}, {}, {2: 6000.0}, {}, {}, {}]
+    assert judged(records(job(late=once, n_steps=7)))[1] is None
+
+
+def test_a_job_without_collectives_has_none_to_compare() -> None:
+    builders = job(late={1: 4000})
+    for builder in builders:
+        builder.events = [event for event in builder.events if "nccl" not in event["name"]]
+    waits, found = judged(records(builders))
+    assert found is None
+    assert waits.n_judged == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "cell"),
+    [
+        ("python", ("between", "python")),
+        ("after", ("between", "python")),
+        ("loader", ("loader", "python")),
+        ("device", ("", "device")),
+        ("op", ("forward", "op")),
+        ("gc", ("between", "gc")),
+    ],
+)
+def test_the_late_rank_is_named_with_what_it_did(how: str, cell: tuple[str, str]) -> None:
+    waits, found = judged(records(job(late={2: 4000}, how=how)))
+    assert found is not None
+    assert found.position == 2
+    assert found.n_late == len(found.gain_ns) == 5
+    assert found.blame_share == 1.0
+    assert found.reaches_all
+    # the others waited exactly as long as it was late
+    assert set(found.gain_ns.tolist()) == {4 * MS}
+    assert found.cause is not None
+    assert (found.cause.phase, found.cause.activity) == cell
+    # what it did longer is what it was late by, but for the rims of operators and launches
+    assert found.cause.excess_ns == pytest.approx(4 * MS, rel=0.02)
+    assert waits.wait_ns[:, waits.steady].tolist() == [[0 if rank == 2 else 4 * MS] * 5 for rank in range(4)]
+
+
+def test_more_operators_are_counted() -> None:
+    _, found = judged(records(job(late={2: 4000}, how="op")))
+    assert found is not None
+    assert found.cause is not None
+    assert found.cause.n_more_ops == 1
+
+
+def test_no_more_than_the_second_to_last_allows() -> None:
+    _, found = judged(records(job(late={2: 4000, 0: 1500})))
+    assert found is not None
+    assert found.position == 2
+    assert set(found.gain_ns.tolist()) == {int(2.5 * MS)}
+    assert found.mean_wait_ns.tolist() == pytest.approx([(2.5 + 4 + 4) / 3 * MS] * 5, abs=1)
+
+
+def test_waiting_beside_computation_costs_nothing() -> None:
+    waits, found = judged(records(job(late={2: 4000}, overlap=3000)))
+    assert found is not None
+    assert set(found.gain_ns.tolist()) == {1 * MS}
+    assert set(waits.wait_ns[0, waits.steady].tolist()) == {1 * MS}
+
+
+def test_the_first_collective_is_the_profilers() -> None:
+    # one step only: the first collective of the recording cannot be told from a late start
+    waits, found = judged(records(job(late={2: 4000}, n_steps=1)))
+    assert waits.n_judged == 0
+    assert found is None
+
+
+def test_blame_is_the_mean_over_who_waits() -> None:
+    waits, _ = judged(records(job(late={2: 4000, 0: 1500})))
+    blame = waits.blame_ns[:, waits.steady]
+    assert np.flatnonzero(blame.sum(axis=1)).tolist() == [2]
+    assert blame[2].tolist() == pytest.approx([10.5 / 3 * MS] * 5, abs=1)
+
+
+def test_two_ranks() -> None:
+    _, found = judged(records(job(2, late={1: 4000})))
+    assert found is not None
+    assert found.position == 1
+    assert set(found.gain_ns.tolist()) == {4 * MS}

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from diagnose.ranks.jobs import job, write
+
+import torchtriage as tt
+from torchtriage.core.errors import MissingExtraError, TraceFormatError, UsageError
+from torchtriage.diagnose.ranks import workers
+from torchtriage.diagnose.ranks.object_store import find_urls, is_url
+from torchtriage.diagnose.ranks.workers import examine_all
+from torchtriage.diagnose.verdict.options import Options
+
+
+def test_processes_give_the_same_bytes(tmp_path: Path) -> None:
+    files = write(job(3, late={1: 4000}), tmp_path)
+    alone = tt.analyze_ranks(files, processes=1).to_json()
+    assert tt.analyze_ranks(files, processes=2).to_json() == alone
+    assert b"COM036" in alone
+
+
+def test_a_file_that_cannot_be_read_is_left_out_in_processes_too(tmp_path: Path) -> None:
+    files = write(job(2), tmp_path)
+    (tmp_path / "rank1.json").write_text("[]")
+    for processes in (1, 2):
+        report = tt.analyze_ranks(files, processes=processes)
+        assert [result.trace.rank for result in report.results] == [0]
+        (error,) = report.unreadable
+        assert str(tmp_path / "rank1.json") in str(error)
+        assert report.jobs == ()
+
+
+def test_a_worker_that_dies_costs_its_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [str(one) for one in write(job(2), tmp_path)]
+    start = workers._Workers._start
+
+    def broken(self: Any) -> Any:
+        process = start(self)
+        if len(self._processes) == 1:
+            process.kill()
+            process.wait()
+        return process
+
+    monkeypatch.setattr(workers._Workers, "_start", broken)
+    found = list(examine_all(files, Options(sources=None), processes=1 + 1))
+    failed = [one for one in found if isinstance(one, TraceFormatError)]
+    assert len(failed) <= 1
+    assert len(found) == 2
+    monkeypatch.setattr(workers._Workers, "_start", start)
+    assert not [
+        one for one in examine_all(files, Options(sources=None), processes=2) if isinstance(one, TraceFormatError)
+    ]
+
+
+class FakeRay:
+    """A cluster of one node, whose worker is killed at the file named so."""
+
+    class exceptions:  # noqa: N801 - a module
+        class RayError(Exception):
+            pass
+
+        class OutOfMemoryError(RayError):
+            pass
+
+        class WorkerCrashedError(RayError):
+            pass
+
+    def __init__(self, killed: str) -> None:
+        self.killed = killed
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def remote(self, **options: object) -> Any:
+        return lambda answer: SimpleNamespace(
+            remote=lambda *task: lambda: answer(*task) if task[0] != self.killed else None
+        )
+
+    def get(self, task: Any) -> Any:
+        answer = task()
+        if answer is None:
+            raise self.exceptions.OutOfMemoryError
+        return answer
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_rank_that_runs_out_of_memory_costs_its_file_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, wrapped: bool
+) -> None:
+    files = [str(path) for path in write(job(4), tmp_path)]
+    read = workers.read_trace
+
+    def limited(path: str, **options: Any) -> Any:
+        if path == files[1]:
+            # as memory_limit.within reports it
+            if wrapped:
+                raise UsageError("expected room for columns") from MemoryError()
+            raise MemoryError
+        return read(path, **options)
+
+    monkeypatch.setattr(workers, "read_trace", limited)
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(files[2]))
+    outcomes = list(examine_all(files, Options(sources=None), engine=engine, processes=1))
+    failed = [outcome for outcome in outcomes if isinstance(outcome, TraceFormatError)]
+    assert [(error.where, "out of memory" in error.message) for error in failed] == [
+        (path, True) for path in files[1 : 3 if engine == "ray" else 2]
+    ]
+    assert len(outcomes) == len(files)
+
+
+def test_a_defect_in_a_worker_is_said_to_be_one(tmp_path: Path) -> None:
+    files = [str(one) for one in write(job(2), tmp_path)]
+    broken: Any = Options(max_bytes=None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="TypeError"):
+        list(examine_all(files, broken, processes=2))
+
+
+def test_options_reach_the_workers(tmp_path: Path) -> None:
+    files = write(job(2), tmp_path)
+    report = tt.analyze_ranks(files, processes=2, only=["SYN001"])
+    assert {result.checked for result in report.results} == {("SYN001",)}
+    with pytest.raises(UsageError):
+        tt.analyze_ranks(files, only=["XXX999"])
+
+
+def test_many_files_come_without_their_timelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write(job(2), tmp_path)
+    assert all(result.summary.timeline for result in tt.analyze_ranks(files).results if result.summary)
+    monkeypatch.setattr(workers, "KEEP_TIMELINES", 1)
+    assert not any(result.summary.timeline for result in tt.analyze_ranks(files).results if result.summary)
+
+
+def test_an_engine_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="local, ray"):
+        tt.analyze_ranks(write(job(2), tmp_path), engine="spark")
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"torchtriage\[cluster\]"):
+        tt.analyze_ranks(write(job(2), tmp_path), engine="ray")
+
+
+# -- object stores -------------------------------------------------------------------------------
+
+
+def test_a_url_names_its_store() -> None:
+    assert is_url("s3://bucket/run/rank0.json.gz")
+    assert is_url("memory://run")
+    assert not is_url("run/rank0.json")
+    assert not is_url(r"C:\run\rank0.json")
+    assert not is_url(Path("s3://bucket"))
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingExtraError, match=r"torchtriage\[cluster\]"):
+        tt.analyze_ranks("memory://run")
+
+
+def test_a_store_without_its_package_is_named() -> None:
+    with pytest.raises((MissingExtraError, TraceFormatError)):
+        find_urls("nonsense-store://run")
+
+
+def test_traces_in_a_store_give_what_files_give(tmp_path: Path) -> None:
+    import fsspec
+
+    files = write(job(2, late={1: 4000}), tmp_path)
+    store = fsspec.filesystem("memory")
+    for file in files:
+        store.pipe(f"/run/{file.name}", file.read_bytes())
+    store.pipe("/run/notes.txt", b"no trace")
+    here = tt.analyze_ranks(files)
+    there = tt.analyze_ranks("memory://run")
+    assert [result.trace.path for result in there.results] == ["memory:///run/rank0.json", "memory:///run/rank1.json"]
+    assert [one.findings for one in there.jobs] == [one.findings for one in here.jobs]
+    some = tt.analyze_ranks("memory://run/rank*.json")
+    assert some.to_json() == there.to_json()
+    by_file = tt.analyze_ranks(tmp_path.as_uri())
+    assert [one.findings for one in by_file.jobs] == [one.findings for one in here.jobs]
+
+
+def test_nothing_in_a_store_is_said() -> None:
+    with pytest.raises(TraceFormatError, match="memory://no/such"):
+        tt.analyze_ranks("memory://no/such/*.json")
+    with pytest.raises(TraceFormatError, match=r"memory:///no/such\.json"):
+        tt.analyze_ranks("memory://no/such.json")
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_memory_grows_with_records_not_with_traces(tmp_path: Path) -> None:
+    """Eight ranks need little more than two: no trace stays."""
+    (big,) = write([_large()], tmp_path)
+    text = big.read_bytes()
+    files = []
+    for rank in range(8):
+        path = tmp_path / f"job{rank}.json"
+        path.write_bytes(text.replace(b'"rank": 0', b'"rank": %d' % rank))
+        files.append(str(path))
+    peaks = [_peak_bytes(files[:n]) for n in (2, 8)]
+    assert peaks[1] - peaks[0] < 6 * 0.25 * len(text)
+
+
+def _large() -> Any:
+    builder = job(16, n_steps=4)[0]
+    for at in range(30_000):
+        builder.op("aten::add", 40_000 + at, 0.5)
+    return builder
+
+
+def _peak_bytes(files: list[str]) -> int:
+    code = (
+        "import resource, sys, torchtriage as tt\n"
+        "tt.analyze_ranks(sys.argv[1:], processes=1)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
+    return int(run.stdout)

@@ -1,5 +1,0 @@
-"""No test leaves a thread behind."""
-
-from tests.monitor.conftest import no_thread_is_left
-
-__all__ = ["no_thread_is_left"]

@@ -1,0 +1,108 @@
+"""The GitHub action's and the GitLab template's own lines, run in a checkout as CI makes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.measure.gate.repositories import git
+from tests.measure.gate.test_commands import BENCH
+
+CI = Path(__file__).parents[3] / "ci"
+
+pytestmark = pytest.mark.slow
+
+
+def action_lines() -> str:
+    """Return what the action's step with the id ``check`` runs."""
+    text = (CI / "github" / "action.yml").read_text("utf-8")
+    found = re.search(r"id: check\n.*?run: \|\n(.*?)\n\n    - name", text, re.DOTALL)
+    assert found is not None
+    return textwrap.dedent(found[1])
+
+
+def template_lines() -> str:
+    """Return the template's script after the installation."""
+    text = (CI / "gitlab" / "gate.yml").read_text("utf-8")
+    found = re.search(r"  script:\n(.*?)\n  allow_failure", text, re.DOTALL)
+    assert found is not None
+    lines = re.sub(r">-\n((?:      .*\n)+)", lambda m: " ".join(m[1].split()) + "\n", found[1] + "\n")
+    return "\n".join(line.strip().removeprefix("- ") for line in lines.split("\n")[1:])
+
+
+@pytest.fixture
+def clone(tmp_path: Path, repository: Path) -> Path:
+    """Return a checkout with one commit and no other branch, of a topic that is 20 % slower."""
+    bench = repository / "benchmarks" / "bench.sh"
+    for branch, ms in (("main", 10), ("topic", 12)):
+        git(repository, "checkout", "-q", branch)
+        bench.write_text(BENCH.format(ms=ms))
+        git(repository, "add", ".")
+        git(repository, "commit", "-q", "-m", f"{ms} ms")
+    git(tmp_path, "clone", "-q", "--bare", str(repository), "origin.git")
+    git(tmp_path, "clone", "-q", "--depth", "1", "--branch", "topic", (tmp_path / "origin.git").as_uri(), "clone")
+    return tmp_path / "clone"
+
+
+def run(lines: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", lines],
+        cwd=folder,
+        env={**os.environ, "PATH": path, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_action_annotates_sums_up_and_fails(clone: Path, tmp_path: Path) -> None:
+    given = {
+        "COMMAND": "sh benchmarks/bench.sh",
+        "AGAINST": "main",
+        "SAMPLES": "true",
+        "PAIRS": "20",
+        "MAX_REGRESS": "3%\nmemory=2%",
+        "OPTIONS": "--warm-up 0 --name 'a b'",
+        "UNDECIDED": "warn",
+        "OUT": str(tmp_path / "out"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    }
+    done = run(action_lines(), clone, **given)
+    assert done.returncode == 1, done.stderr
+    assert "::error title=a b step%2C typical is worse::" in done.stdout
+    assert "outcome=regression" in (tmp_path / "output").read_text()
+    assert (tmp_path / "summary").read_text().startswith("### Regression against main: a b step")
+    assert (tmp_path / "out" / "gate.html").stat().st_size > 1000
+    commit = git(tmp_path / "origin.git", "rev-parse", "main")
+    done = run(action_lines(), clone, **{**given, "AGAINST": commit, "MAX_REGRESS": "30%"})
+    assert done.returncode == 0, done.stderr
+    # now slower, now faster: nobody can tell
+    turn = "n=$(cat turn 2> /dev/null || echo 0)\necho $((1 - n)) > turn\n"
+    swings = turn + BENCH.replace("level = {ms}", "level = (8 + 4 * '$n')").format(ms=0)
+    (clone / "benchmarks" / "bench.sh").write_text(swings)
+    done = run(action_lines(), clone, **{**given, "PAIRS": "7"})
+    assert done.returncode == 0, done.stderr
+    assert "::warning title=Undecided" in done.stdout
+    assert (tmp_path / "output").read_text().count("outcome=inconclusive") == 1
+
+
+def test_the_template_keeps_the_page_and_the_exit_code(clone: Path) -> None:
+    done = run(
+        template_lines(),
+        clone,
+        GATE_COMMAND="sh benchmarks/bench.sh",
+        GATE_AGAINST="main",
+        GATE_OPTIONS="--samples --warm-up 0",
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Regression against main" in done.stdout
+    assert (clone / "torchtriage-gate" / "gate.html").exists()
+    done = run(template_lines(), clone, GATE_COMMAND="false", GATE_AGAINST="main", GATE_OPTIONS="")
+    assert done.returncode == 3

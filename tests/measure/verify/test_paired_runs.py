@@ -1,0 +1,182 @@
+"""What is told from rounds of two programs, without running any."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import fields
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.report import forms
+
+from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.measure.verify.paired_runs import ProgramRun, agreement, run_trial
+from torchtriage.measure.verify.result import Agreement
+from torchtriage.measure.verify.verify import conclude
+
+
+def took(step_ms: float | None, *, losses=(1.0, 0.5), outputs=(), run_ms=1000.0) -> ProgramRun:
+    return ProgramRun(step_ms, run_ms, 40, tuple(losses), tuple(map(tuple, outputs)))
+
+
+def programs(before_ms: float, after_ms: float, noise: float, seed: int = 0):
+    rng = np.random.default_rng(seed)
+
+    def program(mean):
+        return lambda _number: took(mean * float(np.exp(rng.normal(0, noise))))
+
+    return program(before_ms), program(after_ms)
+
+
+def trial_of(before_ms=50.0, after_ms=40.0, noise=0.01, most_rounds=12):
+    return run_trial(*programs(before_ms, after_ms, noise), most_rounds=most_rounds)
+
+
+def test_quiet_programs_are_known_after_five_rounds():
+    trial = trial_of(noise=0.002)
+    assert len(trial.before) == len(trial.after) == 5
+    assert trial.ratio.value == pytest.approx(0.8, rel=0.01)
+    assert trial.ratio.low < 0.8 < trial.ratio.high
+
+
+def test_noisy_ones_get_all_the_rounds_there_are():
+    assert len(trial_of(noise=0.2, most_rounds=9).before) == 9
+
+
+def test_who_goes_first_changes_every_round():
+    order = []
+    run_trial(
+        lambda n: order.append(("before", n)) or took(50),
+        lambda n: order.append(("after", n)) or took(40 + n / 10),
+        most_rounds=3,
+    )
+    names = [name for name, _ in order]
+    assert names == ["before", "after", "after", "before", "before", "after"]
+
+
+def test_without_steps_on_both_sides_whole_runs_are_compared():
+    times = itertools.count(2000.0, 1.0)
+    trial = run_trial(lambda _n: took(50.0, run_ms=next(times)), lambda _n: took(None), most_rounds=3)
+    assert trial.per == "run"
+    assert trial.before_ms[0] == 2000.0
+    result = conclude(trial, before="a", after="b")
+    assert [one.code for one in result.notes] == ["whole-runs"]
+
+
+# -- agreement -------------------------------------------------------------------------------------
+
+
+def runs(*losses):
+    return [took(1.0, losses=one) for one in losses]
+
+
+def test_equal_losses_are_the_same():
+    one = agreement(runs([2.0, 1.0]), runs([2.0, 1.000001]))
+    assert one == Agreement("losses", "same", 2, pytest.approx(1e-6, rel=0.1), 0.0)
+
+
+def test_other_losses_differ_where_each_program_repeats_itself():
+    one = agreement(runs([2.0, 1.0], [2.0, 1.0]), runs([2.0, 1.2], [2.0, 1.2]))
+    assert one.status == "differ"
+    assert one.worst == pytest.approx(0.2 / 1.2)
+
+
+def test_unseeded_programs_may_differ_as_much_as_runs_of_one_do():
+    before = runs([2.0], [2.2], [1.8])
+    after = runs([2.1], [1.9], [2.15])
+    one = agreement(before, after)
+    assert one.status == "within its own spread"
+    assert one.own == pytest.approx(0.1)
+
+
+def test_a_loss_that_became_nan_differs():
+    assert agreement(runs([2.0, 1.0]), runs([2.0, None])).status == "differ"
+
+
+def test_losses_of_both_that_are_nan_are_no_difference():
+    assert agreement(runs([2.0, None]), runs([2.0, None])).status == "same"
+
+
+def test_outputs_speak_where_nothing_trains():
+    side = [took(1.0, losses=(), outputs=[(64.0, 0.5, 0.6)])]
+    other = [took(1.0, losses=(), outputs=[(64.0, 0.5, 0.9)])]
+    assert agreement(side, side).of == "outputs"
+    assert agreement(side, other).status == "differ"
+
+
+def test_outputs_called_in_another_number_are_not_compared():
+    side = [took(1.0, losses=(), outputs=[(64.0, 0.5, 0.6)])]
+    other = [took(1.0, losses=(), outputs=[(8.0, 0.5, 0.6)] * 8)]
+    one = agreement(side, other)
+    assert one.status == "not compared"
+    assert "other ways" in one.reason
+
+
+def test_programs_without_answers_are_not_called_alike():
+    silent = [took(1.0, losses=())]
+    assert agreement(silent, silent).status == "not compared"
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
+
+def test_a_faster_program_says_by_how_much():
+    result = conclude(trial_of(), before="a", after="b")
+    assert result.told
+    assert result.verdict[0].startswith("Faster: ")
+    assert result.saved_low_ms < 10 < result.saved_high_ms
+    assert result.verdict[1] == "Results agree: the first 2 losses are equal."
+    assert result.verdict[2] == "Promise not checked: the programs were not recorded."
+
+
+def test_equal_programs_are_not_told_apart():
+    result = conclude(trial_of(50.0, 50.0, 0.02), before="a", after="b")
+    assert not result.told
+    assert result.verdict[0].startswith("No significant difference: ")
+
+
+def test_a_slower_program_is_called_slower():
+    result = conclude(trial_of(50.0, 60.0), before="a", after="b")
+    assert result.verdict[0].startswith("SLOWER: ")
+    assert result.saved_ms < 0
+
+
+def test_the_report_shows_every_round_and_fits_its_width():
+    result = conclude(trial_of(), before="python a.py", after="python b.py " + "x" * 200)
+    text = forms.terminal(result).plain
+    assert max(map(len, text.splitlines())) <= 80
+    assert "●" in text
+    assert "python a.py" in text
+
+
+def test_the_document_follows_its_schema():
+    result = conclude(trial_of(), before="a", after="b")
+    jsonschema.validate(json.loads(forms.encode(result)), forms.schema("verification"))
+    assert forms.decode(forms.encode(result), "verification") == result
+
+
+def found(naive_ms: float) -> Result:
+    """Return a result with one finding that costs so much of a step of 50 ms."""
+    share = naive_ms / 50
+    cost = Cost(naive_ms / 2, naive_ms, "step", 50.0, share / 2, share, naive_ms, "modelled", "", "B")
+    place = Place(frame=Frame("a.py", 1, "main"))
+    fix = Fix("")
+    finding = Finding("HST020", "python-bound", "host", "", "high", "likely", "", place, cost, {}, fix)
+    facts = dict.fromkeys((one.name for one in fields(Result)), ())
+    return Result(**{**facts, "findings": (finding,)})
+
+
+def test_a_finding_of_which_little_is_left_keeps_its_promise_but_for_the_rest():
+    result = conclude(trial_of(50.0, 35.0), before="a", after="b", results=(found(20.0), found(2.0)))
+    assert result.findings[0].status == "stayed"
+    assert (result.promise.low_ms, result.promise.high_ms) == (8.0, 19.0)
+    assert result.promise.holds
+
+
+def test_a_finding_of_which_half_is_left_was_not_fixed():
+    result = conclude(trial_of(50.0, 45.0), before="a", after="b", results=(found(20.0), found(10.0)))
+    assert result.promise is None
+    assert result.verdict[2] == "Nothing had been promised: no finding with a cost is gone."

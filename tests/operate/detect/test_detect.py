@@ -1,0 +1,271 @@
+"""The default detectors: quiet on what is normal, however odd, and quick on what is not."""
+
+import json
+import math
+import pickle
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from torchtriage.cli.main import cli
+from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
+from torchtriage.operate.detect.metric import MetricDetector
+from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels
+from torchtriage.operate.detect.score import DetectionScore, Scoring, episodes, score
+
+N = 4000
+
+
+def stream(n=N, seed=1, size=None):
+    """Return requests of 2 ms, 5 % scatter, and a slow one in a hundred."""
+    draw = random.Random(seed)
+    out = []
+    for at in range(n):
+        value = 2e-3 * math.exp(draw.gauss(0, 0.05)) * (1.5 if draw.random() < 0.01 else 1)
+        out.append(Sample(value, at * 0.003, size))
+    return out
+
+
+def raised(samples, detector=None):
+    detector = detector or RequestDetector()
+    return [alarm for alarm in map(detector.update, samples) if alarm]
+
+
+def changed(samples, start, end, change):
+    return [change(at, one) if start <= at < end else one for at, one in enumerate(samples)]
+
+
+def times(factor):
+    return lambda at, one: one._replace(value=one.value * factor)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_quiet_on_noise(seed):
+    assert raised(stream(10_000, seed=seed)) == []
+
+
+def test_quiet_on_a_start_up_that_decays():
+    samples = changed(stream(), 0, 400, lambda at, one: one._replace(value=one.value * (1 + 4 * 0.98**at)))
+    assert raised(samples) == []
+
+
+def test_quiet_on_rare_large_values_that_always_came():
+    samples = [one._replace(value=one.value * (25 if at % 331 == 7 else 1)) for at, one in enumerate(stream(8000))]
+    assert [alarm for alarm in raised(samples) if alarm.row > 2500] == []
+
+
+def test_quiet_on_waves_of_load_where_the_size_is_told():
+    def sized(at, one):
+        size = round(16 + 12 * math.sin(at / 700))
+        return one._replace(value=one.value * (0.2 + size / 20), size=size)
+
+    samples = changed(stream(8000, seed=2), 0, 8000, sized)
+    assert raised(samples) == []
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 86400.0])
+def test_quiet_on_a_clock_that_jumps(jump_s):
+    samples = changed(stream(), 2000, N, lambda at, one: one._replace(at_s=one.at_s + jump_s))
+    assert raised(samples) == []
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.6, 1.5, 2.0, 4.0])
+def test_a_large_shift_is_found_within_ten_requests(factor):
+    (alarm, *_) = raised(changed(stream(), 2000, 2400, times(factor)))
+    assert alarm.kind in ("shift", "tail")
+    assert 2000 <= alarm.row <= 2010 + 5 * (factor < 1)
+
+
+def test_a_small_shift_is_found_in_time():
+    (alarm, *_) = raised(changed(stream(), 2000, 2400, times(1.2)))
+    assert alarm.kind == "shift"
+    assert 2000 <= alarm.row <= 2040
+    assert "slower" in alarm.message
+
+
+def test_a_change_that_stays_becomes_normal_and_its_end_is_a_change_again():
+    alarms = raised(changed(stream(8000), 2000, 5000, times(1.6)))
+    assert all(2000 <= one.row < 2300 or 5000 <= one.row < 5300 for one in alarms)
+    assert any("faster" in one.message for one in alarms if one.row >= 5000)
+
+
+def test_tails_spread_and_one_huge_request_are_found():
+    draw = random.Random(3)
+    tail = changed(stream(), 2000, 2400, lambda at, one: times(6 if draw.random() < 0.03 else 1)(at, one))
+    assert any(2000 <= one.row < 2400 for one in raised(tail))
+    wide = changed(stream(), 2000, 2400, lambda at, one: times(math.exp(draw.gauss(0, 0.3)))(at, one))
+    assert any(2000 <= one.row < 2400 for one in raised(wide))
+    huge = changed(stream(), 2000, 2001, times(300))
+    assert [(one.kind, one.row) for one in raised(huge)] == [("surge", 2000)]
+
+
+def test_one_pause_of_a_garbage_collection_is_no_alarm():
+    def paused(at, one):
+        return one._replace(value=one.value + 0.06)
+
+    assert raised(changed(stream(), 2000, 2001, paused)) == []
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.2])
+def test_a_burst_that_passes_is_no_alarm(factor):
+    assert raised(changed(stream(), 2000, 2010, times(factor))) == []
+
+
+def test_a_slow_ramp_does_not_teach_that_it_is_usual():
+    samples = changed(
+        stream(), 2000, 2800, lambda at, one: one._replace(value=one.value * (1 + 0.3 * (at - 2000) / 800))
+    )
+    assert any(2000 <= one.row < 2800 for one in raised(samples))
+
+
+def test_failures_nan_and_stuck_values_are_found_within_ten_requests():
+    for change in (
+        lambda at, one: one._replace(ok=False),
+        lambda at, one: one._replace(value=math.nan),
+        lambda at, one: one._replace(value=math.inf),
+        lambda at, one: one._replace(value=2e-3),
+    ):
+        (alarm, *_) = raised(changed(stream(), 2000, 2100, change))
+        assert alarm.kind in ("missing", "stuck")
+        assert 2000 <= alarm.row < 2010
+
+
+def test_one_failure_alone_is_no_alarm_and_failures_as_ever_are_none():
+    assert raised(changed(stream(), 2000, 2001, lambda at, one: one._replace(ok=False))) == []
+    draw = random.Random(4)
+    often = [one._replace(ok=draw.random() > 0.05) for one in stream(8000, seed=2)]
+    assert [one for one in raised(often) if one.row > 2000] == []
+
+
+def test_other_sizes_than_ever_are_told_as_such():
+    def larger(at, one):
+        return one._replace(size=64, value=one.value * 3)
+
+    (alarm, *_) = raised(changed(stream(size=8), 2000, 2400, larger))
+    assert alarm.row < 2030
+    assert alarm.cause == "input mix"
+
+
+@pytest.mark.parametrize("make", [RequestDetector, MetricDetector])
+def test_odd_values_break_nothing(make):
+    detector = make()
+    odd = [0.0, -1.0, 1e300, -1e300, math.nan, math.inf, -math.inf, 5e-324]
+    for at in range(3000):
+        for value in odd:
+            detector.update(Sample(value, at * (-1) ** at, size=[0, -1, 1e18, None][at % 4]))
+    assert len(pickle.dumps(detector)) < 100_000
+
+
+@pytest.mark.parametrize("make", [RequestDetector, MetricDetector])
+def test_a_saved_detector_goes_on_as_if_nothing_had_been(make):
+    one = make()
+    for sample in stream(2000):
+        one.update(sample)
+    other = pickle.loads(pickle.dumps(one))
+    rest = changed(stream(1000, seed=9), 500, 1000, times(1.4))
+    assert [one.update(sample) for sample in rest] == [other.update(sample) for sample in rest]
+
+
+# -- metrics -------------------------------------------------------------------------------
+
+
+def metric(days=20, seed=1):
+    draw = random.Random(seed)
+    return [
+        Sample(100 + 40 * math.sin(at / 24 * 2 * math.pi) + draw.gauss(0, 3), at * 3600.0) for at in range(24 * days)
+    ]
+
+
+def test_a_daily_wave_is_normal_and_a_reading_at_the_wrong_hour_is_not():
+    assert raised(metric(), MetricDetector()) == []
+    samples = metric()
+    noon = 24 * 15 + 18  # the wave's lowest hour
+    samples[noon] = samples[noon]._replace(value=140.0)
+    found = raised(samples, MetricDetector())
+    assert [one.row for one in found] == [noon]
+
+
+def test_a_metric_of_nothing_is_quiet_and_its_first_burst_is_not():
+    flat = [Sample(5.0, at * 300.0) for at in range(2000)]
+    assert raised(flat, MetricDetector()) == []
+    flat[1500] = flat[1500]._replace(value=50.0)
+    assert [one.row for one in raised(flat, MetricDetector())] == [1500]
+
+
+# -- scoring and replay --------------------------------------------------------------------
+
+
+def test_episodes_join_and_long_ones_count_again():
+    assert episodes([10, 12, 30, 90, 200], 50) == [10, 90, 200]
+    assert episodes(range(0, 450, 10), 50) == [0, 200, 400]
+
+
+def test_a_score_counts_by_the_rules():
+    labels = StreamLabels(
+        (LabelledFault("shift", 1000, 1300), LabelledFault("clock", 3000, 3001, benign=True)), ((4000, 4100),)
+    )
+    judged = score([700, 1020, 1600, 2500, 3010, 4050], labels, 5000, Scoring.of(5000, is_requests=True))
+    assert [one.delay for one in judged.found] == [20]
+    assert judged.false_alarms == (700, 2500, 3010)
+    assert judged.benign_alarms == (3010,)
+    assert judged.n_clean == 5000 - 600 - 800 - 100
+    assert judged.per_10k == pytest.approx(3 / 3500 * 1e4)
+    both = DetectionScore.of([judged, judged])
+    assert (both.recall, both.n_clean) == (1.0, 7000)
+    assert math.isnan(DetectionScore.of([]).recall)
+
+
+def test_a_perfect_numenta_score_is_a_hundred():
+    labels = StreamLabels((LabelledFault("window", 1000, 1100),))
+    rules = Scoring.of(4000, is_requests=False)
+    assert score([1000], labels, 4000, rules).nab_score == pytest.approx(100, abs=0.1)
+    assert score([], labels, 4000, rules).nab_score == 0
+
+
+def test_replay_tells_alarms_and_scores_them(tmp_path):
+    log = tmp_path / "requests.csv"
+    samples = changed(stream(), 2000, 2400, times(1.5))
+    rows = "\n".join(f"{one.at_s},{one.value * 1e6:.1f}" for one in samples)
+    log.write_text(f"t_s,latency_us\n{rows}\n")
+    labels = tmp_path / "requests.json"
+    labels.write_text(json.dumps({"faults": [{"kind": "shift", "start": 2000, "end": 2400, "factor": 1.5}]}))
+    done = CliRunner().invoke(cli, ["monitor", "replay", str(log), "--labels", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "4,000 requests" in done.output
+    assert "1 of 1 fault found, 0 false alarms" in done.output
+    done = CliRunner().invoke(cli, ["monitor", "replay", str(log), "--json"])
+    assert json.loads(done.output)["schema"] == "torchtriage-monitor-replay/1"
+
+
+def test_replay_reads_the_log_of_requests(tmp_path):
+    log = tmp_path / "requests.jsonl"
+    lines = [
+        json.dumps({"model": "m", "version": str(at % 2), "at_s": at, "duration_ns": 2_000_000 + at})
+        for at in range(100)
+    ]
+    log.write_text("\n".join([*lines, "{broken", '"text"', ""]))
+    done = CliRunner().invoke(cli, ["monitor", "replay", str(log)])
+    assert done.exit_code == 0, done.output
+    assert "m 0: 50 requests, 0 alarms (2 lines could not be read)" in done.output
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\0\1\2", "value\n", "[1, 2]"])
+def test_what_is_no_log_is_told(tmp_path, text):
+    log = tmp_path / "log.csv"
+    log.write_text(text)
+    done = CliRunner().invoke(cli, ["monitor", "replay", str(log)])
+    assert done.exit_code == 2
+    assert "expected" in done.output
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"faults": [{}]}', '{"faults": 1}', "[" * 100_000])
+def test_what_are_no_labels_is_told(tmp_path, text):
+    log = tmp_path / "log.csv"
+    log.write_text("value\n1\n2\n")
+    labels = tmp_path / "labels.json"
+    labels.write_text(text)
+    done = CliRunner().invoke(cli, ["monitor", "replay", str(log), "--labels", str(labels)])
+    assert done.exit_code in (0, 2)
+    assert "Traceback" not in done.output
+    assert done.exit_code == 2 or text == "[]"

@@ -1,0 +1,169 @@
+"""Alarms reach people once, quickly, and whatever listens cannot hold a request up."""
+
+import dataclasses
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from torchtriage.core.errors import UsageError
+from torchtriage.operate.monitor import alerts
+from torchtriage.operate.monitor.alert import Alert
+from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook, log
+
+ALERT = Alert("detector", "2.1", "shift", "requests are 50 % <slower>", "", 2.0, 1_700_000_000.0)
+
+
+class Model:
+    name, version = "detector", "2.1"
+
+
+def rows(duration_ns, n=40, start_ns=0, note=None):
+    # no two equal: a value that repeats is an alarm of its own
+    return [(start_ns + at * 10**7, start_ns + at * 10**7 + duration_ns + at % 37 * 997, None, note) for at in range(n)]
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def started(*channels, **settings):
+    detection = Detection(*channels, **settings)
+    detection.start(None)
+    detection.offer(Model, rows(2_000_000, 1500))
+    return detection
+
+
+def wait_for(condition):
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def test_an_alarm_is_told_once_and_the_next_tells_how_many_there_were(told):
+    detection = started(told.append, repeat_s=60)
+    for at_s in (0, 10, 20, 59, 61, 62, 200):
+        detection._raise(dataclasses.replace(ALERT, at_s=1e9 + at_s))
+    detection._raise(dataclasses.replace(ALERT, at_s=1e9 + 201, kind="tail"))
+    detection.close(time.monotonic() + 5)
+    assert [(one.kind, one.at_s - 1e9, one.n_before) for one in told] == [
+        ("shift", 0, 0),
+        ("shift", 61, 3),
+        ("shift", 200, 1),
+        ("tail", 201, 0),
+    ]
+
+
+def test_an_alert_dropped_for_want_of_room_silences_no_equal_one(told, monkeypatch):
+    detection = Detection(told.append, repeat_s=60)
+    monkeypatch.setattr(alerts, "MAX_PENDING", 1)
+    raised = [detection._raise(dataclasses.replace(ALERT, at_s=1e9, kind=kind)) for kind in ("tail", "shift")]
+    assert raised[1] is None
+    assert detection.n_dropped == 1
+    detection._alerts.clear()
+    again = detection._raise(dataclasses.replace(ALERT, at_s=1e9 + 1))
+    assert again is not None
+    assert again.n_before == 1
+
+
+def test_silenced_alarms_are_counted(told):
+    detection = started(told.append)
+    detection.silence(1e9, model="detector")
+    detection.offer(Model, rows(9_000_000))
+    detection.close(time.monotonic() + 5)
+    assert told == []
+    assert detection.n_silenced > 0
+
+
+@pytest.mark.timing
+def test_channels_that_raise_or_block_hold_nobody_up(told):
+    gate = threading.Event()
+
+    def blocks(alert):
+        gate.wait(10)
+
+    def raises(alert):
+        raise RecursionError
+
+    detection = started(raises, told.append, blocks)
+    before = time.monotonic()
+    detection.offer(Model, rows(9_000_000))
+    wait_for(lambda: told)
+    detection.close(time.monotonic() + 0.05)
+    assert time.monotonic() - before < 2
+    assert detection.n_failures == 1
+    gate.set()
+
+
+def test_only_functions_are_channels():
+    with pytest.raises(UsageError, match="expected functions"):
+        Detection("https://example.org")
+    with pytest.raises(UsageError, match="http or https"):
+        Webhook("file:///etc/passwd")
+
+
+def test_webhooks_post_what_their_receivers_read():
+    received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.path, self.headers.get("Authorization"), json.loads(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_): ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    Webhook(url + "/hook", token="secret")(ALERT)
+    Slack(url + "/slack")(ALERT)
+    Alertmanager(url + "/", labels=[("team", "vision")])(ALERT)
+    server.shutdown()
+    server.server_close()
+    hook, slack, manager = received
+    assert hook[:2] == ("/hook", "Bearer secret")
+    assert hook[2]["kind"] == "shift"
+    assert slack[2]["text"].endswith("requests are 50 % &lt;slower&gt;")
+    assert manager[0] == "/api/v2/alerts"
+    assert manager[2][0]["labels"] | {"alertname": ""} == {
+        "alertname": "",
+        "model": "detector",
+        "version": "2.1",
+        "kind": "shift",
+        "severity": "warning",
+        "team": "vision",
+    }
+    assert manager[2][0]["startsAt"].startswith("2023-11-14T")
+
+
+def test_requests_that_got_quicker_are_news_and_no_trouble(caplog):
+    quicker = dataclasses.replace(ALERT, facts={"excess_s": -0.5, "expected_s": 1.0})
+    with caplog.at_level("INFO"):
+        log(ALERT)
+        log(quicker)
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert quicker.finding().severity == "note"
+    slack = Slack("http://127.0.0.1")
+    assert slack.body(ALERT)["text"].startswith(":rotating_light:")
+    assert slack.body(quicker)["text"].startswith(":information_source:")
+    manager = Alertmanager("http://127.0.0.1").body(quicker)
+    assert manager[0]["labels"]["severity"] == "info"
+
+
+def test_a_slow_model_is_told_of_while_it_runs(told):
+    from torchtriage.operate.monitor import Monitor
+
+    detection = Detection(told.append)
+    with Monitor(detection) as monitor:
+        call = monitor.observe("detector")(lambda s: time.sleep(s))
+        for _ in range(700):
+            call(0.0001)
+        # however long a busy machine held some of those up, these are slower, and go on
+        wait_for(lambda: told or call(0.05))
+    assert told[0].model == "detector"

@@ -158,16 +158,10 @@ class Finding:
 
 
 def rank_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the key that sorts findings: severity first, then what is surely saved."""
-    cost = finding.cost
-    return (
-        SEVERITIES.index(finding.severity),
-        not (cost is not None and cost.high_ms > 0),
-        -(cost.low_ms if cost else 0.0),
-        -(cost.high_ms if cost else 0.0),
-        finding.code,
-        finding.message,
-    )
+    """Return the key that sorts findings: by what is surely saved, then by what may be; without a saving last."""
+    low_ms, high_ms = (finding.cost.low_ms, finding.cost.high_ms) if finding.cost else (0.0, 0.0)
+    severity = SEVERITIES.index(finding.severity)
+    return (high_ms <= 0, -low_ms, -high_ms, severity, finding.code, finding.message)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import Any
 
 from torchtriage.api.traces import Report, analyze_run
 from torchtriage.core.errors import MissingExtraError, UsageError
-from torchtriage.core.record.loop_finder import user_call
 from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import COMPLETE, Plan, Recorder
+from torchtriage.core.record.stacks import user_call
 
 __all__ = ["Profile", "need_torch", "profile"]
 

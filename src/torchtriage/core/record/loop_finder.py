@@ -26,12 +26,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchtriage.core.record.environment import process_rank, world_size
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.recorder import Plan, Recorder
+from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["LeakWatch", "Loop", "LoopFinder", "start_watching", "user_call"]
+__all__ = ["LeakWatch", "Loop", "LoopFinder", "start_watching"]
 
 PROCESS_FILE = "process.json"
 FIRST_LOOKS = 3
@@ -268,7 +269,7 @@ class LoopFinder:
     def _look_for_forward(self) -> None:
         """Look at the stacks until the outermost module that is called repeatedly is known."""
         try:
-            codes = _module_codes()
+            codes = module_codes()
             begun = time.monotonic()
             seen: dict[int, int] = {}
             listening: Callable[[], None] | None = None
@@ -286,7 +287,7 @@ class LoopFinder:
                     listening = self._listen_to_calls(codes)
                 elif listening is not None and _may_compile():
                     listening()
-                for module, call in _outermost_modules(codes):
+                for module, call in outermost_modules(codes):
                     seen[id(module)] = seen.get(id(module), 0) + 1
                     if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
                         if listening is not None:
@@ -315,7 +316,7 @@ class LoopFinder:
                 return  # the little that a graph may hold, where it was traced all the same
             try:
                 frame = sys._getframe(1)
-                if self.forward_found or self.over or _inside_another(module, frame, codes):
+                if self.forward_found or self.over or inside_another(module, frame, codes):
                     return
                 heard[id(module)] = heard.get(id(module), 0) + 1
                 if heard[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
@@ -342,7 +343,7 @@ class LoopFinder:
         remove = register_module_forward_pre_hook(called).remove
         self.undo.append(stop)
         # since it was asked, or in a call that began before: importing the compiler takes seconds
-        if _may_compile() or _runs(compile_.__code__):
+        if _may_compile() or runs(compile_.__code__):
             stop()
         return stop
 
@@ -512,90 +513,6 @@ class _ForwardHook:
     def __reduce__(self) -> Any:
         # a pickled model must load without us: {}.get(module, args) hands the inputs on unchanged
         return (getattr, ({}, "get"))
-
-
-# -- looking at stacks --------------------------------------------------------------------------
-
-
-def _module_codes() -> frozenset[CodeType]:
-    import torch
-
-    names = ("__call__", "_wrapped_call_impl", "_call_impl")
-    found = (getattr(getattr(torch.nn.Module, name, None), "__code__", None) for name in names)
-    return frozenset(code for code in found if code is not None)
-
-
-def _outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
-    """Return the outermost module being called on each other thread, and the user's call of it."""
-    import torch
-
-    found = []
-    own = _thread.get_ident()
-    for thread, innermost in sys._current_frames().items():
-        if thread == own:
-            continue
-        top: FrameType | None = None
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code in codes:
-                top = frame
-            elif _compiles(frame):
-                top = None  # inside a compiled region: a hook would be part of its graph
-            frame = frame.f_back
-        if top is not None:
-            module = top.f_locals.get("self")
-            if isinstance(module, torch.nn.Module):
-                found.append((module, user_call(top)))
-    return found
-
-
-_DYNAMO = f"{os.sep}torch{os.sep}_dynamo{os.sep}"
-
-
-def _compiles(frame: FrameType) -> bool:
-    # OptimizedModule.__call__ stands there too, outside of what is compiled
-    return _DYNAMO in frame.f_code.co_filename and frame.f_code.co_name != "__call__"
-
-
-_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-_OURS = str(Path(__file__).absolute().parents[2]) + os.sep
-_CELL = "<ipython-input"
-"""So begins what IPython calls the file of a cell, on a terminal."""
-
-
-def user_call(frame: FrameType | None) -> tuple[str, int, str]:
-    """Return file, line and function of the innermost frame of the user's own code."""
-    last = ("", 0, "")
-    while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
-        if file.startswith(_CELL) or not file.startswith(("<", _OURS)):
-            last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
-            library = any(part in file for part in _LIBRARY) or (file.startswith(_STDLIB) and "-packages" not in file)
-            if not library:
-                return last
-        frame = frame.f_back
-    return last
-
-
-def _inside_another(module: torch.nn.Module, frame: FrameType | None, codes: frozenset[CodeType]) -> bool:
-    while frame is not None:
-        if frame.f_code in codes and frame.f_locals.get("self") is not module:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _runs(code: CodeType) -> bool:
-    """Return whether a thread is inside of a call of this code."""
-    for innermost in sys._current_frames().values():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
-    return False
 
 
 def _may_compile() -> bool:

@@ -40,16 +40,20 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values, and take a single code for a collection of one."""
-        from torchtriage.diagnose.patterns import lookup
-        from torchtriage.diagnose.replay import parse_what_if
-
         for name in ("only", "skip", "what_if"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        for question in self.what_if:
-            parse_what_if(question)
-        for code in (*self.only, *self.skip):
-            lookup(code)
+        # not before they are asked for: --help has the defaults, and neither patterns nor numpy
+        if self.what_if:
+            from torchtriage.diagnose.replay import parse_what_if
+
+            for question in self.what_if:
+                parse_what_if(question)
+        if codes := (*self.only, *self.skip):
+            from torchtriage.diagnose.patterns import lookup
+
+            for code in codes:
+                lookup(code)
         if not 0 <= self.min_share <= 1:
             raise UsageError(f"expected min_share between 0 and 1, found {self.min_share!r}")
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):

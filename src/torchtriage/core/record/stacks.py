@@ -1,0 +1,98 @@
+"""Looks at the stacks of a process: which module is called, by which line of the user's, inside of what."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
+
+__all__ = ["inside_another", "module_codes", "outermost_modules", "runs", "user_call"]
+
+
+def module_codes() -> frozenset[CodeType]:
+    """Return the code that every call of a module runs through."""
+    import torch
+
+    names = ("__call__", "_wrapped_call_impl", "_call_impl")
+    found = (getattr(getattr(torch.nn.Module, name, None), "__code__", None) for name in names)
+    return frozenset(code for code in found if code is not None)
+
+
+def outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
+    """Return the outermost module being called on each other thread, and the user's call of it."""
+    import torch
+
+    found = []
+    own = _thread.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        if thread == own:
+            continue
+        top: FrameType | None = None
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code in codes:
+                top = frame
+            elif _compiles(frame):
+                top = None  # inside a compiled region: a hook would be part of its graph
+            frame = frame.f_back
+        if top is not None:
+            module = top.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                found.append((module, user_call(top)))
+    return found
+
+
+_DYNAMO = f"{os.sep}torch{os.sep}_dynamo{os.sep}"
+
+
+def _compiles(frame: FrameType) -> bool:
+    # OptimizedModule.__call__ stands there too, outside of what is compiled
+    return _DYNAMO in frame.f_code.co_filename and frame.f_code.co_name != "__call__"
+
+
+_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+_OURS = str(Path(__file__).absolute().parents[2]) + os.sep
+_CELL = "<ipython-input"
+"""So begins what IPython calls the file of a cell, on a terminal."""
+
+
+def user_call(frame: FrameType | None) -> tuple[str, int, str]:
+    """Return file, line and function of the innermost frame of the user's own code."""
+    last = ("", 0, "")
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if file.startswith(_CELL) or not file.startswith(("<", _OURS)):
+            last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
+            library = any(part in file for part in _LIBRARY) or (file.startswith(_STDLIB) and "-packages" not in file)
+            if not library:
+                return last
+        frame = frame.f_back
+    return last
+
+
+def inside_another(module: torch.nn.Module, frame: FrameType | None, codes: frozenset[CodeType]) -> bool:
+    """Return whether a frame lies within the call of a module other than this one."""
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") is not module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def runs(code: CodeType) -> bool:
+    """Return whether any thread is inside a call of this code."""
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False

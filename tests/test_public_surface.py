@@ -13,7 +13,6 @@ import shutil
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -72,24 +71,30 @@ def exports(name: str) -> list[str] | None:
     return None
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.torch) if name in NEED_TORCH else name for name in MODULES]
+every_module = pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(sorted(set(MODULES) - NEED_TORCH), id="without torch"),
+        pytest.param(sorted(NEED_TORCH), id="with torch", marks=pytest.mark.torch),
+    ],
 )
-def module(request: pytest.FixtureRequest) -> ModuleType:
-    return import_module(request.param)
 
 
 # -- __all__ -----------------------------------------------------------------------------------
 
 
-def test_all_is_sorted_and_true(module: ModuleType) -> None:
-    names = getattr(module, "__all__", None)
-    if names is None:
-        return
-    # constants first, then classes, then functions, each by name: as ruff sorts them
-    assert len(set(names)) == len(names)
-    assert names == sorted(names, key=lambda one: (not one.isupper(), not one[:1].isupper(), one))
-    assert [one for one in names if not hasattr(module, one)] == []
+@every_module
+def test_all_is_sorted_and_true(names: list[str]) -> None:
+    odd = []
+    for name in names:
+        module = import_module(name)
+        promised = getattr(module, "__all__", ())
+        # constants first, then classes, then functions, each by name: as ruff sorts them
+        ordered = sorted(set(promised), key=lambda item: (not item.isupper(), not item[:1].isupper(), item))
+        if list(promised) != ordered:
+            odd.append(f"{name} is not sorted, or has a name twice")
+        odd += [f"{name}.{item} is not there" for item in promised if not hasattr(module, item)]
+    assert odd == []
 
 
 def test_what_others_import_is_in_all() -> None:
@@ -116,12 +121,16 @@ def test_every_module_that_is_no_pattern_says_what_it_exports() -> None:
     assert without <= patterns | packages | helpers
 
 
-def test_every_public_function_and_class_is_described(module: ModuleType) -> None:
-    for name, one in vars(module).items():
-        if name.startswith("_") or getattr(one, "__module__", None) != module.__name__:
-            continue
-        if inspect.isfunction(one) or inspect.isclass(one):
-            assert inspect.getdoc(one), name
+@every_module
+def test_every_public_function_and_class_is_described(names: list[str]) -> None:
+    undescribed = [
+        f"{name}.{item}"
+        for name in names
+        for item, value in vars(import_module(name)).items()
+        if not item.startswith("_") and getattr(value, "__module__", None) == name
+        if (inspect.isfunction(value) or inspect.isclass(value)) and not inspect.getdoc(value)
+    ]
+    assert undescribed == []
 
 
 # -- the promised names ------------------------------------------------------------------------

@@ -119,27 +119,37 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", BREAKS)
-@pytest.mark.parametrize("which", [[4], [0], [8], [2, 3, 6]])
-@pytest.mark.parametrize("chunk_bytes", [TINY, 1 << 18])
-def test_k_damaged_events_cost_exactly_k(layout: str, kind: str, which: list[int], chunk_bytes: int) -> None:
+WHICH = ([4], [0], [8], [2, 3, 6])
+
+
+def every_pair() -> list[tuple[str, str, list[int]]]:
+    """Return layouts, breaks and places, so that every two of them meet."""
+    return [
+        (layout, kind, WHICH[(number + other) % len(WHICH)])
+        for number, layout in enumerate(LAYOUTS)
+        for other, kind in enumerate(BREAKS)
+    ]
+
+
+@pytest.mark.parametrize(("layout", "kind", "which"), every_pair())
+def test_k_damaged_events_cost_exactly_k(layout: str, kind: str, which: list[int]) -> None:
     events = calls(9)
     whole = LAYOUTS[layout](events)
     text = whole
     for index in which:
         # each event is the same in a list of its own, up to the brackets
-        one = LAYOUTS[layout]([events[index]]).strip()[1:-1].strip()
-        assert one in text
-        broken, n_broken = re.subn(*BREAKS[kind], one, count=1, flags=re.DOTALL)
+        event = LAYOUTS[layout]([events[index]]).strip()[1:-1].strip()
+        assert event in text
+        broken, n_broken = re.subn(*BREAKS[kind], event, count=1, flags=re.DOTALL)
         assert n_broken == 1
-        text = text.replace(one, broken)
-    trace = read(f'{{"a": 1, "traceEvents": {text}, "b": 2}}'.encode("latin1"), chunk_bytes=chunk_bytes)
-    assert python_ids(trace) == [i for i in range(9) if i not in which]
-    assert trace.report.n_lost == len(which)
-    assert trace.report.tier == "salvaged"
-    assert trace.report.loss
-    assert trace.meta == {"a": 1, "b": 2}
+        text = text.replace(event, broken)
+    for chunk_bytes in (TINY, 1 << 18):
+        trace = read(f'{{"a": 1, "traceEvents": {text}, "b": 2}}'.encode("latin1"), chunk_bytes=chunk_bytes)
+        assert python_ids(trace) == [i for i in range(9) if i not in which]
+        assert trace.report.n_lost == len(which)
+        assert trace.report.tier == "salvaged"
+        assert trace.report.loss
+        assert trace.meta == {"a": 1, "b": 2}
 
 
 def test_rubbish_between_events_costs_none() -> None:

@@ -33,7 +33,7 @@ def benchmark(
     progress: Callable[[str, float], None] = lambda _what, _share: None,
     **plan: Any,
 ) -> BenchReport:
-    """Find out how to run a model: eager or compiled, and in which mode.
+    """Find the fastest way to run a model: eager or compiled, and in which mode.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6,
         Keep the recordings in this folder; a temporary one by default. Ranks of one job may share
         a folder, which ``torchtriage analyze`` then judges together.
     steps : int, optional
-        Steps to record for cost. None: the block has no steps and is recorded as one window.
+        Steps to record for the cost. None: the block has no steps and is recorded as one window.
     warmup : int
         Steps to let pass before anything; compiling and caches belong there.
 

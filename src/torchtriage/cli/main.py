@@ -24,26 +24,26 @@ EXIT_INTERRUPTED = 130
 
 # name -> help in the overview; a command's module loads only when it runs
 COMMANDS: dict[str, str] = {
-    "run": "Run a script, record its loop, say what costs time and where.",
-    "analyze": "Judge traces: ranked findings with what fixing each gives back.",
-    "verify": "Prove a fix: two versions of a script, run in turns.",
-    "compare": "What changed the step time between two runs, cause by cause.",
-    "bench": "How to run a model: eager or torch.compile, in which mode.",
-    "gate": "Was it made slower? Record samples, check a candidate, with exit codes for CI.",
-    "rollout": "Where staged rollouts stand, what happened, and a person's hand on them.",
-    "monitor": "A service's dashboard and alerting rules; its recordings through the detectors.",
-    "memory": "Judge memory snapshots: the peak by line, leaks, fragmentation, settings.",
-    "compile": "Judge torch.compile's logs: graph breaks, recompilations, compile time.",
-    "xla": "How many graphs a model is on PyTorch/XLA, by dynamo and LazyTensor, and why.",
-    "doctor": "Can this trace be trusted, and how to record a better one?",
-    "lint": "What slows PyTorch code down in its source, with exact lines.",
-    "explain": "A pattern's page, or the list of all patterns.",
-    "review": "A second opinion on a trace's suspicious windows, with evidence.",
-    "dataset": "The open benchmark: programs with known faults, recorded and scored.",
+    "run": "Run a script, record its loop, and report what costs time and where.",
+    "analyze": "Analyse traces: ranked findings, and the time each fix saves.",
+    "verify": "Prove a fix: run two versions of a script in alternation.",
+    "compare": "Explain what changed the step time between two runs.",
+    "bench": "Find the fastest way to run a model: eager or a torch.compile mode.",
+    "gate": "Check a change for performance regressions, with exit codes for CI.",
+    "rollout": "Show staged rollouts and their history; promote or roll back by hand.",
+    "monitor": "Dashboard and alerting rules for a service; replay its recordings.",
+    "memory": "Analyse memory snapshots: peak by line, leaks, fragmentation, settings.",
+    "compile": "Analyse torch.compile logs: graph breaks, recompilations, compile time.",
+    "xla": "Count and explain a model's graphs on PyTorch/XLA (dynamo, LazyTensor).",
+    "doctor": "Check whether a trace can be trusted, and how to record a better one.",
+    "lint": "Find slow PyTorch code in its source, with exact lines.",
+    "explain": "Explain a pattern, or list all patterns.",
+    "review": "Get a second opinion on suspicious windows of a trace, with evidence.",
+    "dataset": "The open benchmark: record programs with known faults, score systems.",
     "learn": "Train the learned detector on the benchmark, and compare systems.",
-    "demo": "A first result in a minute, from a bundled recording.",
+    "demo": "Analyse a bundled recording: a first result within a minute.",
     "show": "Render a saved JSON result again.",
-    "completion": "Print the completion script of your shell.",
+    "completion": "Print a completion script for your shell.",
 }
 
 # the folder of a command's module; the others stand beside this one
@@ -167,7 +167,7 @@ def _origin(error: BaseException) -> str:
 )
 @click.version_option(__version__, "-V", "--version", message="torchtriage %(version)s")
 def cli() -> None:
-    """Read PyTorch profiler traces and say what costs time, where, and what to change.
+    """Find what costs time in PyTorch programs, where, and how to fix it.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """

@@ -30,7 +30,7 @@ output_option = click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Write what would be printed to FILE."
 )
 html_option = click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
-top_option = click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
+top_option = click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N findings that save most.")
 fail_on_option = click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),

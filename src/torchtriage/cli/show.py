@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.argument("path", metavar="RESULT.json", type=click.Path())
 @click.option("--html", metavar="FILE", type=click.Path(), help="Write the page instead of printing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown instead.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N costliest findings.")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N findings that save most.")
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown.
 

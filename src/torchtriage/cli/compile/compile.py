@@ -47,14 +47,14 @@ __all__ = ["command"]
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
-    """Judge the logs of torch.compile: graph breaks, recompilations, compile time.
+    """Analyse torch.compile logs: graph breaks, recompilations, compile time.
 
     LOG is a file or a folder that TORCH_TRACE wrote, of one process or of many ranks and restarts,
     plain or gzip; or the text of TORCH_LOGS=graph_breaks,recompiles,guards; or - for standard
     input. torch is not needed, and nothing in a log is executed. Prints a verdict in three lines,
     then each distinct graph break with its cause, line and fix, each kind of recompilation with the
-    guard that failed and what would end it, functions, compile time by phase, what Inductor made,
-    caches, guards, and how ranks differ. Every entry of a log is accounted for.
+    guard that failed and its fix, functions, compile time by phase, Inductor's output, caches,
+    guards, and differences between ranks. Every log entry is accounted for.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """

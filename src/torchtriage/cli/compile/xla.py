@@ -47,7 +47,7 @@ __all__ = ["command"]
     metavar="S",
     default=600.0,
     show_default=True,
-    help="What starts or runs longer has failed.",
+    help="Count a start or run longer than this as failed.",
 )
 @json_option
 @markdown_option
@@ -56,7 +56,7 @@ __all__ = ["command"]
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> None:
-    """How many graphs a model is on PyTorch/XLA, by dynamo and by LazyTensor, and why.
+    """Count a model's graphs on PyTorch/XLA, by dynamo and by LazyTensor, and explain them.
 
     TARGET is module:function or file.py:function that returns (model, inputs), as for bench; or a
     script.py, run once with everything dumped; or dumps of a run: a metrics report, the output of
@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
     torchtriage xla train.py -- --epochs 1
     torchtriage xla dumps/
 
-    Exit codes: 0 told, 2 unusable target or usage.
+    Exit codes: 0 measured, 2 unusable target or usage.
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.compile.xla.verdict import judge
 

@@ -54,26 +54,26 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
 )
 @top_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
-@click.option("--skip", multiple=True, metavar="CODE", help="Leave this pattern out (repeatable).")
+@click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
 @click.option(
     "--min-share",
     type=click.FloatRange(0, 1),
     default=DEFAULTS.min_share,
     show_default=True,
     metavar="RATIO",
-    help="Leave out findings that give back less than this share of a step.",
+    help="Leave out findings that save less than this share of a step.",
 )
 @click.option(
     "--what-if",
     multiple=True,
     metavar="QUESTION",
-    help="Ask what a change would give: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
+    help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
 @click.option(
     "--step-ms",
     type=click.FloatRange(0, min_open=True),
     metavar="MS",
-    help="Time of a step without the profiler: savings are scaled to it.",
+    help="Step time without the profiler; savings are scaled to it.",
 )
 @click.option(
     "--source",
@@ -83,10 +83,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     type=click.Path(),
     help="Look for the recorded program's source here too, for exact lines (repeatable).",
 )
-@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
-@click.option("--detector", is_flag=True, help="Also ask the learned detector where it sees more than the findings.")
+@click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
+@click.option(
+    "--detector", is_flag=True, help="Also run the learned detector, for suspicious windows that no finding explains."
+)
 @fail_on_option
-@click.option("--cache", is_flag=True, help="Keep the columns beside the trace for next time.")
+@click.option("--cache", is_flag=True, help="Cache the parsed trace beside the file.")
 @click.option(
     "--max-bytes",
     metavar="SIZE",
@@ -99,24 +101,24 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     "--max-memory",
     metavar="SIZE",
     callback=_size,
-    help="Keep within this much memory, with the rest in temporary files (from 128M; Linux).",
+    help="Limit memory to this, with the rest in temporary files (at least 128M; Linux).",
 )
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Read many ranks on this machine, or on a Ray cluster.",
+    help="Where many ranks are read: this machine or a Ray cluster.",
 )
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
-    """Judge PyTorch profiler traces.
+    """Analyse PyTorch profiler traces.
 
     PATH is a trace (.json, .json.gz, .zip), a folder of them, a pattern, a URL (s3://…), or - for
-    standard input. Prints a verdict in three lines, then the findings, costliest first: where, why,
-    how many milliseconds per step a fix gives back, and the fix. Traces that are ranks of one job
-    get one verdict: who makes the others wait, and each finding once.
+    standard input. Prints a verdict in three lines, then the findings, largest certain saving first: where, why,
+    how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one job get
+    one verdict: which rank makes the others wait, and each finding once.
 
     Defaults of --fail-on, --max-bytes, --min-share, --only, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.

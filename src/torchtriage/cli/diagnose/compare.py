@@ -37,13 +37,13 @@ __all__ = ["command"]
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
-    """Say what changed the step time between two runs, and whether it is more than noise.
+    """Explain what changed the step time between two runs, and whether it is more than noise.
 
     BEFORE and AFTER are traces of one workload. The change in the mean steady step is split by
-    cause, adding up to the nanosecond: which operators' kernels, waiting for the loader, for the
-    device, for Python. Then the findings that went, came and stayed, and whether the gone ones
-    saved what they had promised. Runs that are not alike (device, model, sizes, training or
-    inference, profiler options) are refused with the reason.
+    cause and adds up to the nanosecond: which operators' kernels, waiting for the loader, the
+    device, Python. Then come the findings that are gone, new or unchanged, and whether those gone
+    saved what they promised. Runs that cannot be compared (different device, model, sizes, mode or
+    profiler options) are refused, with the reason.
 
     Exit codes: 0 fine, 1 slower by more than --fail-on-slower, 2 unlike or unusable input.
     """

@@ -15,11 +15,11 @@ __all__ = ["command"]
 
 @click.command("doctor")
 @click.argument("path", metavar="PATH", type=click.Path(), required=False)
-@click.option("--system", is_flag=True, help="Say what reads traces on this machine, and why.")
+@click.option("--system", is_flag=True, help="Show which engine reads traces on this machine, and why.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 @click.pass_context
 def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) -> None:
-    """Say whether a trace can be trusted, what it cannot answer, and how to re-record it.
+    """Check whether a trace can be trusted, what it cannot answer, and how to record it better.
 
     Exit code 2 when no verdict can be given on it.
     """

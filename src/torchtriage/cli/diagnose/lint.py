@@ -44,11 +44,9 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
     help="Compare with a trace, or the folder of torchtriage run: what both show is certain.",
 )
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
-@click.option("--skip", multiple=True, metavar="CODE", help="Leave this rule out (repeatable).")
-@click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Leave paths like this out below a folder (repeatable)."
-)
-@click.option("--notes", is_flag=True, help="Show remarks too: what might help, unlike a fault.")
+@click.option("--skip", multiple=True, metavar="CODE", help="Skip this rule (repeatable).")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching paths in folders (repeatable).")
+@click.option("--notes", is_flag=True, help="Also show remarks: possible improvements that are no faults.")
 @fail_on_option
 @click.option(
     "--stdin-filename",
@@ -60,10 +58,10 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
-    """Find what slows PyTorch code down in its source, with exact lines. Needs no torch.
+    """Find slow PyTorch code in its source, with exact lines. Needs no torch.
 
     PATH is a Python file, a notebook, a folder, or - for standard input. Source alone is a hint:
-    with --trace each finding says whether a recording shows it, and what it costs there.
+    with --trace each finding says whether a recording confirms it, and what it costs there.
 
     A comment allows a finding: # torchtriage: allow SYN001. Defaults of --exclude, --fail-on,
     --only and --skip come from [tool.torchtriage.lint] in the nearest pyproject.toml.

@@ -34,8 +34,8 @@ class _Run(click.Command):
 
 @click.command("run", cls=_Run)
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for cost.")
-@click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to let pass before anything.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for the cost.")
+@click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to skip at the start.")
 @click.option("--exit-after", is_flag=True, help="End the script, with 0, once it is recorded.")
 @click.option(
     "--memory",
@@ -46,25 +46,25 @@ class _Run(click.Command):
 @click.option(
     "--compile-log",
     is_flag=True,
-    help="Also keep what torch.compile logs: graph breaks and recompilations are named, with their lines and fixes.",
+    help="Also record torch.compile's log, to report graph breaks and recompilations with lines and fixes.",
 )
-@click.option("--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [a new folder]")
+@click.option("--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [default: a new folder]")
 @json_option
 @markdown_option
 @sarif_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
 @html_option
 @top_option
-@click.option("--no-source", is_flag=True, help="Open no source file: lines as recorded.")
-@click.option("-q", "--quiet", is_flag=True, help="No word on stderr but about failures.")
+@click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
-    """Run a script as it is, record its loop, and say what costs time, where, and what to change.
+    """Run a script unchanged, record its loop, and report what costs time, where, and how to fix it.
 
     The script behaves as under plain python: same output, same results, same exit code. Its
-    training or inference loop is found by itself, timed without the profiler, and recorded twice
-    for a few steps: lightly for cost, then with shapes and stacks for location. The report follows
-    when the script has ended, however it ended; the exit code is the script's.
+    training or inference loop is detected, timed without the profiler, and recorded twice for a few
+    steps: lightly for the cost, then with shapes and stacks for the location. The report is printed
+    when the script ends, however it ends; the exit code is the script's.
 
     \b
     torchtriage run train.py --epochs 3

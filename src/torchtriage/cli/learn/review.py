@@ -61,13 +61,13 @@ __all__ = ["command"]
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, path: str, **given: Any) -> None:
-    """Have the most suspicious windows of a trace reviewed: what is wrong there, and why.
+    """Review the most suspicious windows of a trace: what is wrong there, and why.
 
     Windows are sixteenths of a step. A reviewer gets each window's evidence, within a token budget,
     and every sentence it writes cites lines of it. The offline reviewer computes its verdict from
     the rules and the learned detector. With --reviewer llm a language model is asked: any endpoint
     of OpenAI's protocol, the key comes from OPENAI_API_KEY, names that are not public are redacted,
-    and what is sent where is said before.
+    and the command states first what is sent where.
 
     Exit codes: 0 all reviewed, 1 some windows could not be, 2 unusable input or usage.
     """

@@ -59,15 +59,15 @@ def _option(name: str, kind: Any, metavar: str, default: Any, help: str) -> Call
 @click.option("--train", is_flag=True, help="A step is forward, loss and backward.")
 @_option("--device", str, "NAME", "", "Move model and inputs there: cpu, cuda.")
 @_option("--threads", click.IntRange(1), "N", None, "Use N processors and as many threads.")
-@_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer.")
+@_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.")
 @_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
-@_option("--steps", click.IntRange(1), "N", 20, "At least so many; P95 needs 20, P99 needs 100.")
+@_option("--steps", click.IntRange(1), "N", 20, "Steady steps per session at least; P95 needs 20, P99 needs 100.")
 @_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
 @_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
 @_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.")
-@_option("--timeout", click.FloatRange(1), "S", 900.0, "What starts or runs longer has failed.")
+@_option("--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.")
 @_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
-@click.option("--fresh", is_flag=True, help="Measure anew what the folder has already.")
+@click.option("--fresh", is_flag=True, help="Measure again what the folder already holds.")
 @json_option
 @markdown_option
 @output_option
@@ -80,15 +80,15 @@ def _option(name: str, kind: Any, metavar: str, default: Any, help: str) -> Call
 )
 @quiet_option
 def command(target: str, **given: Any) -> None:
-    """Find out how to run a model: eager or compiled, and in which mode.
+    """Find the fastest way to run a model: eager or compiled, and in which mode.
 
     TARGET is module:function or file.py:function. The function may take batch_size, dtype and
     device, and returns (model, inputs), (model, inputs, loss) or a function without arguments.
 
-    Each way runs in processes of its own: once with empty caches, then in rounds with caches kept,
-    in turns with the others. Prints a verdict in three lines, a table, and one line of code for
-    each need. A way that crashes, hangs or answers wrongly is a row of the table. A benchmark that
-    was killed goes on where it stopped when the same command is given again.
+    Each setting runs in fresh processes: once with empty caches, then in rounds with warm caches,
+    in alternation with the others. Prints a verdict in three lines, a table, and one line of code
+    for each need. A setting that crashes, hangs or gives wrong results is a row of the table. A
+    benchmark that was killed resumes when the same command is run again.
 
     \b
     torchtriage bench models.py:resnet

@@ -32,7 +32,7 @@ class _Gate(GateCommand, click.Group):
 
 @click.group("gate", cls=_Gate)
 def command() -> None:
-    """Was it made slower? Samples, verdicts with exit codes, and the history of a branch.
+    """Check a change for performance regressions, with exit codes for CI.
 
     Exit codes of check: 0 no regression, 1 regression, 2 undecided, 3 no verdict can be given.
     """

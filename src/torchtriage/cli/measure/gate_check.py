@@ -72,7 +72,7 @@ def _limit(text: str) -> tuple[str, float]:
     metavar="REVISION",
     default="HEAD",
     show_default=True,
-    help="The commit or branch with stored samples that is judged.",
+    help="The commit or branch with stored samples to check.",
 )
 @click.option(
     "--runs",
@@ -149,7 +149,7 @@ def _limit(text: str) -> tuple[str, float]:
 @quiet_option
 @click.pass_context
 def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
-    """Judge a candidate against its baseline.
+    """Compare a candidate with its baseline.
 
     \b
     torchtriage gate check --against main -- python bench.py

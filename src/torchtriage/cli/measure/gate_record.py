@@ -156,8 +156,8 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
 def record(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     """Run a benchmark as fresh processes, or import its samples, and store them.
 
-    COMMAND is run --sessions times. Each process is timed as a whole (wall time, CPU time, peak
-    memory); with --samples it prints {"metric": "step", "unit": "s", "values": [0.1, 0.1]} as a
+    COMMAND runs --sessions times. Each process is timed as a whole (wall time, CPU time, peak memory); with
+    --samples it prints {"metric": "step", "unit": "s", "values": [0.1, 0.1]} as a
     line of its own, or writes such lines to the file $TORCHTRIAGE_SAMPLES. Stored are samples,
     commit, machine and environment, and whether the machine was quiet.
 

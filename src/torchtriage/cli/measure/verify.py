@@ -37,24 +37,24 @@ __all__ = ["command"]
     metavar="N",
     help="Runs of each program at most; five suffice where they agree to 2 %.",
 )
-@click.option("--no-record", is_flag=True, help="Do not record what had been promised.")
-@click.option("--out", metavar="DIR", type=click.Path(), help="Keep what was measured here.")
+@click.option("--no-record", is_flag=True, help="Do not record the promised saving first.")
+@click.option("--out", metavar="DIR", type=click.Path(), help="Keep the measurements here.")
 @json_option
 @output_option
-@click.option("-q", "--quiet", is_flag=True, help="No word on progress.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress output.")
 @click.pass_context
 def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> None:
-    """Prove a fix: run two versions of a script in turns and see what was saved.
+    """Prove a fix: run two versions of a script in alternation and measure the saving.
 
-    Both are recorded once, so that what the fixed finding had promised is known, and then run in
-    turns without the profiler until the difference is known to 2 %. Their first losses (or, without
-    any, outputs) must agree. The programs read no input; their own output is kept in --out.
+    Both are recorded once, to know what saving the finding promised, and then run in alternation
+    without the profiler until the difference is known to 2 %. Their first losses (or, without any,
+    outputs) must agree. The programs read no input; their output is kept in --out.
 
     \b
     torchtriage verify train.py train_fixed.py
     torchtriage verify --before "python train.py --workers 0" --after "python train.py --workers 4"
 
-    Exit codes: 0 faster or no difference told, 1 slower or other results, 2 a program failed.
+    Exit codes: 0 faster or no significant difference, 1 slower or different results, 2 a program failed.
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.api import traces
 

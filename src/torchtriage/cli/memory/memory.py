@@ -44,13 +44,13 @@ __all__ = ["command"]
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
-    """Judge memory snapshots of the CUDA caching allocator.
+    """Analyse memory snapshots of the CUDA caching allocator.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain, gzip or zip, or - for standard
     input; also what prof.export_memory_timeline() writes as JSON, the memory_watch.json of a live
     watch, and a trace recorded with profile_memory=True. Nothing in a file is ever executed. Prints
-    a verdict in three lines, then per device who held what at the peak, by line, phase and purpose,
-    why reserved memory was free, and for each failed allocation why it failed; then findings.
+    a verdict in three lines, then for each device what held memory at the peak, by line, phase and
+    purpose, why reserved memory was free, and why each failed allocation failed; then the findings.
 
     Exit codes: 0 fine, 1 findings at --fail-on or worse, 2 unusable input or usage.
     """

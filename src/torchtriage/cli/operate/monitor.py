@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 @click.group("monitor")
 def command() -> None:
-    """Watch a model in production: dashboard, alerting rules, recordings through the detectors."""
+    """Dashboard and alerting rules for a service; replay its recordings through the detectors."""
 
 
 @command.command("replay")

@@ -32,7 +32,7 @@ _reason = click.option("--reason", metavar="TEXT", required=True, help="Why, for
 
 @click.group("rollout")
 def command() -> None:
-    """Where rollouts stand, what happened to them, and a person's hand on them.
+    """Show staged rollouts and their history; promote or roll back by hand.
 
     Rollouts are started and watched in Python (docs/rollout.md); every change is kept.
     """

@@ -62,7 +62,7 @@ def check(
     read: Read | None = None,
     notes: Sequence[Note] = (),
 ) -> GateResult:
-    """Judge a candidate against its baseline.
+    """Compare a candidate with its baseline.
 
     ``before``, ``after`` : all runs of each side, of one or several benchmarks. ``limits`` : what is asked for.
     ``labels`` : how people call the two sides. ``unlike_machines`` : compare although the machines are unlike.

@@ -140,7 +140,7 @@ def test_show_wants_a_result(run: Run, folder: Path) -> None:
 
 def test_demo_finds_something_in_the_bundled_recording(run: Run, folder: Path) -> None:
     result = run("demo", "--html", "demo.html", code=0)
-    assert "Costliest: " in result.stdout
+    assert "Largest saving: " in result.stdout
     assert "torchtriage analyze TRACE" in result.stdout
     assert (folder / "demo.html").stat().st_size > 10_000
     assert "folder does not exist" in run("demo", "--html", "no/demo.html", code=2).stderr

@@ -85,7 +85,7 @@ def test_a_saved_document_shows_the_same_again(run: Run, late: Path, folder: Pat
 def test_markdown_lists_the_ranks(run: Run, late: Path) -> None:
     out = run("analyze", "late", "--markdown").stdout
     assert "| 2 | 10.9 ms |" in out
-    assert out.count("<b>COM036</b>") == 1
+    assert out.count("<b> COM036 Rank 2 makes the others wait</b>") == 1
 
 
 def test_sarif_names_each_finding_once(run: Run, late: Path) -> None:

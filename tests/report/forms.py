@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 
 from torchtriage.compile.logs.result import CompileResult
+from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import formats
 from torchtriage.report import markdown as markdown_report
 from torchtriage.report import terminal as terminal_report
+from torchtriage.report.documents import trace
 from torchtriage.report.documents.compile import CompileReport
 from torchtriage.report.documents.memory import MemoryReport
 
@@ -20,6 +23,19 @@ def _subject(result: Any) -> Any:
     if isinstance(result, (list, tuple)):
         return MemoryReport("torchtriage-memory/1", result[0].version, tuple(result))
     return result
+
+
+def traces(results: Sequence[Result], *, width: int | None = None, **options: Any) -> Text:
+    """Return the report of traces on the terminal."""
+    return terminal_report.render(trace.document(results, **options), width=width)
+
+
+def doctor(result: Result, *, width: int | None = None) -> Text:
+    return terminal_report.render(trace.doctor(result), width=width)
+
+
+def traces_in_markdown(results: Sequence[Result], **options: Any) -> str:
+    return markdown_report.render(trace.document(results, **options))
 
 
 def terminal(result: Any, *, width: int | None = None) -> Text:

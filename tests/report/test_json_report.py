@@ -9,12 +9,11 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from tests.report import forms
 from tests.report.sample_result import HOSTILE, SYNC, all_results, healthy, problems
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.report import json_report, sarif
-from torchtriage.report import trace_markdown as markdown
-from torchtriage.report import trace_terminal as terminal
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "torchtriage-1.json"
 
@@ -59,8 +58,8 @@ def test_a_document_comes_back_as_the_results_it_was_made_from():
 def test_a_document_read_back_renders_the_same_reports():
     results = all_results()
     again = json_report.decode(json_report.encode(results))
-    assert terminal.render(again).plain == terminal.render(results).plain
-    assert markdown.render(again) == markdown.render(results)
+    assert forms.traces(again).plain == forms.traces(results).plain
+    assert forms.traces_in_markdown(again) == forms.traces_in_markdown(results)
     assert sarif.encode(again) == sarif.encode(results)
 
 
@@ -142,7 +141,7 @@ def test_another_file_is_refused_with_what_it_is(data, message):
 
 def test_only_the_terminal_imports_rich():
     code = (
-        "import sys, torchtriage.report.json_report, torchtriage.report.markdown, torchtriage.report.trace_markdown, "
-        "torchtriage.report.sarif; sys.exit('rich' in sys.modules)"
+        "import sys, torchtriage.report.json_report, torchtriage.report.markdown, "
+        "torchtriage.report.documents.trace, torchtriage.report.sarif; sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

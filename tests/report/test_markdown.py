@@ -4,13 +4,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.report import forms
 from tests.report.sample_result import HOSTILE, SYNC, all_results, healthy, partial, problems, refused
 
-from torchtriage.report import trace_markdown as markdown
+from torchtriage.report import markdown
 
 
 def test_hostile_names_open_no_tag():
-    text = markdown.render(all_results())
+    text = forms.traces_in_markdown(all_results())
     outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     outside = re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
     tags = set(re.findall(r"<[^>]*>", outside))
@@ -23,14 +24,14 @@ def test_hostile_names_open_no_tag():
 def test_every_row_of_the_table_has_its_five_cells():
     hostile = replace(SYNC, title=HOSTILE, place=replace(SYNC.place, frame=None, ops=(HOSTILE,)))
     piped = replace(SYNC, place=replace(SYNC.place, frame=None, ops=("a|b`c",)))
-    text = markdown.render([replace(problems(), findings=(SYNC, hostile, piped))])
+    text = forms.traces_in_markdown([replace(problems(), findings=(SYNC, hostile, piped))])
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 5
     assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6] * 5
 
 
 def test_details_close_as_often_as_they_open():
-    text = markdown.render(all_results())
+    text = forms.traces_in_markdown(all_results())
     assert text.count("<details>") == text.count("</details>") > 0
 
 
@@ -74,33 +75,33 @@ def test_a_code_block_cannot_be_closed_from_inside():
 
 
 def test_only_web_links_become_links():
-    text = markdown.render([problems()])
+    text = forms.traces_in_markdown([problems()])
     assert "[Read more](<https://pytorch.org" in text
     assert "javascript:" not in text
 
 
 def test_the_verdict_the_losses_and_what_is_unknown_are_there():
-    text = markdown.render([partial()])
+    text = forms.traces_in_markdown([partial()])
     assert text.startswith("### Nothing was found in what could be read")
     assert "salvaged: 1,204 events lost" in text
     assert "**No finding.** 24 patterns checked, 4 not checked, 1 failed." in text
     assert "to check: `profile(record_shapes=True)`" in text
-    assert "failed: `HST021`" in text
+    assert "**HST021** IndexError" in text
 
 
 def test_a_refusal_claims_no_check():
-    text = markdown.render([refused()])
-    assert "**Refused** `DQ001`" in text
+    text = forms.traces_in_markdown([refused()])
+    assert "**refused** `DQ001`" in text
     assert "patterns checked" not in text
 
 
 def test_top_says_what_it_left():
-    text = markdown.render([problems()], top=1)
+    text = forms.traces_in_markdown([problems()], top=1)
     assert text.count("\n| high") == 1
     assert "4 more findings not shown." in text
 
 
 def test_a_healthy_recording_has_no_table():
-    text = markdown.render([healthy()])
+    text = forms.traces_in_markdown([healthy()])
     assert "|" not in text
     assert "**No finding.** 29 patterns checked." in text

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.report import forms
 from tests.report.sample_result import healthy, problems
 
 from torchtriage.diagnose.verdict.result import Suspicion
 from torchtriage.report import json_report, words
-from torchtriage.report import trace_markdown as markdown
-from torchtriage.report import trace_terminal as terminal
 from torchtriage.report.pages import trace as html_page
 
 SEEN = Suspicion(0.1875, 0.3125, 4, 1_000, 2_000, 0.97, {"HST020": 0.8, "DAT019": 0.15})
@@ -28,8 +27,8 @@ def test_a_suspicion_is_a_place_a_probability_and_a_type() -> None:
 def test_every_report_shows_it_and_says_that_it_is_an_opinion(base) -> None:
     result = replace(base(), suspicions=(SEEN,))
     shown = (
-        " ".join(terminal.render([result]).plain.split()),
-        " ".join(markdown.render([result]).split()),
+        " ".join(forms.traces([result]).plain.split()),
+        " ".join(forms.traces_in_markdown([result]).split()),
         html_page.render([result]),
     )
     for text in shown:
@@ -39,7 +38,7 @@ def test_every_report_shows_it_and_says_that_it_is_an_opinion(base) -> None:
 
 
 def test_nothing_is_said_when_nothing_is_suspicious() -> None:
-    for text in (terminal.render([problems()]).plain, markdown.render([problems()])):
+    for text in (forms.traces([problems()]).plain, forms.traces_in_markdown([problems()])):
         assert words.SUSPICIOUS not in text
 
 

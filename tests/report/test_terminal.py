@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import re
 from dataclasses import replace
@@ -7,20 +8,23 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from tests.report import forms
 from tests.report.sample_result import all_results, healthy, partial, problems, refused, unmarked
 
 from torchtriage.core.finding import Fix, NotChecked
 from torchtriage.core.names import visible
-from torchtriage.report import trace_terminal as terminal
+from torchtriage.report import terminal
+from torchtriage.report.documents import trace
 
 UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def printed(results, *, colour=False, width=80, encoding="utf-8", **options):
+def printed(results, *, doctor=False, colour=False, width=80, encoding="utf-8", **options):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="")
     console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
-    terminal.write(results, console, **options)
+    for document in map(trace.doctor, results) if doctor else [trace.document(results, **options)]:
+        terminal.put(functools.partial(terminal.render, document), console)
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -39,7 +43,7 @@ def wrapped(text, *results):
 @pytest.mark.parametrize("width", [40, 80, 97, 120])
 @pytest.mark.parametrize("result", all_results(), ids=lambda result: result.trace.path[:8])
 def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
-    for text in (terminal.render([result], width=width).plain, terminal.doctor(result, width=width).plain):
+    for text in (forms.traces([result], width=width).plain, forms.doctor(result, width=width).plain):
         assert all(cell_len(line) <= width for line in wrapped(text, result))
         assert all(line == line.rstrip() for line in text.splitlines())
 
@@ -79,12 +83,12 @@ def test_an_output_without_unicode_gets_ascii():
 
 def test_the_first_three_lines_are_the_verdict():
     for result in all_results():
-        lines = terminal.render([result]).plain.splitlines()
+        lines = forms.traces([result]).plain.splitlines()
         assert tuple(lines[:3]) == result.verdict
 
 
 def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
-    text = terminal.render([problems()]).plain
+    text = forms.traces([problems()]).plain
     block = text[text.index("1. HIGH") : text.index("2. MEDIUM")]
     assert block == (
         "1. HIGH SYN001 The host waits for the GPU to read a scalar  certain\n"
@@ -105,47 +109,47 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
 
 
 def test_an_exact_line_is_not_called_the_start_of_its_function():
-    text = terminal.render([problems()], width=120).plain
+    text = forms.traces([problems()], width=120).plain
     assert "loops/train.py:27 in train_step\n" in text
 
 
 def test_a_cost_without_a_lower_bound_promises_nothing():
-    assert "up to 15.1 ms of 48.2 ms per step (up to 31 %)" in terminal.render([problems()]).plain
+    assert "up to 15.1 ms of 48.2 ms per step (up to 31 %)" in forms.traces([problems()]).plain
 
 
 def test_a_cost_per_window_names_the_window():
-    assert "90.0-120 ms of 480 ms in the window (19-25 %)" in terminal.render([unmarked()]).plain
+    assert "90.0-120 ms of 480 ms in the window (19-25 %)" in forms.traces([unmarked()]).plain
 
 
 def test_findings_keep_their_order_and_top_says_what_it_left():
-    text = terminal.render([problems()], top=2).plain
+    text = forms.traces([problems()], top=2).plain
     assert re.findall(r"^\d\. \w+ (\w+)", text, re.MULTILINE) == ["SYN001", "CPY007"]
     assert "3 more findings not shown" in text
-    assert "not shown" not in terminal.render([problems()], top=5).plain
-    assert "5 more findings not shown" in terminal.render([problems()], top=0).plain
+    assert "not shown" not in forms.traces([problems()], top=5).plain
+    assert "5 more findings not shown" in forms.traces([problems()], top=0).plain
 
 
 def test_the_joint_saving_is_shown_once():
-    text = terminal.render([problems()]).plain
+    text = forms.traces([problems()]).plain
     assert text.count("All together 12.3-27.8 ms of 48.2 ms per step (26-58 %)") == 1
-    assert "All together" not in terminal.render([unmarked()]).plain
+    assert "All together" not in forms.traces([unmarked()]).plain
 
 
 def test_warnings_come_before_findings_and_plain_notes_stay_with_the_doctor():
-    text = terminal.render([problems()]).plain
+    text = forms.traces([problems()]).plain
     assert text.index("DQ010") < text.index("1. HIGH")
     assert "DQ007" not in text
-    assert "DQ007" in terminal.doctor(problems()).plain
+    assert "DQ007" in forms.doctor(problems()).plain
 
 
 def test_a_healthy_recording_says_what_was_checked():
-    text = terminal.render([healthy()]).plain
+    text = forms.traces([healthy()]).plain
     assert "No finding. 29 patterns checked." in text
     assert "Not checked" not in text
 
 
 def test_what_was_not_checked_is_grouped_with_how_to_record():
-    text = terminal.render([partial()]).plain
+    text = forms.traces([partial()]).plain
     assert "No finding. 24 patterns checked, 4 not checked, 1 failed." in text
     assert (
         "  no shapes: KRN023 matmul-misaligned, KRN025 attention-unfused\n    to check: profile(record_shapes=True)\n"
@@ -154,13 +158,13 @@ def test_what_was_not_checked_is_grouped_with_how_to_record():
 
 
 def test_losses_are_counted():
-    text = terminal.render([partial()]).plain
+    text = forms.traces([partial()]).plain
     assert "salvaged: 1,204 events lost, 3 values repaired" in text
     assert "the file ends inside a string" in text
 
 
 def test_a_refusal_claims_no_check_and_says_how_to_record():
-    text = terminal.render([refused()]).plain
+    text = forms.traces([refused()]).plain
     assert "refused   DQ001" in text
     assert "patterns checked" not in text
     assert "4 patterns not checked." in text
@@ -169,15 +173,15 @@ def test_a_refusal_claims_no_check_and_says_how_to_record():
 
 
 def test_several_traces_are_told_apart_by_path():
-    text = terminal.render([healthy(), refused()]).plain
+    text = forms.traces([healthy(), refused()]).plain
     assert text.startswith("runs/good/worker0.pt.trace.json\n────")
     assert "\ncut.json\n────" in text
 
 
 def test_the_device_bar_fills_its_width_and_its_shares_name_the_window():
-    lines = terminal.render([problems()]).plain.splitlines()
+    lines = forms.traces([problems()]).plain.splitlines()
     bar = next(line for line in lines if line.startswith("  GPU 0"))
-    assert len(re.findall("[█▓▒·]", bar)) == terminal.BAR
+    assert len(re.findall("[█▓▒·]", bar)) == trace.BAR
     assert bar.endswith("334 ms window")
     assert any("host late 24 %, queued 6.0 %, cause unknown 1.0 %" in line for line in lines)
 
@@ -187,33 +191,33 @@ def test_a_device_without_time_draws_no_bar():
     device = result.summary.devices[0]
     empty = replace(device, classes=replace(device.classes, **dict.fromkeys(vars(device.classes), 0)))
     result = replace(result, summary=replace(result.summary, devices=(empty,)))
-    assert "GPU 0 " not in terminal.render([result]).plain.split("1. HIGH")[0]
+    assert "GPU 0 " not in forms.traces([result]).plain.split("1. HIGH")[0]
 
 
 @pytest.mark.parametrize(
     ("result", "trust"),
     [
-        (healthy(), "This recording can be judged."),
-        (partial(), "This recording can be judged, within limits."),
-        (refused(), "This recording cannot be judged."),
+        (healthy(), "This recording can be analysed."),
+        (partial(), "This recording can be analysed, within limits."),
+        (refused(), "This recording cannot be analysed."),
     ],
     ids=["healthy", "partial", "refused"],
 )
 def test_the_doctor_starts_with_how_far_to_trust(result, trust):
-    text = terminal.doctor(result).plain
+    text = forms.doctor(result).plain
     assert text.splitlines()[0] == trust
     assert "cpu_op 201,340" in text
 
 
 def test_the_doctor_view_is_written_for_each_trace():
-    text = printed([healthy(), refused()], view="doctor")
+    text = printed([healthy(), refused()], doctor=True)
     assert text.count("This recording can") == 2
 
 
 def test_wide_characters_count_their_cells():
     result = problems()
     finding = replace(result.findings[0], message="負荷が高い " * 30)
-    text = terminal.render([replace(result, findings=(finding,))], width=60).plain
+    text = forms.traces([replace(result, findings=(finding,))], width=60).plain
     assert max(cell_len(line) for line in wrapped(text, result)) <= 60
 
 
@@ -226,20 +230,20 @@ def with_fix(**fix):
 def test_code_and_links_are_never_broken(width):
     code = "if ready:\n    out = model(inputs.to(device, non_blocking=True))  # after the copy began"
     link = "https://docs.pytorch.org/docs/stable/" + "a-long-page/" * 6
-    lines = terminal.render([with_fix(code=code, link=link)], width=width).plain.splitlines()
+    lines = forms.traces([with_fix(code=code, link=link)], width=width).plain.splitlines()
     at = lines.index("     if ready:")
     assert lines[at : at + 3] == [f"     {row}" for row in (*code.split("\n"), link)]
 
 
 def test_short_code_stands_below_its_sentence():
-    assert "             a = 1\n" in terminal.render([with_fix(code="a = 1")]).plain
+    assert "             a = 1\n" in forms.traces([with_fix(code="a = 1")]).plain
 
 
 def test_a_number_stays_on_the_line_of_its_unit():
     result = problems()
     for length in range(40, 70):
         finding = replace(result.findings[0], message=f"{'x' * length} waits 21.4 ms, 31 % of it")
-        text = terminal.render([replace(result, findings=(finding,))]).plain
+        text = forms.traces([replace(result, findings=(finding,))]).plain
         assert re.search(r"21\.4 ms,\s+31 %\s+of", text)
 
 
@@ -248,43 +252,43 @@ def test_a_recording_without_a_gpu_says_so_once_and_shows_its_host():
     names = [f"AAA{n:03}" for n in range(18)]
     missing = tuple(NotChecked(name, f"name-{name}", ("GPU rows",), "") for name in names)
     result = replace(result, trace=replace(result.trace, vendor="cpu"), not_checked=missing)
-    text = terminal.render([result]).plain
+    text = forms.traces([result]).plain
     assert "  18 GPU patterns: need GPU rows; add ProfilerActivity.CUDA" in text
     assert not any(name in text for name in names)
     assert "  top ops   2.00 ms  aten::conv2d, 20 calls\n" in text
-    everything = terminal.doctor(result).plain
+    everything = forms.doctor(result).plain
     assert all(f"{name} name-{name}" in " ".join(everything.split()) for name in names)
 
 
 def test_steps_without_a_device_are_drawn_by_height():
     result = problems()
     result = replace(result, summary=replace(result.summary, devices=()), findings=())
-    text = terminal.render([result]).plain
+    text = forms.traces([result]).plain
     assert "  steps     █▃▃▃▃ 47.9 ms to 142 ms\n" in text
 
 
 def test_a_sentence_of_the_verdict_is_not_repeated_by_its_note():
     result = refused()
     note = replace(result.notes[0], message="3,412 launches were recorded, 0 GPU rows")
-    text = terminal.render([replace(result, notes=(note,))]).plain
+    text = forms.traces([replace(result, notes=(note,))]).plain
     assert text.count("0 GPU rows") == 1
     assert "  refused   DQ001\n            try: profile(" in text
 
 
 def test_several_traces_end_with_one_line_each():
-    text = terminal.render([problems(), healthy(), refused()]).plain
+    text = forms.traces([problems(), healthy(), refused()]).plain
     last = text[text.index("\n3 traces, each on its own\n") :]
     assert "  cut.json\n    rank 0: no verdict\n" in last
     assert "  runs/good/worker0.pt.trace.json\n    rank 0: nothing found\n" in last
-    assert "traces\n" not in terminal.render([problems()]).plain
+    assert "traces\n" not in forms.traces([problems()]).plain
 
 
 def test_a_long_path_keeps_its_name():
     result = healthy()
     path = "/data/" + "folder/" * 20 + "worker0.json"
-    text = terminal.render([replace(result, trace=replace(result.trace, path=path))]).plain
+    text = forms.traces([replace(result, trace=replace(result.trace, path=path))]).plain
     (line,) = [line for line in text.splitlines() if "worker0.json" in line]
-    assert line.startswith("  …/folder/")
+    assert line.startswith("  /data/folder/")
     assert len(line) <= 80
 
 

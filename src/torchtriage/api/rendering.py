@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torchtriage.report.blocks import Document
 
 __all__ = ["Renderable"]
 
@@ -17,13 +20,17 @@ class Renderable:
         """Return what the formats know: the result, or the document that holds it."""
         return self
 
-    def __str__(self) -> str:
-        """Return the terminal report as plain text."""
-        from torchtriage.report import terminal
+    def _document(self) -> Document:
         from torchtriage.report.formats import format_of
 
         subject = self._subject()
-        return terminal.render(format_of(subject).document(subject)).plain
+        return format_of(subject).document(subject)
+
+    def __str__(self) -> str:
+        """Return the terminal report as plain text."""
+        from torchtriage.report import terminal
+
+        return terminal.render(self._document()).plain
 
     def _repr_html_(self) -> str:
         """Return the page for a notebook cell, in a frame of its own."""
@@ -51,7 +58,5 @@ class Renderable:
     def to_markdown(self) -> str:
         """Return Markdown for a pull-request comment."""
         from torchtriage.report import markdown
-        from torchtriage.report.formats import format_of
 
-        subject = self._subject()
-        return markdown.render(format_of(subject).document(subject))
+        return markdown.render(self._document())

@@ -26,6 +26,7 @@ from torchtriage.measure.verify.result import Verification
 
 if TYPE_CHECKING:
     from torchtriage.core.record.launch import Command
+    from torchtriage.report.blocks import Document
 
 __all__ = [
     "ComparisonReport",
@@ -55,12 +56,10 @@ class _TraceRenderable(Renderable):
     def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
         raise NotImplementedError
 
-    def __str__(self) -> str:
-        """Return the terminal report as plain text."""
-        from torchtriage.report import trace_terminal
+    def _document(self) -> Document:
+        from torchtriage.report.documents.trace import document
 
-        results, jobs = self._contents()
-        return trace_terminal.render(results, jobs=jobs).plain
+        return document(*self._contents())
 
     def to_html(self) -> str:
         """Return one self-contained HTML page."""
@@ -73,13 +72,6 @@ class _TraceRenderable(Renderable):
         from torchtriage.report import json_report
 
         return json_report.encode(*self._contents())
-
-    def to_markdown(self) -> str:
-        """Return Markdown for a pull-request comment."""
-        from torchtriage.report import trace_markdown
-
-        results, jobs = self._contents()
-        return trace_markdown.render(results, jobs=jobs)
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,13 @@ def print_report(
     quote: Quote | None = None,
 ) -> None:
     """Print results in the terminal's width and colours."""
-    from torchtriage.report import trace_terminal
+    from torchtriage.report.documents import trace
 
-    trace_terminal.write(results, screen(), jobs=jobs, top=top, view=view, quote=quote)
+    if view == "doctor":
+        for result in results:
+            put_document(trace.doctor(result))
+    else:
+        put_document(trace.document(results, jobs, top=top, quote=quote))
 
 
 def screen() -> Console:
@@ -203,10 +207,9 @@ def encode(
         from torchtriage.report import sarif
 
         return sarif.encode(results, jobs)
+    from torchtriage.report import markdown, terminal
+    from torchtriage.report.documents.trace import document
+
     if form == "markdown":
-        from torchtriage.report import trace_markdown
-
-        return trace_markdown.render(results, jobs=jobs, top=top).encode()
-    from torchtriage.report import trace_terminal
-
-    return (trace_terminal.render(results, jobs=jobs, top=top, quote=quote).plain + "\n").encode()
+        return markdown.render(document(results, jobs, top=top)).encode()
+    return (terminal.render(document(results, jobs, top=top, quote=quote)).plain + "\n").encode()

@@ -43,9 +43,10 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
 
         save(html, trace.render(results, jobs).encode())
     elif markdown:
-        from torchtriage.report import trace_markdown
+        from torchtriage.report import markdown as markdown_report
+        from torchtriage.report.documents import trace as trace_document
 
-        click.echo(trace_markdown.render(results, jobs=jobs, top=top))
+        click.echo(markdown_report.render(trace_document.document(results, jobs, top=top)))
     else:
         print_report(results, jobs=jobs, top=top)
 

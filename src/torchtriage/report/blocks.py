@@ -31,6 +31,7 @@ __all__ = [
     "Span",
     "Table",
     "Text",
+    "bars",
     "bold",
     "code",
     "dim",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 TERMINAL, MARKDOWN, PAGE = "t", "m", "p"
+LEVELS = {"refuse": "refused", "warn": "warning", "info": "note"}
+"""Words for the levels of a note."""
+HEIGHTS = "▁▂▃▄▅▆▇█"
 ALL = TERMINAL + MARKDOWN + PAGE
 
 
@@ -72,6 +76,13 @@ def code(text: str) -> Span:
     return Span(text, "code")
 
 
+def bars(values: Sequence[float], low: float = 0.0) -> str:
+    """Return numbers as a row of bars, the lowest bar for ``low``, the highest for the largest."""
+    span = max(values) - low
+    top = len(HEIGHTS) - 1
+    return "".join(HEIGHTS[round((value - low) / span * top) if span > 0 else 0] for value in values)
+
+
 def unfold(text: Text, default: str = "") -> list[Span]:
     """Return the pieces of a line, none of them empty."""
     pieces = text if isinstance(text, tuple) else (text,)
@@ -99,13 +110,14 @@ class Block:
 class Row:
     """A line of text with a label; an empty label goes on with the one before.
 
-    ``style`` : of the label. ``fit`` : on the terminal the middle goes where the line is too long.
+    ``style`` : of the label. ``fit``, ``cut`` : on the terminal the middle, or the end, gives way in a long line.
     """
 
     label: str
     text: Text
     style: str = "dim"
     fit: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,6 +231,13 @@ class Entry(Block):
     indent: int = 0
     hang: int = 3
     kind: str = "row"
+    fold: bool = False
+    """Whether Markdown shows the title alone until it is opened."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return (not unfold(self.title) and not self.blocks) or (bool(self.blocks) and all(b.empty for b in self.blocks))
 
 
 @dataclass(frozen=True)
@@ -263,6 +282,8 @@ class Notes(Block):
     title: str = "Notes"
     apart: bool = True
     """Whether an empty line stands before each."""
+    codes: bool = False
+    """Whether each begins with its code."""
 
     @property
     def empty(self) -> bool:

@@ -14,7 +14,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["code", "code_block", "details", "escaped", "prose", "render"]
+__all__ = ["code", "code_block", "prose", "render"]
 
 # What Markdown would read as markup inside a line.
 _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
@@ -37,12 +37,14 @@ def _blocks(blocks: Iterable[b.Block]) -> Iterable[str]:
 def _block(block: b.Block) -> Iterable[str]:
     match block:
         case b.Head():
+            if block.path:
+                yield f"## {code(block.path)}"
             first, *others = block.verdict
             yield f"### {prose(first)}"
             yield "  \n".join(prose(line) for line in others if line)
         case b.Rows():
             yield "\n".join(
-                f"- {row.label}: {_line(row.text)}" if row.label else f"- {_line(row.text)}" for row in block.rows
+                f"- {row.label}: {_line(row.text)}" if row.label else f"  - {_line(row.text)}" for row in block.rows
             )
         case b.Lines():
             if block.bullets:
@@ -54,24 +56,31 @@ def _block(block: b.Block) -> Iterable[str]:
         case b.Code():
             yield code_block("\n".join(row for row, _ in block.rows), block.language)
         case b.Entry():
-            yield f"**{_line(block.title)}**"
-            yield from _blocks(block.blocks)
+            if block.fold:
+                yield _details(block.title, block.blocks)
+            else:
+                yield f"**{_line(block.title)}**"
+                yield from _blocks(block.blocks)
         case b.Section():
             yield from _blocks(block.blocks)
         case b.Folded():
-            yield details(_line(block.title), _blocks(block.blocks))
+            yield _details(block.title, block.blocks)
         case b.Notes():
             yield "  \n".join(
-                f"> **{note.level}** {prose(note.message)}" + (f". Try: {prose(note.fix)}" if note.fix else "")
+                f"> **{b.LEVELS[note.level]}** {f'{code(note.code)} ' * block.codes}{prose(note.message.rstrip('.'))}"
+                + (f". Try: {prose(note.fix)}" if note.fix else ".")
                 for note in block.notes
             )
         case b.Foot():
             yield f"<sub>{prose(block.text)}</sub>"
 
 
-def details(summary: str, blocks: Iterable[str]) -> str:
-    """Return blocks that open on a click; ``summary`` is markup."""
-    body = "\n\n".join(blocks)
+def _details(title: b.Text, blocks: Iterable[b.Block]) -> str:
+    """Return blocks that open on a click; no Markdown is read in their title."""
+    summary = "".join(
+        f"<b>{_escaped(span.text)}</b>" if "bold" in span.style else _escaped(span.text) for span in b.unfold(title)
+    )
+    body = "\n\n".join(_blocks(blocks))
     return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
 
 
@@ -137,6 +146,6 @@ def _fence(text: str, least: int) -> str:
     return "`" * max(longest + 1, least)
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Escape for HTML blocks, where neither Markdown nor references are to be read."""
     return _REFERENCE.sub(lambda match: f"{match[1]}&#8203;", html.escape(visible(text)))

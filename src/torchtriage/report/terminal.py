@@ -15,12 +15,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from torchtriage.core.finding import Quote
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["INDENT", "LEVEL", "Page", "put", "render"]
+__all__ = ["Page", "put", "render"]
 
 WIDTH = 80
 MIN_WIDTH, MAX_WIDTH = 40, 120
@@ -28,7 +27,7 @@ MIN_WIDTH, MAX_WIDTH = 40, 120
 
 INDENT = 2
 LABEL = 10
-LEVEL = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
+LEVEL_STYLES = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
 
 # A number and its unit stay on one line: this stands between them while lines are wrapped.
 _GLUE = "\ue000"
@@ -64,7 +63,10 @@ def _block(page: Page, block: b.Block, shift: int) -> None:
         case b.Rows():
             for row in block.rows:
                 indent = shift + block.indent
-                parts = _fitted(_parts(row.text), page.width - indent - LABEL - 2, row.fit)
+                room = page.width - indent - LABEL
+                parts = _fitted(_parts(row.text), room - 2, row.fit)
+                if row.cut:
+                    parts = [(part if len(part) <= room else f"{part[: room - 1]}…", style) for part, style in parts]
                 page.labelled(visible(row.label), *parts, indent=indent, style=row.style)
         case b.Lines():
             indent = shift + block.indent
@@ -98,8 +100,12 @@ def _block(page: Page, block: b.Block, shift: int) -> None:
         case b.Notes():
             for index, note in enumerate(block.notes):
                 page.blank(block.apart and index > 0)
-                label = block.label if block.label and note.level != "info" else ""
-                page.note(note.level, note.message, note.fix, label=label, style=block.style)
+                label = block.label if block.label and note.level != "info" else b.LEVELS[note.level]
+                name = visible(note.code) if block.codes else ""
+                message = f"{': ' * bool(name and note.message)}{visible(note.message)}"
+                page.labelled(label, (name, "bold"), (message, ""), style=block.style or LEVEL_STYLES[note.level])
+                if note.fix:
+                    page.labelled("", ("try: ", "dim"), (visible(note.fix), "green"))
 
 
 def _parts(text: b.Text, default: str = "") -> list[tuple[str, str]]:
@@ -157,9 +163,8 @@ def _fitting(text: Text, encoding: str) -> Text:
 class Page:
     """Lines of styled text, wrapped to a width as they come."""
 
-    def __init__(self, width: int | None, quote: Quote | None = None) -> None:
+    def __init__(self, width: int | None) -> None:
         """Start a page of at most 120 columns, 80 when not given."""
-        self.quote = quote
         self.width = min(max(width or WIDTH, MIN_WIDTH), MAX_WIDTH)
         self.text = Text(no_wrap=True, overflow="ignore", end="")
         # measures and wraps, never prints
@@ -205,19 +210,6 @@ class Page:
             self.text.append(" " * left * bool(row))
             self.text.append(row, style)
             self.text.append("\n")
-
-    def note(self, level: str, message: str, fix: str = "", *, label: str = "", style: str = "") -> None:
-        """Add a note with its level in the margin, and below it what to try."""
-        self.labelled(label or level, (visible(message), ""), style=style or LEVEL[level])
-        if fix:
-            self.labelled("", ("try: ", "dim"), (visible(fix), "green"))
-
-    def source_line(self, row: str, *, indent: int = INDENT) -> None:
-        """Add one line of the user's code where paragraphs stand, cut to the page."""
-        room = self.width - indent - LABEL
-        cut = row if len(row) <= room else f"{row[: room - 1]}…"
-        self.text.append(" " * (indent + LABEL))
-        self.text.append(f"{cut}\n", "cyan")
 
     def more(self, number: int, noun: str, indent: int = INDENT) -> None:
         """Say how many things are not shown, if any."""

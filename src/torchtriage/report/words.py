@@ -362,7 +362,7 @@ def _spoken(key: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """Patterns that could not be judged for the same reason."""
+    """Patterns that were not checked for the same reason."""
 
     what: str
     patterns: tuple[str, ...]
@@ -380,7 +380,7 @@ def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
     groups: dict[tuple[str, str], list[NotChecked]] = {}
     for entry in entries:
         what = " and ".join(visible(need) for need in entry.missing) or "an input"
-        groups.setdefault((what, visible(entry.how_to_record)), []).append(entry)
+        groups.setdefault((what, entry.how_to_record), []).append(entry)
     return tuple(
         Missing(
             what,
@@ -417,7 +417,7 @@ def outcome(result: Result) -> str:
     if not result.findings:
         n_checked, n_open = len(result.checked), len(result.not_checked) + len(result.crashes)
         by = f" by {n_checked:,} of {format_count(n_checked + n_open, 'pattern')}" if n_open else ""
-        return f"{rank}nothing found{by}{'' if result.healthy else ', not everything judged'}"
+        return f"{rank}nothing found{by}{'' if result.healthy else ', not everything analysed'}"
     parts = [format_count(len(result.findings), "finding"), f"{visible(result.findings[0].code)} first"]
     if result.joint_cost is not None:
         parts.append(saving(result.joint_cost))

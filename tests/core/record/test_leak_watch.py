@@ -14,6 +14,7 @@ import pytest
 from core.record.test_loop_finder import MODEL, recorded, run
 from diagnose.runs.test_run_folder import LOOP, process
 from memory.leaks.test_leak_watch import FakeCuda
+from tests.report import forms
 
 from torchtriage.api import traces
 from torchtriage.core.finding import NotChecked
@@ -28,7 +29,6 @@ from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, findi
 from torchtriage.memory.leaks.run_watch import LeakWatch
 from torchtriage.report import json_report
 from torchtriage.report import recorded as recorded_rows
-from torchtriage.report import trace_markdown as markdown
 from torchtriage.report.pages import trace as html_page
 
 LEAK = {
@@ -94,7 +94,7 @@ def test_a_leak_is_a_finding_with_its_line_and_a_row_in_every_form(tmp_path: Pat
     assert json_report.decode(report.to_json())[0].recorded == result.recorded
     plain = " ".join(str(report).split())
     assert f"memory leak: {SENTENCE}; {USED}" in plain
-    assert "growing list" in markdown.render(report.results)
+    assert "growing list" in forms.traces_in_markdown(report.results)
     assert USED in html_page.render(report.results)
 
 

@@ -163,7 +163,7 @@ def test_a_refused_trace_is_not_judged(install: Install) -> None:
     assert result.refused
     assert not result.healthy
     assert (result.findings, result.checked, result.summary) == ((), (), None)
-    assert [(one.code, one.missing) for one in result.not_checked] == [("TST001", ("recording that can be judged",))]
+    assert [(one.code, one.missing) for one in result.not_checked] == [("TST001", ("recording that can be analysed",))]
     assert result.verdict[0].startswith("No verdict: 10 launches and copies, but no GPU row")
     assert result.verdict[1].startswith("Check that no other profiler was attached")
 
@@ -360,7 +360,7 @@ def test_findings_are_ranked_by_what_they_surely_give_back(install: Install) -> 
     result = diagnose(steps().build())
     assert codes(result) == ["TST003", "TST002", "TST001", "TST004", "TST005"]
     assert result.findings[-1].severity == "note"
-    assert result.verdict[1].startswith("Costliest: Title of TST003 (TST003), 133 µs of 1.00 ms")
+    assert result.verdict[1].startswith("Largest saving: Title of TST003 (TST003), 133 µs of 1.00 ms")
 
 
 @pytest.mark.parametrize(

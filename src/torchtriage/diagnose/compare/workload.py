@@ -152,7 +152,7 @@ def _unusable(before: Workload, after: Workload) -> Iterator[Unlike]:
         if refusal is not None:
             yield Unlike(
                 "unusable",
-                f"the run {side} cannot be judged: {refusal.message}",
+                f"the run {side} cannot be analysed: {refusal.message}",
                 refusal.message if side == "before" else "",
                 refusal.message if side == "after" else "",
                 refusal.fix,

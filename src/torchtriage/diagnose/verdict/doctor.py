@@ -71,7 +71,7 @@ def _content(trace: Trace) -> Iterator[Note]:
         yield Note(
             "too-few-events",
             "refuse",
-            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be judged",
+            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be analysed",
             f"record whole steps: {LIGHT}",
         )
 
@@ -263,7 +263,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
             "cut-window",
             "refuse",
             f"all events together cover {format_ns(covered)} of the {format_ns(window.wall_ns)}"
-            " window: a slice, in which nothing can be judged",
+            " window: a slice, in which nothing can be analysed",
             f"record whole steps, and pass the file as it was written: {LIGHT}",
             {"covered_ns": covered, "window_ns": window.wall_ns},
         )

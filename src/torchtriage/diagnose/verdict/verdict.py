@@ -192,7 +192,7 @@ def _run(
 
 
 def _withheld(entry: PatternEntry, refusal: Note) -> NotChecked:
-    return NotChecked(entry.pattern.code, entry.pattern.name, ("recording that can be judged",), refusal.fix)
+    return NotChecked(entry.pattern.code, entry.pattern.name, ("recording that can be analysed",), refusal.fix)
 
 
 def _sound(trace: Trace, claim: Claim) -> Claim:

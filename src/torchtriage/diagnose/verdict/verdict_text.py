@@ -34,7 +34,7 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     )
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
-    return _where_time_goes(trace), _costliest(trace, result, min_share), f"{trust}."
+    return _where_time_goes(trace), _largest_saving(trace, result, min_share), f"{trust}."
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
@@ -74,14 +74,14 @@ def _where_time_goes(trace: Trace) -> str:
     return f"{device.name or 'GPU'} is busy {busy} of {over}{tail}."
 
 
-def _costliest(trace: Trace, result: Result, min_share: float) -> str:
+def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     findings, joint = result.findings, result.joint_cost
     timed = [(one, one.cost) for one in findings if one.cost and one.cost.high_ms > 0]
     if timed and joint is not None:
         first, cost = timed[0]
         more = f"; with {_many(timed[1:], 'more finding')} up to {format_ms(joint.high_ms)}"
         return (
-            f"Costliest: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
+            f"Largest saving: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
             f" {format_ms(cost.of_ms)} per {cost.per}{more if len(timed) > 1 else ''}."
         )
     if not result.checked:

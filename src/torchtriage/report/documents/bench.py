@@ -34,6 +34,7 @@ from torchtriage.report.blocks import (
     Span,
     Table,
     Text,
+    bars,
     bold,
     code,
     dim,
@@ -46,7 +47,6 @@ NONE = "-"
 COLUMNS = ("way", "cold", "warm", "P50", "P95", "P99", "rate", "memory", "answers", "pays after")
 DROPPED = (6, 7, 4, 2)
 """Columns that give way where they do not fit: rate and memory are in the JSON and the page too."""
-HEIGHTS = "▁▂▃▄▅▆▇█"
 N_BARS, N_PAIRS = 30, 12
 WIDTH, HEIGHT = 600, 80
 """Of a warm-up curve on the page, in its own units."""
@@ -280,8 +280,7 @@ def misses(row: Misses) -> str:
 def _bars(times: Sequence[float]) -> str:
     """Return the first steps as bars: one per step, heights by the logarithm."""
     logs = [math.log(max(time, 1e-9)) for time in times[:N_BARS]]
-    low, span = min(logs), max(max(logs) - min(logs), 1e-9)
-    return "".join(HEIGHTS[int((log - low) / span * (len(HEIGHTS) - 1))] for log in logs)
+    return bars(logs, min(logs))
 
 
 def _times(rows: Sequence[SettingRow]) -> str:

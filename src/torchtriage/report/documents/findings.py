@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchtriage.core.finding import Crash, Finding, NotChecked
+from torchtriage.core.finding import Crash, Finding, NotChecked, Quote
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.verdict.result import Summary
+from torchtriage.report import words
 from torchtriage.report.blocks import (
     MARKDOWN,
     PAGE,
@@ -12,8 +15,8 @@ from torchtriage.report.blocks import (
     Block,
     Code,
     Entry,
+    Folded,
     Lines,
-    Markup,
     Row,
     Rows,
     Section,
@@ -22,11 +25,11 @@ from torchtriage.report.blocks import (
     bold,
     code,
     dim,
+    unfold,
 )
 from torchtriage.report.page import fix, text
-from torchtriage.report.page import lines as code_lines
 
-__all__ = ["SEVERITY", "card", "code_and_link", "comment", "entry", "title", "unanswered"]
+__all__ = ["SEVERITY", "card", "entry", "title", "unanswered"]
 
 SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"}
 
@@ -41,33 +44,43 @@ def title(finding: Finding, rank: int) -> tuple[Span, ...]:
     )
 
 
-def code_and_link(finding: Finding) -> list[tuple[str, str]]:
-    """Return the lines of a fix that stay whole: its code, and a link to open."""
-    rows = finding.fix.code.replace("\r\n", "\n").split("\n") if finding.fix.code else []
-    link = [finding.fix.link] if finding.fix.link.startswith("https://") else []
-    return [*((row, "green") for row in rows), *((row, "dim underline") for row in link)]
-
-
-def entry(finding: Finding, rank: int) -> Entry:
-    """Return a finding on the terminal."""
-    frame = finding.place.frame
-    rows = [
-        Row("what", finding.message),
-        *([Row("where", f"{frame.file}:{frame.line} {frame.function}")] if frame is not None else ()),
-        *([Row("fix", finding.fix.text)] if finding.fix.text else ()),
+def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote: Quote | None = None) -> Entry:
+    """Return a finding on the terminal and in Markdown; ``quote`` gives the source lines below its place."""
+    place, advice = finding.place, finding.fix
+    rows = []
+    if finding.cost is not None:
+        rows.append(Row("saves", (bold(words.saving(finding.cost)), dim(f"  {words.basis(finding.cost)}"))))
+    rows.append(Row("what", finding.message))
+    where: list[Text] = []
+    quoted = [] if place.frame is None else [Span(line, "cyan") for line in words.quoted(place.frame, quote)]
+    if place.frame is not None:
+        where += [code(words.frame(place.frame)), *quoted]
+    if place.module:
+        where.append(code(words.event_name(place.module)))
+    if place.ops:
+        where.append(code(" > ".join(map(words.event_name, place.ops))))
+    when = (words.steps(place, finding.n_events, summary), words.event_name(place.lane))
+    where.append(", ".join(filter(None, when)))
+    rows += [
+        Row("" if below else "where", line, cut=line in quoted) for below, line in enumerate(filter(unfold, where))
     ]
-    return Entry(title(finding, rank), [Rows(rows, indent=3), Code(code_and_link(finding), indent=3)], on=TERMINAL)
-
-
-def comment(finding: Finding) -> Section:
-    """Return a finding in Markdown."""
-    lines: list[Text] = [
-        (code(finding.code), bold(f" {finding.title}"), f" ({finding.severity})"),
-        finding.message,
-        f"Fix: {finding.fix.text}",
+    rows += [
+        Row("ranks", words.rank_spread(finding)),
+        Row("evidence", words.evidence(finding)),
+        Row("fix", advice.text),
     ]
-    rows = [(row, "") for row in finding.fix.code.split("\n")] if finding.fix.code else []
-    return Section("", [Lines(lines), Code(rows, language="sh")], on=MARKDOWN)
+    # a link and a line of code stay whole on the terminal
+    source = advice.code.replace("\r\n", "\n").split("\n") if advice.code else []
+    link = [advice.link] if advice.link.startswith("https://") else []
+    whole = [*((row, "green") for row in source), *((row, "dim underline") for row in link)]
+    blocks = [
+        Rows([row for row in rows if unfold(row.text)], indent=3),
+        Code(whole, indent=3, on=TERMINAL),
+        Code([(row, "") for row in source], language="python", on=MARKDOWN),
+        Lines([Span("Read more", link=row) for row in link], on=MARKDOWN),
+        Rows([Row("also", f"explains {', '.join(finding.also_explains)}")] if finding.also_explains else [], indent=3),
+    ]
+    return Entry(title(finding, rank), blocks, fold=True, on=TERMINAL + MARKDOWN)
 
 
 def card(finding: Finding) -> str:
@@ -83,33 +96,35 @@ def card(finding: Finding) -> str:
     )
 
 
-def unanswered(not_checked: Sequence[NotChecked], crashes: Sequence[Crash]) -> Iterator[Block]:
-    """Yield what was not checked, grouped by how to record it, and what failed."""
-    groups: dict[str, list[NotChecked]] = {}
-    for item in not_checked:
-        groups.setdefault(item.how_to_record, []).append(item)
-    blocks: list[Block] = []
-    cards = []
-    for how, items in groups.items():
-        lines = [(bold(f"{item.code} "), f"{item.name}: no {', '.join(item.missing)}") for item in items]
-        blocks.append(Lines(lines))
-        if "\n" in how:
-            blocks.append(Code([(row, "green") for row in how.split("\n")]))
-        elif how:
-            blocks.append(Lines([(dim("to check: "), Span(how, "green"))], indent=4))
-        sentences = [f"{item.code} {item.name}: no {', '.join(item.missing)}" for item in items]
-        names = "".join(f"<p>{text(sentence)}</p>" for sentence in sentences)
-        record = f"<pre>{code_lines(how)}</pre>" if "\n" in how else f'<p class="how">{text(how)}</p>' if how else ""
-        cards.append(f'<li class="warn">{names}{record}</li>')
-    yield Section("Not checked", blocks, heading="Not checked", on=TERMINAL)
-    missing = [
-        ("Not checked: ", code(item.code), f" {item.name}, no {', '.join(item.missing)}") for item in not_checked
-    ]
-    yield Lines(missing, bullets=True, on=MARKDOWN)
-    failed = [(bold(f"{crash.code} "), crash.error) for crash in crashes]
-    heading = (Span("Failed", "bold red"), ", a defect of torchtriage; the others ran")
-    yield Section("Failed", [Lines(failed)], heading=heading, on=TERMINAL)
-    yield Lines([("Failed: ", code(crash.code), f" {crash.error}") for crash in crashes], bullets=True, on=MARKDOWN)
-    cards += [f'<li class="refuse"><p>{text(f"{crash.code}: {crash.error}")}</p></li>' for crash in crashes]
-    markup = f'<ul class="notes">{"".join(cards)}</ul>' if cards else ""
-    yield Section("Not checked", [Markup(markup)], on=PAGE)
+def unanswered(
+    not_checked: Sequence[NotChecked], crashes: Sequence[Crash], without_device: str | None = None
+) -> Iterator[Block]:
+    """Yield what was not checked, grouped by what was missing, and what failed.
+
+    ``without_device`` : a sentence for all patterns that need a device, if there is one; with it, in place of None,
+    the terminal names the patterns of a long group by code alone.
+    """
+    failed: list[Block] = []
+    if crashes:
+        failed = [
+            Lines([(Span("Failed", "bold red"), ", a defect of torchtriage; the others ran")], indent=0),
+            Lines([(bold(f"{crash.code} "), crash.error) for crash in crashes], bullets=True, tight=True),
+        ]
+    brief = [*_missing(not_checked, without_device), *failed]
+    yield Section("Not checked", brief, on=TERMINAL + PAGE, tight=True)
+    number = format_count(len(not_checked) + len(crashes), "pattern")
+    yield Folded(f"{number} without an answer", [*_missing(not_checked, None), *failed], on=MARKDOWN)
+
+
+def _missing(entries: Sequence[NotChecked], without_device: str | None) -> Iterator[Block]:
+    if without_device:
+        yield Lines([without_device], tight=True)
+        entries = [entry for entry in entries if not words.needs_device(entry)]
+    for group in words.missing(entries):
+        names = group.patterns if without_device is None else group.brief
+        yield Lines([(f"no {group.what}: ", dim(", ".join(names)))], bullets=True, tight=True)
+        if "\n" in group.how_to_record:
+            yield Code([(row, "green") for row in group.how_to_record.split("\n")], tight=True)
+        else:
+            how = [(dim("to check: "), code(group.how_to_record))] if group.how_to_record else []
+            yield Lines(how, indent=4, tight=True)

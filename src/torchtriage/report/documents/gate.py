@@ -31,6 +31,7 @@ from torchtriage.report.blocks import (
     Section,
     Span,
     Table,
+    bars,
     bold,
     code,
     dim,
@@ -44,7 +45,6 @@ MAX_ANNOTATIONS = 10
 N_LOUD, N_WELL, N_IN_MARKDOWN = 30, 12, 50
 N_ROWS, N_PICTURES, N_TRACKS = 300, 40, 60
 CELLS = 57
-HEIGHTS = "▁▂▃▄▅▆▇█"
 WIDE, HIGH = 1000.0, 100.0
 MIN_SPAN, MAX_SPAN = 0.02, 1.0
 """The axis of intervals reaches from 2 % to 100 %; what lies beyond is cut, its numbers are not."""
@@ -342,12 +342,10 @@ def _sparks(track: Track, room: int = 66) -> list[tuple[str, str]]:
     step = -(-len(values) // room)
     parts = [values[begin : begin + step] for begin in range(0, len(values), step)]
     means = [sum(part) / len(part) for part in parts]
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    bars = "".join(HEIGHTS[round((mean - low) / span * (len(HEIGHTS) - 1))] for mean in means)
     marks = [" "] * len(means)
     for change in track.changes:
         marks[change.index // step] = "^"
-    return [(bars, ""), ("".join(marks), "")]
+    return [(bars(means, min(means)), ""), ("".join(marks), "")]
 
 
 # -- the pictures of a page ----------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torchtriage.core.finding import Finding
 from torchtriage.core.units import format_bytes, format_count, format_share
 from torchtriage.memory.snapshot.result import (
     Device,
@@ -34,6 +33,7 @@ from torchtriage.report.blocks import (
     Section,
     Span,
     Table,
+    bars,
     bold,
     dim,
 )
@@ -48,7 +48,6 @@ N_DEVICES, N_PARTS = 8, 10
 N_FAILED, N_FAILED_ON_PAGE = 3, 5
 N_BARS = 24
 ROOM = 50
-HEIGHTS = "▁▂▃▄▅▆▇█"
 NO_SCRIPT = "<noscript><p>The pictures need scripts; this page runs only its own.</p></noscript>"
 
 
@@ -96,7 +95,7 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bo
     rest = "" if result.healthy else " in what could be analysed"
     none = [] if result.findings else [Span(f"No findings{rest}.", "bold green" if result.healthy else "bold")]
     advice = "" if any(finding.code == SETTINGS for finding in result.findings) else result.advice
-    yield from (_finding(finding, rank) for rank, finding in enumerate(result.findings, 1))
+    yield from (findings.entry(finding, rank) for rank, finding in enumerate(result.findings, 1))
     yield Lines(none, indent=0, on=TERMINAL)
     yield Rows([Row("settings", advice)] if advice else [], on=TERMINAL)
     clean = f'<div class="{"clean" if result.healthy else "unsure"}"><p>No findings{rest}.</p></div>' if none else ""
@@ -104,6 +103,7 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bo
     yield Section("Findings", cards, name="findings", on=PAGE)
     yield Lines([result.advice], on=MARKDOWN)
     yield Notes(result.notes)
+    yield Lines([bold("Not checked")] if result.not_checked else [], indent=0, on=TERMINAL)
     yield from findings.unanswered(result.not_checked, result.crashes)
     yield Foot(f"{file_name(result.path)}: {facts}, torchtriage {result.version}")
 
@@ -139,10 +139,8 @@ def _growth(growth: Growth) -> Rows:
     held = growth.held_bytes
     at = [i * (len(held) - 1) // max(min(len(held), N_BARS) - 1, 1) for i in range(N_BARS)]
     values = [held[i] for i in at if i < len(held)]
-    low, span = min(values), max(max(values) - min(values), 1)
-    bars = "".join(HEIGHTS[(value - low) * (len(HEIGHTS) - 1) // span] for value in values)
     rows = [
-        Row("steps", Span(bars, "bold red" if growth.is_leak else "dim")),
+        Row("steps", Span(bars(values, min(values)), "bold red" if growth.is_leak else "dim")),
         Row("", f"{growth.name}: {_change(growth)}"),
     ]
     rows += [
@@ -365,7 +363,3 @@ def _because(free: Fragmentation) -> str:
         f"{format_bytes(free.free_bytes)} of {format_bytes(free.reserved_bytes)} reserved ({share}) {when}, the largest"
         f" piece {format_bytes(free.largest_bytes)}"
     )
-
-
-def _finding(finding: Finding, rank: int) -> Block:
-    return Section("", [findings.entry(finding, rank), findings.comment(finding)], on=TERMINAL + MARKDOWN)

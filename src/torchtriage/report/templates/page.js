@@ -816,7 +816,7 @@ function collectivesSection(job) {
 
 function jobHeadline(result) {
   const job = result.job, n = result.nFindings;
-  const state = result.refused ? "No verdict" : n ? many(n, "finding") : result.healthy ? "Nothing found" : "Nothing found, not everything judged";
+  const state = result.refused ? "No verdict" : n ? many(n, "finding") : result.healthy ? "Nothing found" : "Nothing found, not everything analysed";
   const limited = result.notChecked.length + result.crashes.length;
   return h("div", { class: "head" },
     h("p", { class: "kicker" }, h("b", { class: !n && result.healthy ? "good" : "" }, state), ` · ${many(job.nRanks, "rank")}${job.worldSize && job.worldSize !== job.nRanks ? ` of ${count(job.worldSize)}` : ""}`),
@@ -891,7 +891,7 @@ function headline(result) {
   const t = result.trace, s = result.summary, n = result.nFindings;
   const limited = result.notChecked.length + result.crashes.length;
   const state = result.refused ? h("b", {}, "No verdict") : n ? h("b", {}, many(n, "finding"))
-    : !result.healthy ? h("b", {}, "Nothing found, not everything judged")
+    : !result.healthy ? h("b", {}, "Nothing found, not everything analysed")
     : limited ? h("span", {}, `Nothing found by ${count(result.checked.length)} of ${many(result.checked.length + limited, "pattern")}`)
     : h("b", { class: "good" }, "Nothing found");
   const rank = t.rank === null || t.worldSize === 1 ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;

@@ -40,10 +40,10 @@ class CompileReport(Renderable, CompileResult):
 
     def to_html(self) -> str:
         """Return one self-contained HTML page, with the graphs where a layout engine is here."""
-        from torchtriage.report.documents.compile import document
+        from torchtriage.report.documents.compile import CompileReport, document
         from torchtriage.report.page import render
 
-        return render(document(with_drawings(self, self._logs)))
+        return render(document(CompileReport(self.schema, self.version, with_drawings(self, self._logs))))
 
 
 def compile_logs(

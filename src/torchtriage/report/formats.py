@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchtriage.report.json_report import JsonFormat, schema_name
@@ -27,116 +29,79 @@ class Format(JsonFormat[T]):
     document: Callable[[T], Document]
 
 
-def _bench() -> Format[Any]:
-    from torchtriage.measure.bench.result import BENCH_SCHEMA, BenchResult
-    from torchtriage.report.documents.bench import document
-
-    command = "torchtriage bench TARGET --json"
-    return Format(BenchResult, BENCH_SCHEMA, "A benchmark by torchtriage", "a benchmark", command, document)
-
-
-def _comparison() -> Format[Any]:
-    from torchtriage.diagnose.compare.result import COMPARISON_SCHEMA, Comparison
-    from torchtriage.report.documents.comparison import document
-
-    title, command = "Comparison of two runs by torchtriage", "torchtriage compare BEFORE AFTER --json"
-    return Format(Comparison, COMPARISON_SCHEMA, title, "a comparison", command, document)
-
-
-def _compile() -> Format[Any]:
-    from torchtriage.compile.logs.result import COMPILE_SCHEMA
-    from torchtriage.report.documents.compile import CompileReport, document
-
-    title, command = "Result of torchtriage about compile logs", "torchtriage compile LOG --json"
-    return Format(CompileReport, COMPILE_SCHEMA, title, "a compile result", command, lambda it: document(it.result))
-
-
-def _experiment() -> Format[Any]:
-    from torchtriage.operate.experiment.result import EXPERIMENT_SCHEMA, ExperimentResult
-    from torchtriage.report.documents.rollout import document
-
-    title = "An experiment of torchtriage"
-    return Format(ExperimentResult, EXPERIMENT_SCHEMA, title, "an experiment", "Experiment.result()", document)
-
-
-def _gate() -> Format[Any]:
-    from torchtriage.measure.gate.result import GATE_SCHEMA, GateResult
-    from torchtriage.report.documents.gate import document
-
-    title, command = "A check of torchtriage gate", "torchtriage gate check --json"
-    return Format(GateResult, GATE_SCHEMA, title, "a check", command, document)
-
-
-def _history() -> Format[Any]:
-    from torchtriage.measure.gate.result import HISTORY_SCHEMA, HistoryResult
-    from torchtriage.report.documents.gate import document
-
-    title, command = "A history of torchtriage gate", "torchtriage gate history --json"
-    return Format(HistoryResult, HISTORY_SCHEMA, title, "a history", command, document)
-
-
-def _lint() -> Format[Any]:
-    from torchtriage.diagnose.lint.result import SCHEMA, LintResult
-    from torchtriage.report.documents.lint import document
-
-    title, command = "Result of torchtriage lint", "torchtriage lint PATH --json"
-    return Format(LintResult, SCHEMA, title, "a lint result", command, document)
-
-
-def _memory() -> Format[Any]:
-    from torchtriage.memory.snapshot.result import MEMORY_SCHEMA
-    from torchtriage.report.documents.memory import MemoryReport, document
-
-    title, command = "Result of torchtriage about memory snapshots", "torchtriage memory SNAPSHOT --json"
-    return Format(MemoryReport, MEMORY_SCHEMA, title, "a memory result", command, document)
-
-
-def _review() -> Format[Any]:
-    from torchtriage.learn.review.result import REVIEW_SCHEMA, ReviewResult
-    from torchtriage.report.documents.review import document
-
-    title, command = "Review of suspicious windows of a trace", "torchtriage review TRACE --json"
-    return Format(ReviewResult, REVIEW_SCHEMA, title, "a review", command, document)
-
-
-def _rollout() -> Format[Any]:
-    from torchtriage.operate.rollout.result import ROLLOUT_SCHEMA, RolloutResult
-    from torchtriage.report.documents.rollout import document
-
-    command = "torchtriage rollout report --json"
-    return Format(RolloutResult, ROLLOUT_SCHEMA, "A rollout of torchtriage", "a rollout", command, document)
-
-
-def _verification() -> Format[Any]:
-    from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Verification
-    from torchtriage.report.documents.verification import document
-
-    title, command = "A fix on trial by torchtriage", "torchtriage verify BEFORE.py AFTER.py --json"
-    return Format(Verification, VERIFICATION_SCHEMA, title, "a verification", command, document)
-
-
-def _xla() -> Format[Any]:
-    from torchtriage.compile.xla.result import XLA_SCHEMA, XlaResult
-    from torchtriage.report.documents.xla import document
-
-    title, command = "Models on PyTorch/XLA by torchtriage", "torchtriage xla TARGET --json"
-    return Format(XlaResult, XLA_SCHEMA, title, "an XLA result", command, document)
-
-
-FORMATS: dict[str, Callable[[], Format[Any]]] = {
-    "torchtriage-bench/1": _bench,
-    "torchtriage-comparison/1": _comparison,
-    "torchtriage-compile/1": _compile,
-    "torchtriage-experiment/1": _experiment,
-    "torchtriage-gate/1": _gate,
-    "torchtriage-gate-history/1": _history,
-    "torchtriage-lint/1": _lint,
-    "torchtriage-memory/1": _memory,
-    "torchtriage-review/1": _review,
-    "torchtriage-rollout/1": _rollout,
-    "torchtriage-verification/1": _verification,
-    "torchtriage-xla/1": _xla,
+# Schema: what is written, the module of documents that shows it; title, words for errors, command that writes it.
+_TABLE = {
+    "torchtriage-bench/1": (
+        "measure.bench.result.BenchResult",
+        "bench",
+        ("A benchmark by torchtriage", "a benchmark", "torchtriage bench TARGET --json"),
+    ),
+    "torchtriage-comparison/1": (
+        "diagnose.compare.result.Comparison",
+        "comparison",
+        ("Comparison of two runs by torchtriage", "a comparison", "torchtriage compare BEFORE AFTER --json"),
+    ),
+    "torchtriage-compile/1": (
+        "report.documents.compile.CompileReport",
+        "compile",
+        ("Result of torchtriage about compile logs", "a compile result", "torchtriage compile LOG --json"),
+    ),
+    "torchtriage-experiment/1": (
+        "operate.experiment.result.ExperimentResult",
+        "rollout",
+        ("An experiment of torchtriage", "an experiment", "Experiment.result()"),
+    ),
+    "torchtriage-gate/1": (
+        "measure.gate.result.GateResult",
+        "gate",
+        ("A check of torchtriage gate", "a check", "torchtriage gate check --json"),
+    ),
+    "torchtriage-gate-history/1": (
+        "measure.gate.result.HistoryResult",
+        "gate",
+        ("A history of torchtriage gate", "a history", "torchtriage gate history --json"),
+    ),
+    "torchtriage-lint/1": (
+        "diagnose.lint.result.LintResult",
+        "lint",
+        ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
+    ),
+    "torchtriage-memory/1": (
+        "report.documents.memory.MemoryReport",
+        "memory",
+        ("Result of torchtriage about memory snapshots", "a memory result", "torchtriage memory SNAPSHOT --json"),
+    ),
+    "torchtriage-review/1": (
+        "learn.review.result.ReviewResult",
+        "review",
+        ("Review of suspicious windows of a trace", "a review", "torchtriage review TRACE --json"),
+    ),
+    "torchtriage-rollout/1": (
+        "operate.rollout.result.RolloutResult",
+        "rollout",
+        ("A rollout of torchtriage", "a rollout", "torchtriage rollout report --json"),
+    ),
+    "torchtriage-verification/1": (
+        "measure.verify.result.Verification",
+        "verification",
+        ("A fix on trial by torchtriage", "a verification", "torchtriage verify BEFORE.py AFTER.py --json"),
+    ),
+    "torchtriage-xla/1": (
+        "compile.xla.result.XlaResult",
+        "xla",
+        ("Models on PyTorch/XLA by torchtriage", "an XLA result", "torchtriage xla TARGET --json"),
+    ),
 }
+
+
+def _format(name: str) -> Format[Any]:
+    kind, document, words = _TABLE[name]
+    module, _, attribute = f"torchtriage.{kind}".rpartition(".")
+    documents = import_module(f"torchtriage.report.documents.{document}")
+    return Format(getattr(import_module(module), attribute), name, *words, documents.document)
+
+
+FORMATS: dict[str, Callable[[], Format[Any]]] = {name: partial(_format, name) for name in _TABLE}
 """By schema name; each imports its own result and document alone."""
 
 

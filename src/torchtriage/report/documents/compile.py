@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torchtriage.compile.logs import formatting
 from torchtriage.compile.logs.formatting import counts, cut, file_name, joined, place, seconds
 from torchtriage.compile.logs.phases import OTHER, PHASES
-from torchtriage.compile.logs.result import CompileResult, Count, GraphBreak, Inductor, PhaseSpan, Process, Recompile
-from torchtriage.core.finding import Finding, Fix, Frame, Note
+from torchtriage.compile.logs.result import CompileResult, GraphBreak, Inductor, PhaseSpan, Process, Recompile
+from torchtriage.core.finding import Finding, Fix, Note
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.report.blocks import (
@@ -36,9 +36,9 @@ from torchtriage.report.blocks import (
     bold,
     code,
     dim,
+    unfold,
 )
 from torchtriage.report.documents.findings import SEVERITY
-from torchtriage.report.page import fix as fix_markup
 from torchtriage.report.page import text
 
 __all__ = ["CompileReport", "document"]
@@ -59,8 +59,9 @@ class CompileReport:
     result: CompileResult
 
 
-def document(result: CompileResult) -> Document:
+def document(report: CompileReport) -> Document:
     """Return the report of ``torchtriage compile``."""
+    result = report.result
     names = [file_name(path) for path in result.paths] or ["compile log"]
     title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     facts, books = formatting.facts(result), formatting.books(result)
@@ -100,166 +101,131 @@ def _more(number: int, noun: str) -> Lines:
     return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
 
 
-def _more_on_page(rows: Sequence[object]) -> str:
-    return f'<p class="sub">{len(rows) - N_ON_PAGE} more are in the JSON.</p>' if len(rows) > N_ON_PAGE else ""
-
-
 # -- causes ----------------------------------------------------------------------------------------
 
 
 def _breaks(result: CompileResult) -> Iterator[Block]:
     breaks = result.breaks
     heading = (bold("Graph breaks"), dim(f"  {len(breaks)} distinct, {format_count(result.books.n_breaks, 'record')}"))
-    entries = [_break(one, rank) for rank, one in enumerate(breaks[:N_ROWS], 1)]
-    yield Section("", [*entries, _more(len(breaks) - N_ROWS, "row")], heading=heading, on=TERMINAL)
-    costed = any(one.trace for one in breaks)
+    entries = [_break(graph_break, rank) for rank, graph_break in enumerate(breaks[:N_ON_PAGE], 1)]
+    yield from _listed(entries, len(breaks), heading, "Graph breaks", "breaks")
+    costed = any(graph_break.trace for graph_break in breaks)
     rows = []
-    for one in breaks:
-        what = (code(one.id), f" {one.type}") if one.id else one.type
-        cost = (joined(one.trace),) if costed else ()
-        rows.append((what, formatting.graph_break(one), str(one.count), one.fix.text, *cost))
+    for graph_break in breaks:
+        what = (code(graph_break.id), f" {graph_break.type}") if graph_break.id else graph_break.type
+        cost = (joined(graph_break.trace),) if costed else ()
+        where = formatting.graph_break(graph_break)
+        rows.append((what, where, str(graph_break.count), graph_break.fix.text, *cost))
     columns = ("graph break", "where", "times", "fix", *(("in the trace",) if costed else ()))
     yield Table(columns, rows, align="llrll", limit=N_IN_MARKDOWN, on=MARKDOWN)
-    cards = "".join(map(_break_card, breaks[:N_ON_PAGE])) + _more_on_page(breaks)
-    yield Section("Graph breaks", [Markup(cards)], name="breaks", on=PAGE)
 
 
-def _break(one: GraphBreak, rank: int) -> Entry:
-    title = (dim(f"{rank}. "), bold(f"{one.id} " if one.id else ""), bold(cut(one.type, 100)))
-    times = dim(f"  {one.count}x" if one.count > 1 else "")
-    rows: list[tuple[str, Text]] = [
-        ("where", formatting.graph_break(one)),
-        # of one name in several files, or at several lines: once
-        ("splits", ", ".join(dict.fromkeys(frame.function for frame in one.functions[:8]))),
-        ("why", cut(one.explanation.split("\n\n")[0], 240)),
-        ("fix", one.fix.text),
-    ]
-    hints: list[tuple[str, Text]] = [("hint", dim(cut(hint, 200))) for hint in one.hints[:2]]
-    return _cause((*title, times), rows, one.fix, hints, joined(one.trace))
+def _listed(entries: Sequence[Entry], number: int, heading: Text, title: str, name: str) -> Iterator[Block]:
+    """Yield the first entries on the terminal, and nearly all on the page."""
+    rest = _more(number - N_ROWS, "row")
+    yield Section("", [*entries[:N_ROWS], rest], heading=heading, on=TERMINAL)
+    left = [f"{number - N_ON_PAGE} more are in the JSON."] if number > N_ON_PAGE else []
+    yield Section(title, [*entries, Lines(left, kind="sub")], name=name, on=PAGE)
 
 
-def _cause(title: Text, rows: list[tuple[str, Text]], fix: Fix, after: list[tuple[str, Text]], cost: str) -> Entry:
-    if cost:
-        after = [*after, ("costs", bold(cost))]
+def _rows(*rows: tuple[str, Text], on: str = TERMINAL + PAGE) -> Rows:
+    return Rows([Row(label, line) for label, line in rows if unfold(line)], indent=3, on=on)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) > 1 else ""
+
+
+def _break(row: GraphBreak, rank: int) -> Entry:
+    title = (dim(f"{rank}. "), bold(f"{row.id} " if row.id else ""), bold(cut(row.type, 100)))
+    # of one name in several files, or at several lines: once
+    splits = ", ".join(dict.fromkeys(frame.function for frame in row.functions[:8]))
+    times = f"{row.count:,}, compile ids {', '.join(row.compile_ids[:12])}"
+    stack = [(f"{frame.file}:{frame.line} {frame.function}", "") for frame in row.stack]
     blocks = [
-        Rows([Row(label, line) for label, line in rows if line], indent=3),
-        Code([(fix.code, "green")] if fix.code else [], indent=3),
-        Rows([Row(label, line) for label, line in after], indent=3),
+        _rows(("where", formatting.graph_break(row)), ("splits", splits)),
+        _rows(("why", cut(row.explanation.split("\n\n")[0], 240)), on=TERMINAL),
+        _rows(("why", " ".join(row.explanation.split())), ("times", times), ("ranks", _ranks(row.ranks)), on=PAGE),
+        *_fix(row.fix),
+        _rows(*(("hint", dim(cut(hint, 200))) for hint in row.hints[:2]), on=TERMINAL),
+        _rows(*(("hint", hint) for hint in row.hints), ("context", row.context[:300]), on=PAGE),
+        _rows(("costs", bold(joined(row.trace)))),
+        Folded("Python stack, innermost first", [Code(stack)], on=PAGE),
     ]
-    return Entry(title, blocks, tight=True)
+    return Entry((*title, dim(f"  {row.count}x" if row.count > 1 else "")), blocks, tight=True, on=TERMINAL + PAGE)
+
+
+def _fix(fix: Fix, before: str = "") -> list[Block]:
+    link = fix.link if fix.link.startswith("https://") else ""
+    rows = [(row, "green") for row in fix.code.split("\n")] if fix.code else []
+    return [_rows(("fix", before + fix.text)), Code(rows, indent=3), Lines([Span(link, link=link)], on=PAGE)]
 
 
 def _recompiles(result: CompileResult) -> Iterator[Block]:
     recompiles = result.recompiles
     records = format_count(result.books.n_recompiles, "record")
     heading = (bold("Recompilations"), dim(f"  {format_count(len(recompiles), 'kind')}, {records}"))
-    entries = [_recompile(one, rank) for rank, one in enumerate(recompiles[:N_ROWS], 1)]
-    yield Section("", [*entries, _more(len(recompiles) - N_ROWS, "row")], heading=heading, on=TERMINAL)
+    entries = [_recompile(recompile, rank) for rank, recompile in enumerate(recompiles[:N_ON_PAGE], 1)]
+    yield from _listed(entries, len(recompiles), heading, "Recompilations", "recompiles")
     rows = [
         (
-            place(one.function),
-            (formatting.recompile(one), bold(" limit reached" if one.limit else "")),
-            formatting.values(one),
-            str(one.count),
-            seconds(one.total_ms),
-            f"{formatting.cures(one)}: {one.fix.text}",
+            place(recompile.function),
+            (formatting.recompile(recompile), bold(" limit reached" if recompile.limit else "")),
+            formatting.values(recompile),
+            str(recompile.count),
+            seconds(recompile.total_ms),
+            f"{formatting.cures(recompile)}: {recompile.fix.text}",
         )
-        for one in recompiles
+        for recompile in recompiles
     ]
     columns = ("compiled again", "for", "values", "times", "took", "fix")
     yield Table(columns, rows, align="lllrrl", limit=N_IN_MARKDOWN, on=MARKDOWN)
-    cards = "".join(map(_recompile_card, recompiles[:N_ON_PAGE])) + _more_on_page(recompiles)
-    yield Section("Recompilations", [Markup(cards)], name="recompiles", on=PAGE)
 
 
-def _recompile(one: Recompile, rank: int) -> Entry:
-    spent = f", {format_ms(one.total_ms)}" if one.total_ms else ""
-    limit = Span("  recompile limit reached" if one.limit else "", "bold red")
-    title = (dim(f"{rank}. "), bold(formatting.recompile(one)), dim(f"  {one.count}x{spent}"), limit)
-    caller = f", called at {place(one.caller)}" if one.caller else ""
-    source = f": {one.code}" if one.code else ""
-    rows: list[tuple[str, Text]] = [
-        ("of", place(one.function) + caller),
-        ("guard at", place(one.frame) + source if one.frame is not None else ""),
-        ("guard", dim(cut(one.guard, 160))),
-        ("values", formatting.values(one)),
-        ("fix", f"{formatting.cures(one)}. {one.fix.text}"),
+def _recompile(row: Recompile, rank: int) -> Entry:
+    spent = f", {format_ms(row.total_ms)}" if row.total_ms else ""
+    limit = Span("  recompile limit reached" if row.limit else "", "bold red")
+    title = (dim(f"{rank}. "), bold(formatting.recompile(row)), dim(f"  {row.count}x{spent}"), limit)
+    caller = f", called at {place(row.caller)}" if row.caller else ""
+    source = f": {row.code}" if row.code else ""
+    others = f"; other graphs failed for {counts(row.others)}" if row.others else ""
+    blocks = [
+        _rows(
+            ("of", place(row.function) + caller),
+            ("guard at", place(row.frame) + source if row.frame is not None else ""),
+        ),
+        _rows(("guard", dim(cut(row.guard, 160))), on=TERMINAL),
+        _rows(("guard", (code(row.guard[:600]), others)), on=PAGE),
+        _rows(("values", formatting.values(row))),
+        _rows(("compile ids", ", ".join(row.compile_ids[:12])), ("ranks", _ranks(row.ranks)), on=PAGE),
+        *_fix(row.fix, f"{formatting.cures(row)}. "),
+        _rows(("hint", row.hint), on=PAGE),
+        _rows(("costs", bold(joined(row.trace)))),
     ]
-    return _cause(title, rows, one.fix, [], joined(one.trace))
+    return Entry(title, blocks, tight=True, on=TERMINAL + PAGE)
 
 
 def _others(rest: Sequence[Finding]) -> Iterator[Block]:
     entries = [
         Entry(
-            (Span(one.severity.upper(), SEVERITY[one.severity]), bold(f" {one.code} {one.title}")),
-            [Rows([Row("what", one.message), Row("fix", one.fix.text)], indent=3)],
+            (Span(finding.severity.upper(), SEVERITY[finding.severity]), bold(f" {finding.code} {finding.title}")),
+            [
+                _rows(("where", place(finding.place.frame)), on=PAGE),
+                _rows(("what", finding.message)),
+                *_fix(finding.fix),
+            ],
             tight=True,
+            on=TERMINAL + PAGE,
         )
-        for one in rest[:N_ROWS]
+        for finding in rest[:N_ON_PAGE]
     ]
-    yield Section("", [*entries, _more(len(rest) - N_ROWS, "finding")], heading="Other findings", on=TERMINAL)
-    lines = [(bold(one.severity), " ", code(one.code), f" {one.title}: {one.message}. {one.fix.text}") for one in rest]
+    yield from _listed(entries, len(rest), "Other findings", "Other findings", "others")
+    lines = [
+        (bold(finding.severity), " ", code(finding.code), f" {finding.title}: {finding.message}. {finding.fix.text}")
+        for finding in rest
+    ]
     more = [f"{len(rest) - N_IN_MARKDOWN} more findings are in the JSON."] if len(rest) > N_IN_MARKDOWN else []
     yield Lines([*lines[:N_IN_MARKDOWN], *more], bullets=True, on=MARKDOWN)
-    cards = ""
-    for one in rest[:N_ON_PAGE]:
-        level = f'<span class="sev {one.severity}">{one.severity}</span>'
-        where = _place(one.place.frame) if one.place.frame else ""
-        rows = _pairs([("where", where), ("what", text(one.message)), ("fix", fix_markup(one.fix))])
-        cards += f'<div class="row"><h3>{level} {text(one.code)} {text(one.title)}</h3>{rows}</div>'
-    yield Section("Other findings", [Markup(cards + _more_on_page(rest))], name="others", on=PAGE)
-
-
-def _place(frame: Frame | None) -> str:
-    if frame is None:
-        return ""
-    line = f":{frame.line}" if frame.line else ""
-    return f"<code>{text(frame.file)}{line}</code> {text(frame.function)}"
-
-
-def _pairs(rows: Sequence[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows if value)}</dl>"
-
-
-def _break_card(one: GraphBreak) -> str:
-    rows = [
-        ("where", _place(one.frame) or "no line in the log"),
-        ("from", _place(one.caller)),
-        ("splits", ", ".join(text(frame.function) for frame in one.functions[:8])),
-        ("times", f"{one.count:,}, compile ids {text(', '.join(one.compile_ids[:12]))}"),
-        ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
-        ("in the trace", text(joined(one.trace))),
-        ("why", text(" ".join(one.explanation.split()))),
-        ("fix", fix_markup(one.fix)),
-        ("PyTorch says", "<br>".join(text(hint) for hint in one.hints)),
-        ("context", text(one.context, 300)),
-    ]
-    stack = ""
-    if one.stack:
-        frames = "\n".join(f"{text(frame.file)}:{frame.line} {text(frame.function)}" for frame in one.stack)
-        stack = f"<details><summary>Python stack, innermost first</summary><pre>{frames}</pre></details>"
-    name = f"{text(one.id)} " if one.id else ""
-    return f'<div class="row"><h3>{name}{text(one.type)}</h3>{_pairs(rows)}{stack}</div>'
-
-
-def _recompile_card(one: Recompile) -> str:
-    source = f" <code>{text(one.code)}</code>" if one.code else ""
-    others = f"; other graphs failed for {text(counts(one.others))}" if one.others else ""
-    ids = text(", ".join(one.compile_ids[:12]))
-    rows = [
-        ("function", _place(one.function)),
-        ("called at", _place(one.caller)),
-        ("guard at", _place(one.frame) + source if one.frame else ""),
-        ("guard", f"<code>{text(one.guard, 600)}</code>{others}"),
-        ("values", text(" → ".join(one.values))),
-        ("times", f"{one.count:,}, {text(format_ms(one.total_ms))} in all, compile ids {ids}"),
-        ("ranks", ", ".join(map(str, one.ranks)) if len(one.ranks) > 1 else ""),
-        ("in the trace", text(joined(one.trace))),
-        ("fix", f'<span class="cure">{text(formatting.cures(one))}.</span> {fix_markup(one.fix)}'),
-        ("PyTorch says", text(one.hint)),
-    ]
-    limit = " · recompile limit reached" if one.limit else ""
-    return f'<div class="row"><h3>{text(formatting.recompile(one))}{limit}</h3>{_pairs(rows)}</div>'
 
 
 # -- time --------------------------------------------------------------------------------------
@@ -290,18 +256,19 @@ def _phases(result: CompileResult) -> Iterator[Block]:
     rows = [(phase.name, format_ms(phase.self_ms), format_share(phase.share)) for phase in phases[:8]]
     yield Table(("compile time", "", "of all"), rows, on=MARKDOWN)
     sub = f"Time without the marks inside; adds up to the {marked} between the compiler's outermost marks."
-    cells = ""
-    for phase in phases:
-        marks = ", ".join(f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in phase.marks[:3])
-        cells += (
-            f'<tr class="{_COLOURS.get(phase.name, _COLOURS[OTHER])}"><td><i></i>{text(phase.name)}</td>'
-            f"<td>{text(format_ms(phase.self_ms))}</td><td>{text(format_share(phase.share))}</td>"
-            '<td><svg viewBox="0 0 100 4" preserveAspectRatio="none">'
-            f'<rect width="{phase.share * 100:.2f}" height="4"/></svg></td><td>{text(marks)}</td></tr>'
+    cells = [
+        (
+            phase.name,
+            format_ms(phase.self_ms),
+            format_share(phase.share),
+            "█" * round(phase.share * BAR),
+            ", ".join(f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in phase.marks[:3]),
         )
-    head = "<thead><tr><th>phase</th><th>time</th><th>share</th><th></th><th>longest marks</th></tr></thead>"
-    table = f'<div class="scroll"><table class="phases">{head}<tbody>{cells}</tbody></table></div>' if cells else ""
-    yield Section("By phase", [Markup(table)], sub, name="phases", on=PAGE)
+        for phase in phases
+    ]
+    kinds = [_COLOURS.get(phase.name, _COLOURS[OTHER]) for phase in phases]
+    columns = ("phase", "time", "share", "", "longest marks")
+    yield Section("By phase", [Table(columns, cells, kind="phases", kinds=kinds)], sub, name="phases", on=PAGE)
 
 
 def _fall(process: Process) -> str:
@@ -427,14 +394,13 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
     rows += [("cudagraph", Span(skip, "yellow")) for skip in skips]
     yield Section("", [Rows([Row(label, line) for label, line in rows if line])], heading="Inductor", on=TERMINAL)
 
-    skipped = "<br>".join(f"{row.count:,}x {text(row.name)}" for row in inductor.cudagraph_skips)
     pairs = [
-        ("kernels", text(kernels)),
+        ("kernels", kernels),
         ("fusion", fused),
-        ("library calls", text(library)),
-        ("left as they are", text(fallback)),
-        ("autotuning", text(seconds(inductor.autotune_ms))),
-        ("CUDA graphs skipped", skipped),
+        ("library calls", library),
+        ("left as they are", fallback),
+        ("autotuning", seconds(inductor.autotune_ms)),
+        ("CUDA graphs skipped", "; ".join(f"{row.count:,}x {row.name}" for row in inductor.cudagraph_skips)),
     ]
     caches = [
         (
@@ -462,7 +428,7 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
     yield Section(
         "Inductor",
         [
-            Markup(f'<div class="row">{_pairs(pairs)}</div>'),
+            _rows(*pairs, on=PAGE),
             Markup("<h3>Caches</h3>" if caches else ""),
             Table(("cache", "hits", "misses", "bypassed", "saved", "why bypassed"), caches),
             Markup("<h3>What the passes changed</h3>" if stages else ""),
@@ -502,14 +468,10 @@ def _guards(result: CompileResult) -> Iterator[Block]:
         rows.append(Row("most from", counts(guards.places, 3)))
     yield Section("", [Rows(rows)], heading=(bold("Guards"), dim(f"  {number}")), on=TERMINAL)
     groups = (("By kind", guards.kinds), ("On", guards.sources), ("Asked for by", guards.places))
-    tallies = "".join(f"<div><h3>{title}</h3>{_tally(group)}</div>" for title, group in groups if group)
-    yield Section("Guards", [Markup(f'<div class="two">{tallies}</div>')], sub, name="guards", on=PAGE)
-
-
-def _tally(rows: Sequence[Count]) -> str:
-    body = "".join(f"<tr><td>{text(row.name)}</td><td>{row.count:,}</td></tr>" for row in rows[:15])
-    head = "<thead><tr><th></th><th>guards</th></tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+    tallies = [
+        Table((title, "guards"), [(row.name, f"{row.count:,}") for row in group[:15]]) for title, group in groups
+    ]
+    yield Section("Guards", tallies, sub, name="guards", on=PAGE)
 
 
 def _drawings(result: CompileResult) -> Iterator[str]:

@@ -15,30 +15,7 @@ from torchtriage.measure.bench.result import (
     SettingRow,
     Start,
 )
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Document,
-    Entry,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    bars,
-    bold,
-    code,
-    dim,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 
 __all__ = ["COLUMNS", "cells", "comparison", "compilation", "document", "failure", "misses"]
@@ -52,86 +29,86 @@ WIDTH, HEIGHT = 600, 80
 """Of a warm-up curve on the page, in its own units."""
 
 
-def document(result: BenchResult) -> Document:
+def document(result: BenchResult) -> b.Document:
     """Return the report of ``torchtriage bench``."""
     basis = _basis(result)
     facts = [("target", result.target), ("measured", basis), *result.facts, ("machine", str(result.noise))]
-    failed = [(Span(f"{row.label} ", "bold red"), failure(row)) for row in result.rows if row.failure is not None]
+    failed = [(b.Span(f"{row.label} ", "bold red"), failure(row)) for row in result.rows if row.failure is not None]
     table = [cells(row) for row in result.rows]
     styles = ["red" if row.failure is not None else "" for row in result.rows]
     pairs = [
-        Row("" if rank else "order", comparison(pair) if not pair.tie or pair.resolved else dim(comparison(pair)))
+        b.Row("" if rank else "order", comparison(pair) if not pair.tie or pair.resolved else b.dim(comparison(pair)))
         for rank, pair in enumerate(result.comparisons[:N_PAIRS])
     ]
-    blocks: list[Block] = [
-        Head("torchtriage bench", result.verdict, facts=facts),
-        Lines([dim(result.target)], fit=True, on=TERMINAL),
-        Lines([dim(basis)], tight=True, on=TERMINAL),
-        Table(COLUMNS, table, styles=styles, drop=DROPPED, on=TERMINAL + MARKDOWN),
-        Lines(failed, hang=4, tight=True, on=TERMINAL),
-        Lines(failed, bullets=True, on=MARKDOWN),
-        Section("What to deploy", list(_advice(result))),
-        Section(
+    blocks: list[b.Block] = [
+        b.Head("torchtriage bench", result.verdict, facts=facts),
+        b.Lines([b.dim(result.target)], fit=True, on=b.TERMINAL),
+        b.Lines([b.dim(basis)], tight=True, on=b.TERMINAL),
+        b.Table(COLUMNS, table, styles=styles, drop=DROPPED, on=b.TERMINAL + b.MARKDOWN),
+        b.Lines(failed, hang=4, tight=True, on=b.TERMINAL),
+        b.Lines(failed, bullets=True, on=b.MARKDOWN),
+        b.Section("What to deploy", list(_advice(result))),
+        b.Section(
             "Step times",
-            [Markup(_times(result.rows))],
+            [b.Markup(_times(result.rows))],
             "P50 of steady steps; the mark is P95 where it could be told.",
-            on=PAGE,
+            on=b.PAGE,
         ),
-        Section(
+        b.Section(
             "All settings",
-            [Table(COLUMNS, table, kind="settings"), Lines([comparison(pair) for pair in result.comparisons])],
-            on=PAGE,
+            [b.Table(COLUMNS, table, kind="settings"), b.Lines([comparison(pair) for pair in result.comparisons])],
+            on=b.PAGE,
         ),
-        Rows(pairs, on=TERMINAL),
+        b.Rows(pairs, on=b.TERMINAL),
         *map(_details, result.rows),
-        Section("Setting by setting", [Entry(row.label, list(_on_page(row))) for row in result.rows], on=PAGE),
-        Notes(result.notes),
-        Foot(f"{result.target}: {basis}, torchtriage {result.version}"),
+        b.Section("Setting by setting", [b.Entry(row.label, list(_on_page(row))) for row in result.rows], on=b.PAGE),
+        b.Notes(result.notes),
+        b.Foot(f"{result.target}: {basis}, torchtriage {result.version}"),
     ]
     remark = "A session is one fresh process; a step is one call. Intervals are 95 % over sessions."
-    return Document(result.target, result.version, result.schema, blocks, "bench.css", remark)
+    return b.Document(result.target, result.version, result.schema, blocks, "bench.css", remark)
 
 
-def _advice(result: BenchResult) -> Iterator[Block]:
+def _advice(result: BenchResult) -> Iterator[b.Block]:
     for advice in result.advice:
         title = f"{advice.need}, batch {advice.batch_size}" if advice.batch_size else advice.need
-        line = Lines([Span(advice.line, "green"), advice.why], hang=0, on=TERMINAL)
-        rows: list[Block] = [line, Code([(advice.line, "")], on=PAGE), Lines([advice.why], on=PAGE)]
-        yield Entry(title, rows, indent=2, kind="advice", on=TERMINAL + PAGE)
-    lines: list[Text] = []
+        line = b.Lines([b.Span(advice.line, "green"), advice.why], hang=0, on=b.TERMINAL)
+        rows: list[b.Block] = [line, b.Code([(advice.line, "")], on=b.PAGE), b.Lines([advice.why], on=b.PAGE)]
+        yield b.Entry(title, rows, indent=2, kind="advice", on=b.TERMINAL + b.PAGE)
+    lines: list[b.Text] = []
     for advice in result.advice:
         title = f"{advice.need}, batch {advice.batch_size}" if advice.batch_size else advice.need
-        lines.append((bold(title), ": ", code(advice.line), f" ({advice.why})"))
-    yield Lines(lines, bullets=True, on=MARKDOWN)
+        lines.append((b.bold(title), ": ", b.code(advice.line), f" ({advice.why})"))
+    yield b.Lines(lines, bullets=True, on=b.MARKDOWN)
 
 
-def _details(row: SettingRow) -> Entry:
+def _details(row: SettingRow) -> b.Entry:
     """Return on the terminal what the table has no room for."""
     if row.failure is not None and row.compilation is None:
-        return Entry("", on="")
-    rows: list[Row] = []
+        return b.Entry("", on="")
+    rows: list[b.Row] = []
     if len(row.warm_up_ms) > 1 and row.n_sessions:
-        rows.append(Row("warm-up", (dim(_bars(row.warm_up_ms)), f"  {_steady(row)}")))
+        rows.append(b.Row("warm-up", (b.dim(_bars(row.warm_up_ms)), f"  {_steady(row)}")))
     p50 = next((quantile for quantile in row.quantiles if quantile.name == "P50"), None)
     if p50 is not None and p50.low_ms is not None and p50.high_ms is not None:
         steps = f"{format_count(row.n_steps, 'step')} in {format_count(row.n_sessions, 'session')}"
-        rows.append(Row("P50", f"{format_ms(p50.low_ms)} to {format_ms(p50.high_ms)}, {steps}"))
+        rows.append(b.Row("P50", f"{format_ms(p50.low_ms)} to {format_ms(p50.high_ms)}, {steps}"))
     if row.compilation is not None:
-        rows.append(Row("compile", compilation(row.compilation)))
+        rows.append(b.Row("compile", compilation(row.compilation)))
     if row.misses is not None:
-        rows.append(Row("deadline", misses(row.misses)))
+        rows.append(b.Row("deadline", misses(row.misses)))
     if row.numerics is not None and (row.setting.mode != "eager" or row.numerics.reason):
         style = "bold red" if row.numerics.verdict == "wrong" else ""
-        rows.append(Row("answers", Span(_errors(row.numerics), style)))
-    return Entry(row.label, [Rows(rows, indent=0)], indent=2, on=TERMINAL)
+        rows.append(b.Row("answers", b.Span(_errors(row.numerics), style)))
+    return b.Entry(row.label, [b.Rows(rows, indent=0)], indent=2, on=b.TERMINAL)
 
 
-def _on_page(row: SettingRow) -> Iterator[Block]:
-    yield Code([(row.setting.line, "")])
-    yield Lines([failure(row)])
+def _on_page(row: SettingRow) -> Iterator[b.Block]:
+    yield b.Code([(row.setting.line, "")])
+    yield b.Lines([failure(row)])
     if len(row.warm_up_ms) > 1:
-        yield Markup(_curve(row))
-    yield Lines(
+        yield b.Markup(_curve(row))
+    yield b.Lines(
         [
             f"{quantile.name}: {_ms(quantile.value_ms)}, 95 % interval {format_ms(quantile.low_ms)} to"
             f" {format_ms(quantile.high_ms)}"
@@ -140,9 +117,11 @@ def _on_page(row: SettingRow) -> Iterator[Block]:
         ]
     )
     if row.compilation is not None:
-        yield Lines([compilation(row.compilation), "Graph breaks:" if row.compilation.reasons else ""])
-        yield Lines([f"{reason} ({number})" for reason, number in row.compilation.reasons], bullets=True)
-    yield Lines([misses(row.misses) if row.misses else "", f"Answers: {_errors(row.numerics)}" if row.numerics else ""])
+        yield b.Lines([compilation(row.compilation), "Graph breaks:" if row.compilation.reasons else ""])
+        yield b.Lines([f"{reason} ({number})" for reason, number in row.compilation.reasons], bullets=True)
+    yield b.Lines(
+        [misses(row.misses) if row.misses else "", f"Answers: {_errors(row.numerics)}" if row.numerics else ""]
+    )
 
 
 # -- what the parts say ----------------------------------------------------------------------------
@@ -280,7 +259,7 @@ def misses(row: Misses) -> str:
 def _bars(times: Sequence[float]) -> str:
     """Return the first steps as bars: one per step, heights by the logarithm."""
     logs = [math.log(max(time, 1e-9)) for time in times[:N_BARS]]
-    return bars(logs, min(logs))
+    return b.bars(logs, min(logs))
 
 
 def _times(rows: Sequence[SettingRow]) -> str:

@@ -9,29 +9,7 @@ from pathlib import PurePosixPath
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
 from torchtriage.diagnose.compare.result import Cause, Comparison, FindingChange, Part, Run
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Document,
-    Folded,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    bold,
-    code,
-    dim,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 from torchtriage.report.words import event_name, saving
 
@@ -66,52 +44,52 @@ class Line:
         return self.after_ns - self.before_ns
 
 
-def document(result: Comparison) -> Document:
+def document(result: Comparison) -> b.Document:
     """Return the report of ``torchtriage compare``."""
     sides = (("before", result.before), ("after", result.after))
     total = result.total
     color = "" if total is None or not total.told else " green" if total.delta_ns < 0 else " red"
     style = "bold red" if total is None else f"bold{color}"
-    facts: list[tuple[str, Text]] = [(label, (bold(_file(side)), "\n", _run(side))) for label, side in sides]
-    rows = [row for label, side in sides for row in (Row(label, side.path, fit=True), Row("", dim(_run(side))))]
+    facts: list[tuple[str, b.Text]] = [(label, (b.bold(_file(side)), "\n", _run(side))) for label, side in sides]
+    rows = [row for label, side in sides for row in (b.Row(label, side.path, fit=True), b.Row("", b.dim(_run(side))))]
     foot = ", ".join(f"{label} {_file(side)} ({_run(side)})" for label, side in sides)
-    blocks: list[Block] = [
-        Head("torchtriage compare", result.verdict, (style, ""), facts, hang=0),
-        Rows(rows, on=TERMINAL),
+    blocks: list[b.Block] = [
+        b.Head("torchtriage compare", result.verdict, (style, ""), facts, hang=0),
+        b.Rows(rows, on=b.TERMINAL),
         *(_compared(result) if result.comparable else _refused(result)),
-        Foot(f"{foot}, torchtriage {result.version}"),
+        b.Foot(f"{foot}, torchtriage {result.version}"),
     ]
     remark = "Both traces were read and the page was made locally; it asks no server for anything."
     title = f"{_file(result.before)} against {_file(result.after)}"
-    return Document(title, result.version, result.schema, blocks, "comparison.css", remark)
+    return b.Document(title, result.version, result.schema, blocks, "comparison.css", remark)
 
 
-def _refused(result: Comparison) -> Iterator[Block]:
+def _refused(result: Comparison) -> Iterator[b.Block]:
     for reason in result.reasons:
-        sides = [Row("", dim(f"{reason.before or '-'}  |  ")), Row("", dim(reason.after or "-"))]
+        sides = [b.Row("", b.dim(f"{reason.before or '-'}  |  ")), b.Row("", b.dim(reason.after or "-"))]
         rows = [
-            Row(reason.code, reason.message, "bold red"),
+            b.Row(reason.code, reason.message, "bold red"),
             *(sides if reason.before or reason.after else ()),
-            Row("", (dim("try: "), Span(reason.fix, "green"))),
+            b.Row("", (b.dim("try: "), b.Span(reason.fix, "green"))),
         ]
-        yield Rows(rows, on=TERMINAL)
-    fixes = [(code(one.code), f" {one.message}. {one.fix[:1].upper()}{one.fix[1:]}.") for one in result.reasons]
-    yield Lines(fixes, bullets=True, on=MARKDOWN)
+        yield b.Rows(rows, on=b.TERMINAL)
+    fixes = [(b.code(one.code), f" {one.message}. {one.fix[:1].upper()}{one.fix[1:]}.") for one in result.reasons]
+    yield b.Lines(fixes, bullets=True, on=b.MARKDOWN)
     items = "".join(
         f'<li class="refuse"><p>{text(reason.message)}</p><p class="how">before: {text(reason.before or "-")}<br>'
         f"after: {text(reason.after or '-')}<br>{text(reason.fix)}</p></li>"
         for reason in result.reasons
     )
-    yield Section("Why they are not compared", [Markup(f'<ul class="notes">{items}</ul>')], on=PAGE)
+    yield b.Section("Why they are not compared", [b.Markup(f'<ul class="notes">{items}</ul>')], on=b.PAGE)
 
 
-def _compared(result: Comparison) -> Iterator[Block]:
+def _compared(result: Comparison) -> Iterator[b.Block]:
     total = result.total
     assert total is not None
     lines = table_lines(result)
     step = result.before.per == "step"
     per = "per step" if step else "in the window"
-    yield Code(_terminal_table(result, lines, per), on=TERMINAL, indent=0, fit=True)
+    yield b.Code(_terminal_table(result, lines, per), on=b.TERMINAL, indent=0, fit=True)
     sub = (
         "The mean steady step. Each bar is one cause; together they are the whole change. Pale bars are within the"
         " noise."
@@ -119,32 +97,36 @@ def _compared(result: Comparison) -> Iterator[Block]:
         else "One window each. Each bar is one cause; together they are the whole change. Pale bars are too small to be"
         " believed."
     )
-    yield Section("From before to after", [Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=PAGE)
-    yield Section("Causes", [Markup(_page_table(result, lines, per))], on=PAGE)
+    yield b.Section(
+        "From before to after", [b.Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=b.PAGE
+    )
+    yield b.Section("Causes", [b.Markup(_page_table(result, lines, per))], on=b.PAGE)
     cells = [_cells(line, "bold" if line.told else "") for line in lines]
     whole = Line(f"all {len(result.causes)} causes", total.before_ns, total.after_ns, told=True)
-    cells.append(tuple(bold(str(cell.text if isinstance(cell, Span) else cell)) for cell in _cells(whole, "")))
-    yield Table((f"change {per}", "before", "after", "cause"), cells, align="rrrl", on=MARKDOWN)
+    cells.append(tuple(b.bold(str(cell.text if isinstance(cell, b.Span) else cell)) for cell in _cells(whole, "")))
+    yield b.Table((f"change {per}", "before", "after", "cause"), cells, align="rrrl", on=b.MARKDOWN)
     parts = [f"{line.label}: {'; '.join(inside)}" for line in lines if (inside := _inside(line))]
     if parts:
-        yield Folded("Inside the causes", [Lines(parts, bullets=True)], on=MARKDOWN)
+        yield b.Folded("Inside the causes", [b.Lines(parts, bullets=True)], on=b.MARKDOWN)
     yield from _findings(result)
-    yield Notes(result.limits, label="limit", title="Limits")
+    yield b.Notes(result.limits, label="limit", title="Limits")
 
 
-def _findings(result: Comparison) -> Iterator[Block]:
+def _findings(result: Comparison) -> Iterator[b.Block]:
     promise = result.promise
     verdict = ""
     if promise is not None:
         verdict = "kept" if promise.holds else "kept within the noise" if promise.holds_within_noise else "not kept"
-    rows = [(change.status, (code(change.code), f" {change.title}"), _cost(change)) for change in result.findings]
-    yield Table(("", "finding", "cost"), rows, align="lll", on=MARKDOWN)
-    yield changes(result.findings, on=TERMINAL)
+    rows = [(change.status, (b.code(change.code), f" {change.title}"), _cost(change)) for change in result.findings]
+    yield b.Table(("", "finding", "cost"), rows, align="lll", on=b.MARKDOWN)
+    yield changes(result.findings, on=b.TERMINAL)
     if promise is not None:
         saved = f", saved {format_ns(promise.measured_ms * 1e6)}: "
         amount = f"{format_ns(promise.low_ms * 1e6)} to {format_ns(promise.high_ms * 1e6)}"
-        held = Span(verdict, "green" if promise.holds_within_noise else "yellow")
-        yield Rows([Row("promise", (f"{', '.join(promise.codes)} promised ", bold(amount), saved, held))], on=TERMINAL)
+        held = b.Span(verdict, "green" if promise.holds_within_noise else "yellow")
+        yield b.Rows(
+            [b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))], on=b.TERMINAL
+        )
     markup = ""
     if promise is not None:
         markup = (
@@ -158,17 +140,17 @@ def _findings(result: Comparison) -> Iterator[Block]:
     )
     if cells:
         markup += f'<div class="scroll"><table><tbody>{cells}</tbody></table></div>'
-        yield Section("Findings", [Markup(markup)], on=PAGE)
+        yield b.Section("Findings", [b.Markup(markup)], on=b.PAGE)
 
 
-def changes(findings: Sequence[FindingChange], on: str = TERMINAL + MARKDOWN + PAGE) -> Rows:
+def changes(findings: Sequence[FindingChange], on: str = b.TERMINAL + b.MARKDOWN + b.PAGE) -> b.Rows:
     """Return the findings that are gone, new and still there."""
     rows = []
     for change in findings:
         place = elide(f" at {visible(change.place)}", 60) if change.place else ""
-        text = (bold(f"{change.code} "), f"{change.title}{place}: ", dim(_cost(change)))
-        rows.append(Row(change.status, text, _STATUS[change.status]))
-    return Rows(rows, on=on)
+        text = (b.bold(f"{change.code} "), f"{change.title}{place}: ", b.dim(_cost(change)))
+        rows.append(b.Row(change.status, text, _STATUS[change.status]))
+    return b.Rows(rows, on=on)
 
 
 # -- what the lines say ----------------------------------------------------------------------------
@@ -238,9 +220,9 @@ def _cost(change: FindingChange) -> str:
     return saving(known) if known is not None and known.high_ms > 0 else "not costed"
 
 
-def _cells(line: Line, style: str) -> tuple[str | Span, ...]:
+def _cells(line: Line, style: str) -> tuple[str | b.Span, ...]:
     before, after, unit = format_both_ns(line.before_ns, line.after_ns)
-    return Span(format_change_ns(line.delta_ns), style), f"{before} {unit}", f"{after} {unit}", line.label
+    return b.Span(format_change_ns(line.delta_ns), style), f"{before} {unit}", f"{after} {unit}", line.label
 
 
 # -- the table on the terminal ---------------------------------------------------------------------

@@ -13,31 +13,7 @@ from torchtriage.compile.logs.result import CompileResult, GraphBreak, Inductor,
 from torchtriage.core.finding import Finding, Fix, Note
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_share
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Document,
-    Entry,
-    Folded,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    bold,
-    code,
-    dim,
-    unfold,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.documents.findings import SEVERITY
 from torchtriage.report.page import text
 
@@ -59,7 +35,7 @@ class CompileReport:
     result: CompileResult
 
 
-def document(report: CompileReport) -> Document:
+def document(report: CompileReport) -> b.Document:
     """Return the report of ``torchtriage compile``."""
     result = report.result
     names = [file_name(path) for path in result.paths] or ["compile log"]
@@ -70,13 +46,13 @@ def document(report: CompileReport) -> Document:
         Note(item.code, "warn", f"{item.name}: no {', '.join(item.missing)}", f"record with {item.how_to_record}")
         for item in result.not_checked
     ]
-    blocks: list[Block] = [
-        Head("torchtriage compile", result.verdict, ("bold" if result.breaks or result.recompiles else "", "")),
-        Lines([dim(paths)], fit=True, on=TERMINAL),
-        Lines([dim(facts)], tight=True, on=TERMINAL),
-        Lines([f"{facts}. {books}."], kind="sub", on=PAGE),
-        Lines([result.payback], on=PAGE),
-        Markup('<div class="clean"><p>No findings.</p></div>' if result.healthy else "", on=PAGE),
+    blocks: list[b.Block] = [
+        b.Head("torchtriage compile", result.verdict, ("bold" if result.breaks or result.recompiles else "", "")),
+        b.Lines([b.dim(paths)], fit=True, on=b.TERMINAL),
+        b.Lines([b.dim(facts)], tight=True, on=b.TERMINAL),
+        b.Lines([f"{facts}. {books}."], kind="sub", on=b.PAGE),
+        b.Lines([result.payback], on=b.PAGE),
+        b.Markup('<div class="clean"><p>No findings.</p></div>' if result.healthy else "", on=b.PAGE),
         *_breaks(result),
         *_recompiles(result),
         *_others(formatting.other_findings(result)),
@@ -84,93 +60,100 @@ def document(report: CompileReport) -> Document:
         *_functions(result),
         *_inductor(result.inductor),
         *_guards(result),
-        Markup("".join(_drawings(result)), on=PAGE),
+        b.Markup("".join(_drawings(result)), on=b.PAGE),
         *_processes(result),
-        Rows([Row("pays back", result.payback)] if result.payback else [], on=TERMINAL),
-        Lines([result.payback], on=MARKDOWN),
-        Rows([Row("counted", dim(books))], on=TERMINAL),
-        Notes([*result.notes, *missing], tight=True, apart=False),
-        Rows([Row("failed", Span(f"{crash.code} {crash.error}", "bold red")) for crash in result.crashes], tight=True),
-        Foot(f"{facts}. {books}. torchtriage {result.version}"),
+        b.Rows([b.Row("pays back", result.payback)] if result.payback else [], on=b.TERMINAL),
+        b.Lines([result.payback], on=b.MARKDOWN),
+        b.Rows([b.Row("counted", b.dim(books))], on=b.TERMINAL),
+        b.Notes([*result.notes, *missing], tight=True, apart=False),
+        b.Rows(
+            [b.Row("failed", b.Span(f"{crash.code} {crash.error}", "bold red")) for crash in result.crashes], tight=True
+        ),
+        b.Foot(f"{facts}. {books}. torchtriage {result.version}"),
     ]
     remark = "Times are wall time of the compiling process; shares of what each heading names."
-    return Document(title, result.version, result.schema, blocks, "compile.css", remark)
+    return b.Document(title, result.version, result.schema, blocks, "compile.css", remark)
 
 
-def _more(number: int, noun: str) -> Lines:
-    return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
+def _more(number: int, noun: str) -> b.Lines:
+    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
 
 
 # -- causes ----------------------------------------------------------------------------------------
 
 
-def _breaks(result: CompileResult) -> Iterator[Block]:
+def _breaks(result: CompileResult) -> Iterator[b.Block]:
     breaks = result.breaks
-    heading = (bold("Graph breaks"), dim(f"  {len(breaks)} distinct, {format_count(result.books.n_breaks, 'record')}"))
+    heading = (
+        b.bold("Graph breaks"),
+        b.dim(f"  {len(breaks)} distinct, {format_count(result.books.n_breaks, 'record')}"),
+    )
     entries = [_break(graph_break, rank) for rank, graph_break in enumerate(breaks[:N_ON_PAGE], 1)]
     yield from _listed(entries, len(breaks), heading, "Graph breaks", "breaks")
     costed = any(graph_break.trace for graph_break in breaks)
     rows = []
     for graph_break in breaks:
-        what = (code(graph_break.id), f" {graph_break.type}") if graph_break.id else graph_break.type
+        what = (b.code(graph_break.id), f" {graph_break.type}") if graph_break.id else graph_break.type
         cost = (joined(graph_break.trace),) if costed else ()
         where = formatting.graph_break(graph_break)
         rows.append((what, where, str(graph_break.count), graph_break.fix.text, *cost))
     columns = ("graph break", "where", "times", "fix", *(("in the trace",) if costed else ()))
-    yield Table(columns, rows, align="llrll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    yield b.Table(columns, rows, align="llrll", limit=N_IN_MARKDOWN, on=b.MARKDOWN)
 
 
-def _listed(entries: Sequence[Entry], number: int, heading: Text, title: str, name: str) -> Iterator[Block]:
+def _listed(entries: Sequence[b.Entry], number: int, heading: b.Text, title: str, name: str) -> Iterator[b.Block]:
     """Yield the first entries on the terminal, and nearly all on the page."""
     rest = _more(number - N_ROWS, "row")
-    yield Section("", [*entries[:N_ROWS], rest], heading=heading, on=TERMINAL)
+    yield b.Section("", [*entries[:N_ROWS], rest], heading=heading, on=b.TERMINAL)
     left = [f"{number - N_ON_PAGE} more are in the JSON."] if number > N_ON_PAGE else []
-    yield Section(title, [*entries, Lines(left, kind="sub")], name=name, on=PAGE)
+    yield b.Section(title, [*entries, b.Lines(left, kind="sub")], name=name, on=b.PAGE)
 
 
-def _rows(*rows: tuple[str, Text], on: str = TERMINAL + PAGE) -> Rows:
-    return Rows([Row(label, line) for label, line in rows if unfold(line)], indent=3, on=on)
+def _rows(*rows: tuple[str, b.Text], on: str = b.TERMINAL + b.PAGE) -> b.Rows:
+    return b.Rows([b.Row(label, line) for label, line in rows if b.unfold(line)], indent=3, on=on)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) > 1 else ""
 
 
-def _break(row: GraphBreak, rank: int) -> Entry:
-    title = (dim(f"{rank}. "), bold(f"{row.id} " if row.id else ""), bold(cut(row.type, 100)))
+def _break(row: GraphBreak, rank: int) -> b.Entry:
+    title = (b.dim(f"{rank}. "), b.bold(f"{row.id} " if row.id else ""), b.bold(cut(row.type, 100)))
     # of one name in several files, or at several lines: once
     splits = ", ".join(dict.fromkeys(frame.function for frame in row.functions[:8]))
     times = f"{row.count:,}, compile ids {', '.join(row.compile_ids[:12])}"
     stack = [(f"{frame.file}:{frame.line} {frame.function}", "") for frame in row.stack]
     blocks = [
         _rows(("where", formatting.graph_break(row)), ("splits", splits)),
-        _rows(("why", cut(row.explanation.split("\n\n")[0], 240)), on=TERMINAL),
-        _rows(("why", " ".join(row.explanation.split())), ("times", times), ("ranks", _ranks(row.ranks)), on=PAGE),
+        _rows(("why", cut(row.explanation.split("\n\n")[0], 240)), on=b.TERMINAL),
+        _rows(("why", " ".join(row.explanation.split())), ("times", times), ("ranks", _ranks(row.ranks)), on=b.PAGE),
         *_fix(row.fix),
-        _rows(*(("hint", dim(cut(hint, 200))) for hint in row.hints[:2]), on=TERMINAL),
-        _rows(*(("hint", hint) for hint in row.hints), ("context", row.context[:300]), on=PAGE),
-        _rows(("costs", bold(joined(row.trace)))),
-        Folded("Python stack, innermost first", [Code(stack)], on=PAGE),
+        _rows(*(("hint", b.dim(cut(hint, 200))) for hint in row.hints[:2]), on=b.TERMINAL),
+        _rows(*(("hint", hint) for hint in row.hints), ("context", row.context[:300]), on=b.PAGE),
+        _rows(("costs", b.bold(joined(row.trace)))),
+        b.Folded("Python stack, innermost first", [b.Code(stack)], on=b.PAGE),
     ]
-    return Entry((*title, dim(f"  {row.count}x" if row.count > 1 else "")), blocks, tight=True, on=TERMINAL + PAGE)
+    return b.Entry(
+        (*title, b.dim(f"  {row.count}x" if row.count > 1 else "")), blocks, tight=True, on=b.TERMINAL + b.PAGE
+    )
 
 
-def _fix(fix: Fix, before: str = "") -> list[Block]:
+def _fix(fix: Fix, before: str = "") -> list[b.Block]:
     link = fix.link if fix.link.startswith("https://") else ""
     rows = [(row, "green") for row in fix.code.split("\n")] if fix.code else []
-    return [_rows(("fix", before + fix.text)), Code(rows, indent=3), Lines([Span(link, link=link)], on=PAGE)]
+    return [_rows(("fix", before + fix.text)), b.Code(rows, indent=3), b.Lines([b.Span(link, link=link)], on=b.PAGE)]
 
 
-def _recompiles(result: CompileResult) -> Iterator[Block]:
+def _recompiles(result: CompileResult) -> Iterator[b.Block]:
     recompiles = result.recompiles
     records = format_count(result.books.n_recompiles, "record")
-    heading = (bold("Recompilations"), dim(f"  {format_count(len(recompiles), 'kind')}, {records}"))
+    heading = (b.bold("Recompilations"), b.dim(f"  {format_count(len(recompiles), 'kind')}, {records}"))
     entries = [_recompile(recompile, rank) for rank, recompile in enumerate(recompiles[:N_ON_PAGE], 1)]
     yield from _listed(entries, len(recompiles), heading, "Recompilations", "recompiles")
     rows = [
         (
             place(recompile.function),
-            (formatting.recompile(recompile), bold(" limit reached" if recompile.limit else "")),
+            (formatting.recompile(recompile), b.bold(" limit reached" if recompile.limit else "")),
             formatting.values(recompile),
             str(recompile.count),
             seconds(recompile.total_ms),
@@ -179,13 +162,13 @@ def _recompiles(result: CompileResult) -> Iterator[Block]:
         for recompile in recompiles
     ]
     columns = ("compiled again", "for", "values", "times", "took", "fix")
-    yield Table(columns, rows, align="lllrrl", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    yield b.Table(columns, rows, align="lllrrl", limit=N_IN_MARKDOWN, on=b.MARKDOWN)
 
 
-def _recompile(row: Recompile, rank: int) -> Entry:
+def _recompile(row: Recompile, rank: int) -> b.Entry:
     spent = f", {format_ms(row.total_ms)}" if row.total_ms else ""
-    limit = Span("  recompile limit reached" if row.limit else "", "bold red")
-    title = (dim(f"{rank}. "), bold(formatting.recompile(row)), dim(f"  {row.count}x{spent}"), limit)
+    limit = b.Span("  recompile limit reached" if row.limit else "", "bold red")
+    title = (b.dim(f"{rank}. "), b.bold(formatting.recompile(row)), b.dim(f"  {row.count}x{spent}"), limit)
     caller = f", called at {place(row.caller)}" if row.caller else ""
     source = f": {row.code}" if row.code else ""
     others = f"; other graphs failed for {counts(row.others)}" if row.others else ""
@@ -194,44 +177,49 @@ def _recompile(row: Recompile, rank: int) -> Entry:
             ("of", place(row.function) + caller),
             ("guard at", place(row.frame) + source if row.frame is not None else ""),
         ),
-        _rows(("guard", dim(cut(row.guard, 160))), on=TERMINAL),
-        _rows(("guard", (code(row.guard[:600]), others)), on=PAGE),
+        _rows(("guard", b.dim(cut(row.guard, 160))), on=b.TERMINAL),
+        _rows(("guard", (b.code(row.guard[:600]), others)), on=b.PAGE),
         _rows(("values", formatting.values(row))),
-        _rows(("compile ids", ", ".join(row.compile_ids[:12])), ("ranks", _ranks(row.ranks)), on=PAGE),
+        _rows(("compile ids", ", ".join(row.compile_ids[:12])), ("ranks", _ranks(row.ranks)), on=b.PAGE),
         *_fix(row.fix, f"{formatting.cures(row)}. "),
-        _rows(("hint", row.hint), on=PAGE),
-        _rows(("costs", bold(joined(row.trace)))),
+        _rows(("hint", row.hint), on=b.PAGE),
+        _rows(("costs", b.bold(joined(row.trace)))),
     ]
-    return Entry(title, blocks, tight=True, on=TERMINAL + PAGE)
+    return b.Entry(title, blocks, tight=True, on=b.TERMINAL + b.PAGE)
 
 
-def _others(rest: Sequence[Finding]) -> Iterator[Block]:
+def _others(rest: Sequence[Finding]) -> Iterator[b.Block]:
     entries = [
-        Entry(
-            (Span(finding.severity.upper(), SEVERITY[finding.severity]), bold(f" {finding.code} {finding.title}")),
+        b.Entry(
+            (b.Span(finding.severity.upper(), SEVERITY[finding.severity]), b.bold(f" {finding.code} {finding.title}")),
             [
-                _rows(("where", place(finding.place.frame)), on=PAGE),
+                _rows(("where", place(finding.place.frame)), on=b.PAGE),
                 _rows(("what", finding.message)),
                 *_fix(finding.fix),
             ],
             tight=True,
-            on=TERMINAL + PAGE,
+            on=b.TERMINAL + b.PAGE,
         )
         for finding in rest[:N_ON_PAGE]
     ]
     yield from _listed(entries, len(rest), "Other findings", "Other findings", "others")
     lines = [
-        (bold(finding.severity), " ", code(finding.code), f" {finding.title}: {finding.message}. {finding.fix.text}")
+        (
+            b.bold(finding.severity),
+            " ",
+            b.code(finding.code),
+            f" {finding.title}: {finding.message}. {finding.fix.text}",
+        )
         for finding in rest
     ]
     more = [f"{len(rest) - N_IN_MARKDOWN} more findings are in the JSON."] if len(rest) > N_IN_MARKDOWN else []
-    yield Lines([*lines[:N_IN_MARKDOWN], *more], bullets=True, on=MARKDOWN)
+    yield b.Lines([*lines[:N_IN_MARKDOWN], *more], bullets=True, on=b.MARKDOWN)
 
 
 # -- time --------------------------------------------------------------------------------------
 
 
-def _phases(result: CompileResult) -> Iterator[Block]:
+def _phases(result: CompileResult) -> Iterator[b.Block]:
     falls = [process for process in result.processes if process.spans]
     waterfall = "".join(f"<h3>{text(formatting.process(process))}</h3>{_fall(process)}" for process in falls[:N_FALLS])
     if len(falls) > N_FALLS:
@@ -240,21 +228,21 @@ def _phases(result: CompileResult) -> Iterator[Block]:
         "The longest marks of the compiler, nested; time between compilations is cut out. Point at a bar for its"
         " name and time."
     )
-    yield Section("Compile time as a waterfall", [Markup(waterfall)], sub, name="waterfall", on=PAGE)
+    yield b.Section("Compile time as a waterfall", [b.Markup(waterfall)], sub, name="waterfall", on=b.PAGE)
     phases = sorted(result.phases, key=lambda phase: -phase.self_ms)
     marked = format_ms(sum(process.marked_ms for process in result.processes))
     lines = [
         (
             f"{format_ms(phase.self_ms):>9} {format_share(phase.share):>6}  ",
-            Span(f"{'█' * round(phase.share * BAR):<{BAR}}  ", "cyan"),
+            b.Span(f"{'█' * round(phase.share * BAR):<{BAR}}  ", "cyan"),
             phase.name,
         )
         for phase in phases
     ]
-    heading = (bold("Compile time by phase"), dim(f"  of {marked} between the compiler's marks"))
-    yield Section("", [Lines(lines, hang=19)], heading=heading, on=TERMINAL)
+    heading = (b.bold("Compile time by phase"), b.dim(f"  of {marked} between the compiler's marks"))
+    yield b.Section("", [b.Lines(lines, hang=19)], heading=heading, on=b.TERMINAL)
     rows = [(phase.name, format_ms(phase.self_ms), format_share(phase.share)) for phase in phases[:8]]
-    yield Table(("compile time", "", "of all"), rows, on=MARKDOWN)
+    yield b.Table(("compile time", "", "of all"), rows, on=b.MARKDOWN)
     sub = f"Time without the marks inside; adds up to the {marked} between the compiler's outermost marks."
     cells = [
         (
@@ -268,7 +256,7 @@ def _phases(result: CompileResult) -> Iterator[Block]:
     ]
     kinds = [_COLOURS.get(phase.name, _COLOURS[OTHER]) for phase in phases]
     columns = ("phase", "time", "share", "", "longest marks")
-    yield Section("By phase", [Table(columns, cells, kind="phases", kinds=kinds)], sub, name="phases", on=PAGE)
+    yield b.Section("By phase", [b.Table(columns, cells, kind="phases", kinds=kinds)], sub, name="phases", on=b.PAGE)
 
 
 def _fall(process: Process) -> str:
@@ -311,21 +299,21 @@ def _fall(process: Process) -> str:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def _functions(result: CompileResult) -> Iterator[Block]:
+def _functions(result: CompileResult) -> Iterator[b.Block]:
     is_text = all(process.form == "text" for process in result.processes)  # which holds no times
     named = [function for function in result.functions if function.frame.function]
-    lines: list[Block] = []
+    lines: list[b.Block] = []
     for function in named[:N_FUNCTIONS]:
         spent = format_ms(function.total_ms + function.backward_ms)
         head = "" if is_text else f"{spent:>9} {function.n_compiles:>3}x  "
-        title = (head, bold(place(function.frame)), dim(f"  {formatting.function(function)}"))
+        title = (head, b.bold(place(function.frame)), b.dim(f"  {formatting.function(function)}"))
         lines += [
-            Lines([title], hang=2 if is_text else 17),
-            Lines([dim(cut(function.why, 160))] if function.why else [], indent=4 if is_text else 19, hang=0),
+            b.Lines([title], hang=2 if is_text else 17),
+            b.Lines([b.dim(cut(function.why, 160))] if function.why else [], indent=4 if is_text else 19, hang=0),
         ]
     inlined = f"{format_count(result.n_inlined, 'function')} inlined into their graphs"
-    heading = (bold("Functions"), dim(f"  {inlined}" if result.n_inlined else ""))
-    yield Section("", [*lines, _more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=TERMINAL)
+    heading = (b.bold("Functions"), b.dim(f"  {inlined}" if result.n_inlined else ""))
+    yield b.Section("", [*lines, _more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=b.TERMINAL)
 
     def number(value: int | None) -> str:
         return "" if is_text or value is None else str(value)
@@ -333,10 +321,10 @@ def _functions(result: CompileResult) -> Iterator[Block]:
     rows = [
         (
             (
-                code(f"{function.frame.file}{f':{function.frame.line}' if function.frame.line else ''}"),
+                b.code(f"{function.frame.file}{f':{function.frame.line}' if function.frame.line else ''}"),
                 f" {function.frame.function}",
             ),
-            (function.outcome, *(("\n", dim(function.why[:300])) if function.why else ())),
+            (function.outcome, *(("\n", b.dim(function.why[:300])) if function.why else ())),
             number(function.n_compiles),
             number(function.n_attempts),
             "" if function.n_ops is None else str(function.n_ops),
@@ -351,14 +339,14 @@ def _functions(result: CompileResult) -> Iterator[Block]:
     columns = ("function", "outcome", "compiled", "attempts", "operators", "guards", "breaks", "forward", "backward")
     names = ", ".join(f"{frame.function} ({file_name(frame.file)})" for frame in result.inlined[:60])
     inlined = f"{format_count(result.n_inlined, 'function')} inlined into the graphs"
-    parts: list[Block] = [
-        Table(columns, rows, limit=N_ON_PAGE),
-        *([Folded(inlined, [Lines([names])])] if rows and names else ()),
+    parts: list[b.Block] = [
+        b.Table(columns, rows, limit=N_ON_PAGE),
+        *([b.Folded(inlined, [b.Lines([names])])] if rows and names else ()),
     ]
-    yield Section("Functions", parts, name="functions", on=PAGE)
+    yield b.Section("Functions", parts, name="functions", on=b.PAGE)
 
 
-def _inductor(inductor: Inductor) -> Iterator[Block]:
+def _inductor(inductor: Inductor) -> Iterator[b.Block]:
     if not (inductor.n_modules or inductor.caches or inductor.stages or inductor.cudagraph_skips):
         return
     kernels = fused = ""
@@ -369,7 +357,7 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
         ops = format_count(inductor.n_fused_ops, "operator")
         fused = f"{ops} in {format_count(inductor.n_fused_kernels, 'kernel')}, {mean:.1f} each"
     library, fallback = counts(inductor.library), counts(inductor.fallback)
-    rows: list[tuple[str, Text]] = [
+    rows: list[tuple[str, b.Text]] = [
         ("kernels", kernels),
         ("fusion", fused),
         ("library", library),
@@ -380,7 +368,7 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
         new = f"; new: {counts(stage.came, 4)}" if stage.came else ""
         rows.append(("passes", f"{stage.name}: {stage.n_before:,} operators become {stage.n_after:,}{gone}{new}"))
     slow = [f"{name} {format_ms(spent)} ({number}x)" for name, number, spent in inductor.passes if spent >= 1][:4]
-    rows.append(("slowest", dim(", ".join(slow)) if slow else ""))
+    rows.append(("slowest", b.dim(", ".join(slow)) if slow else ""))
     for cache in inductor.caches:
         asked = cache.n_hits + cache.n_misses + cache.n_bypasses
         saved = f", saved {format_ms(cache.saved_ms)}" if cache.saved_ms else ""
@@ -391,8 +379,10 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
         rows.append(("cache", line))
     rows.append(("autotune", format_ms(inductor.autotune_ms) if inductor.autotune_ms else ""))
     skips = [f"skipped {skip.count}x: {cut(skip.name, 160)}" for skip in inductor.cudagraph_skips[:4]]
-    rows += [("cudagraph", Span(skip, "yellow")) for skip in skips]
-    yield Section("", [Rows([Row(label, line) for label, line in rows if line])], heading="Inductor", on=TERMINAL)
+    rows += [("cudagraph", b.Span(skip, "yellow")) for skip in skips]
+    yield b.Section(
+        "", [b.Rows([b.Row(label, line) for label, line in rows if line])], heading="Inductor", on=b.TERMINAL
+    )
 
     pairs = [
         ("kernels", kernels),
@@ -425,26 +415,26 @@ def _inductor(inductor: Inductor) -> Iterator[Block]:
         for stage in inductor.stages
     ]
     passes = [(name, f"{number:,}", format_ms(spent)) for name, number, spent in inductor.passes]
-    yield Section(
+    yield b.Section(
         "Inductor",
         [
-            _rows(*pairs, on=PAGE),
-            Markup("<h3>Caches</h3>" if caches else ""),
-            Table(("cache", "hits", "misses", "bypassed", "saved", "why bypassed"), caches),
-            Markup("<h3>What the passes changed</h3>" if stages else ""),
-            Table(("passes", "graphs", "operators before", "after", "gone", "new"), stages),
+            _rows(*pairs, on=b.PAGE),
+            b.Markup("<h3>Caches</h3>" if caches else ""),
+            b.Table(("cache", "hits", "misses", "bypassed", "saved", "why bypassed"), caches),
+            b.Markup("<h3>What the passes changed</h3>" if stages else ""),
+            b.Table(("passes", "graphs", "operators before", "after", "gone", "new"), stages),
             *(
-                [Folded("Passes by time, marks inside included", [Table(("pass", "times", "time"), passes)])]
+                [b.Folded("Passes by time, marks inside included", [b.Table(("pass", "times", "time"), passes)])]
                 if passes
                 else ()
             ),
         ],
         name="inductor",
-        on=PAGE,
+        on=b.PAGE,
     )
 
 
-def _guards(result: CompileResult) -> Iterator[Block]:
+def _guards(result: CompileResult) -> Iterator[b.Block]:
     guards = result.guards
     if not guards.n_guards:
         return
@@ -454,24 +444,24 @@ def _guards(result: CompileResult) -> Iterator[Block]:
         f"{guards.n_guards:,} guards in {format_count(guards.n_graphs, 'graph')}, {guards.n_python:,} run Python.",
     )
     if guards.latency_us is not None:
-        rows.append(Row("check", f"{guards.latency_us:.0f} µs when compiled, the slowest: {guards.slowest}"))
+        rows.append(b.Row("check", f"{guards.latency_us:.0f} µs when compiled, the slowest: {guards.slowest}"))
         sub += (
             f" One check of the slowest, {guards.slowest}, takes {guards.latency_us:.0f} µs at each call, measured once"
             " when it was made."
         )
     if guards.kinds:
         python = f"; {guards.n_python} run Python" if guards.n_python else ""
-        rows.append(Row("kinds", counts(guards.kinds) + python))
+        rows.append(b.Row("kinds", counts(guards.kinds) + python))
     if guards.sources:
-        rows.append(Row("most on", counts(guards.sources, 4)))
+        rows.append(b.Row("most on", counts(guards.sources, 4)))
     if guards.places:
-        rows.append(Row("most from", counts(guards.places, 3)))
-    yield Section("", [Rows(rows)], heading=(bold("Guards"), dim(f"  {number}")), on=TERMINAL)
+        rows.append(b.Row("most from", counts(guards.places, 3)))
+    yield b.Section("", [b.Rows(rows)], heading=(b.bold("Guards"), b.dim(f"  {number}")), on=b.TERMINAL)
     groups = (("By kind", guards.kinds), ("On", guards.sources), ("Asked for by", guards.places))
     tallies = [
-        Table((title, "guards"), [(row.name, f"{row.count:,}") for row in group[:15]]) for title, group in groups
+        b.Table((title, "guards"), [(row.name, f"{row.count:,}") for row in group[:15]]) for title, group in groups
     ]
-    yield Section("Guards", tallies, sub, name="guards", on=PAGE)
+    yield b.Section("Guards", tallies, sub, name="guards", on=b.PAGE)
 
 
 def _drawings(result: CompileResult) -> Iterator[str]:
@@ -509,20 +499,22 @@ def _drawings(result: CompileResult) -> Iterator[str]:
     yield "</section>"
 
 
-def _processes(result: CompileResult) -> Iterator[Block]:
+def _processes(result: CompileResult) -> Iterator[b.Block]:
     processes = result.processes
     if len(processes) < 2:
-        cold = [Row("caches", formatting.process(process)) for process in processes if process.n_cold or process.n_warm]
-        yield Rows(cold, on=TERMINAL)
+        cold = [
+            b.Row("caches", formatting.process(process)) for process in processes if process.n_cold or process.n_warm
+        ]
+        yield b.Rows(cold, on=b.TERMINAL)
     else:
         lines = [
-            (formatting.process(process), dim(f"  {file_name(process.path)}")) for process in processes[:N_PROCESSES]
+            (formatting.process(process), b.dim(f"  {file_name(process.path)}")) for process in processes[:N_PROCESSES]
         ]
-        differ = Rows([Row("differs", Span(line, "yellow")) for line in result.divergence])
+        differ = b.Rows([b.Row("differs", b.Span(line, "yellow")) for line in result.divergence])
         more = _more(len(processes) - N_PROCESSES, "process")
-        yield Section("", [Lines(lines), more, differ], heading="Processes", on=TERMINAL)
+        yield b.Section("", [b.Lines(lines), more, differ], heading="Processes", on=b.TERMINAL)
     ranks = [f"Ranks differ: {line}" for line in result.divergence]
-    yield Lines(ranks, bullets=True, on=MARKDOWN)
+    yield b.Lines(ranks, bullets=True, on=b.MARKDOWN)
 
     def number(value: int | None) -> str:
         return "" if value is None else str(value)
@@ -553,8 +545,8 @@ def _processes(result: CompileResult) -> Iterator[Block]:
     ]
     skipped = [(reason.name, f"{reason.count:,}") for reason in result.books.skipped]
     parts = [
-        Table([name.replace("_", " ") for name in columns.split()], rows),
-        Lines(ranks),
-        Folded("What was left out of the report, and why", [Table(("reason", "entries"), skipped)]),
+        b.Table([name.replace("_", " ") for name in columns.split()], rows),
+        b.Lines(ranks),
+        b.Folded("What was left out of the report, and why", [b.Table(("reason", "entries"), skipped)]),
     ]
-    yield Section("Processes", parts, name="processes", on=PAGE)
+    yield b.Section("Processes", parts, name="processes", on=b.PAGE)

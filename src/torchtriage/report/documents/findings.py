@@ -7,26 +7,8 @@ from collections.abc import Iterator, Sequence
 from torchtriage.core.finding import Crash, Finding, NotChecked, Quote
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.verdict.result import Summary
+from torchtriage.report import blocks as b
 from torchtriage.report import words
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Entry,
-    Folded,
-    Lines,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Text,
-    bold,
-    code,
-    dim,
-    unfold,
-)
 from torchtriage.report.page import fix, text
 
 __all__ = ["SEVERITY", "card", "entry", "title", "unanswered"]
@@ -34,53 +16,55 @@ __all__ = ["SEVERITY", "card", "entry", "title", "unanswered"]
 SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"}
 
 
-def title(finding: Finding, rank: int) -> tuple[Span, ...]:
+def title(finding: Finding, rank: int) -> tuple[b.Span, ...]:
     """Return a finding's line: its place in the order, severity, code, title and certainty."""
     return (
-        dim(f"{rank}. "),
-        Span(finding.severity.upper(), SEVERITY[finding.severity]),
-        bold(f" {finding.code} {finding.title}"),
-        Span(f"  {finding.certainty}", "dim" if finding.certainty == "hint" else "italic"),
+        b.dim(f"{rank}. "),
+        b.Span(finding.severity.upper(), SEVERITY[finding.severity]),
+        b.bold(f" {finding.code} {finding.title}"),
+        b.Span(f"  {finding.certainty}", "dim" if finding.certainty == "hint" else "italic"),
     )
 
 
-def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote: Quote | None = None) -> Entry:
+def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote: Quote | None = None) -> b.Entry:
     """Return a finding on the terminal and in Markdown; ``quote`` gives the source lines below its place."""
     place, advice = finding.place, finding.fix
     rows = []
     if finding.cost is not None:
-        rows.append(Row("saves", (bold(words.saving(finding.cost)), dim(f"  {words.basis(finding.cost)}"))))
-    rows.append(Row("what", finding.message))
-    where: list[Text] = []
-    quoted = [] if place.frame is None else [Span(line, "cyan") for line in words.quoted(place.frame, quote)]
+        rows.append(b.Row("saves", (b.bold(words.saving(finding.cost)), b.dim(f"  {words.basis(finding.cost)}"))))
+    rows.append(b.Row("what", finding.message))
+    where: list[b.Text] = []
+    quoted = [] if place.frame is None else [b.Span(line, "cyan") for line in words.quoted(place.frame, quote)]
     if place.frame is not None:
-        where += [code(words.frame(place.frame)), *quoted]
+        where += [b.code(words.frame(place.frame)), *quoted]
     if place.module:
-        where.append(code(words.event_name(place.module)))
+        where.append(b.code(words.event_name(place.module)))
     if place.ops:
-        where.append(code(" > ".join(map(words.event_name, place.ops))))
+        where.append(b.code(" > ".join(map(words.event_name, place.ops))))
     when = (words.steps(place, finding.n_events, summary), words.event_name(place.lane))
     where.append(", ".join(filter(None, when)))
     rows += [
-        Row("" if below else "where", line, cut=line in quoted) for below, line in enumerate(filter(unfold, where))
+        b.Row("" if below else "where", line, cut=line in quoted) for below, line in enumerate(filter(b.unfold, where))
     ]
     rows += [
-        Row("ranks", words.rank_spread(finding)),
-        Row("evidence", words.evidence(finding)),
-        Row("fix", advice.text),
+        b.Row("ranks", words.rank_spread(finding)),
+        b.Row("evidence", words.evidence(finding)),
+        b.Row("fix", advice.text),
     ]
     # a link and a line of code stay whole on the terminal
     source = advice.code.replace("\r\n", "\n").split("\n") if advice.code else []
     link = [advice.link] if advice.link.startswith("https://") else []
     whole = [*((row, "green") for row in source), *((row, "dim underline") for row in link)]
     blocks = [
-        Rows([row for row in rows if unfold(row.text)], indent=3),
-        Code(whole, indent=3, on=TERMINAL),
-        Code([(row, "") for row in source], language="python", on=MARKDOWN),
-        Lines([Span("Read more", link=row) for row in link], on=MARKDOWN),
-        Rows([Row("also", f"explains {', '.join(finding.also_explains)}")] if finding.also_explains else [], indent=3),
+        b.Rows([row for row in rows if b.unfold(row.text)], indent=3),
+        b.Code(whole, indent=3, on=b.TERMINAL),
+        b.Code([(row, "") for row in source], language="python", on=b.MARKDOWN),
+        b.Lines([b.Span("Read more", link=row) for row in link], on=b.MARKDOWN),
+        b.Rows(
+            [b.Row("also", f"explains {', '.join(finding.also_explains)}")] if finding.also_explains else [], indent=3
+        ),
     ]
-    return Entry(title(finding, rank), blocks, fold=True, on=TERMINAL + MARKDOWN)
+    return b.Entry(title(finding, rank), blocks, fold=True, on=b.TERMINAL + b.MARKDOWN)
 
 
 def card(finding: Finding) -> str:
@@ -98,33 +82,33 @@ def card(finding: Finding) -> str:
 
 def unanswered(
     not_checked: Sequence[NotChecked], crashes: Sequence[Crash], without_device: str | None = None
-) -> Iterator[Block]:
+) -> Iterator[b.Block]:
     """Yield what was not checked, grouped by what was missing, and what failed.
 
     ``without_device`` : a sentence for all patterns that need a device, if there is one; with it, in place of None,
     the terminal names the patterns of a long group by code alone.
     """
-    failed: list[Block] = []
+    failed: list[b.Block] = []
     if crashes:
         failed = [
-            Lines([(Span("Failed", "bold red"), ", a defect of torchtriage; the others ran")], indent=0),
-            Lines([(bold(f"{crash.code} "), crash.error) for crash in crashes], bullets=True, tight=True),
+            b.Lines([(b.Span("Failed", "bold red"), ", a defect of torchtriage; the others ran")], indent=0),
+            b.Lines([(b.bold(f"{crash.code} "), crash.error) for crash in crashes], bullets=True, tight=True),
         ]
     brief = [*_missing(not_checked, without_device), *failed]
-    yield Section("Not checked", brief, on=TERMINAL + PAGE, tight=True)
+    yield b.Section("Not checked", brief, on=b.TERMINAL + b.PAGE, tight=True)
     number = format_count(len(not_checked) + len(crashes), "pattern")
-    yield Folded(f"{number} without an answer", [*_missing(not_checked, None), *failed], on=MARKDOWN)
+    yield b.Folded(f"{number} without an answer", [*_missing(not_checked, None), *failed], on=b.MARKDOWN)
 
 
-def _missing(entries: Sequence[NotChecked], without_device: str | None) -> Iterator[Block]:
+def _missing(entries: Sequence[NotChecked], without_device: str | None) -> Iterator[b.Block]:
     if without_device:
-        yield Lines([without_device], tight=True)
+        yield b.Lines([without_device], tight=True)
         entries = [entry for entry in entries if not words.needs_device(entry)]
     for group in words.missing(entries):
         names = group.patterns if without_device is None else group.brief
-        yield Lines([(f"no {group.what}: ", dim(", ".join(names)))], bullets=True, tight=True)
+        yield b.Lines([(f"no {group.what}: ", b.dim(", ".join(names)))], bullets=True, tight=True)
         if "\n" in group.how_to_record:
-            yield Code([(row, "green") for row in group.how_to_record.split("\n")], tight=True)
+            yield b.Code([(row, "green") for row in group.how_to_record.split("\n")], tight=True)
         else:
-            how = [(dim("to check: "), code(group.how_to_record))] if group.how_to_record else []
-            yield Lines(how, indent=4, tight=True)
+            how = [(b.dim("to check: "), b.code(group.how_to_record))] if group.how_to_record else []
+            yield b.Lines(how, indent=4, tight=True)

@@ -12,30 +12,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_share
 from torchtriage.measure.gate import formatting
 from torchtriage.measure.gate.result import Culprit, GateResult, HistoryResult, MetricRow, RowVerdict, Side, Track
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Document,
-    Entry,
-    Folded,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    bars,
-    bold,
-    code,
-    dim,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.page import svg_line, text
 
 __all__ = ["document", "workflow_commands"]
@@ -60,11 +37,11 @@ _OUTCOME = {"fine": ("fine", "bold green"), "regression": ("regression", "bold r
 _FILE = re.compile(r"^([\w./\\-]+\.\w+)(?::(\d+))?(?:::|\s|$)")
 
 
-def document(result: GateResult | HistoryResult) -> Document:
+def document(result: GateResult | HistoryResult) -> b.Document:
     """Return the report of ``torchtriage gate check`` or ``gate history``."""
     blocks = list(_check(result) if isinstance(result, GateResult) else _history(result))
     remark = "A session is one fresh process; ratios are after over before."
-    return Document(result.verdict[0], result.version, result.schema, blocks, "gate.css", remark)
+    return b.Document(result.verdict[0], result.version, result.schema, blocks, "gate.css", remark)
 
 
 def workflow_commands(result: GateResult) -> str:
@@ -110,7 +87,7 @@ def _place(result: GateResult, row: MetricRow) -> tuple[str, int]:
 # -- a check -----------------------------------------------------------------------------------
 
 
-def _check(result: GateResult) -> Iterator[Block]:
+def _check(result: GateResult) -> Iterator[b.Block]:
     many = len({row.benchmark for row in result.rows}) > 1
     word, style = _OUTCOME.get(
         result.outcome, ("undecided" if result.outcome == "inconclusive" else "no verdict", "bold yellow")
@@ -126,9 +103,9 @@ def _check(result: GateResult) -> Iterator[Block]:
         ("sessions", "in turns, compared in pairs" if result.design == "interleaved" else "stored samples"),
         ("false alarms", f"at most {formatting.short(result.alpha)} of checks, all rows together"),
     ]
-    yield Head("torchtriage gate", result.verdict, (style, ""), facts, (word, result.outcome))
+    yield b.Head("torchtriage gate", result.verdict, (style, ""), facts, (word, result.outcome))
     known = machine if result.after is not None and result.after.machine else []
-    yield Rows([Row(label, dim(line)) for label, line in (*about, *known)], on=TERMINAL)
+    yield b.Rows([b.Row(label, b.dim(line)) for label, line in (*about, *known)], on=b.TERMINAL)
 
     well = [row for row in result.rows if row.verdict in ("same", "improvement")]
     others = [row for row in result.rows if row.verdict not in ("same", "improvement")]
@@ -140,66 +117,66 @@ def _check(result: GateResult) -> Iterator[Block]:
 
     yield from (_loud(row, name(row)) for row in loud[:N_LOUD])
     if len(loud) > N_LOUD:
-        yield Lines([dim(f"{len(loud) - N_LOUD} more are in the JSON")], on=TERMINAL)
+        yield b.Lines([b.dim(f"{len(loud) - N_LOUD} more are in the JSON")], on=b.TERMINAL)
     rows = [
-        Row(_WORDS[row.verdict][0], (f"{name(row)}: ", dim(row.sentence)), _WORDS[row.verdict][1])
+        b.Row(_WORDS[row.verdict][0], (f"{name(row)}: ", b.dim(row.sentence)), _WORDS[row.verdict][1])
         for row in well[:N_WELL]
     ]
     if len(well) > N_WELL:
-        rows.append(Row("", dim(f"{format_count(len(well) - N_WELL, 'more row')} not worse")))
-    yield Rows(rows, on=TERMINAL)
+        rows.append(b.Row("", b.dim(f"{format_count(len(well) - N_WELL, 'more row')} not worse")))
+    yield b.Rows(rows, on=b.TERMINAL)
     yield _markdown_table(loud, many)
     if well:
-        yield Folded(f"{format_count(len(well), 'row')} not worse", [_markdown_table(well, many)], on=MARKDOWN)
+        yield b.Folded(f"{format_count(len(well), 'row')} not worse", [_markdown_table(well, many)], on=b.MARKDOWN)
     if quiet:
         names = list(dict.fromkeys(map(name, quiet)))
         listed = "; ".join(names[:4]) + (f"; {len(names) - 4} more" if len(names) > 4 else "")
-        yield Rows([Row("watched", dim(f"no answer on {listed}"))], on=TERMINAL)
-        yield Foot(f"watched, no answer: {listed}")
+        yield b.Rows([b.Row("watched", b.dim(f"no answer on {listed}"))], on=b.TERMINAL)
+        yield b.Foot(f"watched, no answer: {listed}")
     for culprit in result.culprits:
         yield from _culprit(culprit)
     ordered = [*loud, *well, *quiet]
-    yield Markup("".join(_forest(ordered[:N_ROWS], len(ordered) - N_ROWS, many=many)), on=PAGE)
-    yield Markup(
-        "".join(_pictures([row for row in ordered if row.before and row.after][:N_PICTURES], many=many)), on=PAGE
+    yield b.Markup("".join(_forest(ordered[:N_ROWS], len(ordered) - N_ROWS, many=many)), on=b.PAGE)
+    yield b.Markup(
+        "".join(_pictures([row for row in ordered if row.before and row.after][:N_PICTURES], many=many)), on=b.PAGE
     )
-    yield Notes(result.notes)
+    yield b.Notes(result.notes)
     tests = [f"{name(row)}: {_classic(row)}" for row in result.rows if _classic(row)]
     if tests:
         why = (
             "These do not decide: of one value per process, they ignore pairs, how the machine drifts, and how small a"
             " change is."
         )
-        parts = [Lines([why]), Lines(tests[:N_IN_MARKDOWN], bullets=True)]
-        yield Folded("Welch, Mann-Whitney and Cohen's d", parts, on=MARKDOWN)
-    yield Foot(", ".join([*(f"{label} {_side(side)}" for label, side in sides), f"torchtriage {result.version}"]))
+        parts = [b.Lines([why]), b.Lines(tests[:N_IN_MARKDOWN], bullets=True)]
+        yield b.Folded("Welch, Mann-Whitney and Cohen's d", parts, on=b.MARKDOWN)
+    yield b.Foot(", ".join([*(f"{label} {_side(side)}" for label, side in sides), f"torchtriage {result.version}"]))
 
 
-def _loud(row: MetricRow, name: str) -> Block:
+def _loud(row: MetricRow, name: str) -> b.Block:
     label, style, _ = _WORDS[row.verdict]
-    rows = Rows([Row(label, bold(name), style), Row("", row.sentence)])
-    tests = [Row("", dim(f"not used: {_classic(row)}"))] if _classic(row) else []
-    return Section("", [rows, Code(_bar(row), tight=True), Rows(tests, tight=True)], on=TERMINAL)
+    rows = b.Rows([b.Row(label, b.bold(name), style), b.Row("", row.sentence)])
+    tests = [b.Row("", b.dim(f"not used: {_classic(row)}"))] if _classic(row) else []
+    return b.Section("", [rows, b.Code(_bar(row), tight=True), b.Rows(tests, tight=True)], on=b.TERMINAL)
 
 
-def _culprit(culprit: Culprit) -> Iterator[Block]:
+def _culprit(culprit: Culprit) -> Iterator[b.Block]:
     lines = [*culprit.causes, *(f"new: {line}" for line in culprit.came)]
     compare = ""
     if culprit.before != culprit.after:
         compare = f"torchtriage compare {culprit.before} {culprit.after}"
     rows = [
-        Row("culprit", bold(f"{culprit.benchmark}: {culprit.sentence}")),
-        *(Row("", line) for line in lines),
-        *([Row("", Span(compare, "green"))] if compare else ()),
+        b.Row("culprit", b.bold(f"{culprit.benchmark}: {culprit.sentence}")),
+        *(b.Row("", line) for line in lines),
+        *([b.Row("", b.Span(compare, "green"))] if compare else ()),
     ]
-    parts: list[Block] = [
-        Lines([culprit.sentence]),
-        Lines(lines, bullets=True),
-        Lines([code(compare)] if compare else []),
+    parts: list[b.Block] = [
+        b.Lines([culprit.sentence]),
+        b.Lines(lines, bullets=True),
+        b.Lines([b.code(compare)] if compare else []),
     ]
-    title = ("What changed in ", code(culprit.benchmark))
-    yield Rows(rows, on=TERMINAL)
-    yield Entry(title, parts, kind="culprit", on=MARKDOWN + PAGE)
+    title = ("What changed in ", b.code(culprit.benchmark))
+    yield b.Rows(rows, on=b.TERMINAL)
+    yield b.Entry(title, parts, kind="culprit", on=b.MARKDOWN + b.PAGE)
 
 
 def _bar(row: MetricRow) -> list[tuple[str, str]]:
@@ -226,7 +203,7 @@ def _bar(row: MetricRow) -> list[tuple[str, str]]:
     return [("".join(cells), _WORDS[row.verdict][1]), (head, "dim")]
 
 
-def _markdown_table(rows: Sequence[MetricRow], many: bool) -> Table:
+def _markdown_table(rows: Sequence[MetricRow], many: bool) -> b.Table:
     cells = []
     for row in rows:
         label, _, mark = _WORDS[row.verdict]
@@ -239,7 +216,7 @@ def _markdown_table(rows: Sequence[MetricRow], many: bool) -> Table:
         name = formatting.row_name(row, with_benchmark=many)
         cells.append((f"{mark} {label}", name, before, after, change, interval, last))
     columns = ("", "metric", "before", "after", "change", "interval", "")
-    return Table(columns, cells, align="llrrrll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    return b.Table(columns, cells, align="llrrrll", limit=N_IN_MARKDOWN, on=b.MARKDOWN)
 
 
 def _side(side: Side) -> str:
@@ -286,49 +263,49 @@ def _classic(row: MetricRow) -> str:
 # -- along commits -----------------------------------------------------------------------------
 
 
-def _history(result: HistoryResult) -> Iterator[Block]:
+def _history(result: HistoryResult) -> Iterator[b.Block]:
     worse = any(change.worse for track in result.tracks for change in track.changes)
-    yield Head("torchtriage gate history", result.verdict, ("bold red" if worse else "bold", ""))
+    yield b.Head("torchtriage gate history", result.verdict, ("bold red" if worse else "bold", ""))
     changed = [track for track in result.tracks if track.changes]
     level = [track for track in result.tracks if not track.changes]
     for track in changed:
         changes = [
-            Row(
+            b.Row(
                 "worse" if change.worse else "better",
                 formatting.change_point(track, change),
                 "bold red" if change.worse else "green",
             )
             for change in track.changes
         ]
-        title = (bold(formatting.track_name(track)), dim(f"  {_range(track)}"))
-        yield Entry(title, [Code(_sparks(track), indent=0), Rows(changes, indent=0)], indent=2, on=TERMINAL)
+        title = (b.bold(formatting.track_name(track)), b.dim(f"  {_range(track)}"))
+        yield b.Entry(title, [b.Code(_sparks(track), indent=0), b.Rows(changes, indent=0)], indent=2, on=b.TERMINAL)
     rows = [
-        Row(
+        b.Row(
             "refused" if track.refused else "level",
-            (f"{formatting.track_name(track)}: ", dim(track.refused or _range(track))),
+            (f"{formatting.track_name(track)}: ", b.dim(track.refused or _range(track))),
         )
         for track in level[:N_WELL]
     ]
     if len(level) > N_WELL:
-        rows.append(Row("", dim(f"{format_count(len(level) - N_WELL, 'more')} without a change")))
-    yield Rows(rows, on=TERMINAL)
+        rows.append(b.Row("", b.dim(f"{format_count(len(level) - N_WELL, 'more')} without a change")))
+    yield b.Rows(rows, on=b.TERMINAL)
     cells = [
         ("🔴" if change.worse else "🟢", formatting.track_name(track), formatting.change_point(track, change))
         for track in result.tracks
         for change in track.changes
     ]
-    yield Table(("", "metric", "change of level"), cells, align="lll", limit=N_IN_MARKDOWN, on=MARKDOWN)
+    yield b.Table(("", "metric", "change of level"), cells, align="lll", limit=N_IN_MARKDOWN, on=b.MARKDOWN)
     ordered = [*changed, *level]
-    parts: list[Block] = [Markup("".join(map(_track, ordered[:N_TRACKS])))]
+    parts: list[b.Block] = [b.Markup("".join(map(_track, ordered[:N_TRACKS])))]
     if len(ordered) > N_TRACKS:
-        parts.append(Lines([f"{format_count(len(ordered) - N_TRACKS, 'more track')} in the JSON."], kind="more"))
+        parts.append(b.Lines([f"{format_count(len(ordered) - N_TRACKS, 'more track')} in the JSON."], kind="more"))
     sub = (
         "One dot is one commit, in order; the line is the level between changes, dashed where it changes. Axes do not"
         " begin at zero."
     )
-    yield Section("Along the commits", parts, sub, on=PAGE)
-    yield Notes(result.notes)
-    yield Foot(f"torchtriage {result.version}")
+    yield b.Section("Along the commits", parts, sub, on=b.PAGE)
+    yield b.Notes(result.notes)
+    yield b.Foot(f"torchtriage {result.version}")
 
 
 def _range(track: Track) -> str:
@@ -345,7 +322,7 @@ def _sparks(track: Track, room: int = 66) -> list[tuple[str, str]]:
     marks = [" "] * len(means)
     for change in track.changes:
         marks[change.index // step] = "^"
-    return [(bars(means, min(means)), ""), ("".join(marks), "")]
+    return [(b.bars(means, min(means)), ""), ("".join(marks), "")]
 
 
 # -- the pictures of a page ----------------------------------------------------------------------

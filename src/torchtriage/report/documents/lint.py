@@ -8,26 +8,8 @@ from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.lint.result import LintResult, Patch
+from torchtriage.report import blocks as b
 from torchtriage.report import words
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Code,
-    Document,
-    Entry,
-    Head,
-    Lines,
-    Row,
-    Rows,
-    Span,
-    Table,
-    Text,
-    bold,
-    code,
-    dim,
-)
 from torchtriage.report.documents.findings import SEVERITY
 from torchtriage.report.sarif import log, notification
 
@@ -53,7 +35,7 @@ def sarif(result: LintResult) -> bytes:
     return log(result.version, findings, notes, successful=True)
 
 
-def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = False) -> Document:
+def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = False) -> b.Document:
     """Return the report of ``torchtriage lint``.
 
     Parameters
@@ -66,84 +48,85 @@ def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = F
     """
     first, *rest = _summary(result)
     fixes: set[str] = set()
-    trace_only: list[Text] = []
+    trace_only: list[b.Text] = []
     for finding in result.trace_only:
         where = f" at {words.frame(finding.place.frame)}" if finding.place.frame is not None else ""
-        trace_only.append((dim("in the trace only: "), bold(f"{finding.code} "), finding.title, where))
+        trace_only.append((b.dim("in the trace only: "), b.bold(f"{finding.code} "), finding.title, where))
     odd = [
-        (f"{one.file}:{one.line}: " if one.line else f"{one.file}: ", Span(one.message, "yellow")) for one in result.odd
+        (f"{one.file}:{one.line}: " if one.line else f"{one.file}: ", b.Span(one.message, "yellow"))
+        for one in result.odd
     ]
-    unused = [(f"{one.file}:{one.line}: ", dim(one.message)) for one in result.unused]
-    blocks: list[Block] = [
-        Head("torchtriage lint", [first, *rest], on=PAGE),
-        Lines([(bold("torchtriage lint"), f": {first}")], on=MARKDOWN),
+    unused = [(f"{one.file}:{one.line}: ", b.dim(one.message)) for one in result.unused]
+    blocks: list[b.Block] = [
+        b.Head("torchtriage lint", [first, *rest], on=b.PAGE),
+        b.Lines([(b.bold("torchtriage lint"), f": {first}")], on=b.MARKDOWN),
         *(_finding(finding, quote, fixes) for finding in result.findings),
-        Table(
+        b.Table(
             ("where", "code", "what", "fix"),
             [_cells(finding) for finding in result.findings],
             align="llll",
-            on=MARKDOWN + PAGE,
+            on=b.MARKDOWN + b.PAGE,
         ),
         *(_patch(patch, fixing) for patch in result.patches),
-        Lines(trace_only, indent=0),
-        Lines([*odd, *unused], indent=0),
-        Lines([bold(first), *map(dim, rest)], indent=0, hang=0, on=TERMINAL),
-        Lines(rest, on=MARKDOWN),
+        b.Lines(trace_only, indent=0),
+        b.Lines([*odd, *unused], indent=0),
+        b.Lines([b.bold(first), *map(b.dim, rest)], indent=0, hang=0, on=b.TERMINAL),
+        b.Lines(rest, on=b.MARKDOWN),
     ]
-    return Document("Lint", result.version, result.schema, blocks)
+    return b.Document("Lint", result.version, result.schema, blocks)
 
 
-def _finding(finding: Finding, quote: Quote | None, fixes: set[str]) -> Entry:
+def _finding(finding: Finding, quote: Quote | None, fixes: set[str]) -> b.Entry:
     title = (
-        bold(f"{_place(finding)}: "),
-        Span(finding.severity.upper(), SEVERITY[finding.severity]),
-        bold(f" {finding.code} {finding.title}"),
-        Span(f"  {finding.certainty}", "italic" if finding.certainty == "certain" else "dim"),
+        b.bold(f"{_place(finding)}: "),
+        b.Span(finding.severity.upper(), SEVERITY[finding.severity]),
+        b.bold(f" {finding.code} {finding.title}"),
+        b.Span(f"  {finding.certainty}", "italic" if finding.certainty == "certain" else "dim"),
     )
     frame, source = finding.place.frame, ""
     if quote is not None and frame is not None and "cell" not in finding.evidence:
         line = quote(frame.file, frame.line).strip()
         source = f"{frame.line} | {line}" if line else ""
-    rows = [Row("what", finding.message)]
+    rows = [b.Row("what", finding.message)]
     if finding.cost is not None:
-        rows.append(Row("saves", (bold(words.saving(finding.cost)), dim(f"  {words.basis(finding.cost)}"))))
+        rows.append(b.Row("saves", (b.bold(words.saving(finding.cost)), b.dim(f"  {words.basis(finding.cost)}"))))
     if traced := _traced(finding):
-        rows.append(Row("trace", traced))
-    rows.append(Row("fix", finding.fix.text))
-    blocks: list[Block] = [Code([(source, "cyan")] if source else [], indent=2, fit=True), Rows(rows)]
+        rows.append(b.Row("trace", traced))
+    rows.append(b.Row("fix", finding.fix.text))
+    blocks: list[b.Block] = [b.Code([(source, "cyan")] if source else [], indent=2, fit=True), b.Rows(rows)]
     key = f"{finding.code} {finding.fix.code}"
     if key not in fixes:  # once is enough
         fixes.add(key)
         link = [(finding.fix.link, "dim underline")] if finding.fix.link.startswith("https://") else []
-        blocks.append(Code([*((row, "green") for row in finding.fix.code.splitlines()), *link]))
-    return Entry(title, blocks, hang=2, on=TERMINAL)
+        blocks.append(b.Code([*((row, "green") for row in finding.fix.code.splitlines()), *link]))
+    return b.Entry(title, blocks, hang=2, on=b.TERMINAL)
 
 
-def _cells(finding: Finding) -> tuple[Text, ...]:
+def _cells(finding: Finding) -> tuple[b.Text, ...]:
     what = finding.message
     if finding.cost is not None:
         what += f"; saves {words.saving(finding.cost)}"
     if traced := _traced(finding):
         what += f"; trace: {traced}"
     link = finding.fix.link
-    more = (" (", Span("more", link=link), ")") if link.startswith("https://") else ()
-    return code(_place(finding)), finding.code, what, (finding.fix.text, *more)
+    more = (" (", b.Span("more", link=link), ")") if link.startswith("https://") else ()
+    return b.code(_place(finding)), finding.code, what, (finding.fix.text, *more)
 
 
-def _patch(patch: Patch, fixing: bool) -> Entry:
+def _patch(patch: Patch, fixing: bool) -> b.Entry:
     codes = ", ".join(patch.codes)
     rows: list[tuple[str, str]] = []
     if patch.applied:
-        outcome = Span(f"fixed {codes}", "green")
+        outcome = b.Span(f"fixed {codes}", "green")
     elif fixing:
-        outcome = Span(f"not fixed: {codes}", "yellow")
+        outcome = b.Span(f"not fixed: {codes}", "yellow")
     else:
-        outcome = Span(f"--fix fixes {codes}", "green")
+        outcome = b.Span(f"--fix fixes {codes}", "green")
         rows = [
             (row, "green" if row[:1] == "+" else "red" if row[:1] == "-" else "dim") for row in patch.diff.split("\n")
         ]
-    safe = [Row("safe", dim(f"{name}: {reason}")) for name, reason in patch.safe_because.items()]
-    return Entry((bold(f"{patch.file}: "), outcome), [Code(rows), Rows(safe)], hang=0, on=TERMINAL)
+    safe = [b.Row("safe", b.dim(f"{name}: {reason}")) for name, reason in patch.safe_because.items()]
+    return b.Entry((b.bold(f"{patch.file}: "), outcome), [b.Code(rows), b.Rows(safe)], hang=0, on=b.TERMINAL)
 
 
 def _place(finding: Finding) -> str:

@@ -16,27 +16,7 @@ from torchtriage.memory.snapshot.result import (
     Part,
     Peak,
 )
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Document,
-    Entry,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    bars,
-    bold,
-    dim,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings
 from torchtriage.report.page import text
 
@@ -60,14 +40,14 @@ class MemoryReport:
     results: tuple[MemoryResult, ...]
 
 
-def document(report: MemoryReport, drawn: Iterable[str] = ()) -> Document:
+def document(report: MemoryReport, drawn: Iterable[str] = ()) -> b.Document:
     """Return the report of ``torchtriage memory``; ``drawn`` : the pictures that its page holds."""
     results = report.results
     names = [file_name(result.path) for result in results]
     title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     pictures = frozenset(drawn)
     blocks = [block for i, result in enumerate(results) for block in _result(result, i, pictures, len(results) > 1)]
-    return Document(title, report.version, report.schema, blocks)
+    return b.Document(title, report.version, report.schema, blocks)
 
 
 def file_name(path: str) -> str:
@@ -75,37 +55,37 @@ def file_name(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").split("/")[-1] or path
 
 
-def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bool) -> Iterator[Block]:
+def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bool) -> Iterator[b.Block]:
     high = any(finding.severity == "high" for finding in result.findings)
     style = "bold red" if high else "bold"
-    yield Head("torchtriage memory", result.verdict, (style, ""), list(_facts(result)), path=result.path * several)
+    yield b.Head("torchtriage memory", result.verdict, (style, ""), list(_facts(result)), path=result.path * several)
     facts = _facts_line(result)
-    yield Lines([dim(result.path)], fit=True, on=TERMINAL)
-    yield Lines([dim(facts)], tight=True, on=TERMINAL)
+    yield b.Lines([b.dim(result.path)], fit=True, on=b.TERMINAL)
+    yield b.Lines([b.dim(facts)], tight=True, on=b.TERMINAL)
     yield from map(_growth, result.growth[:N_DEVICES])
     slopes = [_slope(growth, f"{index}-{place}") for place, growth in enumerate(result.growth)]
-    yield Section("From step to step", slopes, on=PAGE)
+    yield b.Section("From step to step", slopes, on=b.PAGE)
     for device in result.devices[:N_DEVICES]:
         yield from _device(device)
     if len(result.devices) > N_DEVICES:
-        yield Lines([dim(f"{len(result.devices) - N_DEVICES} more devices are in the JSON")], on=TERMINAL)
+        yield b.Lines([b.dim(f"{len(result.devices) - N_DEVICES} more devices are in the JSON")], on=b.TERMINAL)
     for device in result.devices:
         yield from _device_in_markdown(device)
-        yield Section(device.name.capitalize(), list(_on_page(device, f"{index}-{device.device}", drawn)), on=PAGE)
+        yield b.Section(device.name.capitalize(), list(_on_page(device, f"{index}-{device.device}", drawn)), on=b.PAGE)
     rest = "" if result.healthy else " in what could be analysed"
-    none = [] if result.findings else [Span(f"No findings{rest}.", "bold green" if result.healthy else "bold")]
+    none = [] if result.findings else [b.Span(f"No findings{rest}.", "bold green" if result.healthy else "bold")]
     advice = "" if any(finding.code == SETTINGS for finding in result.findings) else result.advice
     yield from (findings.entry(finding, rank) for rank, finding in enumerate(result.findings, 1))
-    yield Lines(none, indent=0, on=TERMINAL)
-    yield Rows([Row("settings", advice)] if advice else [], on=TERMINAL)
+    yield b.Lines(none, indent=0, on=b.TERMINAL)
+    yield b.Rows([b.Row("settings", advice)] if advice else [], on=b.TERMINAL)
     clean = f'<div class="{"clean" if result.healthy else "unsure"}"><p>No findings{rest}.</p></div>' if none else ""
-    cards = [Markup("".join(findings.card(finding) for finding in result.findings) or clean), Lines([advice])]
-    yield Section("Findings", cards, name="findings", on=PAGE)
-    yield Lines([result.advice], on=MARKDOWN)
-    yield Notes(result.notes)
-    yield Lines([bold("Not checked")] if result.not_checked else [], indent=0, on=TERMINAL)
+    cards = [b.Markup("".join(findings.card(finding) for finding in result.findings) or clean), b.Lines([advice])]
+    yield b.Section("Findings", cards, name="findings", on=b.PAGE)
+    yield b.Lines([result.advice], on=b.MARKDOWN)
+    yield b.Notes(result.notes)
+    yield b.Lines([b.bold("Not checked")] if result.not_checked else [], indent=0, on=b.TERMINAL)
     yield from findings.unanswered(result.not_checked, result.crashes)
-    yield Foot(f"{file_name(result.path)}: {facts}, torchtriage {result.version}")
+    yield b.Foot(f"{file_name(result.path)}: {facts}, torchtriage {result.version}")
 
 
 def _facts(result: MemoryResult) -> Iterator[tuple[str, str]]:
@@ -131,7 +111,7 @@ def _facts_line(result: MemoryResult) -> str:
 # -- from step to step ---------------------------------------------------------------------------
 
 
-def _growth(growth: Growth) -> Rows:
+def _growth(growth: Growth) -> b.Rows:
     """Return what memory did from step to step: one bar per stretch, from its lowest to its highest.
 
     Bars that say the same everywhere would be noise: level memory has a flat row.
@@ -140,14 +120,14 @@ def _growth(growth: Growth) -> Rows:
     at = [i * (len(held) - 1) // max(min(len(held), N_BARS) - 1, 1) for i in range(N_BARS)]
     values = [held[i] for i in at if i < len(held)]
     rows = [
-        Row("steps", Span(bars(values, min(values)), "bold red" if growth.is_leak else "dim")),
-        Row("", f"{growth.name}: {_change(growth)}"),
+        b.Row("steps", b.Span(b.bars(values, min(values)), "bold red" if growth.is_leak else "dim")),
+        b.Row("", f"{growth.name}: {_change(growth)}"),
     ]
     rows += [
-        Row("" if place else "grew", f"{format_bytes(area.values[-1]):>9}  {_fit(area.label)}")
+        b.Row("" if place else "grew", f"{format_bytes(area.values[-1]):>9}  {_fit(area.label)}")
         for place, area in enumerate(growth.areas[:N_LINES])
     ]
-    return Rows(rows, on=TERMINAL)
+    return b.Rows(rows, on=b.TERMINAL)
 
 
 def _change(growth: Growth) -> str:
@@ -160,10 +140,10 @@ def _change(growth: Growth) -> str:
     return f"{first} to {last} over {n_steps}, {slope}"
 
 
-def _slope(growth: Growth, name: str) -> Markup:
+def _slope(growth: Growth, name: str) -> b.Markup:
     areas = " Below, what the growing stacks have left behind by each step, from zero." if growth.areas else ""
     steps = f" Steps by {text(growth.steps_by)}." if growth.steps_by else ""
-    return Markup(
+    return b.Markup(
         f"<h3>{text(growth.name[:1].upper() + growth.name[1:])}</h3>"
         f'<p class="sub">{text(_change(growth))}.{steps} The line is the median of the slopes between all pairs of'
         " steps, the wedge its 95&nbsp;% interval; the axis does not begin at zero."
@@ -183,48 +163,48 @@ def _accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
     )
 
 
-def _device(device: Device) -> Iterator[Block]:
+def _device(device: Device) -> Iterator[b.Block]:
     rows = [
-        Row(label, (f"{format_bytes(size):>9}", dim(f"  {meaning}")))
+        b.Row(label, (f"{format_bytes(size):>9}", b.dim(f"  {meaning}")))
         for label, size, meaning in _accounts(device)
         if size is not None
     ]
-    yield Entry((bold(device.name), dim(" at the end")), [Rows(rows, indent=0)], indent=2, on=TERMINAL)
+    yield b.Entry((b.bold(device.name), b.dim(" at the end")), [b.Rows(rows, indent=0)], indent=2, on=b.TERMINAL)
     for failure in device.out_of_memory[-N_FAILED:]:
         first, *others = failure.sentences
-        yield Rows(
+        yield b.Rows(
             [
-                Row("failed", Span(first, "bold red")),
-                *(Row("", line) for line in others),
-                *(Row("", f"{_amount(holder)}  {_fit(holder.label)}") for holder in failure.holders[:N_LINES]),
+                b.Row("failed", b.Span(first, "bold red")),
+                *(b.Row("", line) for line in others),
+                *(b.Row("", f"{_amount(holder)}  {_fit(holder.label)}") for holder in failure.holders[:N_LINES]),
             ],
-            on=TERMINAL,
+            on=b.TERMINAL,
         )
     if device.peak is not None:
         yield _peak(device.peak)
     free = device.fragmentation
     if free is not None and free.free_bytes and not device.out_of_memory:
-        parts = [Row("", (f"{format_bytes(part.size_bytes):>9}", dim(f"  {part.name}"))) for part in free.parts]
-        yield Rows([Row("free", _because(free)), *parts], on=TERMINAL)
+        parts = [b.Row("", (f"{format_bytes(part.size_bytes):>9}", b.dim(f"  {part.name}"))) for part in free.parts]
+        yield b.Rows([b.Row("free", _because(free)), *parts], on=b.TERMINAL)
 
 
-def _peak(peak: Peak) -> Rows:
+def _peak(peak: Peak) -> b.Rows:
     reserved = f", {format_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes is not None else ""
     when = f" allocated{reserved}, at entry {peak.entry:,} of {peak.n_entries:,}"
-    rows = [Row("peak", (bold(format_bytes(peak.allocated_bytes)), when))]
+    rows = [b.Row("peak", (b.bold(format_bytes(peak.allocated_bytes)), when))]
     for holder in peak.lines[:N_LINES]:
         tags = f"{_tags(holder)}, from {_callers(holder)}" if _callers(holder) else _tags(holder)
-        label = Span(_fit(holder.label), "bold" if holder.stack else "")
-        rows += [Row("", (f"{_amount(holder)}  ", label)), Row("", dim(f"{'':18}{_fit(tags)}"))]
+        label = b.Span(_fit(holder.label), "bold" if holder.stack else "")
+        rows += [b.Row("", (f"{_amount(holder)}  ", label)), b.Row("", b.dim(f"{'':18}{_fit(tags)}"))]
     if len(peak.lines) > N_LINES:
-        rows.append(Row("", dim(f"{'':18}{len(peak.lines) - N_LINES} more lines are in the JSON")))
+        rows.append(b.Row("", b.dim(f"{'':18}{len(peak.lines) - N_LINES} more lines are in the JSON")))
     for name, group in (("by phase", peak.phases), ("for", peak.categories), ("by module", peak.modules)):
         if len(group) > 1:
-            rows.append(Row(name, parts(group)))
-    return Rows(rows, on=TERMINAL)
+            rows.append(b.Row(name, parts(group)))
+    return b.Rows(rows, on=b.TERMINAL)
 
 
-def _device_in_markdown(device: Device) -> Iterator[Block]:
+def _device_in_markdown(device: Device) -> Iterator[b.Block]:
     peak = device.peak
     if peak is None:
         return
@@ -232,35 +212,35 @@ def _device_in_markdown(device: Device) -> Iterator[Block]:
     held: list[tuple[Holder | Part, str]] = [(holder, f"{holder.label}, {_tags(holder)}") for holder in peak.lines]
     if not held:  # the profiler's timeline has no stacks
         by, held = "by purpose", [(part, part.name) for part in peak.categories]
-    rows: list[tuple[str | Span, ...]] = [
+    rows: list[tuple[str | b.Span, ...]] = [
         (format_bytes(holder.size_bytes), format_share(holder.share), name) for holder, name in held[:N_LINES]
     ]
-    rows.append((bold(format_bytes(peak.allocated_bytes)), "", bold("all allocated")))
-    yield Table((f"held at the peak of {device.name}", "", by), rows, align="rrl", on=MARKDOWN)
+    rows.append((b.bold(format_bytes(peak.allocated_bytes)), "", b.bold("all allocated")))
+    yield b.Table((f"held at the peak of {device.name}", "", by), rows, align="rrl", on=b.MARKDOWN)
     free = device.fragmentation
     if free is not None and free.free_bytes:
-        yield Lines([f"Free: {_because(free)}: {parts(free.parts)}."], on=MARKDOWN)
+        yield b.Lines([f"Free: {_because(free)}: {parts(free.parts)}."], on=b.MARKDOWN)
 
 
-def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[Block]:
-    yield Markup("".join(map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])))
+def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[b.Block]:
+    yield b.Markup("".join(map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])))
     picture = device.picture
     if picture is not None and name in drawn:
         moments = format_count(len(picture.entries), "moment")
-        yield Markup(
+        yield b.Markup(
             '<h3>Memory over time</h3><p class="sub">Allocated bytes by who asked for them, at'
             f" {moments} in the order of the history; the highest of each stretch is shown. The dashed line is what was"
             f' reserved, the dotted one the peak.</p><div id="over-{name}"></div>{NO_SCRIPT}'
         )
     elif picture is not None:
-        yield Lines(["Its pictures are left out to keep the page small."], kind="sub")
+        yield b.Lines(["Its pictures are left out to keep the page small."], kind="sub")
     if device.peak is not None:
-        yield Markup("".join(_peak_on_page(device.peak)))
+        yield b.Markup("".join(_peak_on_page(device.peak)))
     if picture is not None and name in drawn and picture.segments:
         left = picture.n_segments_left_out
         also = f" The {left:,} smallest are left out." if left else ""
         when = "when it failed" if device.out_of_memory else "at the peak" if device.peak else "at the snapshot"
-        yield Markup(
+        yield b.Markup(
             f'<h3>Segments {when}</h3><p class="sub">One row each, the largest first; widths grow with the square root'
             f' of the size. Colours as above, free memory is empty.{also}</p><div id="map-{name}"></div>'
             '<p class="mkey"><span><i class="free"></i>free</span>'
@@ -275,7 +255,7 @@ def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[Block
     if free is not None and free.free_bytes:
         why = f"<div><h3>Why reserved memory was free</h3><p>{text(_because(free))}</p>{_table(free.parts)}</div>"
     account = f'<h3>At the snapshot</h3><dl class="account">{accounts}</dl>'
-    yield Markup(f'<div class="two"><div>{account}</div>{why}</div>')
+    yield b.Markup(f'<div class="two"><div>{account}</div>{why}</div>')
 
 
 def _failed(failure: OutOfMemory) -> str:

@@ -7,14 +7,14 @@ from itertools import groupby
 from torchtriage.core.units import format_count, format_share
 from torchtriage.learn.review.result import NotReviewed, ReviewResult, WindowReview
 from torchtriage.learn.review.reviewer import NONE
-from torchtriage.report.blocks import Block, Document, Entry, Head, Lines, Row, Rows, Section, Span, bold, dim
+from torchtriage.report import blocks as b
 
 __all__ = ["document"]
 
 N_SPANS = 12
 
 
-def document(result: ReviewResult) -> Document:
+def document(result: ReviewResult) -> b.Document:
     """Return the report of ``torchtriage review``."""
     n_patterns = sum(window.code != NONE for window in result.windows)
     n_failed = sum(window.failed for window in result.not_reviewed)
@@ -24,23 +24,23 @@ def document(result: ReviewResult) -> Document:
     chosen = f"{result.n_windows:,} windows, chosen by {result.chosen_by}; {n_calm:,} are calm"
     reasons = sorted(result.not_reviewed, key=lambda window: (not window.failed, window.reason))
     left = [
-        (f"{reason}: ", dim(_spans(sorted(group, key=lambda window: window.start_ns))))
+        (f"{reason}: ", b.dim(_spans(sorted(group, key=lambda window: window.start_ns))))
         for reason, group in groupby(reasons, key=lambda window: window.reason)
     ]
-    blocks: list[Block] = [
-        Head(
+    blocks: list[b.Block] = [
+        b.Head(
             "torchtriage review",
             (f"{reviewed}: {n_patterns} with an anti-pattern", failed),
             ("bold", "bold red"),
             hang=0,
         ),
-        Lines([dim(result.path)], fit=True),
-        Lines([dim(chosen), dim(_usage(result))], tight=True),
+        b.Lines([b.dim(result.path)], fit=True),
+        b.Lines([b.dim(chosen), b.dim(_usage(result))], tight=True),
         *map(_window, result.windows),
-        Section("Not reviewed", [Lines(left)], heading="Not reviewed"),
-        *(Rows([Row("note", note)]) for note in result.notes),
+        b.Section("Not reviewed", [b.Lines(left)], heading="Not reviewed"),
+        *(b.Rows([b.Row("note", note)]) for note in result.notes),
     ]
-    return Document("Review of a trace", result.version, result.schema, blocks)
+    return b.Document("Review of a trace", result.version, result.schema, blocks)
 
 
 def _usage(result: ReviewResult) -> str:
@@ -55,22 +55,22 @@ def _usage(result: ReviewResult) -> str:
     )
 
 
-def _window(window: WindowReview) -> Entry:
+def _window(window: WindowReview) -> b.Entry:
     calm = window.code == NONE
-    verdict = Span("no anti-pattern", "green") if calm else bold(f"{window.code} {window.title}")
+    verdict = b.Span("no anti-pattern", "green") if calm else b.bold(f"{window.code} {window.title}")
     rows = [
-        Row("" if number else label, (sentence.text, dim(f" [{', '.join(sentence.evidence)}]")))
+        b.Row("" if number else label, (sentence.text, b.dim(f" [{', '.join(sentence.evidence)}]")))
         for label, sentences in (("why", window.why), ("advice", window.advice))
         for number, sentence in enumerate(sentences)
     ]
     texts = {quoted.id: quoted.text for quoted in window.evidence}
     cited = dict.fromkeys(name for sentence in (*window.why, *window.advice) for name in sentence.evidence)
     rows += [
-        Row("" if number else "evidence", (bold(f"{name} "), dim(texts.get(name, ""))))
+        b.Row("" if number else "evidence", (b.bold(f"{name} "), b.dim(texts.get(name, ""))))
         for number, name in enumerate(cited)
     ]
-    confidence = Span(f"  confidence {format_share(window.confidence)}", "italic")
-    return Entry((dim(f"{_span(window)}  "), verdict, confidence), [Rows(rows, indent=3)])
+    confidence = b.Span(f"  confidence {format_share(window.confidence)}", "italic")
+    return b.Entry((b.dim(f"{_span(window)}  "), verdict, confidence), [b.Rows(rows, indent=3)])
 
 
 def _span(window: WindowReview | NotReviewed) -> str:

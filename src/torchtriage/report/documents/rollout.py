@@ -11,24 +11,7 @@ from torchtriage.operate.experiment.result import ExperimentResult
 from torchtriage.operate.experiment.result import Row as Metric
 from torchtriage.operate.rollout.result import Event, RolloutResult
 from torchtriage.operate.rollout.summary import percent
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Document,
-    Foot,
-    Head,
-    Lines,
-    Markup,
-    Notes,
-    Row,
-    Rows,
-    Span,
-    Table,
-    bold,
-    dim,
-)
+from torchtriage.report import blocks as b
 from torchtriage.report.page import svg_line, text
 
 __all__ = ["document"]
@@ -49,7 +32,7 @@ _HEAD = {
 }
 
 
-def document(result: RolloutResult | ExperimentResult) -> Document:
+def document(result: RolloutResult | ExperimentResult) -> b.Document:
     """Return the report of ``torchtriage rollout report``, or of an experiment."""
     rollout = result if isinstance(result, RolloutResult) else None
     what, word = ("rollout", rollout.status) if rollout else ("experiment", result.decision)  # type: ignore[union-attr]
@@ -57,59 +40,61 @@ def document(result: RolloutResult | ExperimentResult) -> Document:
     if rollout:
         facts += [("candidate", rollout.candidate), ("watched by", rollout.owner or "nobody")]
     mark = (word, "good" if word in ("done", "better") else "")
-    blocks: list[Block] = [
-        Head(f"torchtriage {what}", result.verdict, (_HEAD.get(word, "bold"), ""), facts, mark),
+    blocks: list[b.Block] = [
+        b.Head(f"torchtriage {what}", result.verdict, (_HEAD.get(word, "bold"), ""), facts, mark),
         *(_stages(rollout) if rollout else ()),
-        Rows(
+        b.Rows(
             [
-                Row(
+                b.Row(
                     row.role,
-                    (bold(f"{row.name}: "), Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence),
+                    (b.bold(f"{row.name}: "), b.Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence),
                 )
                 for row in result.rows
             ],
-            on=TERMINAL,
+            on=b.TERMINAL,
         ),
-        Table(
+        b.Table(
             ("", "metric", ""),
             [(f"{_MARK[row.verdict]} {_LABEL[row.verdict]}", row.name, row.sentence) for row in result.rows],
             align="lll",
-            on=MARKDOWN,
+            on=b.MARKDOWN,
         ),
-        Markup("\n".join(_metrics(result.rows)), on=PAGE),
+        b.Markup("\n".join(_metrics(result.rows)), on=b.PAGE),
         *(_history(rollout.events) if rollout else ()),
-        Notes(result.notes, style="dim"),
-        Foot(f"torchtriage {result.version}"),
+        b.Notes(result.notes, style="dim"),
+        b.Foot(f"torchtriage {result.version}"),
     ]
     remark = "Ratios are candidate over control; intervals hold at all looks together."
-    return Document(result.verdict[0], result.version, result.schema, blocks, "rollout.css", remark)
+    return b.Document(result.verdict[0], result.version, result.schema, blocks, "rollout.css", remark)
 
 
-def _stages(result: RolloutResult) -> Iterator[Block]:
+def _stages(result: RolloutResult) -> Iterator[b.Block]:
     marks = {"now": "[{}]", "left": "✗ {}", "passed": "✓ {}"}
     path = "   ".join(marks.get(stage.state, "{}").format(percent(stage.share)) for stage in result.stages)
-    owner = [Row("watched by", dim(result.owner))] if result.owner and result.status == "running" else []
-    yield Rows([Row("rollout", result.name), Row("steps", path), *owner], on=TERMINAL)
-    yield Lines([path], on=MARKDOWN)
+    owner = [b.Row("watched by", b.dim(result.owner))] if result.owner and result.status == "running" else []
+    yield b.Rows([b.Row("rollout", result.name), b.Row("steps", path), *owner], on=b.TERMINAL)
+    yield b.Lines([path], on=b.MARKDOWN)
     stages = "".join(
         f'<li class="{stage.state}"><b>{percent(stage.share)}</b> {stage.state}</li>' for stage in result.stages
     )
-    yield Markup(f'<section><h2>Steps</h2><ol class="stages">{stages}</ol></section>', on=PAGE)
+    yield b.Markup(f'<section><h2>Steps</h2><ol class="stages">{stages}</ol></section>', on=b.PAGE)
 
 
-def _history(events: Sequence[Event]) -> Iterator[Block]:
+def _history(events: Sequence[Event]) -> Iterator[b.Block]:
     hidden = len(events) - N_ON_TERMINAL
-    rows = [Row("", (dim(f"{_when(event.at_s)}  "), _event(event))) for event in events[-N_ON_TERMINAL:]]
+    rows = [b.Row("", (b.dim(f"{_when(event.at_s)}  "), _event(event))) for event in events[-N_ON_TERMINAL:]]
     if hidden > 0:
-        rows.insert(0, Row("history", dim(f"{format_count(hidden, 'earlier entry', 'earlier entries')} in the JSON")))
+        rows.insert(
+            0, b.Row("history", b.dim(f"{format_count(hidden, 'earlier entry', 'earlier entries')} in the JSON"))
+        )
     elif rows:
-        rows[0] = Row("history", rows[0].text)
-    yield Rows(rows, on=TERMINAL)
-    yield Lines(
-        [f"{_when(event.at_s)}: {_event(event)}" for event in events[-N_IN_MARKDOWN:]], bullets=True, on=MARKDOWN
+        rows[0] = b.Row("history", rows[0].text)
+    yield b.Rows(rows, on=b.TERMINAL)
+    yield b.Lines(
+        [f"{_when(event.at_s)}: {_event(event)}" for event in events[-N_IN_MARKDOWN:]], bullets=True, on=b.MARKDOWN
     )
     items = "\n".join(map(_entry, reversed(events)))
-    yield Markup(f'<section><h2>History</h2><ol class="history">{items}</ol></section>', on=PAGE)
+    yield b.Markup(f'<section><h2>History</h2><ol class="history">{items}</ol></section>', on=b.PAGE)
 
 
 def _when(at_s: float) -> str:

@@ -9,26 +9,8 @@ from torchtriage.core.finding import Finding, Note, Quote
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
+from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    TERMINAL,
-    Block,
-    Document,
-    Entry,
-    Foot,
-    Head,
-    Lines,
-    Notes,
-    Row,
-    Rows,
-    Span,
-    Table,
-    bars,
-    bold,
-    code,
-    dim,
-)
 from torchtriage.report.documents import findings
 
 __all__ = ["BAR", "doctor", "document"]
@@ -59,15 +41,15 @@ _IDLE = (
 )
 _LEVELS = ("refuse", "warn", "info")
 _TRUST = {
-    "refuse": Span("This recording cannot be analysed.", "bold red"),
-    "warn": Span("This recording can be analysed, within limits.", "yellow"),
-    "info": Span("This recording can be analysed.", "bold green"),
+    "refuse": b.Span("This recording cannot be analysed.", "bold red"),
+    "warn": b.Span("This recording can be analysed, within limits.", "yellow"),
+    "info": b.Span("This recording can be analysed.", "bold green"),
 }
 
 
 def document(
     results: Sequence[Result], jobs: Sequence[JobResult] = (), *, top: int | None = None, quote: Quote | None = None
-) -> Document:
+) -> b.Document:
     """Return the report of one or more traces, and of the jobs some of them are ranks of.
 
     Parameters
@@ -83,46 +65,46 @@ def document(
     """
     single = words.outside(results, jobs)
     several = len(single) + len(jobs) > 1
-    blocks: list[Block] = []
+    blocks: list[b.Block] = []
     for job in jobs:
         first = next((result for result in results if result.trace.path == job.ranks[0].path), None)
         blocks += _job(job, first, top, quote, several)
     for result in single:
         blocks += _result(result, top, quote, several)
     if len(single) > 1:
-        blocks.append(Head("", [], path=f"{len(single):,} traces, each on its own", on=TERMINAL))
+        blocks.append(b.Head("", [], path=f"{len(single):,} traces, each on its own", on=b.TERMINAL))
         for result in single:
-            blocks.append(Lines([result.trace.path], fit=True, tight=True, on=TERMINAL))
-            blocks.append(Lines([dim(words.outcome(result))], indent=4, tight=True, on=TERMINAL))
+            blocks.append(b.Lines([result.trace.path], fit=True, tight=True, on=b.TERMINAL))
+            blocks.append(b.Lines([b.dim(words.outcome(result))], indent=4, tight=True, on=b.TERMINAL))
     return _whole(results, blocks)
 
 
-def doctor(result: Result) -> Document:
+def doctor(result: Result) -> b.Document:
     """Return what the recording can and cannot answer, and how to record it better."""
     notes = _by_level(result.notes)
     lossy = result.trace.n_lost > 0
     level = "refuse" if result.refused else min([note.level for note in notes] or ["info"], key=_LEVELS.index)
     trust = _TRUST["warn" if level == "info" and lossy else level]
     blocks = [
-        Lines([trust], indent=0),
+        b.Lines([trust], indent=0),
         *_recording(result),
-        Rows([Row(label, line) for label, line in words.contents(result)]),
-        Notes(notes, codes=True),
-        Lines([bold(f"{words.checked(result)}.")], indent=0),
+        b.Rows([b.Row(label, line) for label, line in words.contents(result)]),
+        b.Notes(notes, codes=True),
+        b.Lines([b.bold(f"{words.checked(result)}.")], indent=0),
         *findings.unanswered(result.not_checked, result.crashes),
     ]
     return _whole([result], blocks)
 
 
-def _whole(results: Sequence[Result], blocks: Sequence[Block]) -> Document:
+def _whole(results: Sequence[Result], blocks: Sequence[b.Block]) -> b.Document:
     version, schema = (results[0].version, results[0].schema) if results else ("", "")
-    return Document("Trace", version, schema, blocks)
+    return b.Document("Trace", version, schema, blocks)
 
 
-def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[Block]:
+def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
     path = result.trace.path * several
-    yield Head("torchtriage", result.verdict, (_verdict_style(result), ""), hang=0, path=path)
-    yield Rows(_ran(result), indent=0)
+    yield b.Head("torchtriage", result.verdict, (_verdict_style(result), ""), hang=0, path=path)
+    yield b.Rows(_ran(result), indent=0)
     yield from _recording(result, named=several)
     if result.summary is not None:
         for device in result.summary.devices:
@@ -131,23 +113,25 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
             yield from _host(result.summary)
     yield from _findings(result, result.summary, top, quote)
     suspicions = [words.suspicion(suspicion) for suspicion in result.suspicions]
-    yield Entry((bold(words.SUSPICIOUS), dim(f"  {words.OPINION}")), [Lines(suspicions, bullets=True)])
+    yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [b.Lines(suspicions, bullets=True)])
     yield _what_ifs(result)
     if result.critical_path is not None and result.summary and result.summary.devices:
         path = words.critical(result.critical_path, result.summary)
-        yield Lines([f"{path[:1].upper()}{path[1:]}."], indent=0)
+        yield b.Lines([f"{path[:1].upper()}{path[1:]}."], indent=0)
     if result.replay is not None and (result.findings or result.what_ifs):
-        yield Lines([dim(words.replayed(result.replay))], tight=True)
+        yield b.Lines([b.dim(words.replayed(result.replay))], tight=True)
     yield _compiled(result)
     yield from _answered(result, words.without_device(result))
-    yield Foot(", ".join([*words.recording(result), f"torchtriage {result.version}"]))
+    yield b.Foot(", ".join([*words.recording(result), f"torchtriage {result.version}"]))
 
 
-def _job(job: JobResult, first: Result | None, top: int | None, quote: Quote | None, several: bool) -> Iterator[Block]:
+def _job(
+    job: JobResult, first: Result | None, top: int | None, quote: Quote | None, several: bool
+) -> Iterator[b.Block]:
     path = f"{len(job.ranks)} ranks of one job" * several
-    yield Head("torchtriage", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
-    yield Rows(_ran(first), indent=0)
-    yield Lines([dim(job.basis)], on=TERMINAL)
+    yield b.Head("torchtriage", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
+    yield b.Rows(_ran(first), indent=0)
+    yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
         yield _rank_bars(job)
         yield _collectives(job)
@@ -156,7 +140,7 @@ def _job(job: JobResult, first: Result | None, top: int | None, quote: Quote | N
     yield _what_ifs(job)
     yield _compiled(first, f"  on rank {job.ranks[0].rank}")
     yield from _answered(job, words.without_device(first) if first is not None else "", " on every rank")
-    yield Foot(", ".join([f"{len(job.ranks)} ranks", job.basis, f"torchtriage {job.version}"]))
+    yield b.Foot(", ".join([f"{len(job.ranks)} ranks", job.basis, f"torchtriage {job.version}"]))
 
 
 def _verdict_style(subject: Result | JobResult) -> str:
@@ -166,28 +150,30 @@ def _verdict_style(subject: Result | JobResult) -> str:
     return "bold green" if subject.healthy and not subject.not_checked and not subject.crashes else "bold"
 
 
-def _ran(result: Result | None) -> list[Row]:
+def _ran(result: Result | None) -> list[b.Row]:
     """Return what was run and how it was recorded, where torchtriage did it."""
     if result is None or result.recorded is None:
         return []
-    return [Row(label, line) for label, line in recorded.run(result.recorded)]
+    return [b.Row(label, line) for label, line in recorded.run(result.recorded)]
 
 
-def _compiled(result: Result | None, whose: str = "") -> Entry:
+def _compiled(result: Result | None, whose: str = "") -> b.Entry:
     """Return what the compiler's log names, where it was kept."""
     rows = recorded.compiled(result.recorded) if result is not None else ()
-    return Entry((bold("torch.compile"), dim(whose)), [Rows([Row(label, line) for label, line in rows])], fold=True)
+    return b.Entry(
+        (b.bold("torch.compile"), b.dim(whose)), [b.Rows([b.Row(label, line) for label, line in rows])], fold=True
+    )
 
 
-def _what_ifs(subject: Result | JobResult) -> Entry:
-    lines = [(bold(f"{answer.question}  "), words.answer(answer)) for answer in subject.what_ifs]
-    return Entry("What if", [Lines(lines, bullets=True)])
+def _what_ifs(subject: Result | JobResult) -> b.Entry:
+    lines = [(b.bold(f"{answer.question}  "), words.answer(answer)) for answer in subject.what_ifs]
+    return b.Entry("What if", [b.Lines(lines, bullets=True)])
 
 
-def _answered(subject: Result | JobResult, without_device: str, where: str = "") -> Iterator[Block]:
+def _answered(subject: Result | JobResult, without_device: str, where: str = "") -> Iterator[b.Block]:
     """Yield how many patterns were checked, and what was not, for want of what."""
     none = "" if subject.findings or subject.refused else "No finding. "
-    yield Lines([(bold(none), f"{words.checked(subject)}{where}.")], indent=0)
+    yield b.Lines([(b.bold(none), f"{words.checked(subject)}{where}.")], indent=0)
     yield from findings.unanswered(subject.not_checked, subject.crashes, without_device)
 
 
@@ -196,10 +182,10 @@ def _answered(subject: Result | JobResult, without_device: str, where: str = "")
 
 def _findings(
     subject: Result | JobResult, summary: Summary | None, top: int | None, quote: Quote | None
-) -> Iterator[Block]:
+) -> Iterator[b.Block]:
     serious = [note for note in _by_level(subject.notes) if note.level != "info"]
     # what the verdict says already is not repeated
-    yield Notes(
+    yield b.Notes(
         [
             replace(note, message="") if any(note.message.rstrip(".") in line for line in subject.verdict) else note
             for note in serious
@@ -208,22 +194,22 @@ def _findings(
     )
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
     columns = ("severity", "finding", "where", "saves", "certainty")
-    yield Table(columns, [_cells(finding) for finding in shown], align="lllll", on=MARKDOWN)
+    yield b.Table(columns, [_cells(finding) for finding in shown], align="lllll", on=b.MARKDOWN)
     for rank, finding in enumerate(shown, start=1):
         yield findings.entry(finding, rank, summary=summary, quote=quote)
     if hidden := len(subject.findings) - len(shown):
-        yield Lines([dim(f"{format_count(hidden, 'more finding')} not shown.")], indent=0)
+        yield b.Lines([b.dim(f"{format_count(hidden, 'more finding')} not shown.")], indent=0)
     if together := words.joint(subject):
-        yield Lines([(bold("All together "), together)], indent=0, hang=0)
+        yield b.Lines([(b.bold("All together "), together)], indent=0, hang=0)
 
 
-def _cells(finding: Finding) -> tuple[str | Span | tuple[str | Span, ...], ...]:
+def _cells(finding: Finding) -> tuple[str | b.Span | tuple[str | b.Span, ...], ...]:
     frame = finding.place.frame
     where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
     return (
         finding.severity,
-        (code(finding.code), f" {finding.title}"),
-        code(words.event_name(where)) if where else "",
+        (b.code(finding.code), f" {finding.title}"),
+        b.code(words.event_name(where)) if where else "",
         words.saving(finding.cost) if finding.cost else "not costed",
         finding.certainty,
     )
@@ -236,74 +222,74 @@ def _by_level(notes: Sequence[Note]) -> list[Note]:
 # -- where time goes -------------------------------------------------------------------------------
 
 
-def _recording(result: Result, *, named: bool = False) -> Iterator[Block]:
+def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     """Yield the file, its size and devices, and what reading it lost."""
     path, *facts = words.recording(result)
-    yield Lines([dim(path)] if not named else [], fit=True, on=TERMINAL)
-    yield Lines([dim(fact) for fact in facts], tight=not named, on=TERMINAL)
+    yield b.Lines([b.dim(path)] if not named else [], fit=True, on=b.TERMINAL)
+    yield b.Lines([b.dim(fact) for fact in facts], tight=not named, on=b.TERMINAL)
     first, *others = [*words.losses(result.trace), ""]
-    yield Lines([Span(first, "yellow"), *map(dim, others)], tight=True)
+    yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _bar(parts: Sequence[tuple[float, str, str]], cells: int) -> list[Span]:
+def _bar(parts: Sequence[tuple[float, str, str]], cells: int) -> list[b.Span]:
     """Return shares of a whole as a bar; its rounding errors do not add up."""
     bar, used, reach = [], 0, 0.0
     for share, mark, style in parts:
         reach += share
         wide = max(round(reach * cells) - used, 0)
-        bar.append(Span(mark * wide, style))
+        bar.append(b.Span(mark * wide, style))
         used += wide
     return bar
 
 
-def _device(device: DeviceSummary) -> Rows:
+def _device(device: DeviceSummary) -> b.Rows:
     """Return one device's window as a bar of its classes, with their shares below."""
     wall_ns = device.classes.wall_ns
     if wall_ns <= 0:
-        return Rows([])
+        return b.Rows([])
     shares = {field: int(getattr(device.classes, field)) / wall_ns for field, *_ in _BUSY + _IDLE}
     bar = _bar([(shares[field], mark, style) for field, _, mark, style in _BUSY + _IDLE], BAR)
     busy = [
         span
         for field, word, mark, style in _BUSY
         if shares[field] or field == "compute_ns"
-        for span in (Span(f"{mark} ", style), Span(f"{word} {format_share(shares[field])}  "))
+        for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(shares[field])}  "))
     ]
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
     rows = [
-        Row(f"GPU {device.device}", (*bar, dim(f" {format_ns(wall_ns)} window"))),
-        Row("", tuple(busy)),
-        Row("", (Span("· ", "red"), idle)),
+        b.Row(f"GPU {device.device}", (*bar, b.dim(f" {format_ns(wall_ns)} window"))),
+        b.Row("", tuple(busy)),
+        b.Row("", (b.Span("· ", "red"), idle)),
     ]
-    return Rows(rows, on=TERMINAL)
+    return b.Rows(rows, on=b.TERMINAL)
 
 
-def _host(summary: Summary) -> Iterator[Rows]:
+def _host(summary: Summary) -> Iterator[b.Rows]:
     """Yield what a recording without a device has to show: its steps and its operators."""
     walls = [step.end_ns - step.start_ns for step in summary.steps]
     if walls:
         reach = f" {format_ns(min(walls))} to {format_ns(max(walls))}"
         more = f", the first {BAR} of {len(walls):,}" if len(walls) > BAR else ""
-        yield Rows([Row("steps", (Span(bars(walls[:BAR]), "green"), reach, dim(more)))], on=TERMINAL)
+        yield b.Rows([b.Row("steps", (b.Span(b.bars(walls[:BAR]), "green"), reach, b.dim(more)))], on=b.TERMINAL)
     ops = summary.top_ops[:N_OPS]
     room = max((len(format_ns(op.self_ns)) for op in ops), default=0)
     rows = [
-        Row(
+        b.Row(
             "" if rank else "top ops",
             (
-                bold(format_ns(op.self_ns).rjust(room)),
+                b.bold(format_ns(op.self_ns).rjust(room)),
                 f"  {words.event_name(op.name)}",
-                dim(f", {format_count(op.count, 'call')}"),
+                b.dim(f", {format_count(op.count, 'call')}"),
             ),
         )
         for rank, op in enumerate(ops)
     ]
-    below = [Row("", dim("self time in the window"))] if ops else []
-    yield Rows([*rows, *below], tight=bool(walls), on=TERMINAL)
+    below = [b.Row("", b.dim("self time in the window"))] if ops else []
+    yield b.Rows([*rows, *below], tight=bool(walls), on=b.TERMINAL)
 
 
-def _rank_bars(job: JobResult) -> Rows:
+def _rank_bars(job: JobResult) -> b.Rows:
     """Return each rank's mean step as a bar: who waits, and for whom."""
     longest = max(max(rank.wall_ns for rank in job.ranks), 1)
     # who makes others wait, and who waits most
@@ -312,18 +298,21 @@ def _rank_bars(job: JobResult) -> Rows:
     for rank in sorted(shown, key=lambda rank: rank.rank):
         bar = _bar([(int(getattr(rank, field)) / longest, *mark) for field, mark in _RANK_MARKS.items()], RANK_BAR)
         pad = " " * (RANK_BAR - sum(len(span.text) for span in bar))
-        rows.append(Row(f"rank {rank.rank}", (*bar, f"{pad} {words.rank_line(rank)}")))
+        rows.append(b.Row(f"rank {rank.rank}", (*bar, f"{pad} {words.rank_line(rank)}")))
     if hidden := len(job.ranks) - len(shown):
-        rows.append(Row("", dim(f"{format_count(hidden, 'more rank')} not shown")))
+        rows.append(b.Row("", b.dim(f"{format_count(hidden, 'more rank')} not shown")))
     legend = [
         span
         for field, word, _, share in words.rank_parts(job)
-        for span in (Span(f"{_RANK_MARKS[field][0]} ", _RANK_MARKS[field][1]), Span(f"{word} {format_share(share)}  "))
+        for span in (
+            b.Span(f"{_RANK_MARKS[field][0]} ", _RANK_MARKS[field][1]),
+            b.Span(f"{word} {format_share(share)}  "),
+        )
     ]
-    return Rows([*rows, Row("", tuple(legend))], on=TERMINAL)
+    return b.Rows([*rows, b.Row("", tuple(legend))], on=b.TERMINAL)
 
 
-def _rank_table(job: JobResult) -> Table:
+def _rank_table(job: JobResult) -> b.Table:
     """Return the ranks that make others wait, and how each spends its step."""
     parts = words.rank_parts(job)
     ranks = sorted(job.ranks, key=lambda rank: (-rank.caused_wait_ns, rank.rank))
@@ -336,19 +325,19 @@ def _rank_table(job: JobResult) -> Table:
         for rank in ranks
     ]
     columns = ("rank", "step", *(word for _, word, *_ in parts), "makes others wait")
-    return Table(columns, rows, align="r" * len(columns), limit=N_RANKS_IN_MARKDOWN, on=MARKDOWN)
+    return b.Table(columns, rows, align="r" * len(columns), limit=N_RANKS_IN_MARKDOWN, on=b.MARKDOWN)
 
 
-def _collectives(job: JobResult) -> Rows:
-    rows: list[Row] = []
+def _collectives(job: JobResult) -> b.Rows:
+    rows: list[b.Row] = []
     for collective in job.collectives[:N_COLLECTIVES]:
         size = f" of {collective.nelems:,}" if collective.nelems is not None else ""
         group = f" in group {collective.group}" if collective.group else ""
         times = f"transfer {format_ns(collective.transfer_ns)}, wait {format_ns(collective.wait_ns)}"
         kind = f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{size}{group}: {times}"
-        late = dim(f", rank {collective.late_rank} last in {format_share(collective.late_share)}")
-        rows.append(Row("" if rows else "exchanged", (kind, late)))
+        late = b.dim(f", rank {collective.late_rank} last in {format_share(collective.late_share)}")
+        rows.append(b.Row("" if rows else "exchanged", (kind, late)))
     rest = len(job.collectives) - len(rows)
     if rows:
-        rows.append(Row("", dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}")))
-    return Rows(rows, on=TERMINAL)
+        rows.append(b.Row("", b.dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}")))
+    return b.Rows(rows, on=b.TERMINAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.measure.verify.result import Verification
-from torchtriage.report.blocks import Block, Code, Document, Head, Notes, Row, Rows, dim
+from torchtriage.report import blocks as b
 from torchtriage.report.documents.comparison import changes
 
 __all__ = ["document"]
@@ -12,25 +12,25 @@ __all__ = ["document"]
 CELLS = 40
 
 
-def document(result: Verification) -> Document:
+def document(result: Verification) -> b.Document:
     """Return the report of ``torchtriage verify``."""
     speed = "bold" if not result.told else "bold green" if result.ratio < 1 else "bold red"
     agree = "bold red" if result.answers.status == "differ" else ""
     steps = f", {format_count(result.n_steps, 'timed step')} each" if result.per == "step" else ""
-    blocks: list[Block] = [
-        Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),
-        Rows(
+    blocks: list[b.Block] = [
+        b.Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),
+        b.Rows(
             [
-                Row("before", result.before, fit=True),
-                Row("after", result.after, fit=True),
-                Row("rounds", dim(f"{len(result.rounds)}, in turns, no profiler{steps}")),
+                b.Row("before", result.before, fit=True),
+                b.Row("after", result.after, fit=True),
+                b.Row("rounds", b.dim(f"{len(result.rounds)}, in turns, no profiler{steps}")),
             ]
         ),
-        Code(_dots(result)),
+        b.Code(_dots(result)),
         changes(result.findings),
-        Notes(result.notes, label="limit"),
+        b.Notes(result.notes, label="limit"),
     ]
-    return Document("A fix on trial", result.version, result.schema, blocks)
+    return b.Document("A fix on trial", result.version, result.schema, blocks)
 
 
 def _dots(result: Verification) -> list[tuple[str, str]]:

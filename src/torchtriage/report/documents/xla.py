@@ -19,26 +19,7 @@ from torchtriage.compile.xla.result import (
     XlaResult,
 )
 from torchtriage.core.units import format_bytes, format_count, format_ms
-from torchtriage.report.blocks import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Document,
-    Entry,
-    Foot,
-    Head,
-    Lines,
-    Notes,
-    Row,
-    Rows,
-    Section,
-    Span,
-    Table,
-    bold,
-    code,
-    dim,
-)
+from torchtriage.report import blocks as b
 
 __all__ = ["COLUMNS", "cells", "correlation", "document", "number"]
 
@@ -50,183 +31,183 @@ N_ROWS = 12
 _FALLBACK = {"read": "asks for a value", "shape": "has a size that depends on values", "not lowered": "is not lowered"}
 
 
-def document(result: XlaResult) -> Document:
+def document(result: XlaResult) -> b.Document:
     """Return the report of ``torchtriage xla``."""
     names = [model.target for model in result.models] + [program.name for program in result.programs]
     together = [correlation(row) for row in result.correlations]
     fixes = [
-        Row("" if rank else "fixes", (bold(f"{cause}: "), Span(fix.text, "green")))
+        b.Row("" if rank else "fixes", (b.bold(f"{cause}: "), b.Span(fix.text, "green")))
         for rank, (cause, fix) in enumerate(result.fixes)
     ]
-    blocks: list[Block] = [
-        Head("torchtriage xla", result.verdict),
+    blocks: list[b.Block] = [
+        b.Head("torchtriage xla", result.verdict),
         *(block for model in result.models for block in _model(model)),
         *(block for program in result.programs for block in _program(program)),
-        Rows([Row("" if rank else "together", line) for rank, line in enumerate(together)], on=TERMINAL),
-        Section("Graphs and time", [Lines(together, bullets=True)], on=PAGE + MARKDOWN),
-        Rows(fixes, on=TERMINAL),
-        Section(
+        b.Rows([b.Row("" if rank else "together", line) for rank, line in enumerate(together)], on=b.TERMINAL),
+        b.Section("Graphs and time", [b.Lines(together, bullets=True)], on=b.PAGE + b.MARKDOWN),
+        b.Rows(fixes, on=b.TERMINAL),
+        b.Section(
             "What to change",
             [
-                Lines(
+                b.Lines(
                     [
                         (
-                            bold(cause),
+                            b.bold(cause),
                             f": {fix.text}",
                             " " * bool(fix.link),
-                            Span("more" if fix.link else "", link=fix.link),
+                            b.Span("more" if fix.link else "", link=fix.link),
                         )
                         for cause, fix in result.fixes
                     ],
                     bullets=True,
                 )
             ],
-            on=PAGE + MARKDOWN,
+            on=b.PAGE + b.MARKDOWN,
         ),
-        Notes(result.notes),
-        Foot(f"torchtriage {result.version}"),
+        b.Notes(result.notes),
+        b.Foot(f"torchtriage {result.version}"),
     ]
     remark = (
         "Counts are those of torch_xla's metrics; extra is every HLO graph but one for a step (LazyTensor) or for an FX"
         " graph (dynamo)."
     )
     title = names[0] if len(names) == 1 else f"{len(names)} models"
-    return Document(title, result.version, result.schema, blocks, "xla.css", remark)
+    return b.Document(title, result.version, result.schema, blocks, "xla.css", remark)
 
 
-def _model(model: XlaModel) -> Iterator[Block]:
+def _model(model: XlaModel) -> Iterator[b.Block]:
     mode = "training" if model.train else "inference"
     facts = ", ".join(f"{name} {value}" for name, value in model.facts)
     table = [cells(route) for route in model.routes]
     failed = [f"{TITLES[route.name]} {route.failure}" for route in model.routes if route.failure]
     dynamo = next((route for route in model.routes if route.name == "openxla"), None)
     fx = [(graph.id, _fx(graph, dynamo.graphs if dynamo else ())) for graph in model.fx]
-    yield Entry(
-        (bold(model.target), dim(f"  {mode}")),
+    yield b.Entry(
+        (b.bold(model.target), b.dim(f"  {mode}")),
         [
-            Lines([dim(facts)], on=TERMINAL),
-            Table(COLUMNS, table),
+            b.Lines([b.dim(facts)], on=b.TERMINAL),
+            b.Table(COLUMNS, table),
             *_breaks(model.breaks),
-            Rows(
+            b.Rows(
                 [
-                    Row("recompile", (f"{place(again.function)}: {again.guard}", dim(f", {again.count}x")))
+                    b.Row("recompile", (f"{place(again.function)}: {again.guard}", b.dim(f", {again.count}x")))
                     for again in model.recompiles[:N_ROWS]
                 ]
             ),
-            Rows([Row("FX graph", (bold(f"{name} "), became)) for name, became in fx[:N_ROWS]]),
+            b.Rows([b.Row("FX graph", (b.bold(f"{name} "), became)) for name, became in fx[:N_ROWS]]),
             _more(len(fx) - N_ROWS, "FX graph"),
-            Rows([Row("failed", Span(line, "red")) for line in failed]),
+            b.Rows([b.Row("failed", b.Span(line, "red")) for line in failed]),
         ],
-        on=TERMINAL,
+        on=b.TERMINAL,
     )
     for route in model.routes:
         if route.steps:
-            yield Entry(TITLES[route.name], list(_route(route)), indent=2, on=TERMINAL)
-    markdown: list[Block] = [
-        Lines([(bold(model.target), f", {mode}")]),
-        Table(COLUMNS, table),
-        Lines(failed, bullets=True),
+            yield b.Entry(TITLES[route.name], list(_route(route)), indent=2, on=b.TERMINAL)
+    markdown: list[b.Block] = [
+        b.Lines([(b.bold(model.target), f", {mode}")]),
+        b.Table(COLUMNS, table),
+        b.Lines(failed, bullets=True),
     ]
     for route in model.routes:
         if route.graphs:
-            markdown += [Lines([f"HLO graphs of {TITLES[route.name]}:"]), _graph_table(route.graphs, N_IN_MARKDOWN)]
-    yield Section("", markdown, on=MARKDOWN)
-    page: list[Block] = [
-        Table(COLUMNS, table, kind="settings"),
-        Lines(failed, kind="failed"),
-        Table(
+            markdown += [b.Lines([f"HLO graphs of {TITLES[route.name]}:"]), _graph_table(route.graphs, N_IN_MARKDOWN)]
+    yield b.Section("", markdown, on=b.MARKDOWN)
+    page: list[b.Block] = [
+        b.Table(COLUMNS, table, kind="settings"),
+        b.Lines(failed, kind="failed"),
+        b.Table(
             ("graph break", "where", "times", "fix"),
             [(one.type, place(one.caller or one.frame), str(one.count), one.fix.text) for one in model.breaks],
             kind="graphs",
         ),
-        Table(
+        b.Table(
             ("compiled again by dynamo", "guard", "times"),
             [(place(again.function), again.guard, str(again.count)) for again in model.recompiles],
             kind="graphs",
         ),
-        Table(("FX graph", "became"), fx, kind="graphs"),
+        b.Table(("FX graph", "became"), fx, kind="graphs"),
     ]
     for route in model.routes:
         if route.steps:
             lines = [_counted(route), _times(route), f"answers {_answers(route.answers)}" if route.answers else ""]
             fallbacks = [_fallback(fallback) for fallback in route.fallbacks]
-            parts = [Lines(lines), _graph_table(route.graphs), Lines(fallbacks, bullets=True)]
-            page.append(Entry(TITLES[route.name], parts, kind="route"))
-    yield Section(f"{model.target}, {mode}", page, facts, on=PAGE)
+            parts = [b.Lines(lines), _graph_table(route.graphs), b.Lines(fallbacks, bullets=True)]
+            page.append(b.Entry(TITLES[route.name], parts, kind="route"))
+    yield b.Section(f"{model.target}, {mode}", page, facts, on=b.PAGE)
 
 
-def _route(route: Route) -> Iterator[Block]:
-    yield Lines([_counted(route), _times(route)])
+def _route(route: Route) -> Iterator[b.Block]:
+    yield b.Lines([_counted(route), _times(route)])
     if route.answers is not None:
         style = "bold red" if route.answers.verdict == "wrong" else ""
-        yield Lines([Span(f"answers {_answers(route.answers)}", style)])
+        yield b.Lines([b.Span(f"answers {_answers(route.answers)}", style)])
     yield from _graph_rows(route.graphs)
-    yield Rows([Row("host", _fallback(fallback)) for fallback in route.fallbacks[:N_ROWS]])
+    yield b.Rows([b.Row("host", _fallback(fallback)) for fallback in route.fallbacks[:N_ROWS]])
     yield _more(len(route.fallbacks) - N_ROWS, "operator")
 
 
-def _program(program: XlaProgram) -> Iterator[Block]:
+def _program(program: XlaProgram) -> Iterator[b.Block]:
     counts = list(_counts(program))
-    yield Entry(
+    yield b.Entry(
         program.name,
         [
-            Rows([Row(label, line) for label, line in counts]),
+            b.Rows([b.Row(label, line) for label, line in counts]),
             *_breaks(program.breaks),
             *_graph_rows(program.graphs),
-            Rows(
+            b.Rows(
                 [
-                    Row("host", f"{fallback.name}, {format_count(fallback.first_step, 'call')}")
+                    b.Row("host", f"{fallback.name}, {format_count(fallback.first_step, 'call')}")
                     for fallback in program.fallbacks[:N_ROWS]
                 ]
             ),
             _more(len(program.fallbacks) - N_ROWS, "operator"),
-            Rows([Row("left out", dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]),
-            Notes(program.notes, apart=False),
+            b.Rows([b.Row("left out", b.dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]),
+            b.Notes(program.notes, apart=False),
         ],
-        on=TERMINAL,
+        on=b.TERMINAL,
     )
     fallbacks = [(fallback.name, fallback.kind, str(fallback.first_step)) for fallback in program.fallbacks]
-    parts: list[Block] = [
-        Rows([Row(label, line) for label, line in counts]),
-        _graph_table(program.graphs, N_IN_MARKDOWN, on=MARKDOWN),
-        _graph_table(program.graphs, on=PAGE),
-        Table(("operator on the host", "why", "calls"), fallbacks, kind="graphs", align="llr"),
-        Lines([f"{note.level}: {note.message}" for note in program.notes], bullets=True),
+    parts: list[b.Block] = [
+        b.Rows([b.Row(label, line) for label, line in counts]),
+        _graph_table(program.graphs, N_IN_MARKDOWN, on=b.MARKDOWN),
+        _graph_table(program.graphs, on=b.PAGE),
+        b.Table(("operator on the host", "why", "calls"), fallbacks, kind="graphs", align="llr"),
+        b.Lines([f"{note.level}: {note.message}" for note in program.notes], bullets=True),
     ]
-    yield Section(program.name, parts, on=PAGE)
-    yield Section("", [Lines([(code(program.name),)]), *parts], on=MARKDOWN)
+    yield b.Section(program.name, parts, on=b.PAGE)
+    yield b.Section("", [b.Lines([(b.code(program.name),)]), *parts], on=b.MARKDOWN)
 
 
-def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[Block]:
-    rows: list[Row] = []
+def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[b.Block]:
+    rows: list[b.Row] = []
     for one in breaks[:N_ROWS]:
-        rows.append(Row("break", (bold(one.type), f" at {place(one.caller or one.frame)}, {one.count}x")))
-        rows.append(Row("", Span(one.fix.text, "green")))
-    yield Rows(rows)
+        rows.append(b.Row("break", (b.bold(one.type), f" at {place(one.caller or one.frame)}, {one.count}x")))
+        rows.append(b.Row("", b.Span(one.fix.text, "green")))
+    yield b.Rows(rows)
     yield _more(len(breaks) - N_ROWS, "graph break")
 
 
-def _graph_rows(graphs: Sequence[HloGraph]) -> Iterator[Block]:
+def _graph_rows(graphs: Sequence[HloGraph]) -> Iterator[b.Block]:
     rows = []
     for graph in graphs[:N_ON_TERMINAL]:
         style = "yellow" if graph.extra else "dim"
-        rows.append(Row(f"HLO #{graph.number + 1}", (Span(f"{graph.cause}: ", style), _graph(graph)), style))
-    yield Rows(rows)
+        rows.append(b.Row(f"HLO #{graph.number + 1}", (b.Span(f"{graph.cause}: ", style), _graph(graph)), style))
+    yield b.Rows(rows)
     rest = Counter(graph.cause for graph in graphs[N_ON_TERMINAL:]).most_common()
     listed = ", ".join(f"{number} {cause}" for cause, number in rest)
-    yield Lines([dim(f"{len(graphs) - N_ON_TERMINAL} more in --json and --html: {listed}")] if rest else [])
+    yield b.Lines([b.dim(f"{len(graphs) - N_ON_TERMINAL} more in --json and --html: {listed}")] if rest else [])
 
 
-def _graph_table(graphs: Sequence[HloGraph], limit: int = 10_000, on: str = MARKDOWN + PAGE) -> Table:
+def _graph_table(graphs: Sequence[HloGraph], limit: int = 10_000, on: str = b.MARKDOWN + b.PAGE) -> b.Table:
     rows = [
-        (f"{graph.number + 1}", bold(graph.cause) if graph.extra else graph.cause, _graph(graph)) for graph in graphs
+        (f"{graph.number + 1}", b.bold(graph.cause) if graph.extra else graph.cause, _graph(graph)) for graph in graphs
     ]
     kinds = ["extra" if graph.extra else "by-right" for graph in graphs]
-    return Table(("HLO", "cause", "reason"), rows, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
+    return b.Table(("HLO", "cause", "reason"), rows, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
 
 
-def _more(number: int, noun: str) -> Lines:
-    return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
+def _more(number: int, noun: str) -> b.Lines:
+    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
 
 
 # -- what the parts say ----------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.verdict.result import Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import words
-from torchtriage.report.page import fix, text
 
-__all__ = ["SEVERITY", "card", "entry", "title", "unanswered"]
+__all__ = ["SEVERITY", "entry", "title", "unanswered"]
 
 SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"}
 
@@ -27,8 +26,8 @@ def title(finding: Finding, rank: int) -> tuple[b.Span, ...]:
 
 
 def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote: Quote | None = None) -> b.Entry:
-    """Return a finding on the terminal and in Markdown; ``quote`` gives the source lines below its place."""
-    place, advice = finding.place, finding.fix
+    """Return a finding; ``quote`` gives the source lines below its place."""
+    place, fix = finding.place, finding.fix
     rows = []
     if finding.cost is not None:
         rows.append(b.Row("saves", (b.bold(words.saving(finding.cost)), b.dim(f"  {words.basis(finding.cost)}"))))
@@ -49,35 +48,22 @@ def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote:
     rows += [
         b.Row("ranks", words.rank_spread(finding)),
         b.Row("evidence", words.evidence(finding)),
-        b.Row("fix", advice.text),
+        b.Row("fix", fix.text),
     ]
     # a link and a line of code stay whole on the terminal
-    source = advice.code.replace("\r\n", "\n").split("\n") if advice.code else []
-    link = [advice.link] if advice.link.startswith("https://") else []
+    source = fix.code.replace("\r\n", "\n").split("\n") if fix.code else []
+    link = [fix.link] if fix.link.startswith("https://") else []
     whole = [*((row, "green") for row in source), *((row, "dim underline") for row in link)]
     blocks = [
         b.Rows([row for row in rows if b.unfold(row.text)], indent=3),
         b.Code(whole, indent=3, on=b.TERMINAL),
-        b.Code([(row, "") for row in source], language="python", on=b.MARKDOWN),
-        b.Lines([b.Span("Read more", link=row) for row in link], on=b.MARKDOWN),
+        b.Code([(row, "") for row in source], language="python", on=b.MARKDOWN + b.PAGE),
+        b.Lines([b.Span("Read more", link=row) for row in link], on=b.MARKDOWN + b.PAGE),
         b.Rows(
             [b.Row("also", f"explains {', '.join(finding.also_explains)}")] if finding.also_explains else [], indent=3
         ),
     ]
-    return b.Entry(title(finding, rank), blocks, fold=True, on=b.TERMINAL + b.MARKDOWN)
-
-
-def card(finding: Finding) -> str:
-    """Return a finding as HTML."""
-    frame = finding.place.frame
-    where = (
-        f"<p><code>{text(f'{frame.file}:{frame.line} {frame.function}', 300)}</code></p>" if frame is not None else ""
-    )
-    return (
-        f'<div class="finding"><h3>{text(finding.title)}</h3><p class="meta">'
-        f'<span class="sev {finding.severity}">{finding.severity}</span> {text(finding.code)}, {finding.certainty}</p>'
-        f'<p class="message">{text(finding.message)}</p>{where}<div>Fix: {fix(finding.fix)}</div></div>'
-    )
+    return b.Entry(title(finding, rank), blocks, fold=True)
 
 
 def unanswered(

@@ -75,12 +75,12 @@ def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bo
     rest = "" if result.healthy else " in what could be analysed"
     none = [] if result.findings else [b.Span(f"No findings{rest}.", "bold green" if result.healthy else "bold")]
     advice = "" if any(finding.code == SETTINGS for finding in result.findings) else result.advice
-    yield from (findings.entry(finding, rank) for rank, finding in enumerate(result.findings, 1))
+    entries = [findings.entry(finding, rank) for rank, finding in enumerate(result.findings, 1)]
+    yield b.Section("", entries, on=b.TERMINAL + b.MARKDOWN)
     yield b.Lines(none, indent=0, on=b.TERMINAL)
     yield b.Rows([b.Row("settings", advice)] if advice else [], on=b.TERMINAL)
     clean = f'<div class="{"clean" if result.healthy else "unsure"}"><p>No findings{rest}.</p></div>' if none else ""
-    cards = [b.Markup("".join(findings.card(finding) for finding in result.findings) or clean), b.Lines([advice])]
-    yield b.Section("Findings", cards, name="findings", on=b.PAGE)
+    yield b.Section("Findings", [*entries, b.Markup(clean), b.Lines([advice])], name="findings", on=b.PAGE)
     yield b.Lines([result.advice], on=b.MARKDOWN)
     yield b.Notes(result.notes)
     yield b.Lines([b.bold("Not checked")] if result.not_checked else [], indent=0, on=b.TERMINAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from torchtriage.core.finding import Finding, Note, Quote
 from torchtriage.core.units import format_count, format_ns, format_share
@@ -103,7 +104,8 @@ def _whole(results: Sequence[Result], blocks: Sequence[b.Block]) -> b.Document:
 
 def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
     path = result.trace.path * several
-    yield b.Head("torchtriage", result.verdict, (_verdict_style(result), ""), hang=0, path=path)
+    name = PurePosixPath(result.trace.path.replace("\\", "/")).name or result.trace.path
+    yield b.Head(name, result.verdict, (_verdict_style(result), ""), hang=0, path=path)
     yield b.Rows(_ran(result), indent=0)
     yield from _recording(result, named=several)
     if result.summary is not None:
@@ -129,7 +131,7 @@ def _job(
     job: JobResult, first: Result | None, top: int | None, quote: Quote | None, several: bool
 ) -> Iterator[b.Block]:
     path = f"{len(job.ranks)} ranks of one job" * several
-    yield b.Head("torchtriage", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
+    yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
     yield b.Rows(_ran(first), indent=0)
     yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
@@ -184,6 +186,7 @@ def _findings(
     subject: Result | JobResult, summary: Summary | None, top: int | None, quote: Quote | None
 ) -> Iterator[b.Block]:
     serious = [note for note in _by_level(subject.notes) if note.level != "info"]
+    yield b.Notes(subject.notes, codes=True, on=b.PAGE)
     # what the verdict says already is not repeated
     yield b.Notes(
         [
@@ -191,6 +194,7 @@ def _findings(
             for note in serious
         ],
         codes=True,
+        on=b.TERMINAL + b.MARKDOWN,
     )
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
     columns = ("severity", "finding", "where", "saves", "certainty")

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from torchtriage.core.finding import Crash, Finding, NotChecked, Note, Quote, TimeClasses
+from torchtriage.core.finding import Cost, Finding, Quote, TimeClasses
 from torchtriage.core.html import as_data, filled, policy, template
-from torchtriage.core.names import short_name
+from torchtriage.core.names import short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import PathSummary, Result, Summary, TimelineLane
 from torchtriage.report import recorded
-from torchtriage.report.pages.values import clean, clip, cost, counts, finite, frame, value_of, web_link
+from torchtriage.report.documents.trace import document
+from torchtriage.report.page import body
 from torchtriage.report.words import (
     OPINION,
     RANK_PARTS,
@@ -32,7 +35,6 @@ from torchtriage.report.words import (
     quoted,
     rank_spread,
     replayed,
-    saving,
     suspicion,
     without_device,
 )
@@ -138,9 +140,9 @@ def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail,
     parts = {
         "policy": policy(style, script),
         "title": html.escape(_title(results, jobs)),
-        "version": html.escape(clean(results[0].version, 40)),
+        "version": html.escape(_clean(results[0].version, 40)),
         "style": style,
-        "summary": _plain_summary(results, jobs, detail),
+        "summary": body(document(results, jobs, top=detail.findings).blocks),
         "data": as_data(data),
         "script": script,
     }
@@ -150,7 +152,7 @@ def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail,
 def _title(results: Sequence[Result], jobs: Sequence[JobResult]) -> str:
     if jobs:
         return f"{len(jobs[0].ranks)} ranks of one job · torchtriage"
-    name = clean(_file_name(results[0].trace.path), 80)
+    name = _clean(_file_name(results[0].trace.path), 80)
     others = f" and {len(results) - 1} more" if len(results) > 1 else ""
     return f"{name}{others} · torchtriage"
 
@@ -158,46 +160,6 @@ def _title(results: Sequence[Result], jobs: Sequence[JobResult]) -> str:
 def _file_name(path: str) -> str:
     """Return the last part of a path: pages get shared, folders of a machine should not."""
     return PurePosixPath(path.replace("\\", "/")).name or path
-
-
-def _plain_summary(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail) -> str:
-    """Return the findings as plain HTML, for a reader without scripts."""
-    lines = ["<h1>torchtriage</h1>"]
-
-    def put(tag: str, text: str, limit: int = 400) -> None:
-        lines.append(f"<{tag}>{html.escape(clean(text, limit))}</{tag}>")
-
-    for job in jobs:
-        put("h2", f"{len(job.ranks)} ranks of one job")
-        for line in job.verdict:
-            put("p", line)
-        for finding in job.findings[: detail.findings]:
-            put("h3", f"{finding.code} {finding.title}")
-            put("p", finding.message, 1000)
-    for result in results:
-        put("h2", _file_name(result.trace.path))
-        for line in result.verdict:
-            put("p", line)
-        for note in result.notes[: detail.findings]:
-            put("p", f"{note.level}: {note.message} {note.fix}")
-        for finding in result.findings[: detail.findings]:
-            put("h3", f"{finding.code} {finding.title}")
-            put("p", finding.message)
-            if finding.cost:
-                put("p", f"Saves {saving(finding.cost)}, {finding.cost.basis}.")
-            if finding.fix.text:
-                put("p", f"Fix: {finding.fix.text}")
-        for place in result.suspicions:
-            put("p", f"{SUSPICIOUS}: {suspicion(place)} ({OPINION})")
-        for one in result.what_ifs[: detail.findings]:
-            put("p", f"What if {one.question}: {answer(one)}")
-        if result.not_checked:
-            codes = ", ".join(item.code for item in result.not_checked)
-            put("p", f"Not checked, for want of data: {codes}", 1000)
-        if result.crashes:
-            codes = ", ".join(item.code for item in result.crashes)
-            put("p", f"Not checked, the pattern failed: {codes}", 1000)
-    return "\n".join(lines)
 
 
 # -- the data ----------------------------------------------------------------------------------
@@ -217,12 +179,8 @@ class _Packer:
         index = self._name_index.get(value)
         if index is None:
             index = self._name_index[value] = len(self.names)
-            shown = short_name(value) if kernel else value
-            self.names.append(clean(shown, self.detail.name_chars))
+            self.names.append(_clean(short_name(value) if kernel else value, self.detail.name_chars))
         return index
-
-    def text(self, value: object) -> str:
-        return clean(value, self.detail.text_chars)
 
     def take(self, values: Sequence[Any], limit: int, what: str) -> Sequence[Any]:
         """Return the first ``limit`` values, and remember it when that is not all of them."""
@@ -231,217 +189,163 @@ class _Packer:
             self.cut[f"{kept} {what}"] = None
         return values[:limit]
 
+    def value(self, value: Any) -> Any:
+        """Return a field as JSON holds it: text that is clean and not too long, numbers that are finite."""
+        if isinstance(value, str):
+            return _clean(value, self.detail.text_chars)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        return [self.value(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+    def row(self, record: Any, names: str) -> list[Any]:
+        """Return some fields of a record."""
+        return [self.value(getattr(record, name)) for name in names.split()]
+
+    def fields(self, record: Any, names: str) -> dict[str, Any]:
+        """Return some fields of a record by their names in the script, ``n_events`` as ``nEvents``."""
+        keys = ("".join([name[0], *name.title().replace("_", "")[1:]]) for name in names.split())
+        return dict(zip(keys, self.row(record, names), strict=True))
+
     def result(self, result: Result) -> dict[str, Any]:
-        summary = result.summary
-        origin_ns = summary.window_start_ns if summary else 0
+        origin_ns = result.summary.window_start_ns if result.summary else 0
         facts = result.trace
         without = without_device(result)
         return {
-            "verdict": [self.text(line) for line in result.verdict],
-            "healthy": result.healthy,
-            "refused": result.refused,
-            "joint": cost(result.joint_cost),
-            "run": [
-                [label, self.text(text)] for label, text in (recorded.run(result.recorded) if result.recorded else ())
-            ],
-            "compiled": [[label, self.text(text)] for label, text in recorded.compiled(result.recorded)],
+            "run": self.value(recorded.run(result.recorded) if result.recorded else ()),
+            "compiled": self.value(recorded.compiled(result.recorded)),
             "trace": {
-                "file": clean(_file_name(facts.path), 200),
-                "sizeBytes": facts.size_bytes,
-                "nEvents": facts.n_events,
-                "nRows": facts.n_rows,
-                "tier": facts.tier,
-                "nLost": facts.n_lost,
-                "nRepaired": facts.n_repaired,
-                "loss": [self.text(line) for line in self.take(facts.loss, 50, "loss lines")],
-                "vendor": clean(facts.vendor, 40),
-                "devices": [clean(name, 80) for name in facts.device_names[:64]],
-                "flags": [clean(flag, 60) for flag in facts.torch_flags[:32]],
-                "rank": facts.rank,
-                "worldSize": facts.world_size,
-                "resolutionNs": facts.resolution_ns,
-                "phases": counts(facts.phases),
-                "categories": counts(facts.categories),
+                **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
+                **self.fields(facts, "rank world_size resolution_ns"),
+                "file": self.value(_file_name(facts.path)),
+                "loss": self.value(self.take(facts.loss, 50, "loss lines")),
+                "devices": self.value(facts.device_names[:64]),
+                "flags": self.value(facts.torch_flags[:32]),
+                "phases": _counts(facts.phases),
+                "categories": _counts(facts.categories),
             },
-            "notes": self.notes(result.notes),
-            "summary": self.summary(summary, result.critical_path) if summary else None,
+            "summary": self.summary(result.summary, result.critical_path) if result.summary else None,
+            **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
-            "suspicions": [self.text(suspicion(one)) for one in self.take(result.suspicions, 16, "suspicious places")],
+            "suspicions": [
+                self.value(suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
+            ],
             "suspicious": [SUSPICIOUS, OPINION],
             "idle": _idle_by_cause(result),
-            "findings": [
-                self.finding(finding, origin_ns)
-                for finding in self.take(result.findings, self.detail.findings, "findings")
-            ],
-            "nFindings": len(result.findings),
-            "notChecked": self.not_checked(result.not_checked, device=bool(without)),
-            "withoutDevice": without,
-            "checked": [clean(code, 40) for code in result.checked[:300]],
-            "crashes": self.crashes(result.crashes),
         }
 
     def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
         place = {result.trace.path: index for index, result in enumerate(results)}
+        parts = " ".join(field for field, *_ in RANK_PARTS)
+        collective = "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
         return {
-            "verdict": [self.text(line) for line in job.verdict],
-            "healthy": job.healthy,
-            "refused": job.refused,
-            "joint": cost(job.joint_cost),
+            **self.common(job, [_origin_ns(finding, job, results) for finding in job.findings]),
             "job": {
-                "basis": self.text(job.basis),
+                **self.fields(job, "basis world_size step_ms n_matches"),
                 "nRanks": len(job.ranks),
-                "worldSize": job.world_size,
-                "stepMs": job.step_ms,
                 "nSteady": job.n_steady_steps,
-                "nMatches": job.n_matches,
                 "ranks": [
                     [
-                        one.rank,
-                        clean(_file_name(one.path), 200),
-                        clean(one.host, 80),
-                        one.refused,
-                        one.wall_ns,
-                        [int(getattr(one, field)) for field, *_ in RANK_PARTS],
-                        one.caused_wait_ns,
-                        one.clock_offset_ns,
-                        one.n_findings,
-                        place.get(one.path, -1),
+                        rank.rank,
+                        self.value(_file_name(rank.path)),
+                        *self.row(rank, "host refused wall_ns"),
+                        self.row(rank, parts),
+                        *self.row(rank, "caused_wait_ns clock_offset_ns n_findings"),
+                        place.get(rank.path, -1),
                     ]
-                    for one in self.take(job.ranks, MAX_RANKS, "ranks")
+                    for rank in self.take(job.ranks, MAX_RANKS, "ranks")
                 ],
                 "steps": [
-                    [one.number, one.steady, one.wall_ns, one.wait_ns, one.late_rank, one.late_wait_ns]
-                    for one in self.take(job.steps, self.detail.steps, "steps of the job")
+                    self.row(step, "number steady wall_ns wait_ns late_rank late_wait_ns")
+                    for step in self.take(job.steps, self.detail.steps, "steps of the job")
                 ],
                 "collectives": [
-                    [
-                        clean(one.group, 60),
-                        clean(one.name, 120),
-                        one.nelems,
-                        one.n_ranks,
-                        one.n_per_step,
-                        one.transfer_ns,
-                        one.wait_ns,
-                        one.max_wait_ns,
-                        one.late_rank,
-                        one.late_share,
-                    ]
-                    for one in self.take(job.collectives, self.detail.rows, "kinds of collectives")
+                    self.row(kind, collective)
+                    for kind in self.take(job.collectives, self.detail.rows, "kinds of collectives")
                 ],
             },
-            "notes": self.notes(job.notes),
             "summary": None,
             "idle": None,
-            "findings": [
-                self.finding(finding, _origin_ns(finding, job, results))
-                for finding in self.take(job.findings, self.detail.findings, "findings")
-            ],
-            "nFindings": len(job.findings),
-            "notChecked": self.not_checked(job.not_checked),
-            "withoutDevice": "",
-            "checked": [clean(code, 40) for code in job.checked[:300]],
-            "crashes": self.crashes(job.crashes),
         }
 
-    def not_checked(self, entries: Sequence[NotChecked], *, device: bool = False) -> list[dict[str, Any]]:
-        return [
-            {
-                "code": clean(entry.code, 40),
-                "name": clean(entry.name, 80),
-                "missing": [clean(need, 120) for need in entry.missing[:20]],
-                "how": clean(entry.how_to_record, 500, lines=True),
-                "device": device and needs_device(entry),
-            }
-            for entry in self.take(entries, 300, "unchecked patterns")
-        ]
-
-    def crashes(self, crashes: Sequence[Crash]) -> list[dict[str, Any]]:
-        return [
-            {"code": clean(crash.code, 40), "error": self.text(crash.error)}
-            for crash in self.take(crashes, 300, "failed patterns")
-        ]
-
-    def notes(self, notes: Sequence[Note]) -> list[dict[str, Any]]:
-        return [
-            {
-                "code": clean(note.code, 40),
-                "level": note.level,
-                "message": self.text(note.message),
-                "fix": self.text(note.fix),
-                "evidence": self.evidence(note.evidence),
-            }
-            for note in self.take(notes, 100, "notes")
-        ]
+    def common(self, subject: Result | JobResult, origins_ns: Sequence[int], without: str = "") -> dict[str, Any]:
+        """Return what a trace and a job have alike; ``origins_ns`` : where the times of each finding begin."""
+        shown = self.take(subject.findings, self.detail.findings, "findings")
+        return {
+            **self.fields(subject, "verdict healthy refused"),
+            "joint": self.cost(subject.joint_cost),
+            "notes": [
+                {**self.fields(note, "code level message fix"), "evidence": self.evidence(note.evidence)}
+                for note in self.take(subject.notes, 100, "notes")
+            ],
+            "findings": [self.finding(finding, origins_ns[index]) for index, finding in enumerate(shown)],
+            "nFindings": len(subject.findings),
+            "notChecked": [
+                {
+                    **self.fields(entry, "code name missing"),
+                    "how": _clean(entry.how_to_record, 500, lines=True),
+                    "device": bool(without) and needs_device(entry),
+                }
+                for entry in self.take(subject.not_checked, 300, "unchecked patterns")
+            ],
+            "withoutDevice": without,
+            "checked": self.value(subject.checked[:300]),
+            "crashes": [
+                self.fields(crash, "code error") for crash in self.take(subject.crashes, 300, "failed patterns")
+            ],
+        }
 
     def replay(self, result: Result) -> dict[str, Any] | None:
         """Return what bounds a step, the answers to questions, and how far to trust them."""
-        if result.replay is None or not (result.what_ifs or result.critical_path):
-            return None
         path = result.critical_path
-        said = f"{critical(path, result.summary)}." if path is not None else ""
+        if result.replay is None or not (result.what_ifs or path):
+            return None
+        bound = f"{critical(path, result.summary)}." if path is not None else ""
+        questions = self.take(result.what_ifs, 100, "what-if questions")
         return {
-            "path": self.text(f"{said[:1].upper()}{said[1:]}"),
-            "model": self.text(replayed(result.replay)),
-            "whatIfs": [
-                [self.text(one.question), self.text(answer(one))]
-                for one in self.take(result.what_ifs, 100, "what-if questions")
-            ],
+            "path": self.value(f"{bound[:1].upper()}{bound[1:]}"),
+            "model": self.value(replayed(result.replay)),
+            "whatIfs": [self.value((question.question, answer(question))) for question in questions],
         }
 
     def summary(self, summary: Summary, path: PathSummary | None = None) -> dict[str, Any]:
         detail, origin_ns = self.detail, summary.window_start_ns
         lanes = [*summary.timeline, *([_path_lane(path)] if path is not None else [])]
+        device = "device name n_kernels n_copies n_orphans n_streams comm_ns"
+        kernel = "name short_name count total_ns mean_ns max_ns share_of_kernel_sum"
         return {
+            **self.fields(summary, "step_ms n_kernel_names n_op_names"),
             "wallNs": summary.window_end_ns - origin_ns,
-            "basis": self.text(summary.window_basis),
-            "stepMs": summary.step_ms,
+            "basis": self.value(summary.window_basis),
             "nSteady": summary.n_steady_steps,
             "nSteps": len(summary.steps),
             "steps": [
                 [
                     step.index,
-                    clean(step.name, detail.name_chars),
+                    _clean(step.name, detail.name_chars),
                     step.start_ns - origin_ns,
                     step.end_ns - origin_ns,
                     step.steady,
-                    _classes(step.classes),
+                    self.classes(step.classes),
                 ]
                 for step in self.take(summary.steps, detail.steps, "steps")
             ],
             "devices": [
-                {
-                    "device": clean(device.device, 40),
-                    "name": clean(device.name, 80),
-                    "classes": _classes(device.classes),
-                    "nKernels": device.n_kernels,
-                    "nCopies": device.n_copies,
-                    "nOrphans": device.n_orphans,
-                    "nStreams": device.n_streams,
-                    "commNs": device.comm_ns,
-                }
-                for device in self.take(summary.devices, 32, "devices")
+                {**self.fields(row, device), "classes": self.classes(row.classes)}
+                for row in self.take(summary.devices, 32, "devices")
             ],
-            "kernels": [
-                [
-                    self.text(kernel.name),
-                    clean(kernel.short_name, 160),
-                    kernel.count,
-                    kernel.total_ns,
-                    finite(kernel.mean_ns),
-                    kernel.max_ns,
-                    finite(kernel.share_of_kernel_sum),
-                ]
-                for kernel in summary.top_kernels[: detail.rows]
-            ],
-            "nKernelNames": summary.n_kernel_names,
-            "nOpNames": summary.n_op_names,
-            "ops": [
-                [self.text(op.name), op.count, op.self_ns, op.total_ns, op.device_ns]
-                for op in summary.top_ops[: detail.rows]
-            ],
+            "kernels": [self.row(row, kernel) for row in summary.top_kernels[: detail.rows]],
+            "ops": [self.row(row, "name count self_ns total_ns device_ns") for row in summary.top_ops[: detail.rows]],
             "lanes": [self.lane(lane, origin_ns) for lane in self.take(lanes, detail.lanes, "timeline lanes")],
         }
+
+    def classes(self, classes: TimeClasses | None) -> list[int] | None:
+        names = "wall_ns compute_ns comm_only_ns copy_only_ns idle_host_late_ns idle_queued_ns idle_unknown_ns"
+        return None if classes is None else self.row(classes, names)
+
+    def cost(self, cost: Cost | None) -> dict[str, Any] | None:
+        names = "low_ms high_ms per of_ms share_low share_high naive_ms basis method grade"
+        return None if cost is None else self.fields(cost, names)
 
     def lane(self, lane: TimelineLane, origin_ns: int) -> dict[str, Any]:
         """Return a lane as flat rows of gap from the last start, duration, class and name."""
@@ -455,10 +359,10 @@ class _Packer:
         flat: list[int] = []
         last_ns = origin_ns
         for start_ns, end_ns, kind, name in spans:
-            code = self.name(name, kernel=kernel)
-            flat += (start_ns - last_ns, end_ns - start_ns, _class_index(kind), code)
+            kind_index = SPAN_CLASSES.index(kind if kind in SPAN_CLASSES else "op")
+            flat += (start_ns - last_ns, end_ns - start_ns, kind_index, self.name(name, kernel=kernel))
             last_ns = start_ns
-        return {"label": clean(lane.label, 120), "kind": lane.kind, "spans": flat}
+        return {"label": self.value(lane.label), "kind": lane.kind, "spans": flat}
 
     def finding(self, finding: Finding, origin_ns: int) -> dict[str, Any]:
         place, detail = finding.place, self.detail
@@ -466,48 +370,37 @@ class _Packer:
         if len(marks) > detail.intervals:
             self.cut[f"the {detail.intervals:,} longest intervals of a finding"] = None
             marks = tuple(sorted(marks, key=lambda mark: mark[0] - mark[1])[: detail.intervals])
+        frame = "file line function exact lines"
         return {
-            "code": clean(finding.code, 40),
-            "name": clean(finding.name, 80),
-            "family": clean(finding.family, 40),
-            "title": clean(finding.title, 300),
-            "severity": finding.severity,
-            "certainty": finding.certainty,
-            "message": self.text(finding.message),
-            "cost": cost(finding.cost),
+            **self.fields(finding, "code name family title severity certainty message n_events also_explains"),
+            "cost": self.cost(finding.cost),
             "evidence": self.evidence(finding.evidence),
-            "nEvents": finding.n_events,
-            "ranks": self.text(rank_spread(finding)),
-            "alsoExplains": [clean(code, 40) for code in finding.also_explains[:40]],
+            "ranks": self.value(rank_spread(finding)),
             "fix": {
-                "text": self.text(finding.fix.text),
-                "code": clean(finding.fix.code, 4 * detail.text_chars, lines=True),
-                "link": web_link(finding.fix.link),
+                "text": self.value(finding.fix.text),
+                "code": _clean(finding.fix.code, 4 * detail.text_chars, lines=True),
+                "link": _web_link(finding.fix.link),
             },
             "place": {
+                **self.fields(place, "lane module"),
                 "steps": list(place.steps[:200]),
                 "nSteps": len(place.steps),
                 "marks": [
                     value for start_ns, end_ns in sorted(marks) for value in (start_ns - origin_ns, end_ns - start_ns)
                 ],
                 "costliest": len(marks) < len(place.intervals_ns) or len(marks) >= MAX_INTERVALS,
-                "lane": clean(place.lane, 120),
-                "ops": [clean(op, 200) for op in place.ops[: detail.facts]],
-                "frame": frame(place.frame) if place.frame else None,
-                "source": [clip(row, 200) for row in (quoted(place.frame, self.quote) if place.frame else ())],
-                "stack": [frame(caller) for caller in place.stack[: detail.facts]],
-                "module": clean(place.module, 200),
+                "ops": self.value(place.ops[: detail.facts]),
+                "frame": self.fields(place.frame, frame) if place.frame else None,
+                "source": self.value(quoted(place.frame, self.quote) if place.frame else ()),
+                "stack": [self.fields(caller, frame) for caller in place.stack[: detail.facts]],
                 "examples": [
                     {
-                        "event": example.event,
-                        "short": clean(event_name(example.name[:4096]), 120),
-                        "name": clean(example.name, 4 * detail.name_chars),
+                        **self.fields(example, "event dur_ns pid tid"),
+                        "short": _clean(event_name(example.name[:4096]), 120),
+                        "name": _clean(example.name, 4 * detail.name_chars),
                         "startNs": example.start_ns - origin_ns,
-                        "durNs": example.dur_ns,
                         # as the trace itself writes it, to search for in a viewer
                         "ts": f"{example.start_ns // 1000}.{example.start_ns % 1000:03d}",
-                        "pid": clean(example.pid, 60),
-                        "tid": clean(example.tid, 60),
                     }
                     for example in place.examples[: detail.facts]
                 ],
@@ -517,7 +410,7 @@ class _Packer:
     def evidence(self, evidence: Mapping[str, Any]) -> list[list[Any]]:
         """Return evidence as pairs; a list becomes its first values and its length."""
         pairs = self.take(list(evidence.items()), self.detail.facts, "facts of a finding")
-        return [[clean(key, 80), value_of(value)] for key, value in pairs]
+        return [[_clean(key, 80), _evidence(value)] for key, value in pairs]
 
 
 _PATH_CLASSES = {"host": "op", "lag": "wait", "unexplained": "wait"}
@@ -535,17 +428,6 @@ def _path_lane(path: PathSummary) -> TimelineLane:
         for piece in path.pieces
     )
     return TimelineLane("Critical path of one step", "steps", spans)
-
-
-def _class_index(kind: str) -> int:
-    return SPAN_CLASSES.index(kind) if kind in SPAN_CLASSES else SPAN_CLASSES.index("op")
-
-
-def _classes(classes: TimeClasses | None) -> list[int] | None:
-    if classes is None:
-        return None
-    parts = (classes.compute_ns, classes.comm_only_ns, classes.copy_only_ns)
-    return [classes.wall_ns, *parts, classes.idle_host_late_ns, classes.idle_queued_ns, classes.idle_unknown_ns]
 
 
 def _origin_ns(finding: Finding, job: JobResult, results: Sequence[Result]) -> int:
@@ -567,3 +449,52 @@ def _idle_by_cause(result: Result) -> dict[str, Any] | None:
         "causes": sorted(causes, key=lambda cause: (-cause[1], cause[0])),
         "restNs": max(rest_ns, 0),
     }
+
+
+# -- values: short, visible and finite ----------------------------------------------------------
+
+
+def _clean(value: object, limit: int, *, lines: bool = False) -> str:
+    """Return a name fit to print: nothing invisible, one line unless ``lines``, not too long."""
+    # cut before and after cleaning: neither a 10 MB name nor its escapes reach the page
+    text = _clip(str(value), limit)
+    shown = "\n".join(map(visible, text.splitlines())) if lines else visible(text)
+    return _clip(shown, limit)
+
+
+def _clip(text: str, limit: int) -> str:
+    """Return the beginning of a text that is too long."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _counts(counts: Mapping[str, int]) -> list[list[Any]]:
+    """Return the most frequent names and their counts."""
+    rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:40]
+    return [[_clean(name, 60), count] for name, count in rows]
+
+
+def _evidence(value: Any) -> Any:
+    """Return a piece of evidence: a list becomes its first values and its length."""
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        pairs = [[_clean(k, 60), _flat(v)] for k, v in list(value.items())[:12]]
+        return {"pairs": pairs, "n": len(value)}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else list(value)
+        return {"first": [_flat(item) for item in items[:12]], "n": len(items)}
+    return _clean(value, 300)
+
+
+def _flat(value: Any) -> Any:
+    plain = _evidence(value)
+    return _clean(json.dumps(value, default=str), 200) if isinstance(plain, dict) else plain
+
+
+def _web_link(link: str) -> str:
+    """Return a link that opens a page, else nothing."""
+    return _clean(link, 500) if re.match(r"https?://[^\s]+$", link) else ""

@@ -167,13 +167,6 @@ def test_a_faulty_item_has_a_clean_twin_of_the_same_program(part: str) -> None:
         assert all(getattr(item, name) == getattr(twin, name) for name in same)
 
 
-def test_a_rank_lets_go_of_its_model_before_its_group() -> None:
-    """The other way round, one rank in eight hangs at its end: torch joins Gloo's threads with the lock they want."""
-    for program in programs("ranks").values():
-        text = write(program, "train", part="ranks").text
-        assert text.index("    del model\n") < text.index("    dist.destroy_process_group()\n")
-
-
 def test_the_ranks_of_a_program_are_one_run() -> None:
     runs: dict[str, list[Item]] = {}
     for one in plan(600, 0, "ranks"):

@@ -66,7 +66,7 @@ def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         return int(index["seed"]), rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"expected an index in {path}, found {error}", hint="remove it: torchtriage dataset record writes it anew"
+            f"expected an index in {path}, found {error}", hint="remove it: torchtriage dataset record writes it again"
         ) from error
 
 

@@ -288,9 +288,7 @@ def _sections(mode: str, *, loader: bool, part: str) -> _Sections:
     rows += [
         ("end", at + 4, "if step % 50 == 49:"),
         ("end", at + 8, 'print(f"step {step}", file=log)'),
-        # the model first: where its reducer is the last to let go of the group, torch waits for Gloo's threads
-        # with the interpreter's lock held, and they wait for that lock
-        *([("leave", 4, row) for row in ("del model", "dist.destroy_process_group()")] if part == "ranks" else []),
+        *([("leave", 4, "dist.destroy_process_group()")] if part == "ranks" else []),
         ("foot", 0, '\n\nif __name__ == "__main__":\n    main()\n'),
     ]
     return rows

@@ -117,6 +117,24 @@ class Modules:
             self.open.pop().__exit__(None, None, None)
 
 
+def _keep_groups() -> None:
+    """Have process groups outlive the script, to the end of the process.
+
+    A script destroys its group before its model is freed. DDP's reducer is the last owner then, and torch
+    (2.13) joins Gloo's threads with the interpreter's lock held, for which one of them may wait.
+    """
+    import torch.distributed
+
+    kept: list[Any] = []
+    destroy = torch.distributed.destroy_process_group
+
+    def keep_and_destroy(*args: Any, **kwargs: Any) -> None:
+        kept.append(torch.distributed.group.WORLD)
+        destroy(*args, **kwargs)
+
+    torch.distributed.destroy_process_group = keep_and_destroy
+
+
 def run(item: dict[str, Any], rank: int = 0) -> None:
     """Run and record what an item says, into ``marked-RANK.json`` and ``facts-RANK.json``."""
     folder = Path(item["folder"])
@@ -126,6 +144,8 @@ def run(item: dict[str, Any], rank: int = 0) -> None:
     recording = Recording(stacks=item["stacks"], memory=item["memory"], cuda=item["device"] == "cuda")
     if item["modules"] is not None:
         Modules(item["modules"])
+    if item["ranks"] > 1:
+        _keep_groups()
     code = marked((folder / "train.py").read_text(), "train.py")
     space: dict[str, Any] = {
         "__name__": "__main__",

@@ -104,7 +104,7 @@ def test_not_checked_is_not_quiet() -> None:
     # one session that was not watched: the others do not speak for it
     assert judge_noise([quiet(), HostUse(1.0, 0.9)]).status == "not checked"
     noise = judge_noise([HostUse(0.1, 0.1, 0.1, 0.0, 1)])
-    assert str(noise) == "not checked: ran for 0.1 s, too short to tell"
+    assert str(noise) == "not checked: ran for 0.1 s, too short to be sure"
 
 
 def test_readings_of_proc_stat(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def doing(name: str, *, quiet: bool, since_s: float) -> Iterator[Callable[[str],
             yield None
             return
         label = _label(name)
-        yield lambda what: line.show(f"judging {label}: {what}")
+        yield lambda what: line.show(f"analysing {label}: {what}")
 
 
 @contextmanager

@@ -335,8 +335,8 @@ def judge_noise(uses: Sequence[HostUse]) -> Noise:
     if enough:
         return Noise("quiet")
     if watched and wall_s < LEAST_WATCHED_S:
-        return Noise("not checked", (f"ran for {wall_s:.2g} s, too short to tell",))
-    return Noise("not checked", ("the system does not tell what other processes use",))
+        return Noise("not checked", (f"ran for {wall_s:.2g} s, too short to be sure",))
+    return Noise("not checked", ("the system does not report what other processes use",))
 
 
 def _wall_against_cpu(uses: Sequence[HostUse]) -> str | None:

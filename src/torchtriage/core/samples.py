@@ -216,7 +216,7 @@ def _check_values(sessions: Sequence[tuple[float, ...]], kind: str, where: str, 
         raise SampleError(
             f"expected finite numbers, found {bad[place]} as value {place + 1} of {len(bad)}",
             where=where,
-            hint="record it again: a value that was not measured cannot be judged",
+            hint="record it again: a value that was not measured cannot be compared",
         )
     smallest = min(bad)
     wanted = "above zero" if kind in POSITIVE else "of zero or more"

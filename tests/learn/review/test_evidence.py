@@ -117,7 +117,8 @@ def test_the_detector_is_told_where_it_was_asked(sample: tuple[Trace, Result]) -
     (line,) = told.of_kind("detector")
     assert line is told.lines[-1]
     assert line.text == (
-        "the learned detector: faulty with probability 0.25, DAT018 0.20, LCH016 0.10, unlike all it was trained on"
+        "the learned detector: faulty with probability 0.25, DAT018 0.20, LCH016 0.10,"
+        " outside the range of its training data"
     )
 
 

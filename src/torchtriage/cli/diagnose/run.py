@@ -126,7 +126,7 @@ def _complain_of_watches(out: Path) -> None:
         if one.memory is not None:
             complain(str(one.memory))
         if one.compile_log is not None:
-            complain(f"what torch.compile did is told by: torchtriage compile {one.compile_log}")
+            complain(f"to see what torch.compile did: torchtriage compile {one.compile_log}")
 
 
 def _remove_if_empty(out: Path) -> None:

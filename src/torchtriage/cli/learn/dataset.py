@@ -105,7 +105,7 @@ def windows(folder: Path) -> None:
 @command.command("score")
 @folder_option
 @click.argument("system")
-@click.option("--predictions", type=click.Path(path_type=Path), help="Also write what the system says.")
+@click.option("--predictions", type=click.Path(path_type=Path), help="Also write the system's answers.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> None:
     """Score SYSTEM: "rules", our patterns; a system that learns; or a JSON file of predictions.

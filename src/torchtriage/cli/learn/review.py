@@ -46,7 +46,7 @@ __all__ = ["command"]
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Review at most N windows; one stands for all that are alike.",
+    help="Review at most N windows; similar windows are reviewed once.",
 )
 @click.option(
     "--detector",
@@ -83,7 +83,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
         raise UsageError("--evidence prints text", hint="leave --json out")
     if given["spans"] and given["detector"] is not None:
         raise UsageError(
-            "--detector judges sixteenths of a step, not the windows of --window", hint="leave one of them out"
+            "--detector scores sixteenths of a step, not the windows of --window", hint="leave one of them out"
         )
     reviewer = make_reviewer(given["reviewer"], given)
     with reading(path, quiet=given["quiet"]) as progress:

@@ -76,7 +76,7 @@ def find_steady(times: NDArray[np.floating] | NDArray[np.integer]) -> Steady:
     n = len(values)
     if n < LEAST_VALUES:
         level = float(np.median(values)) if n else float("nan")
-        return Steady(None, level, f"{n} steps are too few to tell")
+        return Steady(None, level, f"{n} steps are too few to decide")
     logs = np.log(values)
     edges = _edges(n)
     width = np.diff(edges).astype(float)

@@ -373,7 +373,7 @@ def _refuse_foreign(head: bytes, name: str) -> None:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",
             where=name,
-            hint="judge memory snapshots with: torchtriage memory FILE; " + EXPORT,
+            hint="analyse memory snapshots with: torchtriage memory FILE; " + EXPORT,
         )
     if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
         raise TraceFormatError("expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS)

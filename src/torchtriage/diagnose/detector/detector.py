@@ -205,7 +205,7 @@ class Detector:
         if told["features"] != features_digest():
             raise UsageError(
                 f"expected weights for the features of this version, found others in {where}",
-                hint="torchtriage learn train FOLDER --out FILE makes them anew",
+                hint="torchtriage learn train FOLDER --out FILE trains them again",
             )
         likeness = Likeness(
             arrays["centre"], arrays["scale"], arrays["directions"], arrays["centres"], float(told["limit"])

@@ -266,7 +266,7 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
                 Note(
                     "group-not-judged",
                     "warn",
-                    f"process group {name} of {len(group.members)} ranks: {group.fault}; its waiting is not judged",
+                    f"process group {name} of {len(group.members)} ranks: {group.fault}; its waiting is not analysed",
                     "record the same whole steps on every rank, with a PyTorch that writes process"
                     " groups (2.4 or newer)",
                     {"n_matches": len(group), "n_unmatched": group.n_unmatched},
@@ -323,7 +323,7 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
             Note(
                 "point-to-point",
                 "info",
-                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is not judged",
+                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is not analysed",
             )
         )
     if not sum(len(rank.collectives) for rank in ranks):
@@ -340,7 +340,7 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
             Note(
                 "no-waiting",
                 "warn",
-                "no matched collective lies in a steady step: who waits for whom is not judged",
+                "no matched collective lies in a steady step: who waits for whom is not known",
                 "record 5 or more whole steps at the same time on every rank",
             )
         )

@@ -105,7 +105,7 @@ def _assumed(records: Sequence[RankRecord], positions: list[int]) -> list[Job]:
     note = Note(
         "ranks-assumed",
         "info",
-        f"the files do not say that they are ranks of one job; {basis}",
+        f"nothing in the files shows that they are ranks of one job; {basis}",
         "call torch.distributed.init_process_group before the profiler starts: it writes rank and"
         " world size into the trace",
     )

@@ -56,7 +56,7 @@ def straggler_finding(
         method += "; low end divided by the profiler's inflation of host time"
     hint = ""
     if n < 3:
-        hint = f"only {n} step{'s' * (n > 1)} to judge by"
+        hint = f"only {n} step{'s' * (n > 1)} to compare with"
     elif any(note.code == "rank-missing" for note in job.notes):
         hint = "ranks are missing"
     elif not late.reaches_all:

@@ -148,7 +148,7 @@ def parse_what_if(text: str) -> WhatIf:
     factor = _factor(match, text)
     if target == "sync" and factor != 0:
         raise UsageError(
-            f"a wait cannot be made shorter by hand, found {text!r}",
+            f"a wait cannot be shortened by a factor, found {text!r}",
             hint="no-sync lets the host run on past every wait; gpu*0.5 shortens what it waits for",
         )
     return WhatIf(cleaned, target, factor, name)

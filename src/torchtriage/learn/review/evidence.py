@@ -443,7 +443,7 @@ def _opinion(probability: float, types: Mapping[str, float], unusual: bool) -> t
     """Return what the detector says, as text and as facts."""
     likely = sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     named = "".join(f", {code} {sure:.2f}" for code, sure in likely if sure >= 0.01)
-    odd = ", unlike all it was trained on" if unusual else ""
+    odd = ", outside the range of its training data" if unusual else ""
     text = f"the learned detector: faulty with probability {probability:.2f}{named}{odd}"
     facts = {"probability": float(probability), "types": dict(likely), "unusual": bool(unusual)}
     return text, facts

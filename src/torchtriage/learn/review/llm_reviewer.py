@@ -576,7 +576,7 @@ def _usage(holder: Any) -> tuple[int, int] | None:
 
 def _message(error: Any) -> str:
     body = error.body if isinstance(error.body, dict) else {}
-    return str(body.get("message") or error.response.reason_phrase or "nothing said")
+    return str(body.get("message") or error.response.reason_phrase or "no message")
 
 
 def _retry_after_s(headers: Any) -> float | None:

@@ -90,4 +90,4 @@ def test_recorded_anew():
     assert claim.evidence["n_steps_with_recording"] == 5
     assert claim.evidence["median_recording_ms"] == pytest.approx(0.8)
     assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [800_000] * 5
-    assert claim.message.startswith("CUDA graphs are recorded anew in 5 of 5 later steps")
+    assert claim.message.startswith("CUDA graphs are recorded again in 5 of 5 later steps")

@@ -1,4 +1,4 @@
-"""Worker processes start anew in every epoch.
+"""Worker processes are restarted in every epoch.
 
 Looks like: ``DataLoader(num_workers=n)`` without ``persistent_workers=True`` that is iterated once
     per epoch, or a ``DataLoader`` built inside the epoch loop.
@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.base import (
 from torchtriage.diagnose.lint.rules._loaders import workers
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
-RULE = Rule("DAT019", "dataloader-starved", "data", "Worker processes start anew in every epoch", "low")
+RULE = Rule("DAT019", "dataloader-starved", "data", "Worker processes are restarted in every epoch", "low")
 
 FIX = Fix(
     text="Keep the workers from epoch to epoch.",
@@ -51,7 +51,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         loop = call.context.loop
         if loop is not None and not loop.comprehension and _iterated_inside(module, call, loop):
-            yield Hit(call.node, "this loader and its workers are made anew in every epoch")
+            yield Hit(call.node, "this loader and its workers are created again in every epoch")
             continue
         given = keyword(call.node, "persistent_workers")
         if given is not None and literal(given) is not False:
@@ -61,7 +61,7 @@ def find(module: Module) -> Iterator[Hit]:
         edit = add_keyword(module.text, call.node, "persistent_workers", "True")
         yield Hit(
             call.node,
-            "the workers of this loader start anew in every epoch",
+            "the workers of this loader are restarted in every epoch",
             autofix=Autofix((edit,), SAFE) if edit is not None and number else None,
         )
 

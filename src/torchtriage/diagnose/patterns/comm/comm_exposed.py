@@ -118,7 +118,7 @@ def find(trace: Trace) -> Claims:
             "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows])),
             "top_exposed_ms_per_step": {name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)},
             **given(world_size=trace.origin.world_size),
-            "waiting_for_other_ranks": "part of the exposed time that one rank cannot tell apart",
+            "waiting_for_other_ranks": "part of the exposed time that one rank alone cannot attribute",
         },
         edits=(
             # on the host, a wait is time of the main thread; low: the transfer, high: all of it

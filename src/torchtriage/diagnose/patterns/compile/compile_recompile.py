@@ -5,7 +5,7 @@ Looks like: one frame compiled anew in two or more steps after the first (``Torc
     is reached.
 Slow because: a guard on a shape, a type or a Python number fails, and a compilation takes 0.9-2 s where the step takes
     milliseconds.
-Cost: bounded by the compilations in the judged steps; with a device, by its idle time inside them. Low is divided by
+Cost: bounded by the compilations in the analysed steps; with a device, by its idle time inside them. Low is divided by
     the profiler's inflation. One recording does not show what uncompiled calls lose.
 Fix: mark varying dimensions as dynamic, pad or bucket shapes, drop the last partial batch, pass numbers as tensors. A
     run with ``TORCH_TRACE=logs`` and ``torchtriage compile logs`` name the guard that failed, the value it got, and
@@ -97,7 +97,7 @@ def _again(trace: Trace, regions: Regions, rows: Ints, after: Ints, frame: int, 
         spans=spans,
         gain_low=1 / trace.origin.inflation,
         time_class="idle" if trace.devices else "host",
-        method="compilations in the judged steps",
+        method="compilations in the analysed steps",
         evidence={
             "n_recompilations": len(rows),
             **({"n_steps_with_recompilation": times} if len(steps) > 1 else {}),

@@ -61,14 +61,14 @@ def _recorded(trace: Trace) -> Claim | None:
     spans = trace.time_of(rows)
     each_ns = float(np.median(trace.dur_ns[rows]))
     return Claim(
-        message=f"CUDA graphs are recorded anew in {len(times)} of {format_count(len(steps) - 1, 'later step')},"
+        message=f"CUDA graphs are recorded again in {len(times)} of {format_count(len(steps) - 1, 'later step')},"
         f" {format_ns(each_ns)} each time",
         certainty="likely",
         rows=rows,
         spans=spans,
         gain_low=1 / trace.origin.inflation,
         time_class="idle",
-        method="device idle time inside the recordings of the judged steps",
+        method="device idle time inside the recordings of the analysed steps",
         evidence={
             "n_recordings": len(rows),
             "n_steps_with_recording": len(times),

@@ -106,7 +106,7 @@ def _block(block: b.Block) -> Iterator[str]:
         case b.Code():
             yield f"<pre>{lines(chr(10).join(row for row, _ in block.rows))}</pre>"
         case b.Entry():
-            yield f'<div class="{block.kind}"><h3>{line(block.title)}</h3>'
+            yield f'<div class="{block.kind}">{f"<h3>{line(block.title)}</h3>" if block.title else ""}'
             yield from _blocks(block.blocks)
             yield "</div>"
         case b.Section():

@@ -65,22 +65,17 @@ def document(result: Comparison) -> b.Document:
 
 
 def _refused(result: Comparison) -> Iterator[b.Block]:
+    reasons = []
     for reason in result.reasons:
-        sides = [b.Row("", b.dim(f"{reason.before or '-'}  |  ")), b.Row("", b.dim(reason.after or "-"))]
-        rows = [
-            b.Row(reason.code, reason.message, "bold red"),
-            *(sides if reason.before or reason.after else ()),
-            b.Row("", (b.dim("try: "), b.Span(reason.fix, "green"))),
-        ]
-        yield b.Rows(rows, on=b.TERMINAL)
-    fixes = [(b.code(one.code), f" {one.message}. {one.fix[:1].upper()}{one.fix[1:]}.") for one in result.reasons]
-    yield b.Lines(fixes, bullets=True, on=b.MARKDOWN)
-    items = "".join(
-        f'<li class="refuse"><p>{text(reason.message)}</p><p class="how">before: {text(reason.before or "-")}<br>'
-        f"after: {text(reason.after or '-')}<br>{text(reason.fix)}</p></li>"
+        sides = [b.Row(side, value) for side, value in (("before", reason.before), ("after", reason.after)) if value]
+        first = b.Row(reason.code, reason.message, "bold red")
+        reasons.append(b.Rows([first, *sides, b.Row("", (b.dim("try: "), b.Span(reason.fix, "green")))]))
+    yield b.Section("Why they are not compared", reasons, on=b.TERMINAL + b.PAGE)
+    fixes = [
+        (b.code(reason.code), f" {reason.message}. {reason.fix[:1].upper()}{reason.fix[1:]}.")
         for reason in result.reasons
-    )
-    yield b.Section("Why they are not compared", [b.Markup(f'<ul class="notes">{items}</ul>')], on=b.PAGE)
+    ]
+    yield b.Lines(fixes, bullets=True, on=b.MARKDOWN)
 
 
 def _compared(result: Comparison) -> Iterator[b.Block]:
@@ -100,14 +95,12 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
     yield b.Section(
         "From before to after", [b.Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=b.PAGE
     )
-    yield b.Section("Causes", [b.Markup(_page_table(result, lines, per))], on=b.PAGE)
-    cells = [_cells(line, "bold" if line.told else "") for line in lines]
-    whole = Line(f"all {len(result.causes)} causes", total.before_ns, total.after_ns, told=True)
-    cells.append(tuple(b.bold(str(cell.text if isinstance(cell, b.Span) else cell)) for cell in _cells(whole, "")))
-    yield b.Table((f"change {per}", "before", "after", "cause"), cells, align="rrrl", on=b.MARKDOWN)
-    parts = [f"{line.label}: {'; '.join(inside)}" for line in lines if (inside := _inside(line))]
-    if parts:
-        yield b.Folded("Inside the causes", [b.Lines(parts, bullets=True)], on=b.MARKDOWN)
+    whole = Line("all causes together", total.before_ns, total.after_ns, told=True)
+    kinds = ["pale" if not line.told else "less" if line.delta_ns < 0 else "more" for line in lines]
+    cells = [*map(_cells, lines), tuple(map(b.bold, _amounts(whole)))]
+    columns = (f"change {per}", "before", "after", "cause")
+    table = b.Table(columns, cells, align="rrrl", kind="causes", kinds=[*kinds, "sum"])
+    yield b.Section("Causes", [table], on=b.MARKDOWN + b.PAGE)
     yield from _findings(result)
     yield b.Notes(result.limits, label="limit", title="Limits")
 
@@ -117,30 +110,20 @@ def _findings(result: Comparison) -> Iterator[b.Block]:
     verdict = ""
     if promise is not None:
         verdict = "kept" if promise.holds else "kept within the noise" if promise.holds_within_noise else "not kept"
-    rows = [(change.status, (b.code(change.code), f" {change.title}"), _cost(change)) for change in result.findings]
-    yield b.Table(("", "finding", "cost"), rows, align="lll", on=b.MARKDOWN)
     yield changes(result.findings, on=b.TERMINAL)
     if promise is not None:
         saved = f", saved {format_ns(promise.measured_ms * 1e6)}: "
         amount = f"{format_ns(promise.low_ms * 1e6)} to {format_ns(promise.high_ms * 1e6)}"
         held = b.Span(verdict, "green" if promise.holds_within_noise else "yellow")
-        yield b.Rows(
-            [b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))], on=b.TERMINAL
-        )
-    markup = ""
-    if promise is not None:
-        markup = (
-            f"<p>{text(', '.join(promise.codes))} promised {text(amount)}; {text(format_ns(promise.measured_ms * 1e6))}"
-            f" were saved: {verdict}.</p>"
-        )
-    cells = "".join(
-        f'<tr><td class="{change.status}">{change.status}</td><td><b>{text(change.code)}</b> {text(change.title)}<br>'
-        f'<span class="tag">{text(change.place)}</span></td><td>{text(_cost(change))}</td></tr>'
+        row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
+        yield b.Rows([row], on=b.TERMINAL + b.PAGE)
+    rows = [
+        (change.status, (b.code(change.code), f" {change.title}", "\n", b.dim(change.place)), _cost(change))
         for change in result.findings
-    )
-    if cells:
-        markup += f'<div class="scroll"><table><tbody>{cells}</tbody></table></div>'
-        yield b.Section("Findings", [b.Markup(markup)], on=b.PAGE)
+    ]
+    kinds = [change.status for change in result.findings]
+    table = b.Table(("", "finding", "cost"), rows, align="lll", kinds=kinds)
+    yield b.Section("Findings", [table], on=b.MARKDOWN + b.PAGE)
 
 
 def changes(findings: Sequence[FindingChange], on: str = b.TERMINAL + b.MARKDOWN + b.PAGE) -> b.Rows:
@@ -220,9 +203,20 @@ def _cost(change: FindingChange) -> str:
     return saving(known) if known is not None and known.high_ms > 0 else "not costed"
 
 
-def _cells(line: Line, style: str) -> tuple[str | b.Span, ...]:
+def _amounts(line: Line) -> tuple[str, str, str, str]:
     before, after, unit = format_both_ns(line.before_ns, line.after_ns)
-    return b.Span(format_change_ns(line.delta_ns), style), f"{before} {unit}", f"{after} {unit}", line.label
+    return format_change_ns(line.delta_ns), f"{before} {unit}", f"{after} {unit}", line.label
+
+
+def _cells(line: Line) -> tuple[b.Text, ...]:
+    change, before, after, label = _amounts(line)
+    interval: tuple[str | b.Span, ...] = ()
+    if line.cause is not None and line.cause.change.low_ns is not None:
+        low, high = line.cause.change.low_ns, line.cause.change.high_ns or 0
+        interval = ("\n", b.dim(f"99 %: {format_change_ns(low)} to {format_change_ns(high)}"))
+    inside = "; ".join(_inside(line))
+    parts = ("\n", b.dim(inside)) if inside else ()
+    return (b.Span(change, "bold" if line.told else ""), *interval), before, after, (label, *parts)
 
 
 # -- the table on the terminal ---------------------------------------------------------------------
@@ -285,32 +279,4 @@ def _waterfall(lines: Sequence[Line], before_ns: int, after_ns: int) -> str:
     return (
         f'<div class="scroll"><svg class="waterfall" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
         f"{''.join(bars)}</svg></div>"
-    )
-
-
-def _page_table(result: Comparison, lines: Sequence[Line], per: str) -> str:
-    total = result.total
-    assert total is not None
-
-    def row(kind: str, line: Line, interval: str = "", parts: str = "") -> str:
-        before, after, unit = format_both_ns(line.before_ns, line.after_ns)
-        return (
-            f'<tr class="{kind}"><td>{format_change_ns(line.delta_ns)}{interval}</td><td>{before} {unit}</td>'
-            f"<td>{after} {unit}</td><td>{text(line.label)}{parts}</td></tr>"
-        )
-
-    rows = []
-    for line in lines:
-        kind = "pale" if not line.told else "less" if line.delta_ns < 0 else "more"
-        parts = "".join(f"<li>{text(part)}</li>" for part in _inside(line))
-        interval = ""
-        if line.cause is not None and line.cause.change.low_ns is not None:
-            low, high = line.cause.change.low_ns, line.cause.change.high_ns or 0
-            interval = f'<br><span class="tag">99 %: {format_change_ns(low)} to {format_change_ns(high)}</span>'
-        rows.append(row(kind, line, interval, f"<ul>{parts}</ul>" if parts else ""))
-    rows.append(row("sum", Line("all causes together", total.before_ns, total.after_ns, told=True)))
-    head = "<thead><tr><th>change</th><th>before</th><th>after</th><th>cause</th></tr></thead>"
-    return (
-        f'<div class="scroll"><table class="causes">{head}<caption>{per}</caption>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -223,7 +223,7 @@ def _device_in_markdown(device: Device) -> Iterator[b.Block]:
 
 
 def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[b.Block]:
-    yield b.Markup("".join(map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])))
+    yield from map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])
     picture = device.picture
     if picture is not None and name in drawn:
         moments = format_count(len(picture.entries), "moment")
@@ -235,7 +235,7 @@ def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[b.Blo
     elif picture is not None:
         yield b.Lines(["Its pictures are left out to keep the page small."], kind="sub")
     if device.peak is not None:
-        yield b.Markup("".join(_peak_on_page(device.peak)))
+        yield from _peak_on_page(device.peak)
     if picture is not None and name in drawn and picture.segments:
         left = picture.n_segments_left_out
         also = f" The {left:,} smallest are left out." if left else ""
@@ -247,58 +247,53 @@ def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[b.Blo
             '<span><i class="await"></i>freed, another stream still uses it</span>'
             '<span><i class="mixed"></i>several small blocks</span></p>'
         )
-    accounts = "".join(
-        f"<dt>{label}</dt><dd>{text(format_bytes(size) if size is not None else 'unknown')}</dd><dd>{meaning}</dd>"
+    accounts = [
+        (label, format_bytes(size) if size is not None else "unknown", meaning)
         for label, size, meaning in _accounts(device)
-    )
-    free, why = device.fragmentation, ""
+    ]
+    pair = [b.Entry("At the snapshot", [b.Table(("", "", ""), accounts)], kind="part")]
+    free = device.fragmentation
     if free is not None and free.free_bytes:
-        why = f"<div><h3>Why reserved memory was free</h3><p>{text(_because(free))}</p>{_table(free.parts)}</div>"
-    account = f'<h3>At the snapshot</h3><dl class="account">{accounts}</dl>'
-    yield b.Markup(f'<div class="two"><div>{account}</div>{why}</div>')
-
-
-def _failed(failure: OutOfMemory) -> str:
-    first, *others = failure.sentences
-    lines = "".join(f"<p>{text(line)}</p>" for line in others)
-    return f'<div class="failed"><h3>{text(first)}</h3>{lines}{_table(failure.parts)}</div>'
-
-
-def _peak_on_page(peak: Peak) -> Iterator[str]:
-    yield (
-        f'<h3>Held at the peak</h3><p class="sub">{text(format_bytes(peak.allocated_bytes))}'
-        f" allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that.</p>"
-    )
-    if peak.lines:
-        head = "<thead><tr><th>size</th><th>share</th><th>by</th></tr></thead>"
-        yield f'<div class="scroll tall"><table class="held">{head}'
-        rows = "".join(
-            f"<tr><td>{text(format_bytes(holder.size_bytes))}</td><td>{text(format_share(holder.share))}</td>"
-            f'<td><code>{text(holder.label, 300)}</code><span class="tag">{text(_tags(holder))}'
-            f"{text(' · from ' + _callers(holder)) if _callers(holder) else ''}</span></td></tr>"
-            for holder in peak.lines[:N_LINES_ON_PAGE]
+        pair.append(
+            b.Entry("Why reserved memory was free", [b.Lines([_because(free)]), _table(free.parts)], kind="part")
         )
-        yield f"<tbody>{rows}</tbody></table></div>"
-    yield '<div class="two">'
+    yield b.Entry("", pair, kind="two")
+
+
+def _failed(failure: OutOfMemory) -> b.Entry:
+    first, *others = failure.sentences
+    return b.Entry(first, [b.Lines(others), _table(failure.parts)], kind="failed")
+
+
+def _peak_on_page(peak: Peak) -> Iterator[b.Block]:
+    allocated = format_bytes(peak.allocated_bytes)
+    sub = f"{allocated} allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that."
+    rows = []
+    for holder in peak.lines[:N_LINES_ON_PAGE]:
+        callers = f" · from {_callers(holder)}" if _callers(holder) else ""
+        name = (b.code(holder.label[:300]), b.dim(f"{_tags(holder)}{callers}"))
+        rows.append((format_bytes(holder.size_bytes), format_share(holder.share), name))
+    held = b.Table(("size", "share", "by"), rows, kind="held")
+    yield b.Entry("Held at the peak", [b.Lines([sub], kind="sub"), held], kind="part")
     groups = (("By phase of the step", peak.phases), ("By purpose", peak.categories), ("By module", peak.modules))
-    for title, parts in groups:
-        if len(parts) > 1 or (parts and parts[0].name not in ("unknown", "no stack recorded")):
-            yield f"<div><h3>{title}</h3>{_table(parts)}</div>"
-    yield "</div>"
+    parts = [
+        b.Entry(title, [_table(group)], kind="part")
+        for title, group in groups
+        if len(group) > 1 or (group and group[0].name not in ("unknown", "no stack recorded"))
+    ]
+    yield b.Entry("", parts, kind="two")
 
 
-def _table(parts: Sequence[Part]) -> str:
+def _table(parts: Sequence[Part]) -> b.Table:
     """Return a table of parts; it adds up, what has no row of its own is in the last one."""
     rest = parts[N_PARTS:]
     if len(rest) > 1:
         size, share = sum(part.size_bytes for part in rest), sum(part.share for part in rest)
         rest = [Part(format_count(len(rest), "other"), size, share)]
-    rows = "".join(
-        f"<tr><td>{text(part.name, 300)}</td><td>{text(format_bytes(part.size_bytes))}</td>"
-        f"<td>{text(format_share(part.share))}</td></tr>"
-        for part in (*parts[:N_PARTS], *rest)
-    )
-    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+    rows = [
+        (part.name[:300], format_bytes(part.size_bytes), format_share(part.share)) for part in (*parts[:N_PARTS], *rest)
+    ]
+    return b.Table(("", "", ""), rows)
 
 
 # -- what the parts say ----------------------------------------------------------------------------

@@ -595,7 +595,7 @@ function findingsSection(result, model) {
     for (const each of cards) each.open = open;
     toggle.textContent = open ? "Close all" : "Open all";
   } } }, "Open all");
-  return section("findings", "What to fix, worst first",
+  return section("findings", "What to fix, largest saving first",
     joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), ${result.job ? "at least the best of them, at most what the slowest rank can save" : "each millisecond counted once"}; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
       : "Savings have one denominator each, written beside them.",
     cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,

@@ -13,6 +13,8 @@ FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3
 FUZZ_HOST = $(shell PATH="$(dir $(CARGO)):$$PATH" rustc -vV | sed -n 's/^host: //p')
 # more processes than cores: many tests wait for processes and servers of their own
 PYTEST_ARGS ?= -n $(shell expr $$(nproc 2>/dev/null || echo 2) \* 2) --dist worksteal
+# they share the cores: threads of their own would wait for each other, a hundred times as long
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 SLOWEST := --durations 60 --durations-min 0.5
 QUICK := not slow and not data and not process and not browser and not timing and not torch and not xla
 # the tests that run torch have an environment of their own: nothing else may come to need it
@@ -46,13 +48,13 @@ test: test-unit test-timing ## Run the checks, then every test
 
 check: lint ## Checks, and the quick tests of what a change touches: two minutes at most
 	@echo "==> pytest, of what has changed"
-	@$(BIN)/python ci/touched.py | xargs $(BIN)/python -m pytest -q -m "$(QUICK)" $(PYTEST_ARGS)
+	@$(BIN)/python ci/touched.py | xargs env $(ONE_THREAD) $(BIN)/python -m pytest -q -m "$(QUICK)" $(PYTEST_ARGS)
 
 test-unit: lint native
 	@if [ -n "$(CARGO)" ]; then \
 		echo "==> cargo test" && cd native && PATH="$(dir $(CARGO)):$$PATH" cargo test --quiet --offline; fi
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -m "not timing" $(PYTEST_ARGS) $(SLOWEST)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m "not timing" $(PYTEST_ARGS) $(SLOWEST)
 
 test-timing: $(VENV)/.dev native ## Run the tests held to a clock: nothing else may run beside them
 	@echo "==> pytest -m timing: nothing else runs beside these"

@@ -110,6 +110,7 @@ def text(chrome: webdriver.Chrome, selector: str) -> str:
     return str(chrome.execute_script(script, selector))
 
 
+@pytest.mark.timing  # beside other tests its calls are slow before it makes them so, and all is never well
 def test_a_slow_model_is_seen_as_alarm_step_and_rollback(chrome: webdriver.Chrome) -> None:
     with Calls() as calls:
         screen(chrome, 1280, "light")

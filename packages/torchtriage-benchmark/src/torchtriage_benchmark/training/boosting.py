@@ -307,14 +307,17 @@ def calibrated(scores: Sequence[Floats], tune: Sequence[Example], labels: Labels
 def _likeness(rows: NDArray[np.float32], tune: Sequence[Example], seed: int) -> Likeness:
     """Return what is like the windows trained on; see :class:`Likeness`."""
     from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
 
     centre = np.median(rows, axis=0)
     low, high = np.quantile(rows, [0.05, 0.95], axis=0)
     scale = np.maximum(high - low, np.maximum(rows.std(axis=0), LEAST_SCALE)).astype(np.float32)
     scaled = np.clip((rows - centre) / scale, -10, 10)
-    _, _, directions = np.linalg.svd(scaled - scaled.mean(axis=0), full_matrices=False)
-    directions = directions[:DIRECTIONS].T.astype(np.float32)
-    means = KMeans(CENTRES, n_init=1, random_state=seed).fit(scaled @ directions)
+    # the order in which threads add up is theirs: the same seed would give other weights
+    with threadpool_limits(limits=1):
+        _, _, directions = np.linalg.svd(scaled - scaled.mean(axis=0), full_matrices=False)
+        directions = directions[:DIRECTIONS].T.astype(np.float32)
+        means = KMeans(CENTRES, n_init=1, random_state=seed).fit(scaled @ directions)
     likeness = Likeness(centre.astype(np.float32), scale, directions, means.cluster_centers_.astype(np.float32), 0.0)
     distance = np.concatenate([likeness.distance(one.features) for one in tune])
     limit = float(np.quantile(distance[np.isfinite(distance)], LIKE))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torchtriage.core.finding import Frame
 
-__all__ = ["is_library", "is_wrapper", "parse_traceback", "part_name", "resumed", "user_frame"]
+__all__ = ["is_library", "is_wrapper", "parse_traceback", "part_name", "resumed", "user_frame", "whole_name"]
 
 _LIBRARY = re.compile(
     r"(?:^|[\\/])(?:site-packages|dist-packages)[\\/]|^<frozen |^<string>|^<eval"
@@ -32,14 +32,12 @@ def is_wrapper(function: tuple[str, str, int]) -> bool:
 
 def parse_traceback(text: str) -> tuple[Frame, ...]:
     """Return the frames of a printed traceback, innermost first."""
-    found = []
-    for row in text.split("\n"):
-        match = _FRAME.match(row)
+    frames = []
+    for line in text.split("\n"):
+        match = _FRAME.match(line)
         if match is not None and len(match["line"]) < 10:
-            name = match["name"]
-            rest = _RESUME.match(name)
-            found.append(Frame(match["file"], int(match["line"]), rest[1] if rest else name, True))
-    return tuple(reversed(found))
+            frames.append(Frame(match["file"], int(match["line"]), whole_name(match["name"]), True))
+    return tuple(reversed(frames))
 
 
 def user_frame(stack: Sequence[Frame]) -> Frame | None:
@@ -49,11 +47,17 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
 
 def resumed(function: str) -> int | None:
     """Return the line after which a function goes on, None where it is no rest of one."""
-    found = _RESUME.match(function)
-    return int(found[2][:9]) if found else None
+    match = _RESUME.match(function)
+    return int(match[2][:9]) if match else None
+
+
+def whole_name(function: str) -> str:
+    """Return the function's name, also of its rest after a break."""
+    match = _RESUME.match(function)
+    return match[1] if match else function
 
 
 def part_name(function: str) -> str:
     """Return a function's name for people: of its rest after a break, ``f after line 12``."""
-    found = _RESUME.match(function)
-    return f"{found[1]} after line {found[2]}" if found else function or "a function"
+    match = _RESUME.match(function)
+    return f"{match[1]} after line {match[2]}" if match else function or "a function"

@@ -80,6 +80,12 @@ class Total:
     total_ns: int = 0
     self_ns: int = 0
 
+    def add(self, other: Total) -> None:
+        """Count another process's mark of the same name too."""
+        self.count += other.count
+        self.total_ns += other.total_ns
+        self.self_ns += other.self_ns
+
 
 @dataclass(slots=True)
 class _Open:

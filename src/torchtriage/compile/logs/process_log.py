@@ -5,21 +5,22 @@ Every entry is used, or skipped with a reason; :class:`Tally` holds the books.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.guards import GuardTree
+from torchtriage.compile.logs.locations import resumed, whole_name
 from torchtriage.compile.logs.phases import Phases
 from torchtriage.compile.logs.recompiles import GuardFailure
 from torchtriage.core.finding import Frame
 
-__all__ = ["BreakGroup", "CacheCounts", "Compilation", "EntryTally", "ProcessLog", "RecompileGroup"]
+__all__ = ["BreakGroup", "CacheCounts", "Compilation", "FunctionKey", "ProcessLog", "RecompileGroup", "StageCounts"]
 
 MAX_IDS = 50
-_RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)$")
+FunctionKey = tuple[str, str, int]
+"""Name, file and first line."""
 
 
 @dataclass
@@ -30,7 +31,6 @@ class EntryTally:
     ``kinds`` : entries by kind.
     """
 
-    n_bytes: int = 0
     n_read: int = 0
     n_used: int = 0
     n_damaged: int = 0
@@ -64,26 +64,24 @@ class Compilation:
     guards: GuardTree | None = None
 
     @property
-    def function(self) -> tuple[str, str, int]:
-        """Return name, file and first line; a function's rest after a break counts as it."""
-        resumed = _RESUME.match(self.name)
-        return (resumed["name"] if resumed else self.name, self.file, self.line)
+    def function(self) -> FunctionKey:
+        """Return the function; its rest after a break counts as it."""
+        return whole_name(self.name), self.file, self.line
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Return what its lines may be said to be of: the function, or its rest."""
-        return self.function[0], self.name
+    def part(self) -> FunctionKey:
+        """Return what was compiled: the function, or its rest after a break."""
+        return self.name, self.file, self.line
 
     @property
-    def part(self) -> tuple[str, str, int]:
-        """Return name, file and line of what was compiled: the function, or its rest."""
-        return self.function if self.resumed_at is None else (self.name, self.file, self.line)
+    def total_ns(self) -> int:
+        """Return the time of its forward and backward together, as far as it is known."""
+        return (self.dur_ns or 0) + self.backward_ns
 
     @property
     def resumed_at(self) -> int | None:
         """Return the line of the break after which this part goes on, None for the whole."""
-        resumed = _RESUME.match(self.name)
-        return int(resumed["line"][:9]) if resumed else None
+        return resumed(self.name)
 
 
 @dataclass
@@ -93,15 +91,15 @@ class BreakGroup:
     first: Break
     count: int = 0
     ids: list[str] = field(default_factory=list)
-    told: list[tuple[Compilation, tuple[str, str, int]]] = field(default_factory=list)
-    functions: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    records: list[tuple[Compilation, FunctionKey]] = field(default_factory=list)
+    functions: Counter[FunctionKey] = field(default_factory=Counter)
 
 
 @dataclass
 class RecompileGroup:
     """Recompilations of one function for one kind of guard, in order."""
 
-    function: tuple[str, str, int]
+    function: FunctionKey
     first: GuardFailure
     count: int = 0
     compilations: list[Compilation] = field(default_factory=list)
@@ -119,6 +117,14 @@ class CacheCounts:
     saved_ns: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: CacheCounts) -> None:
+        """Count another process's use of the same cache too."""
+        self.hits += other.hits
+        self.misses += other.misses
+        self.bypasses += other.bypasses
+        self.saved_ns += other.saved_ns
+        self.reasons.update(other.reasons)
+
 
 @dataclass
 class StageCounts:
@@ -127,6 +133,12 @@ class StageCounts:
     n_graphs: int = 0
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
+
+    def add(self, before: Counter[str], after: Counter[str], n_graphs: int = 1) -> None:
+        """Count more graphs."""
+        self.n_graphs += n_graphs
+        self.before.update(before)
+        self.after.update(after)
 
 
 @dataclass
@@ -175,20 +187,23 @@ class ProcessLog:
 
     def compilation(self, compile_id: str) -> Compilation:
         """Return the latest compilation with this id; it is made when it is first named."""
-        found = self._now.get(compile_id)
-        return self.begin(compile_id) if found is None else found
+        return self._now.get(compile_id) or self.begin(compile_id)
 
     def begin(self, compile_id: str) -> Compilation:
         """Return a new compilation with this id."""
-        found = self._now[compile_id] = Compilation(compile_id)
-        if compile_id:  # what is told outside of any is no compilation
-            self.compilations.append(found)
-        return found
+        new = self._now[compile_id] = Compilation(compile_id)
+        if compile_id:  # what is logged outside of any is no compilation
+            self.compilations.append(new)
+        return new
 
-    def saw_break(self, graph_break: Break, where: Compilation, function: tuple[str, str, int]) -> None:
-        """Count a break under its cause and line; ``function`` where the log does not say."""
+    def saw_break(self, graph_break: Break, where: Compilation) -> None:
+        """Count a break under its cause and line."""
         self.n_break_records += 1
         where.n_breaks += 1
+        function = where.function
+        if self.form == "text":  # which does not name what is compiled
+            inner = graph_break.stack[0] if graph_break.stack else graph_break.frame
+            function = (inner.function, inner.file, 0) if inner else ("", "", 0)
         place = (graph_break.frame.file, graph_break.frame.line) if graph_break.frame else (*function, 0)
         key = (graph_break.id or graph_break.type, *place)
         if graph_break.caller is not None and graph_break.caller != graph_break.frame:
@@ -202,7 +217,7 @@ class ProcessLog:
         elif not seen.first.stack and graph_break.stack:
             seen.first = graph_break
         seen.count += 1
-        seen.told.append((where, function))
+        seen.records.append((where, function))
         if where.id and len(seen.ids) < MAX_IDS:
             seen.ids.append(where.id)
 
@@ -230,7 +245,7 @@ class ProcessLog:
             seen.failures.append(first)
         self.reasons.clear()
         for broken in self.breaks.values():
-            for where, function in broken.told:
+            for where, function in broken.records:
                 broken.functions[where.function if where.name else function] += 1
         self._place_breaks()
 
@@ -258,7 +273,7 @@ class ProcessLog:
         for seen in self.breaks.values():
             if seen.first.frame is not None:
                 continue
-            ended = seen.told[0][0]
+            ended = seen.records[0][0]
             after = ended.line if ended.resumed_at is not None else 0
             line = next((at for at, of in rests if at > after and of == ended.function[:2]), None)
             if line is not None:

@@ -1,19 +1,59 @@
-"""Opening what a user points at as compile logs, one :class:`ProcessLog` each."""
+"""Opening what a user points at as compile logs: files, folders of ranks and restarts, gzip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
-from torchtriage.compile.logs.entries import Readable
-from torchtriage.compile.logs.log_files import HEAD_BYTES, HOW, Form, find_logs, form_of, known_form, opened, rank_of
+from isal import igzip_lib, isal_zlib
+
+from torchtriage.compile.logs.entries import BLOCK_BYTES, Readable
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.core.errors import LogError
+from torchtriage.core.folders import is_inside
 
 __all__ = ["read_logs"]
 
+Form = Literal["structured", "text", "explain"]
 Progress = Callable[[int, int], None]
 
-BLOCK_BYTES = 1 << 20
+HEAD_BYTES = 1 << 18
+PACKED_BYTES = 1 << 10
+"""Unpacked at once: few, for what is in a damaged piece is lost."""
+HOW = "record with TORCH_TRACE=/some/folder python train.py, then pass that folder"
+_DAMAGED: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
+_LOG_NAMES = re.compile(r"\.(log|txt|out|err|ndjson)(\.gz)?$")
+_TRACE_NAME = re.compile(r"^dedicated_log_torch_trace_")
+_RANK_NAME = re.compile(r"(?:^|[_.-])rank[_-]?(\d+)(?=[_.-]|$)")
+_STRUCTURED = re.compile(
+    rb"^(?:\[rank\d+\]:\s*)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\]\n]*\] \{\s*\"", re.MULTILINE
+)
+_TEXT = re.compile(
+    rb"\[__(?:graph_breaks|recompiles(?:_verbose)?|guards|perf_hints|cudagraphs)\]"
+    rb"|^Graph break (?:\(|in user code|: from user code)|^Graph break: |^ {2}Break Reason \d+:$"
+    rb"|torch\._dynamo hit config\.\w*limit",
+    re.MULTILINE,
+)
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]\s*[\"{\[]")
+_FOREIGN = (
+    ((b"<!", b"<html"), "an HTML page", "pass the log that it was made from"),
+    ((b"version https://git-lfs",), "a Git LFS pointer, not the file itself", "git lfs pull"),
+    ((b"SQLite format 3\0",), "an SQLite database", HOW),
+    ((b"\x28\xb5\x2f\xfd",), "zstd-compressed data", "decompress it first: zstd -d FILE"),
+    ((b"BZh",), "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
+    ((b"\xfd7zXZ",), "xz-compressed data", "decompress it first: unxz FILE"),
+    ((b"PK\x03\x04",), "a zip archive", "unpack it and pass the logs in it"),
+    ((b"{", b"[{", b"[\n"), "JSON without break_reasons", "analyse traces with: torchtriage analyze FILE"),
+    ((b"\x80",), "a pickle", "analyse memory snapshots with: torchtriage memory FILE"),
+)
+"""First bytes, what they are of, and what to do instead."""
 
 
 def read_logs(
@@ -21,46 +61,80 @@ def read_logs(
 ) -> tuple[list[ProcessLog], list[LogError]]:
     """Return the logs that the paths mean, and why files of a folder were left out.
 
-    ``progress`` : is told each file and how many came before it; gives what is told the bytes read.
+    ``progress`` : called with each file and how many came before it; returns what to call with the bytes read.
 
     Raises LogError: there is no log among them.
     """
-    files = find_logs(paths)
-    found: list[ProcessLog] = []
+    files = _find_logs(paths)
+    logs: list[ProcessLog] = []
     refused: list[LogError] = []
     for number, path in enumerate(files):
-        told = progress(path, number) if progress is not None else None
+        count_bytes = progress(path, number) if progress is not None else None
         try:
-            found.append(_read(path, told))
+            logs.append(_read(path, count_bytes))
         except LogError as error:
             refused.append(error)
-    if not found:
-        if len(refused) == 1:
-            raise refused[0]
-        raise LogError(
-            f"expected compile logs, found none in {len(files)} files; the first: {refused[0].message}",
-            where=", ".join(paths)[:200],
-            hint=refused[0].hint,
-        )
-    return found, refused
+    if logs:
+        return logs, refused
+    if len(refused) == 1:
+        raise refused[0]
+    raise LogError(
+        f"expected compile logs, found none in {len(files)} files; the first: {refused[0].message}",
+        where=", ".join(paths)[:200],
+        hint=refused[0].hint,
+    )
+
+
+def _find_logs(paths: Sequence[str]) -> list[str]:
+    """Return the files that the paths mean, each once; of a folder those that may be logs.
+
+    Files written by ``TORCH_TRACE`` in a folder are taken alone, without what lies beside them.
+    """
+    files: dict[str, None] = {}
+    for path in paths:
+        try:
+            is_folder = path != "-" and Path(path).is_dir()
+        except (OSError, ValueError) as error:
+            raise LogError(f"expected a path, found: {error}", where=_printable(path)) from None
+        if not is_folder:
+            files[path] = None
+            continue
+        inside = sorted(_walk(Path(path)), key=lambda file: (_rank_of(file.name) or 0, str(file)))
+        logs = [file for file in inside if _TRACE_NAME.match(file.name)] or inside
+        if not logs:
+            raise LogError("expected compile logs in the folder, found none", where=_printable(path), hint=HOW)
+        files.update(dict.fromkeys(map(str, logs)))
+    return list(files)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in names:
+            file = Path(root) / name
+            if _LOG_NAMES.search(name) and file.is_file() and is_inside(file, folder):
+                yield file
+
+
+def _rank_of(path: str) -> int | None:
+    match = _RANK_NAME.search(Path(path).name)
+    return int(match[1]) if match is not None and len(match[1]) < 8 else None
 
 
 def _read(path: str, progress: Progress | None) -> ProcessLog:
-    with opened(path) as (stream, name, size_bytes):
+    with _opened(path) as (stream, name, size_bytes):
         head = _head(stream, name)
-        form = form_of(head, name)
+        form = _form_of(head, name)
         n_before = 0
         if form is None:  # the program may print much before the first record
             form, head, n_before = _begun(head, stream, name)
         # what explain says is what the text of graph_breaks says
-        kept = "structured" if form == "structured" else "text"
-        log = ProcessLog(name, size_bytes, kept, named_rank=rank_of(path))
+        log = ProcessLog(name, size_bytes, "structured" if form == "structured" else "text", named_rank=_rank_of(path))
         if n_before:
             reason = "line of the program" if form == "text" else "line that is no record"
             log.tally.n_read = log.tally.skipped[reason] = n_before
-        read = _reader(form)
-        told = None if progress is None else (lambda n_bytes: progress(n_bytes, size_bytes))
-        return read(log, _Rewound(head, stream), told)
+        whole = _Rewound(head, stream)
+        return _reader(form)(log, whole, progress and (lambda n_bytes: progress(n_bytes, size_bytes)))
 
 
 def _reader(form: Form) -> Callable[[ProcessLog, Readable, Callable[[int], None] | None], ProcessLog]:
@@ -69,13 +143,56 @@ def _reader(form: Form) -> Callable[[ProcessLog, Readable, Callable[[int], None]
         from torchtriage.compile.logs.structured_log import read_structured
 
         return read_structured
-    if form == "text":
-        from torchtriage.compile.logs.text_log import read_text
+    from torchtriage.compile.logs.text_log import read_explain, read_text
 
-        return read_text
-    from torchtriage.compile.logs.explain_output import read_explain
+    return read_text if form == "text" else read_explain
 
-    return read_explain
+
+def _head(stream: Readable, name: str) -> bytes:
+    """Return the first bytes; of a gzip that is cut, as far as it goes."""
+    data = b""
+    try:
+        while len(data) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(data))):
+            data += more
+    except EOFError as error:
+        if not data:
+            raise _cut(name, error) from None
+    return data
+
+
+def _cut(name: str, error: EOFError, how: str = "") -> LogError:
+    return LogError(
+        f"expected a whole gzip, found one that cannot be read{how}: {error}",
+        where=name,
+        hint="copy the file again; it was cut or damaged on its way",
+    )
+
+
+def _known_form(lines: bytes) -> Form | None:
+    if _STRUCTURED.search(lines):
+        return "structured"
+    return "text" if _TEXT.search(lines) else None
+
+
+def _form_of(head: bytes, name: str) -> Form | None:
+    """Return what kind of log begins with these bytes; None for text that may become one.
+
+    Raises LogError: it will be none; the message says what it looks like.
+    """
+    if not head.strip():
+        raise LogError("expected a compile log, found an empty file", where=name, hint=HOW)
+    is_json = _JSON.match(head) is not None  # which may quote lines of a log
+    if not is_json and (form := _known_form(head)) is not None:
+        return form
+    if is_json and b'"break_reasons"' in head:
+        return "explain"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for magic, what, hint in _FOREIGN:
+        if start.startswith(magic):
+            raise LogError(f"expected a compile log, found {what}", where=name, hint=hint)
+    if b"\0" in head:
+        raise LogError("expected a compile log, found binary data", where=name, hint=HOW)
+    return None
 
 
 def _begun(data: bytes, stream: Readable, name: str) -> tuple[Form, bytes, int]:
@@ -95,28 +212,86 @@ def _begun(data: bytes, stream: Readable, name: str) -> tuple[Form, bytes, int]:
                 hint=f"{HOW}; or TORCH_LOGS=graph_breaks,recompiles,guards",
             )
         data = data[end:][-BLOCK_BYTES:] + block
-        form = known_form(data)
+        form = _known_form(data)
         if form is not None:
             return form, data, n_before
 
 
-def _head(stream: Readable, name: str) -> bytes:
-    """Return the first bytes; of a gzip that is cut, as far as it goes."""
-    data = b""
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[Readable, str, int]]:
+    """Yield the log's bytes, a name for messages, and the size on disk (0 where not known).
+
+    Raises LogError: it cannot be read, or its gzip is damaged.
+    """
+    if path == "-":
+        with _unpacked(sys.stdin.buffer, "<stdin>") as stream:
+            yield stream, "<stdin>", 0
+        return
+    name = _printable(path)
     try:
-        while len(data) < HEAD_BYTES:
-            more = stream.read(HEAD_BYTES - len(data))
-            if not more:
-                break
-            data += more
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            raise LogError("expected a file, found something else", where=name)
+        raw = file.open("rb")
+    except OSError as error:
+        raise LogError(
+            f"expected a readable file, found: {error.strerror or error}",
+            where=name,
+            hint="check the path and its permissions",
+        ) from error
+    except ValueError as error:  # a NUL byte
+        raise LogError(f"expected a path, found one with an {error}", where=name) from error
+    with raw, _unpacked(raw, name) as stream:
+        yield stream, name, os.fstat(raw.fileno()).st_size
+
+
+@contextmanager
+def _unpacked(raw: Any, name: str) -> Iterator[Readable]:
+    buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
+    try:
+        yield _Unpacked(buffered) if buffered.peek(2)[:2] == b"\x1f\x8b" else buffered
     except EOFError as error:
-        if not data:
-            raise LogError(
-                f"expected a whole gzip, found one that cannot be read: {error}",
-                where=name,
-                hint="copy the file again; it was cut or damaged on its way",
-            ) from None
-    return data
+        raise _cut(name, error, " to its end") from None
+
+
+class _Unpacked:
+    """A gzip that gives all it holds, also where it was cut, before it complains."""
+
+    def __init__(self, packed: Any) -> None:
+        self.packed = packed
+        self.member: Any = None
+        self.data = bytearray()
+        self.is_done = False
+        self.error: EOFError | None = None
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes; raise only when all was handed out."""
+        try:
+            while len(self.data) < size and not self.is_done:
+                self._unpack(self.packed.read(PACKED_BYTES))
+        except (EOFError, _DAMAGED) as error:
+            self.error, self.is_done = EOFError(str(error)), True
+        if not self.data and self.error is not None:
+            raise self.error
+        data = bytes(self.data[:size])
+        del self.data[:size]
+        return data
+
+    def _unpack(self, packed: bytes) -> None:
+        if not packed:
+            self.is_done = True
+            if self.member is not None:
+                raise EOFError("the gzip ends before its end marker")
+        while packed:
+            if self.member is None:
+                packed = packed.lstrip(b"\0")  # padding between members
+                if not packed:
+                    break
+                self.member = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+            self.data += self.member.decompress(packed)
+            if not self.member.eof:
+                break
+            packed, self.member = self.member.unused_data, None
 
 
 class _Rewound:
@@ -131,3 +306,7 @@ class _Rewound:
             data, self.head = self.head[:size], self.head[size:]
             return data
         return self.rest.read(size)
+
+
+def _printable(path: str) -> str:
+    return path if path.isprintable() else repr(path)[1:-1]

@@ -22,6 +22,13 @@ __all__ = ["read_structured"]
 MAX_GRAPHS = 24
 MAX_GRAPH_BYTES = 2 << 20
 """Of one graph that is kept to be drawn."""
+_AT_LIMIT = re.compile(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w*limit", re.IGNORECASE)
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Unsupported|Failed|Interrupt)\b.*")
+_NO_BREAK = re.compile(
+    r"^(?:SpeculationRestart|TensorifyScalarRestart|AutogradGradRestart|UnspecializeRestart"
+    r"|CompileCollectiveRestart|StepUnsupported)|^\w*RestartAnalysis\w*$|^$"
+)
+"""Why dynamo begins again without a graph break."""
 _CACHE = re.compile(r"^(?P<name>\w+?)_cache_(?P<what>hit|miss|bypass)$")
 _STAGES = {
     "before_pre_grad_graph": ("before autograd", 0),
@@ -109,15 +116,9 @@ _DEFECTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError,
 def read_structured(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
     """Take in all entries of a structured log; what cannot be read is counted and left out."""
     reader = _EntryReader(log)
-
-    def told(n_bytes: int) -> None:
-        log.tally.n_bytes = n_bytes
-        if progress is not None:
-            progress(n_bytes)
-
     tally = log.tally
     try:
-        for entry in read_entries(stream, progress=told):
+        for entry in read_entries(stream, progress=progress):
             tally.n_read += 1
             reason = reader.take(entry)
             if reason is None:
@@ -138,7 +139,7 @@ class _EntryReader:
         self.files: dict[int, str] = {}
         self.kinds: dict[str, Callable[[LogEntry, str], str | None]] = {
             "str": self._text,
-            "chromium_event": self._event,
+            "chromium_event": lambda entry, _: log.phases.add(entry.indented),
             "dynamo_start": self._start,
             "artifact": self._artifact,
             "compilation_metrics": self._metrics,
@@ -183,14 +184,18 @@ class _EntryReader:
 
     def finish(self) -> None:
         self.log.phases.finish()
-        for compile_id, told in self.waiting.items():
-            for failures in told:
-                self.log.saw_recompile(failures, self.log.compilation(compile_id))
+        for compile_id in [*self.waiting]:
+            self._explain(self.log.compilation(compile_id))
         for compilation in self.log.compilations:
             # a backward alone has no frame of its own
             if not compilation.has_metrics:
                 compilation.dur_ns = self.log.phases.by_compile_ns.get(compilation.id)
         self.log.finish()
+
+    def _explain(self, compilation: Compilation) -> None:
+        """Give a compilation the reasons that were logged before it began."""
+        for failures in self.waiting.pop(compilation.id, ()):
+            self.log.saw_recompile(failures, compilation)
 
     def _payload(self, entry: LogEntry) -> str:
         data = entry.payload
@@ -203,19 +208,14 @@ class _EntryReader:
         text, number = _TEXT.decode(entry.json).text
         self.files[number] = text
 
-    def _event(self, entry: LogEntry, _: str) -> str | None:
-        return self.log.phases.add(entry.indented)
-
     def _start(self, entry: LogEntry, compile_id: str) -> None:
         calls = _START.decode(entry.json).dynamo_start.stack
         compilation = self.log.compilation(compile_id)
         if compilation.has_metrics or (compilation.is_started and not self.envelope.attempt):
             compilation = self._again(compile_id)  # after a reset
         compilation.is_started = True
-        for failures in self.waiting.pop(compile_id, ()):
-            self.log.saw_recompile(failures, compilation)
-        frames = [Frame(self._file(call.filename), call.line, call.name, True) for call in calls]
-        frames.reverse()
+        self._explain(compilation)
+        frames = [Frame(self._file(call.filename), call.line, call.name, True) for call in reversed(calls)]
         if frames and not compilation.name:
             # torch 2.4 logs the compiler's own frames instead of the function: metrics name it
             if frames[0].file.endswith("_dynamo/convert_frame.py"):
@@ -247,8 +247,7 @@ class _EntryReader:
             return None
         if compilation.has_metrics:
             compilation = self._again(compile_id)
-        for failures in self.waiting.pop(compile_id, ()):
-            self.log.saw_recompile(failures, compilation)
+        self._explain(compilation)
         compilation.has_metrics = True
         compilation.dur_ns = dur_ns if dur_ns is not None else compilation.dur_ns
         compilation.n_attempts = max(compilation.n_attempts, (self.envelope.attempt or 0) + 1)
@@ -266,14 +265,14 @@ class _EntryReader:
             compilation.line = line if isinstance(line, int) and 0 <= line < 1 << 31 else compilation.line
         compilation.metrics = _kept(values)
         fail = str(values.get("fail_reason") or "")
-        if re.search(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w*limit", fail, re.IGNORECASE):
+        if _AT_LIMIT.search(fail):
             compilation.limit = fail.split("\n", 1)[0]
         restarts = values.get("restart_reasons") or []
         restarts = [restarts] if isinstance(restarts, str) else list(restarts)
-        if restarts and not compilation.n_breaks:
-            for text in restarts:
-                if _is_break(str(text)):
-                    self.log.saw_break(parse_restart(str(text)), compilation, compilation.function)
+        if not compilation.n_breaks:
+            for text in map(str, restarts):
+                if not _NO_BREAK.search(text.strip()):
+                    self.log.saw_break(parse_restart(text), compilation)
         return None
 
     def _runtime(self, entry: LogEntry, compile_id: str) -> str | None:
@@ -300,16 +299,11 @@ class _EntryReader:
             self._cache(cache["name"], cache["what"], compile_id, entry)
             return None
         if name == "torch_version":
-            told = _ANY.decode(entry.payload)
-            self.log.torch = str(told.get("pytorch_version") or "")
+            self.log.torch = str(_ANY.decode(entry.payload).get("pytorch_version") or "")
             return None
         if name == "dynamo_error":
             lines = self._payload(entry).strip().split("\n")
-            errors = [
-                line
-                for line in lines
-                if re.match(r"^[A-Za-z_][\w.]*(?:Error|Exception|Unsupported|Failed|Interrupt)\b.*", line)
-            ]
+            errors = [line for line in lines if _ERROR.match(line)]
             self.log.compilation(compile_id).error = (errors or lines)[-1][:500]
             return None
         if name == "inductor_collective_schedule":
@@ -321,40 +315,39 @@ class _EntryReader:
         graph_break = parse_break(self._payload(entry))
         if graph_break is None:
             return "damaged: dynamo_graph_break_reason"
-        where = self.log.compilation(compile_id)
-        self.log.saw_break(graph_break, where, where.function)
+        self.log.saw_break(graph_break, self.log.compilation(compile_id))
         return None
 
     def _recompile(self, entry: LogEntry, compile_id: str) -> str | None:
         text = self._payload(entry)
-        told = _ANY.decode(text) if text.lstrip()[:1] in ("[", '"') else text
-        reasons = [told] if isinstance(told, str) else [str(reason) for reason in told]
-        failures = [parse_failure for text in reasons for parse_failure in parse_failures(text)]
+        logged = _ANY.decode(text) if text.lstrip()[:1] in ("[", '"') else text
+        reasons = [logged] if isinstance(logged, str) else map(str, logged)
+        failures = [failure for reason in reasons for failure in parse_failures(reason)]
         if not failures:
             return "recompilation without a reason"
-        # told before the compilation begins that they are the reason of
+        # logged before the compilation begins that they are the reason of
         self.waiting.setdefault(compile_id, []).append(failures)
         return None
 
     def _cache(self, name: str, what: str, compile_id: str, entry: LogEntry) -> None:
         seen = self.log.caches[name]
         self.log.compilation(compile_id).cache[f"{name} {what}"] += 1
-        told: Any = None
+        facts: Any = None
         if entry.indented:
             try:
-                told = _ANY.decode(entry.indented)
+                facts = _ANY.decode(entry.indented)
             except _DEFECTS:
                 self.log.tally.n_damaged += 1
-        told = told if isinstance(told, dict) else {}
+        facts = facts if isinstance(facts, dict) else {}
         if what == "hit":
             seen.hits += 1
-            saved = told.get("time_saved_ns")
+            saved = facts.get("time_saved_ns")
             seen.saved_ns += saved if isinstance(saved, int) and 0 <= saved < MAX_NUMBER else 0
         elif what == "miss":
             seen.misses += 1
         else:
             seen.bypasses += 1
-            seen.reasons[str(told.get("cache_bypass_reason") or "not told")[:300]] += 1
+            seen.reasons[str(facts.get("cache_bypass_reason") or "not told")[:300]] += 1
 
     def _stage(self, name: str, compile_id: str, text: str) -> None:
         stage, side = _STAGES[name]
@@ -363,10 +356,7 @@ class _EntryReader:
         if side == 0:
             self.before[key] = counted
         elif key in self.before:
-            seen = self.log.stages[stage]
-            seen.n_graphs += 1
-            seen.before.update(self.before.pop(key))
-            seen.after.update(counted)
+            self.log.stages[stage].add(self.before.pop(key), counted)
 
     def _graph(self, entry: LogEntry, compile_id: str) -> None:
         text = self._payload(entry)
@@ -396,14 +386,14 @@ class _EntryReader:
         self.log.compilation(compile_id).guards = parse_guards(self._payload(entry))
 
     def _old_guards(self, entry: LogEntry, compile_id: str) -> None:
-        told = _ANY.decode(entry.indented)
+        rows = _ANY.decode(entry.indented)
         compilation = self.log.compilation(compile_id)
         if compilation.guards is None:
-            compilation.guards = parse_old_guards([str(row.get("code") or "") for row in told])
+            compilation.guards = parse_old_guards([str(row.get("code") or "") for row in rows])
 
     def _special(self, entry: LogEntry, _: str) -> None:
-        told = _SPECIAL.decode(entry.json).symbolic_shape_specialization
-        self.log.specialized[f"{', '.join(told.sources) or told.symbol} = {told.value}"] += 1
+        special = _SPECIAL.decode(entry.json).symbolic_shape_specialization
+        self.log.specialized[f"{', '.join(special.sources) or special.symbol} = {special.value}"] += 1
 
 
 _TEXTS = ("fail_type", "fail_reason")
@@ -434,11 +424,3 @@ def _duration_ns(values: dict[str, Any]) -> int | None:
         if isinstance(value, int | float) and 0 <= value * scale < 1e18:
             return int(value * scale)
     return None
-
-
-def _is_break(text: str) -> bool:
-    return not re.search(
-        r"^(?:SpeculationRestart|TensorifyScalarRestart|AutogradGradRestart|UnspecializeRestart"
-        r"|CompileCollectiveRestart|StepUnsupported)|^\w*RestartAnalysis\w*$|^$",
-        text.strip(),
-    )

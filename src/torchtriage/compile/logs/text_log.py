@@ -1,7 +1,7 @@
 """What ``TORCH_LOGS=graph_breaks,recompiles,guards`` prints, alone or amid other output.
 
 An entry is a line. Lines of one message follow each other; a message begins with words of its own. Graph breaks are
-also read without the logger's prefix, and as ``torch._dynamo.explain`` prints them.
+also read without the logger's prefix, and as ``torch._dynamo.explain`` prints them or programs store them as JSON.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from torchtriage.compile.logs.breaks import Break, parse_break, parse_restart
-from torchtriage.compile.logs.entries import Readable
+from torchtriage.compile.logs.entries import BLOCK_BYTES, Readable
 from torchtriage.compile.logs.guards import parse_guards
 from torchtriage.compile.logs.locations import user_frame
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.compile.logs.recompiles import parse_failures
+from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame
 
-__all__ = ["read_text"]
+__all__ = ["read_explain", "read_text"]
 
-BLOCK_BYTES = 1 << 20
+MAX_JSON_BYTES = 256 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 20_000
 """Of one message."""
@@ -51,15 +55,8 @@ _LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)
 def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
     """Take in a text log; lines of other loggers and of the program are counted and left out."""
     reader = _MessageReader(log)
-    tally = log.tally
-
-    def told(n_bytes: int) -> None:
-        tally.n_bytes = n_bytes
-        if progress is not None:
-            progress(n_bytes)
-
     try:
-        for line in _lines(stream, told):
+        for line in _lines(stream, progress):
             reader.take(line)
     except (EOFError, OSError) as error:
         log.end = f"the file cannot be read to its end: {error}"
@@ -68,12 +65,13 @@ def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None]
     return log
 
 
-def _lines(stream: Readable, progress: Callable[[int], None]) -> Iterator[str]:
+def _lines(stream: Readable, progress: Callable[[int], None] | None) -> Iterator[str]:
     rest = b""
     n_read = 0
     while block := stream.read(BLOCK_BYTES):
         n_read += len(block)
-        progress(n_read)
+        if progress is not None:
+            progress(n_read)
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             yield line.decode("utf-8", "replace").rstrip("\r")
@@ -97,45 +95,46 @@ class _MessageReader:
 
     def take(self, line: str) -> None:
         self.log.tally.n_read += 1
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             self._plain(line)
             return
-        kind, compile_id, text = found["kind"] or "", found["id"] or "", found["text"] or ""
+        kind, compile_id, text = match["kind"] or "", match["id"] or "", match["text"] or ""
         if not self.log.started:
-            self.log.started = found["stamp"]
-        if self.log.rank is None and found["rank"]:
-            self.log.rank = int(found["rank"][:9])
+            self.log.started = match["stamp"]
+        if self.log.rank is None and match["rank"]:
+            self.log.rank = int(match["rank"][:9])
         if not kind:
             kind = "limit" if _BEGINS["limit"].match(text) or self.kind == "limit" else ""
         begins = _BEGINS.get(kind)
         if begins is None:
-            self.close()
-            self.log.tally.skipped["line of another logger"] += 1
+            self._skip("line of another logger")
         elif begins.search(text):
-            self.close()
-            self.kind, self.id, self.lines, self.n_lines = kind, compile_id, [text], 1
+            self._begin(kind, compile_id, [text])
         elif (kind, compile_id) == (self.kind, self.id):
             self._more(text)
         else:
-            self.close()
-            self.log.tally.skipped["line of a message without its beginning"] += 1
+            self._skip("line of a message without its beginning")
 
     def _plain(self, line: str) -> None:
         if _EXPLAINED.match(line):
-            self.close()
-            self.kind, self.id, self.lines, self.n_lines = "explain", "", [], 1
+            self._begin("explain", "", [])
         elif self.kind == "explain" and not _ENDS_EXPLAINED.match(line):
             self._more(line)
         elif _ALONE.match(line):
-            self.close()
-            self.kind, self.id, self.lines, self.n_lines = "graph_breaks", "", [line], 1
+            self._begin("graph_breaks", "", [line])
         elif self.kind == "graph_breaks" and not self.id and not _ENDS_ALONE.match(line):
             self._more(line)
         else:
-            self.close()
-            blank = not line.strip()
-            self.log.tally.skipped["empty line" if blank else "line of the program"] += 1
+            self._skip("line of the program" if line.strip() else "empty line")
+
+    def _skip(self, reason: str) -> None:
+        self.close()
+        self.log.tally.skipped[reason] += 1
+
+    def _begin(self, kind: str, compile_id: str, lines: list[str]) -> None:
+        self.close()
+        self.kind, self.id, self.lines, self.n_lines = kind, compile_id, lines, 1
 
     def _more(self, text: str) -> None:
         self.n_lines += 1
@@ -161,32 +160,28 @@ class _MessageReader:
             graph_break = parse_break(text) if kind == "graph_breaks" else _explained(text)
             if graph_break is None:
                 return "graph break that cannot be read"
-            where = log.compilation(compile_id)
-            inner = graph_break.stack[0] if graph_break.stack else graph_break.frame
-            told = (inner.function, inner.file, 0) if inner else ("", "", 0)
-            log.saw_break(graph_break, where, told)
-            return None
-        if kind == "guards":
+            log.saw_break(graph_break, log.compilation(compile_id))
+        elif kind == "guards":
             log.compilation(compile_id).guards = parse_guards(text)
-            return None
-        if kind == "limit":
+        elif kind == "limit":
             function = _LIMIT.search(text)
-            where = log.compilation(compile_id)
-            if function is not None and not where.name:
-                where.name, where.file = function["name"], function["file"]
-                where.line = int(function["line"][:9])
-            where.limit = text.split("\n", 1)[0]
-            return None
-        if kind in ("cudagraphs", "perf_hints"):
+            compilation = log.compilation(compile_id)
+            if function is not None and not compilation.name:
+                compilation.name, compilation.file = function["name"], function["file"]
+                compilation.line = int(function["line"][:9])
+            compilation.limit = text.split("\n", 1)[0]
+        elif kind in ("cudagraphs", "perf_hints"):
             log.cudagraph_skips[text[:500]] += 1
-            return None
-        return self._recompile(kind, text)
+        else:
+            return self._recompile(kind, text)
+        return None
 
     def _recompile(self, kind: str, text: str) -> str | None:
         log, compile_id = self.log, self.id
         head = _RECOMPILING.match(text)
         reasons = re.split(r"\n[^\S\n]*- ", text)[1:]
-        failures = [failure for reason in reasons for failure in parse_failures(_undented(reason))]
+        plain = [re.sub(r"\n[^\S\n]*(?=User stack trace:)", "\n", reason).rstrip() for reason in reasons]
+        failures = [failure for reason in plain for failure in parse_failures(reason)]
         if head is None or not failures:
             return "recompilation without a reason"
         if self.recompiled.setdefault(compile_id, kind) != kind:
@@ -199,13 +194,13 @@ class _MessageReader:
 
 def _explained(text: str) -> Break | None:
     """Return the break that ``explain`` prints: its reason, and its frames, outermost first."""
-    found = _REASON.match(text)
-    if found is None:
+    match = _REASON.match(text)
+    if match is None:
         return None
-    graph_break = parse_break(found["reason"]) or parse_restart(found["reason"])
+    graph_break = parse_break(match["reason"]) or parse_restart(match["reason"])
     frames = [
         Frame(row["file"], int(row["line"]), row["name"], True)
-        for line in found["stack"].split("\n")
+        for line in match["stack"].split("\n")
         if (row := _SUMMARY.match(line))
     ]
     stack = tuple(reversed(frames))
@@ -214,5 +209,51 @@ def _explained(text: str) -> Break | None:
     return replace(graph_break, frame=graph_break.frame or stack[0], stack=stack, caller=user_frame(stack))
 
 
-def _undented(reason: str) -> str:
-    return re.sub(r"\n[^\S\n]*(?=User stack trace:)", "\n", reason).rstrip()
+def read_explain(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
+    """Take in every reason of every ``break_reasons`` in a JSON document; an entry is a reason.
+
+    Raises LogError: it is not JSON to its end, or too large for a summary.
+    """
+    data = bytearray()
+    while block := stream.read(BLOCK_BYTES):
+        data += block
+        if len(data) > MAX_JSON_BYTES:
+            raise LogError(f"expected less than {MAX_JSON_BYTES >> 20} MiB of JSON", where=log.path)
+        if progress is not None:
+            progress(len(data))
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(
+            f"expected JSON with break_reasons, found some that cannot be read: {error}",
+            where=log.path,
+            hint="write it again; a file that was cut is not repaired",
+        ) from None
+    tally = log.tally
+    for reasons in _break_reasons(document):
+        tally.kinds["explain"] += 1
+        for entry in reasons:
+            tally.n_read += 1
+            text = entry.get("reason") if isinstance(entry, dict) else entry
+            if not isinstance(text, str) or not text.strip():
+                tally.skipped["graph break that cannot be read"] += 1
+                continue
+            log.saw_break(parse_break(text) or parse_restart(text), log.compilation(""))
+            tally.n_used += 1
+            tally.kinds["graph_breaks"] += 1
+    log.finish()
+    return log
+
+
+def _break_reasons(document: Any) -> Iterator[list[Any]]:
+    """Yield the lists named ``break_reasons``, in the order of the document."""
+    todo = [document]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            reasons = node.get("break_reasons")
+            if isinstance(reasons, list):
+                yield reasons
+            todo += reversed([value for name, value in node.items() if name != "break_reasons"])
+        elif isinstance(node, list):
+            todo += reversed(node)

@@ -56,12 +56,7 @@ class BridgeWatch:
     def _now(self) -> Counter[str]:
         import torch_xla.debug.metrics as metrics
 
-        return Counter(
-            {
-                executed_fallback_op: metrics.counter_value(executed_fallback_op) or 0
-                for executed_fallback_op in metrics.executed_fallback_ops()
-            }
-        )
+        return Counter({name: metrics.counter_value(name) or 0 for name in metrics.executed_fallback_ops()})
 
     def _before_clearing(self, clear: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(clear)

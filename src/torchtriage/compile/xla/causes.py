@@ -6,6 +6,7 @@ are the frames, and the sentence that ``PT_XLA_DEBUG`` makes of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -57,6 +58,7 @@ _MOVES = frozenset(
 )
 """What moves a tensor, for whichever operator asked."""
 
+_OURS = re.compile(r"[\\/](?:torch_xla|torchtriage[\\/](?:xla|bench))[\\/]")
 _DOCS = "https://docs.pytorch.org/xla/master/learn/troubleshoot.html"
 FIXES: dict[Cause, Fix] = {
     "part": Fix(
@@ -108,12 +110,7 @@ def kind_of(name: str) -> str:
 
 def user_line(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame that is neither a library's nor ours."""
-    return next((frame for frame in frames if not is_library(frame.file) and not _ours(frame.file)), None)
-
-
-def _ours(file: str) -> bool:
-    path = file.replace("\\", "/")
-    return any(f"/{folder}/" in path for folder in ("torch_xla", "torchtriage/xla", "torchtriage/bench"))
+    return next((frame for frame in frames if not is_library(frame.file) and not _OURS.search(frame.file)), None)
 
 
 def _in_bridge(frame: Frame, *functions: str) -> bool:
@@ -136,20 +133,18 @@ def from_profile(stack: Sequence[str], frames: Sequence[Frame], route: str, fall
     fx = next((int(mark[1]) for mark in reversed(marks) if mark[0] == "fx"), None)
     part = next((int(mark[1]) for mark in reversed(marks) if mark[0] in ("part", "run")), None)
     names = [mark[0] for mark in marks]
-    op = _asking([frame for frame in stack if _is_op(frame)])
+    ops = [name for name in stack if "::" in name and not name.startswith(("triage:", "autograd::", "torch::"))]
+    asked = [name for name in ops if name not in _MOVES]
+    op = asked[-1] if asked else ops[0] if ops else ""
     by_sync = bool(frames) and frames[0].function in ("sync", "mark_step")
     if fx is not None:
         if "part" in names and not by_sync:
             return CauseReason("fx graph" if part == 1 else "part", "", op, fx, part, expected=part == 1)
         if "lower" in names:
-            if op:
-                return CauseReason("probe", "", op, fx, part)
-            return CauseReason("pending", "", "", fx, part)
+            return CauseReason("probe" if op else "pending", "", op, fx, part)
         if "run" in names:
-            if by_sync:
-                return CauseReason("pending", "", "", fx, part)
-            if is_lowering(frames):
-                return CauseReason("new sizes", "", "", fx, part)
+            if by_sync or is_lowering(frames):
+                return CauseReason("pending" if by_sync else "new sizes", "", "", fx, part)
             return CauseReason("input", "", op, fx, part)
         if op:
             return replace(_by_op(op, fallbacks), fx=fx)
@@ -163,26 +158,14 @@ def from_profile(stack: Sequence[str], frames: Sequence[Frame], route: str, fall
     return CauseReason("unknown", "", op)
 
 
-def _is_op(name: str) -> bool:
-    return "::" in name and not name.startswith(("triage:", "autograd::", "torch::"))
-
-
-def _asking(ops: Sequence[str]) -> str:
-    asked = [op for op in ops if op not in _MOVES]
-    return asked[-1] if asked else ops[0] if ops else ""
-
-
 def _by_op(op: str, fallbacks: Collection[str]) -> CauseReason:
-    base = op.split(".")[0]
-    if base in READS:
-        return CauseReason("read", "", op)
-    if base in SHAPES:
-        return CauseReason("dynamic shape", "", op)
-    if base in {fallback.split(".")[0] for fallback in fallbacks}:
-        return CauseReason("fallback", "", op)
-    if base in _MOVES:
-        return CauseReason("copy", "", op)
-    return CauseReason("unknown", "", op)
+    lists: tuple[tuple[Cause, Collection[str]], ...] = (
+        ("read", READS),
+        ("dynamic shape", SHAPES),
+        ("fallback", {fallback.split(".")[0] for fallback in fallbacks}),
+        ("copy", _MOVES),
+    )
+    return CauseReason(next((cause for cause, names in lists if op.split(".")[0] in names), "unknown"), "", op)
 
 
 def from_dump(cause: str, frames: Sequence[Frame]) -> CauseReason:

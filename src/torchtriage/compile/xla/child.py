@@ -115,16 +115,14 @@ class XlaSession(session_main.ModelSession):
 
         if self.on_host is None:
             return {"verdict": "not checked", "reason": "a plain function makes its own tensors"}
-        found = [
-            (name or "output", named_leave.detach().cpu()) for name, named_leave in targets.named_leaves(self.output)
-        ]
+        answers = [(name or "output", leaf.detach().cpu()) for name, leaf in targets.named_leaves(self.output)]
         if self.train:
-            found += [
-                (f"gradient of {name}", named_parameter.grad.detach().cpu())
-                for name, named_parameter in self.case.model.named_parameters()
-                if named_parameter.grad is not None
+            answers += [
+                (f"gradient of {name}", parameter.grad.detach().cpu())
+                for name, parameter in self.case.model.named_parameters()
+                if parameter.grad is not None
             ]
-        return check.hold(self.on_host, found, train=self.train)
+        return check.hold(self.on_host, answers, train=self.train)
 
     def report(self) -> str:
         """Return torch_xla's metrics as text."""

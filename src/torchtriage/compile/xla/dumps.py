@@ -7,7 +7,8 @@ Text in, plain records out; torch and torch_xla are not needed. Formats as of to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -105,8 +106,7 @@ def read_metrics(lines: Iterable[str]) -> Metrics:
         head = re.match(r"^(Metric|Counter): (\S(?:.*\S)?)\s*$", line)
         if head:
             close()
-            kind, name = head[1], head[2]
-            values = {}
+            kind, name, values = head[1], head[2], {}
             continue
         inside = re.match(r"^  (\w+): (.*)$", line)
         if inside and kind:
@@ -147,65 +147,59 @@ _PREFIX = re.compile(
     r"(?P<rest>.*)$"
 )
 _FRAME = re.compile(r"^\s+(?P<name>[^(\s](?:[^(\n]*[^(\s])?) \((?P<file>.+):(?P<line>\d{1,9})\)\s*$")
+_LAZY_NODE = re.compile(r"^\s+%\d+ = ")
 _GIB = re.compile(r"^(?:Graph )?(?P<what>\w+)(?: \w+)? size: (?P<size>[\d.]+) GB")
 
 
 def read_debug(lines: Iterable[str]) -> Iterator[Analysis]:
     """Yield the analyses of ``PT_XLA_DEBUG``, in order; other lines are passed over."""
     now: Analysis | None = None
-    frames: list[Frame] = []
     last: Analysis | None = None
-    asked = ""
+    expected = ""
     for line in lines:
-        found = _PREFIX.search(line)
-        if found is None:
+        match = _PREFIX.search(line)
+        if match is None:
             continue
-        kind, rest = found["kind"], found["rest"]
+        kind, rest = match["kind"], match["rest"]
         if kind == "Post Compilation":
             size = _GIB.match(rest)
             if size and last is not None:
                 last.sizes[size["what"].lower()] = float(size["size"]) * 2**30
             continue
         text = rest.strip()
-        if text.startswith("-----") or (text.startswith("=====") and now is not None and frames):
+        if text.startswith("-----") or (text.startswith("=====") and now is not None and now.frames):
             if now is not None:
-                now.frames = tuple(frames)
-                yield_now, now = now, None
-                last = yield_now if yield_now.kind == "compilation" else last
-                frames = []
-                yield yield_now
+                last = now if now.kind == "compilation" else last
+                yield now
+                now = None
             continue
         if text in ("Compilation Cause", "Execution Cause"):
             if now is not None:  # the last block was cut
-                now.frames = tuple(frames)
                 yield now
-            now = Analysis(
-                "compilation" if kind == "Compilation" else "execution", unexpected=bool(found["unexpected"])
-            )
-            frames, asked = [], "cause"
+            now = Analysis(kind.lower(), unexpected=bool(match["unexpected"]))
+            expected = "cause"
             continue
         if now is None:
             continue
-        if asked == "cause":
-            now.cause, asked = text.replace("`", "").replace("sync()", "sync"), ""
+        if expected == "cause":
+            now.cause, expected = text.replace("`", "").replace("sync()", "sync"), ""
             continue
         name, colon, value = text.partition(": ")
         if text.startswith("Python Frame"):
-            asked = "frames"
-        elif asked == "frames":
+            expected = "frames"
+        elif expected == "frames":
             frame = _FRAME.match(rest)
             if frame:
-                frames.append(Frame(frame["file"], int(frame["line"]), frame["name"].strip(), True))
+                now.frames += (Frame(frame["file"], int(frame["line"]), frame["name"].strip(), True),)
         elif colon and name == "Graph Hash":
             now.hash = value.strip()
         elif colon and name == "Graph Name":
             now.name = value.strip()
-        elif colon and name == "Number of Graph Inputs" and value.strip().isdecimal():
+        elif name == "Number of Graph Inputs" and value.strip().isdecimal():
             now.n_inputs = int(value)
-        elif colon and name == "Number of Graph Outputs" and value.strip().isdecimal():
+        elif name == "Number of Graph Outputs" and value.strip().isdecimal():
             now.n_outputs = int(value)
     if now is not None:
-        now.frames = tuple(frames)
         yield now
 
 
@@ -247,31 +241,24 @@ def read_module(text: str) -> HloModule | None:
     assert name is not None
     layout = _balanced(head, "entry_computation_layout={")
     inputs, _, outputs = layout.partition("->")
-    counts: dict[str, int] = {}
-    order: list[str] = []
-    for line in lines[at + 1 :]:
-        found = _INSTRUCTION.match(line)
-        if found is None:
-            continue
-        code = _OPCODE.search(_without_shape(found["rest"]))
-        if code is not None:
-            counts[code["op"]] = counts.get(code["op"], 0) + 1
-            order.append(code["op"])
-    alias = _balanced(head, "input_output_alias={")
+    instructions = filter(None, map(_INSTRUCTION.match, lines[at + 1 :]))
+    codes = (_OPCODE.search(_without_shape(instruction["rest"])) for instruction in instructions)
+    ops = tuple(code["op"] for code in codes if code is not None)
     return HloModule(
         name["name"],
         tuple(_SHAPE.findall(inputs)),
         tuple(_SHAPE.findall(outputs)),
-        alias.count("alias"),
-        tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-        tuple(order),
+        _balanced(head, "input_output_alias={").count("alias"),
+        tuple(sorted(Counter(ops).items(), key=lambda item: (-item[1], item[0]))),
+        ops,
     )
 
 
 def _without_shape(rest: str) -> str:
     """Return an instruction without its shape, which may be a tuple of shapes."""
     if not rest.startswith("("):
-        return rest.partition(" ")[2] and " " + rest.partition(" ")[2]
+        _, _, call = rest.partition(" ")
+        return call and f" {call}"
     depth = 0
     for at, char in enumerate(rest):
         depth += (char == "(") - (char == ")")
@@ -320,17 +307,13 @@ def read_saved(lines: Iterable[str]) -> Iterator[SavedGraph]:
             where = ""
         elif line.startswith("## END_GRAPH"):
             if hash_:
-                yield _saved(hash_, frames, text)
+                module = read_module("\n".join(text))
+                n_nodes = 0 if module else sum(bool(_LAZY_NODE.match(line)) for line in text)
+                yield SavedGraph(hash_, tuple(frames), module, n_nodes)
             frames, text, hash_, where = [], [], "", ""
         elif where == "frames":
-            found = _FRAME.match(line)
-            if found:
-                frames.append(Frame(found["file"], int(found["line"]), found["name"], True))
+            match = _FRAME.match(line)
+            if match:
+                frames.append(Frame(match["file"], int(match["line"]), match["name"], True))
         elif where == "graph":
             text.append(line.rstrip("\n"))
-
-
-def _saved(hash_: str, frames: Sequence[Frame], text: Sequence[str]) -> SavedGraph:
-    module = read_module("\n".join(text))
-    nodes = 0 if module else sum(bool(re.match(r"^\s+%\d+ = ", line)) for line in text)
-    return SavedGraph(hash_, tuple(frames), module, nodes)

@@ -1,4 +1,4 @@
-"""What a counting session saw, put together: which graph was compiled when, why, and from where."""
+"""What a counting session observed, put together: which graph was compiled when, why, and from where."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _CompiledGraph:
     hash: str = ""
     frames: tuple[Frame, ...] = ()
     module: HloModule | None = None
-    told: CauseReason = field(default_factory=lambda: CauseReason("unknown", ""))
+    asked: CauseReason = field(default_factory=lambda: CauseReason("unknown", ""))
     cause: Any = "unknown"
     reason: str = ""
     extra: bool = True
@@ -59,19 +59,19 @@ def count(
     the end. ``analyses`` : of ``PT_XLA_DEBUG``, for each step. ``saved`` : for each step, graphs that LazyTensor
     was about to run, or dynamo to compile.
     """
-    seen = [
+    compiled = [
         _CompiledGraph(at, compilation["ns"], compilation["stack"], compilation["aliased"])
         for at, step in enumerate(steps)
         for compilation in step["compiles"]
     ]
-    _name(seen, analyses, saved)
-    for compilation in seen:
-        compilation.told = from_profile(
+    _name(compiled, analyses, saved)
+    for compilation in compiled:
+        compilation.asked = from_profile(
             compilation.stack, compilation.frames, route, steps[compilation.step]["fallbacks"]
         )
-        compilation.cause, compilation.extra = compilation.told.cause, not compilation.told.expected
-    _find_repeats(seen)
-    for compilation in seen:
+        compilation.cause, compilation.extra = compilation.asked.cause, not compilation.asked.expected
+    _find_repeats(compiled)
+    for compilation in compiled:
         compilation.reason = _reason(compilation, graphs, train)
     runs = [_runs(*both) for both in zip(analyses, saved, strict=True)]
     rows = tuple(_step(step, run) for step, run in zip(steps, runs, strict=True))
@@ -80,51 +80,49 @@ def count(
     return RouteCounts(
         rows,
         n_steady,
-        _graphs(seen, graphs, analyses, runs, n_steady),
-        _fx(seen, graphs),
+        _graphs(compiled, graphs, analyses, runs, n_steady),
+        _fx(compiled, graphs),
         fallbacks_of([step["fallbacks"] for step in steps], n_steady),
     )
 
 
 def _name(
-    seen: Sequence[_CompiledGraph], analyses: Sequence[Sequence[Analysis]], saved: Sequence[Sequence[SavedGraph]]
+    compiled: Sequence[_CompiledGraph], analyses: Sequence[Sequence[Analysis]], saved: Sequence[Sequence[SavedGraph]]
 ) -> None:
     """Give each compilation its hash, frames and module: sources agree on the order."""
     first: dict[str, SavedGraph] = {}
     for graph in (entry for step in saved for entry in step):
         first.setdefault(graph.hash, graph)
-    told = [entry for step in analyses for entry in step if entry.kind == "compilation"]
+    reported = [entry for step in analyses for entry in step if entry.kind == "compilation"]
     names = list(first)
-    if len(names) != len(seen):  # what was dumped before or after the steps
-        names = [analysis.hash for analysis in told]
-    if len(names) != len(seen):
+    if len(names) != len(compiled):  # what was dumped before or after the steps
+        names = [analysis.hash for analysis in reported]
+    if len(names) != len(compiled):
         return
-    for compilation, name in zip(seen, names, strict=True):
+    frames = {analysis.hash: analysis.frames for analysis in reported}
+    for compilation, name in zip(compiled, names, strict=True):
         compilation.hash = name
         if name in first:
             compilation.frames, compilation.module = first[name].frames, first[name].module
-    by_hash = {analysis.hash: analysis for analysis in told}
-    for compilation in seen:
-        if not compilation.frames and compilation.hash in by_hash:
-            compilation.frames = by_hash[compilation.hash].frames
+        compilation.frames = compilation.frames or frames.get(name, ())
 
 
 def _place(compilation: _CompiledGraph) -> tuple[Any, ...]:
     line = user_line(compilation.frames)
     return (
-        compilation.told.cause,
-        compilation.told.op,
-        compilation.told.fx,
-        compilation.told.part,
+        compilation.asked.cause,
+        compilation.asked.op,
+        compilation.asked.fx,
+        compilation.asked.part,
         line and (line.file, line.line),
     )
 
 
-def _find_repeats(seen: Sequence[_CompiledGraph]) -> None:
+def _find_repeats(compiled: Sequence[_CompiledGraph]) -> None:
     """Mark graphs of later steps whose place had one in an earlier step: what differs is why."""
     before: dict[tuple[Any, ...], _CompiledGraph] = {}
-    lowered = {compilation.step for compilation in seen if compilation.told.cause == "pending"}
-    for compilation in seen:
+    lowered = {compilation.step for compilation in compiled if compilation.asked.cause == "pending"}
+    for compilation in compiled:
         place = _place(compilation)
         earlier = before.get(place)
         if earlier is not None and earlier.step < compilation.step and compilation.cause != "new sizes":
@@ -146,10 +144,10 @@ _OF_STEP = {
 
 
 def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train: bool) -> str:
-    told = compilation.told
-    fx = _fx_name(graphs, told.fx) if told.fx is not None else ""
-    if compilation.cause != told.cause:
-        what = _OF_STEP.get(told.cause, "the same place").format(op=told.op)
+    asked = compilation.asked
+    fx = _fx_name(graphs, asked.fx) if asked.fx is not None else ""
+    if compilation.cause != asked.cause:
+        what = _OF_STEP.get(asked.cause, "the same place").format(op=asked.op)
         how = {
             "new sizes": "with tensors of other sizes",
             "aliasing": "with other inputs donated to outputs",
@@ -159,24 +157,27 @@ def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train
         if compilation.sent_before:
             how += f": in step {compilation.step}, lowering had sent some of them off before"
         return f"{what} again in step {compilation.step + 1}, {how}"
+    names = list(dict.fromkeys(graphs[asked.fx]["unsupported"])) if asked.fx is not None else []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    cuts = (", ".join(names[:3]) + more) or "an unknown operator"
     such = " (the loss, gradients between graphs)" if fx.endswith("backward") else ""
     known = {
         "fx graph": f"FX graph {fx}",
         "step": "the step",
-        "part": f"part {told.part} of FX graph {fx}, which is cut at {_cuts(graphs, told.fx)}",
-        "probe": f"{told.op} needs its input while dynamo's bridge tries out FX graph {fx}",
+        "part": f"part {asked.part} of FX graph {fx}, which is cut at {cuts}",
+        "probe": f"{asked.op} needs its input while dynamo's bridge tries out FX graph {fx}",
         "input": f"computed outside every FX graph, needed as an input of FX graph {fx}",
         "pending": f"outside every FX graph{such}, pending when FX graph {fx} is lowered",
         "outside": "outside every FX graph: "
         + ("the optimizer's update and what is left of the step" if train else "what is left of the step"),
-        "read": f"{told.op} asks for a value",
-        "dynamic shape": f"{told.op} has a result whose size depends on values",
-        "fallback": f"{told.op} is not lowered: it runs on the host and needs its input",
+        "read": f"{asked.op} asks for a value",
+        "dynamic shape": f"{asked.op} has a result whose size depends on values",
+        "fallback": f"{asked.op} is not lowered: it runs on the host and needs its input",
         "copy": "a tensor is copied to the host",
         "sync": "the program calls torch_xla.sync()",
         "new sizes": f"FX graph {fx} called with sizes that it was not lowered for",
     }
-    at = f" ({told.op})" if told.op else ""
+    at = f" ({asked.op})" if asked.op else ""
     return known.get(compilation.cause, f"unknown: neither a mark nor an operator around it tells{at}")
 
 
@@ -186,12 +187,6 @@ def _fx_name(graphs: Sequence[dict[str, Any]], number: int) -> str:
     same = [at for at, key in enumerate(keys) if key == keys[number]]
     name = " ".join(filter(None, (fx_graph["compile_id"], fx_graph["kind"]))) or f"number {number + 1}"
     return f"{name} ({same.index(number) + 1})" if len(same) > 1 else name
-
-
-def _cuts(graphs: Sequence[dict[str, Any]], number: int | None) -> str:
-    names = list(dict.fromkeys(graphs[number]["unsupported"])) if number is not None else []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (", ".join(names[:3]) + more) or "an unknown operator"
 
 
 def _runs(analyses: Sequence[Analysis], saved: Sequence[SavedGraph]) -> Counter[str]:
@@ -225,7 +220,7 @@ def _step(step: dict[str, Any], run: Counter[str]) -> CountedStep:
 
 
 def _graphs(
-    seen: Sequence[_CompiledGraph],
+    compiled: Sequence[_CompiledGraph],
     graphs: Sequence[dict[str, Any]],
     analyses: Sequence[Sequence[Analysis]],
     runs: Sequence[Counter[str]],
@@ -233,7 +228,7 @@ def _graphs(
 ) -> tuple[HloGraph, ...]:
     sizes = {entry.hash: entry for step in analyses for entry in step}
     found = []
-    for number, compilation in enumerate(seen):
+    for number, compilation in enumerate(compiled):
         size = sizes.get(compilation.hash)
         module = compilation.module
         steady = sum(run[compilation.hash] for run in runs[len(runs) - n_steady :]) if n_steady else 0
@@ -244,8 +239,8 @@ def _graphs(
                 cause=compilation.cause,
                 reason=compilation.reason,
                 extra=compilation.extra,
-                op=compilation.told.op,
-                fx=_fx_name(graphs, compilation.told.fx) if compilation.told.fx is not None else "",
+                op=compilation.asked.op,
+                fx=_fx_name(graphs, compilation.asked.fx) if compilation.asked.fx is not None else "",
                 frame=user_line(compilation.frames),
                 step=compilation.step,
                 n_inputs=size.n_inputs if size else len(module.inputs) if module else None,
@@ -260,7 +255,7 @@ def _graphs(
     return tuple(found)
 
 
-def _fx(seen: Sequence[_CompiledGraph], graphs: Sequence[dict[str, Any]]) -> tuple[FxGraph, ...]:
+def _fx(compiled: Sequence[_CompiledGraph], graphs: Sequence[dict[str, Any]]) -> tuple[FxGraph, ...]:
     return tuple(
         FxGraph(
             id=_fx_name(graphs, number),
@@ -271,8 +266,8 @@ def _fx(seen: Sequence[_CompiledGraph], graphs: Sequence[dict[str, Any]]) -> tup
             not_lowered=tuple(NamedCount(*each) for each in Counter(fx_graph["unsupported"]).items()),
             hlo=tuple(
                 n
-                for n, graph in enumerate(seen)
-                if graph.told.fx == number and graph.told.cause in ("fx graph", "part")
+                for n, graph in enumerate(compiled)
+                if graph.asked.fx == number and graph.asked.cause in ("fx graph", "part")
             ),
             step=fx_graph["step"],
         )

@@ -7,14 +7,15 @@ its metrics report between other lines is read too.
 from __future__ import annotations
 
 import gzip
+import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torchtriage.compile.xla.causes import from_dump, is_lowering, kind_of, user_line
+from torchtriage.compile.xla.causes import CauseReason, from_dump, is_lowering, kind_of, user_line
 from torchtriage.compile.xla.dumps import (
     Analysis,
     HloModule,
@@ -41,7 +42,7 @@ _MODULE_NAME = re.compile(r"^(?P<id>module_\d+\..+?)\.(?P<when>before_optimizati
 _COMPILED_BY = re.compile(r"^(?:Unexpected )?(?:Compilation|Execution|Post Compilation) Analysis: ", re.M)
 _METRIC = re.compile(r"^(?:Metric|Counter): \S", re.M)
 _FALLBACK = re.compile(r"^aten::\w|^torchvision::\w")
-_OTHER = re.compile(r"^pt-xla-profiler: (?P<told>.*)$")
+_OTHER = re.compile(r"^pt-xla-profiler: (?P<text>.*)$")
 
 
 @dataclass
@@ -52,7 +53,7 @@ class _Read:
     analyses: list[Analysis] | None = None
     saved: list[SavedGraph] | None = None
     modules: dict[str, dict[str, HloModule]] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     paths: list[str] = field(default_factory=list)
 
@@ -91,7 +92,7 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
             raise LogError(f"expected a dump of torch_xla or XLA, found {found}", where=str(path), hint=HOW)
     if not read.paths:
         raise LogError(f"expected dumps of torch_xla or XLA, found none in {len(files)} files", where=name, hint=HOW)
-    return _judged(name, read)
+    return _summary(name, read)
 
 
 def _text(path: Path, *, folder: bool) -> str | None:
@@ -132,8 +133,8 @@ def _take(read: _Read, path: Path, text: str) -> bool:
     lines = text.split("\n")
     known = False
     if _METRIC.search(text):
-        found = read_metrics(_report(lines))
-        read.metrics = _merged(read.metrics, found)
+        report = itertools.dropwhile(lambda line: not line.startswith(("Metric: ", "Counter: ")), lines)
+        read.metrics = _merged(read.metrics, read_metrics(report))
         known = True
     if _COMPILED_BY.search(text):
         read.analyses = [*(read.analyses or []), *read_debug(lines)]
@@ -150,17 +151,9 @@ def _take(read: _Read, path: Path, text: str) -> bool:
                 when = named["when"] if named else "printed"
                 read.modules.setdefault(key, {})[when] = module
                 known = True
-    told = [match["told"].strip() for line in lines if (match := _OTHER.match(line))]
-    read.told += told
-    return known or bool(told)
-
-
-def _report(lines: Iterable[str]) -> Iterator[str]:
-    begun = False
-    for line in lines:
-        begun = begun or line.startswith(("Metric: ", "Counter: "))
-        if begun:
-            yield line
+    messages = [match["text"].strip() for line in lines if (match := _OTHER.match(line))]
+    read.messages += messages
+    return known or bool(messages)
 
 
 def _merged(before: Metrics | None, now: Metrics) -> Metrics:
@@ -175,7 +168,7 @@ def _merged(before: Metrics | None, now: Metrics) -> Metrics:
     return before
 
 
-def _judged(name: str, read: _Read) -> XlaProgram:
+def _summary(name: str, read: _Read) -> XlaProgram:
     metrics = read.metrics.metrics if read.metrics else {}
     counters = read.metrics.counters if read.metrics else {}
 
@@ -199,8 +192,8 @@ def _judged(name: str, read: _Read) -> XlaProgram:
         paths=tuple(read.paths),
         n_compiled=n("CompileTime"),
         n_executed=n("ExecuteTime"),
-        n_compiled_told=_told(analyses, "compilation"),
-        n_executed_told=_told(analyses, "execution"),
+        n_compiled_told=_reported(analyses, "compilation"),
+        n_executed_told=_reported(analyses, "execution"),
         n_modules=len(read.modules) or None,
         n_saved=len({entry.hash for entry in read.saved}) if read.saved is not None else None,
         compile_ms=total("CompileTime", 1e-6),
@@ -217,85 +210,78 @@ def _judged(name: str, read: _Read) -> XlaProgram:
     )
 
 
-def _told(analyses: Sequence[Analysis] | None, kind: str) -> int | None:
+def _reported(analyses: Sequence[Analysis] | None, kind: str) -> int | None:
     return None if analyses is None else sum(analysis.kind == kind for analysis in analyses)
 
 
 def _graphs(read: _Read) -> tuple[HloGraph, ...]:
-    """Return the graphs that debug output and saved tensors tell, else those of the modules."""
+    """Return the graphs that debug output and saved tensors name, else those of the modules."""
     analyses, saved = read.analyses or [], read.saved or []
-    told: dict[str, list[Analysis]] = {}
+    blocks: dict[str, list[Analysis]] = {}
     for analysis in analyses:
-        told.setdefault(analysis.hash, []).append(analysis)
-    kept: dict[str, SavedGraph] = {}
+        blocks.setdefault(analysis.hash, []).append(analysis)
+    stored: dict[str, SavedGraph] = {}
     for graph in saved:
-        kept.setdefault(graph.hash, graph)
-    order = list(dict.fromkeys([*told, *kept]))
+        stored.setdefault(graph.hash, graph)
+    order = list(dict.fromkeys([*blocks, *stored]))
     if not order:
-        return tuple(_of_module(number, key, whens) for number, (key, whens) in enumerate(sorted(read.modules.items())))
+        return tuple(
+            _of_modules(number, key, whens) for number, (key, whens) in enumerate(sorted(read.modules.items()))
+        )
     runs = Counter(entry.hash for entry in saved if not is_lowering(entry.frames))
     ran = [analysis for analysis in analyses if analysis.kind == "execution"]
-    runs += Counter(compilation.hash for compilation in ran if not saved or "dynamo is executing" in compilation.cause)
-    found = []
+    runs += Counter(execution.hash for execution in ran if not saved or "dynamo is executing" in execution.cause)
+    rows = []
     for number, key in enumerate(order):
-        blocks = told.get(key, [])
-        first = next((block for block in blocks if block.kind == "compilation"), blocks[0] if blocks else None)
-        frames: tuple[Frame, ...] = first.frames if first else ()
-        frames = frames or (kept[key].frames if key in kept else ())
-        module = kept[key].module if key in kept else None
+        mine = sorted(blocks.get(key, []), key=lambda block: block.kind != "compilation")
+        first = mine[0] if mine else None
+        graph_saved = stored.get(key)
+        frames = (first.frames if first else ()) or (graph_saved.frames if graph_saved else ())
+        module = graph_saved.module if graph_saved else None
         why = from_dump(first.cause if first else "", frames)
-        found.append(
-            HloGraph(
-                number=number,
-                hash=key,
-                cause=why.cause,
-                reason=why.reason,
-                extra=not why.expected,
-                op="",
-                fx="",
-                frame=user_line(frames),
-                step=None,
-                n_inputs=first.n_inputs if first else len(module.inputs) if module else None,
-                n_outputs=first.n_outputs if first else len(module.outputs) if module else None,
-                n_aliased=None,
-                n_ops=module.n_ops if module else None,
-                compile_ms=None,
-                first_step=runs[key],
-                per_step=None,
-            )
-        )
-    return tuple(found)
+        row = _of_module(number, key, module, why, frame=user_line(frames), n_runs=runs[key])
+        if first:
+            row = replace(row, n_inputs=first.n_inputs, n_outputs=first.n_outputs)
+        rows.append(replace(row, n_aliased=None))
+    return tuple(rows)
 
 
-def _of_module(number: int, key: str, whens: dict[str, HloModule]) -> HloGraph:
+def _of_modules(number: int, key: str, whens: dict[str, HloModule]) -> HloGraph:
     module = whens.get("before_optimizations") or next(iter(whens.values()))
     after = next((optimised for when, optimised in whens.items() if "after" in when), None)
     text = f"module {module.name}"
     if after is not None and after is not module:
         text += f", {after.n_ops} instructions when optimised"
+    text += "; an HLO module does not tell why it was compiled"
+    return _of_module(number, key, module, CauseReason("unknown", text, expected=True))
+
+
+def _of_module(
+    number: int, key: str, module: HloModule | None, why: CauseReason, *, frame: Frame | None = None, n_runs: int = 0
+) -> HloGraph:
     return HloGraph(
         number=number,
         hash=key,
-        cause="unknown",
-        extra=False,
+        cause=why.cause,
+        reason=why.reason,
+        extra=not why.expected,
         op="",
         fx="",
-        frame=None,
+        frame=frame,
         step=None,
-        reason=f"{text}; an HLO module does not tell why it was compiled",
-        n_inputs=len(module.inputs),
-        n_outputs=len(module.outputs),
-        n_aliased=module.aliased,
-        n_ops=module.n_ops,
+        n_inputs=len(module.inputs) if module else None,
+        n_outputs=len(module.outputs) if module else None,
+        n_aliased=module.aliased if module else None,
+        n_ops=module.n_ops if module else None,
         compile_ms=None,
-        first_step=0,
+        first_step=n_runs,
         per_step=None,
     )
 
 
 def _notes(read: _Read) -> Iterator[Note]:
-    for told in dict.fromkeys(read.told):
-        yield Note("pt-xla-profiler", "info", f"torch_xla's own profiler: {told}")
+    for text in dict.fromkeys(read.messages):
+        yield Note("pt-xla-profiler", "info", f"torch_xla's own profiler: {text}")
     metrics = read.metrics
     if metrics is not None:
         if metrics.cut:
@@ -309,7 +295,7 @@ def _notes(read: _Read) -> Iterator[Note]:
                 "several-reports", "info", "there are several metrics reports; they count up, and the last is reported"
             )
         compiled = metrics.metrics.get("CompileTime")
-        blocks = _told(read.analyses, "compilation")
+        blocks = _reported(read.analyses, "compilation")
         if compiled is not None and blocks is not None and compiled.n != blocks:
             yield Note(
                 "counts-differ",
@@ -319,9 +305,9 @@ def _notes(read: _Read) -> Iterator[Note]:
                 " the backward pass is",
                 "add XLA_SAVE_TENSORS_FILE, which has all of them",
             )
-    if read.analyses and any(not analysis.hash for analysis in read.analyses):
-        n = sum(not analysis.hash for analysis in read.analyses)
-        yield Note("blocks-cut", "warn", f"{n} blocks of PT_XLA_DEBUG are cut")
+    n_cut = sum(not analysis.hash for analysis in read.analyses or [])
+    if n_cut:
+        yield Note("blocks-cut", "warn", f"{n_cut} blocks of PT_XLA_DEBUG are cut")
     unexpected = sum(analysis.unexpected for analysis in read.analyses or [])
     if unexpected:
         yield Note(

@@ -62,11 +62,11 @@ def measure(plan: XlaPlan, progress: Progress | None = None) -> tuple[list[XlaMo
     models, notes = [], []
     for at, (target, train) in enumerate(pairs):
 
-        def said(what: str, share: float, at: int = at, target: str = target) -> None:
+        def report(what: str, share: float, at: int = at, target: str = target) -> None:
             if progress is not None:
                 progress(f"{target}: {what}", (at + share) / len(pairs))
 
-        model, more = _measure(plan, target, train, said)
+        model, more = _measure(plan, target, train, report)
         models.append(model)
         notes += more
     failed = [route.failure for model in models for route in model.routes if route.name in COUNTED]
@@ -204,26 +204,15 @@ def _count(
             steps.append(worker.ask("step", plan.timeout_s))
             begins.append(steps[-1]["written"])
         graphs = worker.ask("graphs", plan.timeout_s)
-    spans = [
-        {name: _lines(files[name], begin[name], step["written"][name]) for name in files}
-        for begin, step in zip(begins, steps, strict=False)
-    ]
-    analyses = [list(read_debug(span["debug"])) for span in spans]
-    saved = [list(read_saved(span["saved"])) for span in spans]
+
+    def lines(name: str, begin: dict[str, int], step: dict[str, Any]) -> list[str]:
+        data = files[name].read_bytes() if files[name].exists() else b""
+        return data[begin[name] : step["written"][name]].decode("utf-8", "replace").splitlines()
+
+    analyses = [list(read_debug(lines("debug", *span))) for span in zip(begins, steps, strict=False)]
+    saved = [list(read_saved(lines("saved", *span))) for span in zip(begins, steps, strict=False)]
     counted = count(route, steps, graphs, analyses, saved, train=train)
-    return counted, _answers(found), begun["facts"]
-
-
-def _lines(path: Path, begin: int, end: int) -> list[str]:
-    if end == begin:
-        return []
-    with path.open("rb") as file:
-        file.seek(begin)
-        return file.read(end - begin).decode("utf-8", "replace").splitlines()
-
-
-def _answers(found: dict[str, Any]) -> AnswerCheck:
-    return AnswerCheck(
+    answers = AnswerCheck(
         verdict=found["verdict"],
         of=found.get("of", ""),
         error=found.get("error"),
@@ -231,6 +220,7 @@ def _answers(found: dict[str, Any]) -> AnswerCheck:
         worst_at=found.get("worst_at", ""),
         reason=found.get("reason", ""),
     )
+    return counted, answers, begun["facts"]
 
 
 def _compile_log(folder: Path, target: str, notes: list[Note]) -> CompileResult | None:
@@ -247,7 +237,7 @@ def _times(
 ) -> tuple[dict[RouteName, RouteTimes], dict[RouteName, int | None]]:
     """Time the routes in turns, in fresh processes; which one begins goes round."""
     found: dict[RouteName, list[dict[str, Any]]] = {}
-    names: list[RouteName] = [get_arg for get_arg in get_args(RouteName) if get_arg not in failures]
+    names: list[RouteName] = [name for name in get_args(RouteName) if name not in failures]
     n = 2 + 3 * plan.rounds
     for number in range(plan.rounds):
         first = number % len(names) if names else 0

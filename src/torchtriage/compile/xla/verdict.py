@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from torchtriage.compile.xla.causes import FIXES
-from torchtriage.compile.xla.result import XLA_SCHEMA, Correlation, HloGraph, XlaModel, XlaProgram, XlaResult
+from torchtriage.compile.xla.result import XLA_SCHEMA, Correlation, HloGraph, RouteName, XlaModel, XlaProgram, XlaResult
 from torchtriage.core.finding import Note
 from torchtriage.core.stats.rank_correlation import MIN_PAIRS, rank_correlation
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
 
 __all__ = ["judge"]
+
+TITLES: dict[RouteName, str] = {"openxla": "openxla", "lazy": "LazyTensor", "eager": "eager on the processor"}
+COUNTED: tuple[RouteName, ...] = ("openxla", "lazy")
 
 
 def judge(
@@ -42,21 +45,17 @@ def _of_models(models: Sequence[XlaModel]) -> tuple[str, str, str]:
         return _of_many(models)
     (model,) = models
     mode = "training" if model.train else "inference"
-    dynamo, lazy = model.route("openxla"), model.route("lazy")
-    said = []
-    if dynamo is not None and dynamo.executed_per_step is not None:
-        said.append(f"{_number(dynamo.executed_per_step)} by dynamo")
-    if lazy is not None and lazy.executed_per_step is not None:
-        said.append(f"{_number(lazy.executed_per_step)} by LazyTensor")
-    if said:
-        first = f"HLO graphs per step in {mode}: {', '.join(said)}"
+    routes = ((model.route("openxla"), "dynamo"), (model.route("lazy"), "LazyTensor"))
+    counts = [
+        f"{route.executed_per_step:.3g} by {way}"
+        for route, way in routes
+        if route is not None and route.executed_per_step is not None
+    ]
+    if counts:
+        first = f"HLO graphs per step in {mode}: {', '.join(counts)}"
     else:
         first = f"No steady step in {mode}: every step compiles, or no way to run it works"
     return first, _second(model), _third(model)
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _second(model: XlaModel) -> str:
@@ -69,15 +68,15 @@ def _second(model: XlaModel) -> str:
             + (f" ({breaks})" if breaks else "")
             + f", {format_count(len(handed), 'FX graph')} for XLA"
         )
-    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor")):
+    for name in COUNTED:
         route = next((route for route in model.routes if route.name == name), None)
         if route is not None and route.steps:
             parts.append(
-                f"{title} compiled {format_count(route.n_compiled, 'HLO graph')}"
+                f"{TITLES[name]} compiled {format_count(route.n_compiled, 'HLO graph')}"
                 f" in {format_count(len(route.steps), 'step')}, {_extra(route.graphs)}"
             )
         elif route is not None:
-            parts.append(f"{title} {route.failure.partition(chr(10))[0]}")
+            parts.append(f"{TITLES[name]} {route.failure.partition(chr(10))[0]}")
     return "; ".join(parts)
 
 
@@ -90,12 +89,12 @@ def _extra(graphs: Sequence[HloGraph]) -> str:
 
 
 def _third(model: XlaModel) -> str:
-    parts = []
-    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor"), ("eager", "eager on the processor")):
-        route = next((route for route in model.routes if route.name == name), None)
-        if route is not None and route.times is not None:
-            times = route.times
-            parts.append(f"{title} {format_ms(times.steady_ms)} (first {format_ms(times.first_ms)})")
+    times = {route.name: route.times for route in reversed(model.routes) if route.times is not None}
+    parts = [
+        f"{title} {format_ms(times[name].steady_ms)} (first {format_ms(times[name].first_ms)})"
+        for name, title in TITLES.items()
+        if name in times
+    ]
     return f"steady step: {', '.join(parts)}" if parts else "not timed"
 
 
@@ -172,66 +171,48 @@ def _of_programs(programs: Sequence[XlaProgram]) -> tuple[str, str, str]:
 
 
 def _correlations(models: Sequence[XlaModel]) -> tuple[Correlation, ...]:
-    def executed(model: XlaModel, name: str) -> float | None:
-        route = model.route(name)  # type: ignore[arg-type]
+    def executed(model: XlaModel, name: RouteName) -> float | None:
+        route = model.route(name)
         return route.executed_per_step if route else None
 
-    def steady(model: XlaModel, name: str) -> float | None:
-        route = model.route(name)  # type: ignore[arg-type]
-        return route.times.steady_ms if route and route.times else None
-
-    def first(model: XlaModel, name: str) -> float | None:
-        route = model.route(name)  # type: ignore[arg-type]
-        return route.times.first_ms if route and route.times else None
-
-    def compiled(model: XlaModel, name: str) -> float | None:
-        route = model.route(name)  # type: ignore[arg-type]
+    def compiled(model: XlaModel, name: RouteName) -> float | None:
+        route = model.route(name)
         return float(route.steps[0].compiled) if route and route.steps else None
 
-    rows: list[tuple[str, str, Callable[[XlaModel], float | None], Callable[[XlaModel], float | None]]] = []
-    for name, title in (("openxla", "openxla"), ("lazy", "LazyTensor")):
-        rows += [
-            (
-                f"HLO graphs per steady step, {title}",
-                f"steady step, {title} over eager",
-                lambda model, name=name: executed(model, name),  # type: ignore[misc]
-                lambda model, name=name: _over(steady(model, name), steady(model, "eager")),  # type: ignore[misc]
-            ),
-            (
-                f"HLO graphs compiled in the first step, {title}",
-                f"time of the first step, {title}",
-                lambda model, name=name: compiled(model, name),  # type: ignore[misc]
-                lambda model, name=name: first(model, name),  # type: ignore[misc]
-            ),
-        ]
-    rows.append(
-        (
-            "HLO graphs per steady step, openxla over LazyTensor",
-            "steady step, openxla over LazyTensor",
-            lambda model: _over(executed(model, "openxla"), executed(model, "lazy")),
-            lambda model: _over(steady(model, "openxla"), steady(model, "lazy")),
+    def times(model: XlaModel, name: RouteName) -> tuple[float | None, float | None]:
+        route = model.route(name)
+        return (route.times.first_ms, route.times.steady_ms) if route and route.times else (None, None)
+
+    rows = []
+    for name in COUNTED:
+        title = TITLES[name]
+        graphs = [executed(model, name) for model in models]
+        ratios = [_over(times(model, name)[1], times(model, "eager")[1]) for model in models]
+        rows.append(
+            _correlation(f"HLO graphs per steady step, {title}", f"steady step, {title} over eager", graphs, ratios)
         )
-    )
-    return tuple(_correlation(models, *row) for row in rows)
+        graphs = [compiled(model, name) for model in models]
+        firsts = [times(model, name)[0] for model in models]
+        of, with_ = f"HLO graphs compiled in the first step, {title}", f"time of the first step, {title}"
+        rows.append(_correlation(of, with_, graphs, firsts))
+    over = "openxla over LazyTensor"
+    graphs = [_over(executed(model, "openxla"), executed(model, "lazy")) for model in models]
+    ratios = [_over(times(model, "openxla")[1], times(model, "lazy")[1]) for model in models]
+    rows.append(_correlation(f"HLO graphs per steady step, {over}", f"steady step, {over}", graphs, ratios))
+    return tuple(rows)
 
 
 def _over(numerator: float | None, other: float | None) -> float | None:
     return None if numerator is None or not other else numerator / other
 
 
-def _correlation(
-    models: Sequence[XlaModel],
-    of: str,
-    with_: str,
-    x: Callable[[XlaModel], float | None],
-    y: Callable[[XlaModel], float | None],
-) -> Correlation:
-    pairs = [(a, b) for model in models if (a := x(model)) is not None and (b := y(model)) is not None]
+def _correlation(of: str, with_: str, xs: Sequence[float | None], ys: Sequence[float | None]) -> Correlation:
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
     if len(pairs) < MIN_PAIRS:
         why = f"{format_count(len(pairs), 'pair')}, and it takes {MIN_PAIRS}"
         return Correlation(of, with_, len(pairs), None, None, None, why)
     try:
-        found = rank_correlation(*(np.array(side, dtype=float) for side in zip(*pairs, strict=True)))
+        found = rank_correlation(*np.array(pairs, dtype=float).T)
     except ValueError as error:
         return Correlation(of, with_, len(pairs), None, None, None, str(error))
     return Correlation(of, with_, len(pairs), found.rho, found.low, found.high, "")

@@ -23,7 +23,7 @@ def test_a_break_of_today_is_taken_apart() -> None:
     assert one.frame is not None
     assert (one.frame.file, one.frame.line, one.frame.function) == ("me/train.py", 12, "step")
     assert [frame.line for frame in one.stack] == [12, 1778, 3]
-    assert "torch.where" in fix_of(one, one.id).code
+    assert "torch.where" in fix_of(one).code
 
 
 def test_what_was_being_traced_is_no_part_of_the_type() -> None:
@@ -47,7 +47,7 @@ def test_a_break_inside_a_library_knows_the_users_line() -> None:
 
 def fix_text(kind: str, explanation: str = "It cannot.", context: str = "x") -> str:
     one = Break("", kind, explanation, ("Do otherwise.",), context, "", None, (), None)
-    return fix_of(one, "GB0000").text
+    return fix_of(one).text
 
 
 @pytest.mark.parametrize(("text", "kind"), [(text, kind) for text, kinds in FIXES.items() for kind in kinds])

@@ -67,9 +67,8 @@ class Stats:
             f"{format_count(self.requests, 'request')}: {format_share(self.hit_rate)} hits,"
             f" padding {format_share(self.padding)} of the real size",
             f"buckets: {self.buckets or 'not planned yet'}",
-            f"{format_count(self.compiles, 'compilation')},"
-            f" {format_ns(self.compile_s * _NS_PER_S)}; {self.ready} ready, {self.waiting} waiting;"
-            f" {format_count(self.replans, 'replan')}, {self.evicted} evicted",
+            f"{format_count(self.compiles, 'compilation')}, {format_ns(self.compile_s * _NS_PER_S)}; {self.ready}"
+            f" ready, {self.waiting} waiting; {format_count(self.replans, 'replan')}, {self.evicted} evicted",
             f"{format_count(self.stalls, 'request')} waited for a compilation,"
             f" {format_ns(self.longest_stall_s * _NS_PER_S)} at most",
             f"{self.checked} checked against unpadded answers, {self.unchecked} not",

@@ -31,7 +31,6 @@ _END = re.compile(
     r"^(?:User code traceback|Traceback \(most recent call last\)|NoneType: None|from user code)", re.MULTILINE
 )
 _FROM_USER = re.compile(r"from user code(?: at)?:\s*\n")
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<=id )\d{9,}")
 
 # How torch before 2.7 said what has a type now: facts of the break's registry.
 _OLD = (
@@ -75,21 +74,16 @@ class Break:
     shown it before.
     """
 
-    id: str
-    type: str
-    explanation: str
-    hints: tuple[str, ...]
-    context: str
-    trying: str
-    frame: Frame | None
-    stack: tuple[Frame, ...]
-    caller: Frame | None
+    id: str = ""
+    type: str = ""
+    explanation: str = ""
+    hints: tuple[str, ...] = ()
+    context: str = ""
+    trying: str = ""
+    frame: Frame | None = None
+    stack: tuple[Frame, ...] = ()
+    caller: Frame | None = None
     is_repeat: bool = False
-
-    @property
-    def cause(self) -> str:
-        """Return what breaks of one cause share: the type and what it was about, no addresses."""
-        return f"{self.type}\n{_ADDRESS.sub('0x…', self.context)}"
 
 
 def parse_break(text: str) -> Break | None:
@@ -128,40 +122,37 @@ def parse_break(text: str) -> Break | None:
 def _unresumed(said: str, body: str) -> Break:
     """Return the break after which dynamo could not go on in the same function."""
     below = _CODE_BELOW.search(body)
-    stack = parse_traceback(body[below.end() :]) if below else ()
-    return Break(
-        "",
-        "Cannot resume after a graph break",
-        " ".join(said.split()),
-        (),
-        "",
-        "",
-        stack[0] if stack else None,
-        stack,
-        user_frame(stack),
-    )
+    found = Break(type="Cannot resume after a graph break", explanation=" ".join(said.split()))
+    return _with_stack(found, body[below.end() :] if below else "")
+
+
+def _with_stack(found: Break, traceback: str) -> Break:
+    stack = parse_traceback(traceback)
+    return replace(found, stack=stack, frame=stack[0] if stack else None, caller=user_frame(stack))
 
 
 def parse_restart(text: str) -> Break:
     """Return the break that a ``restart_reasons`` of older logs tells; it names no line."""
     user = _FROM_USER.search(text)
-    stack = parse_traceback(text[user.end() :]) if user else ()
-    found = _parts(text[: user.start()] if user else text)
-    return replace(found, stack=stack, frame=stack[0] if stack else None, caller=user_frame(stack))
+    if user is None:
+        return _parts(text)
+    return _with_stack(_parts(text[: user.start()]), text[user.end() :])
 
 
 def _parts(body: str) -> Break:
     link = _ID.search(body)
+    gb_id = link[1].upper() if link else ""
     body = _UNGRACEFUL.sub("", _MORE.sub("", body).lstrip())
     trying = ""
-    head = body.split("\n", 1)
-    tried = _TRYING.match(head[0])
+    head, _, rest = body.partition("\n")
+    tried = _TRYING.match(head)
     if tried is not None:
-        trying, body = tried[1].rstrip().removesuffix(":"), head[1] if len(head) > 1 else ""
+        trying, body = tried[1].rstrip().removesuffix(":"), rest
     explained = _EXPLAINED.search(body)
     if explained is None:
         sentence = " ".join(body.split()).strip("'\" ")
-        return Break(link[1].upper() if link else "", _old_type(sentence), sentence, (), "", trying, None, (), None)
+        kind = next((name for pattern, name in _OLD if re.search(pattern, sentence)), sentence[:200])
+        return Break(gb_id, kind, sentence, trying=trying)
     kind = " ".join(body[: explained.start()].split())
     marks = list(_PART.finditer(body))
     ends = [mark.start() for mark in marks[1:]] + [len(body)]
@@ -169,11 +160,4 @@ def _parts(body: str) -> Break:
     explanation = next((text for name, text in parts if name == "Explanation"), "")
     context = next((text for name, text in parts if name.startswith("Developer")), "")
     hints = tuple(" ".join(text.split()) for name, text in parts if name == "Hint")
-    return Break(link[1].upper() if link else "", kind, explanation, hints, context, trying, None, (), None)
-
-
-def _old_type(sentence: str) -> str:
-    for pattern, name in _OLD:
-        if re.search(pattern, sentence):
-            return name
-    return sentence[:200]
+    return Break(gb_id, kind, explanation, hints, context, trying)

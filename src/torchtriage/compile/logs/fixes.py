@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,16 +13,7 @@ from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.recompiles import Cause
 from torchtriage.core.finding import Fix
 
-__all__ = [
-    "RecompileFix",
-    "RegistryEntry",
-    "break_id",
-    "fix_inside",
-    "fix_of",
-    "fix_of_wrapper",
-    "known",
-    "recompile_fix",
-]
+__all__ = ["WRAPPER_FIX", "RecompileFix", "RegistryEntry", "break_id", "fix_inside", "fix_of", "known", "recompile_fix"]
 
 _BREAKS_PAGE = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.graph_breaks_index.html"
@@ -227,10 +218,11 @@ def known(graph_break: Break) -> RegistryEntry | None:
     return _registry().get(graph_break.type)
 
 
-def fix_of(graph_break: Break, break_id: str) -> Fix:
+def fix_of(graph_break: Break) -> Fix:
     """Return our fix for a break: what to change, in words and in code."""
-    link = _GB_PAGE.format(break_id.lower()) if break_id else _BREAKS_PAGE
-    # old versions have one sentence and no more, which tells what the type does not
+    gb_id = break_id(graph_break)
+    link = _GB_PAGE.format(gb_id.lower()) if gb_id else _BREAKS_PAGE
+    # old versions have one sentence and no more, which says what the type does not
     rest = graph_break.context if graph_break.context or graph_break.hints else graph_break.explanation
     about = f"{graph_break.type}\n{rest}"
     for pattern, words, code in _FIXES:
@@ -243,19 +235,19 @@ def break_id(graph_break: Break) -> str:
     """Return PyTorch's id of a break: the log's own, the registry's, or that of an old sentence."""
     if graph_break.id:
         return graph_break.id
-    told = known(graph_break)
-    return told.id if told is not None else _IDS.get(graph_break.type, "")
+    registered = known(graph_break)
+    return registered.id if registered is not None else _IDS.get(graph_break.type, "")
 
 
 @dataclass(frozen=True)
 class RecompileFix:
     """What would end the recompilations: ``yes``, ``no``, or ``once`` (one compilation less)."""
 
-    mark_dynamic: str
-    bucketing: str
-    dynamic: str
     text: str
     code: str = ""
+    mark_dynamic: str = "no"
+    bucketing: str = "no"
+    dynamic: str = "no"
 
     @property
     def fix(self) -> Fix:
@@ -269,20 +261,17 @@ def fix_inside(cause: Cause, source: str, function: str, broken: Break | None, *
     ``broken`` : the break before, where the log tells. ``is_known`` : whether the log tells what the arguments are.
     """
     at = f" at line {broken.frame.line}" if broken is not None and broken.frame else ""
-    told = fix_of(broken, break_id(broken)) if broken is not None else Fix("", "", _BREAKS_PAGE)
+    fix = fix_of(broken) if broken is not None else Fix("", "", _BREAKS_PAGE)
     if source.startswith("___stack"):
         text = (
             f"The {cause} is what the graph break{at} returns to Python: fix the break, so that it stays in the graph."
         )
-        return Fix(text, told.code, told.link)
+        return replace(fix, text=text)
     root = re.split(r"\W", source, maxsplit=1)[0]
     text = f"{root} {'is' if is_known else 'may be'} a value inside of {function}, no argument: "
-    if cause in ("size", "shape guard"):
-        text += "mark the dimension of the argument it comes from, or "
-    else:
-        text += f"keep its {cause} from changing, or "
-    text += f"fix the graph break{at}, so that it is inside of one graph."
-    return Fix(text, told.code, told.link)
+    is_size = cause in ("size", "shape guard")
+    text += "mark the dimension of the argument it comes from" if is_size else f"keep its {cause} from changing"
+    return replace(fix, text=f"{text}, or fix the graph break{at}, so that it is inside of one graph.")
 
 
 def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic: bool, guard: str) -> RecompileFix:
@@ -296,44 +285,35 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
         return _zero_one(name, dim)
     if cause == "size":
         mark = f"torch._dynamo.mark_dynamic({name}, {max(dim, 0)})   # before the first call"
-        if count > 1:
-            why = (
-                "dynamic=False or the configuration keeps it static"
-                if not automatic
-                else "something keeps it static (dynamic=False, mark_static, a parameter)"
+        if count <= 1:
+            text = (
+                f"Size {dim} of {name} changed once; from then on it is dynamic. Marking it before the first call saves"
+                " the first compilation."
             )
-            return RecompileFix(
-                "yes",
-                "yes",
-                "yes",
-                f"Size {dim} of {name} changes and every new value is compiled for; {why}. Compile"
-                " with dynamic=True or mark the dimension; where the graph needs static shapes"
-                " (CUDA graphs), pad to a few sizes with tt.BucketedModule.",
-                mark,
-            )
-        return RecompileFix(
-            "once",
-            "no",
-            "once",
-            f"Size {dim} of {name} changed once; from then on it is dynamic. Marking it before the"
-            " first call saves the first compilation.",
-            mark,
+            return RecompileFix(text, mark, mark_dynamic="once", dynamic="once")
+        why = (
+            "something keeps it static (dynamic=False, mark_static, a parameter)"
+            if automatic
+            else "dynamic=False or the configuration keeps it static"
         )
+        text = (
+            f"Size {dim} of {name} changes and every new value is compiled for; {why}. Compile with dynamic=True or"
+            " mark the dimension; where the graph needs static shapes (CUDA graphs), pad to a few sizes with"
+            " tt.BucketedModule."
+        )
+        return RecompileFix(text, mark, "yes", "yes", "yes")
     if cause == "shape guard":
         if re.search(r"^2 <= [^<]*$|!= 1$|== 1$|> 1$", guard):
             sized = _SIZE.search(guard)
             return _zero_one(sized[1] if sized else "x", int(sized[2]) if sized else 0)
-        return RecompileFix(
-            "no",
-            "yes",
-            "no",
-            "The graph is dynamic, but holds only for a range of sizes that the code or a kernel"
-            " asks for: pad to a few sizes with tt.BucketedModule, or take the comparison out of"
-            " the function.",
+        text = (
+            "The graph is dynamic, but holds only for a range of sizes that the code or a kernel asks for: pad to a"
+            " few sizes with tt.BucketedModule, or take the comparison out of the function."
         )
+        return RecompileFix(text, bucketing="yes")
     fixed = _CURES.get(cause)
     if fixed is None:
-        return RecompileFix("no", "no", "no", "The guard's text says what changed; keep it from changing.")
+        return RecompileFix("The guard's text says what changed; keep it from changing.")
     text, code = fixed
     if cause == "number" and source.startswith("self."):
         text = "{name} is a number kept in a module, and part of the graph: keep it as a tensor."
@@ -345,23 +325,15 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
         text += " Of a parameter: {name}.detach()."
     # a global stays a constant whatever the setting
     is_symbol = cause == "number" and count == 1 and not source.startswith(("___", "G["))
-    dynamic = "once" if is_symbol else "no"
-    return RecompileFix("no", "no", dynamic, text.format(name=name), code.format(name=name))
+    return RecompileFix(text.format(name=name), code.format(name=name), dynamic="once" if is_symbol else "no")
 
 
-def fix_of_wrapper() -> RecompileFix:
-    """Return what there is to say where torch's own wrapper sees another function behind it."""
-    return RecompileFix(
-        "no",
-        "no",
-        "no",
-        "fn is what was given to torch.compile: torch runs functions of libraries, partials and"
-        " modules through one wrapper of its own, whose graphs and recompile limit they share. One"
-        " graph for each of them is ordinary; if it is the same one again, call torch.compile once,"
-        " outside of the loop.",
-    )
-
-
+WRAPPER_FIX = RecompileFix(
+    "fn is what was given to torch.compile: torch runs functions of libraries, partials and modules through one"
+    " wrapper of its own, whose graphs and recompile limit they share. One graph for each of them is ordinary; if"
+    " it is the same one again, call torch.compile once, outside of the loop."
+)
+"""Of torch's own wrapper, which gets another function at each call."""
 _LOOKED_UP = re.compile(r"^G\['(\w+)'\]|\.__code__$")
 _ZERO_ONE = re.compile(r"\bexpected [01],|\bactual [01]\b")
 _SIZE = re.compile(r"(?<![\w.\[\]'])([\w.\[\]']+?)\.size\(\)\[(\d{1,3})\]")
@@ -369,15 +341,12 @@ _QUOTED = re.compile(r'"([^"]+)"')
 
 
 def _zero_one(name: str, dim: int) -> RecompileFix:
-    """Return what there is to say of a dimension of size 0 or 1, which is never dynamic."""
+    """Return the fix for a dimension of size 0 or 1, which is never dynamic."""
     return RecompileFix(
-        "no",
-        "yes",
-        "no",
-        f"Size {max(dim, 0)} of {name} is 0 or 1 in some calls, and these always get a graph of"
-        " their own: one more compilation is ordinary. Pad to 2, or mark the dimension as"
-        " unbacked.",
+        f"Size {max(dim, 0)} of {name} is 0 or 1 in some calls, and these always get a graph of their own: one more"
+        " compilation is ordinary. Pad to 2, or mark the dimension as unbacked.",
         f"torch._dynamo.decorators.mark_unbacked({name}, {max(dim, 0)})   # before the first call",
+        bucketing="yes",
     )
 
 

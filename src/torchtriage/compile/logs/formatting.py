@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from torchtriage.compile.logs.locations import part_name
 from torchtriage.compile.logs.result import CompileResult, Count, Function, GraphBreak, Joined, Process, Recompile
@@ -49,12 +50,11 @@ def seconds(value_ms: float) -> str:
     return format_ms(value_ms) if value_ms else ""
 
 
-def counts(rows: Iterable[Count], limit: int = 6) -> str:
-    """Return ``3 triton, 1 cpp``; what is left out is said."""
-    shown = list(rows)
-    said = [f"{row.count:,} {visible(row.name)}" for row in shown[:limit]]
-    rest = sum(row.count for row in shown[limit:])
-    return ", ".join([*said, *([f"{rest:,} others"] if rest else [])])
+def counts(rows: Sequence[Count], limit: int = 6) -> str:
+    """Return ``3 triton, 1 cpp``, and the sum of what is left out."""
+    parts = [f"{row.count:,} {visible(row.name)}" for row in rows[:limit]]
+    rest = sum(row.count for row in rows[limit:])
+    return ", ".join([*parts, *([f"{rest:,} others"] if rest else [])])
 
 
 def facts(result: CompileResult) -> str:
@@ -62,28 +62,25 @@ def facts(result: CompileResult) -> str:
     size = sum(process.size_bytes for process in result.processes)
     parts = [
         format_count(len(result.processes), "log"),
-        *([format_bytes(size)] if size else []),
-        *([f"torch {', '.join(map(visible, result.torch))}"] if result.torch else []),
-        *([f"trace {file_name(result.trace_path)}"] if result.trace_path else []),
+        format_bytes(size) if size else "",
+        f"torch {', '.join(map(visible, result.torch))}" if result.torch else "",
+        f"trace {file_name(result.trace_path)}" if result.trace_path else "",
     ]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def books(result: CompileResult) -> str:
     """Return where every entry went."""
-    told = result.books
-    reasons: dict[str, int] = {}
-    for row in told.skipped:
-        reason = row.name.partition(":")[0]
-        reasons[reason] = reasons.get(reason, 0) + row.count
-    rows = [Count(name, count) for name, count in sorted(reasons.items(), key=lambda item: -item[1])]
+    totals = result.books
+    reasons: Counter[str] = Counter()
+    for row in totals.skipped:
+        reasons[row.name.partition(":")[0]] += row.count
+    rows = [Count(name, count) for name, count in reasons.most_common()]
     left = f": {counts(rows, 8)}" if rows else ""
     return (
-        f"{told.n_read:,} entries read = {told.n_used:,} used + {told.n_skipped:,} left out{left};"
-        f" {format_count(told.n_breaks, 'graph break')} in"
-        f" {format_count(len(result.breaks), 'row')},"
-        f" {format_count(told.n_recompiles, 'recompilation')} in"
-        f" {format_count(len(result.recompiles), 'row')}"
+        f"{totals.n_read:,} entries read = {totals.n_used:,} used + {totals.n_skipped:,} left out{left};"
+        f" {format_count(totals.n_breaks, 'graph break')} in {format_count(len(result.breaks), 'row')},"
+        f" {format_count(totals.n_recompiles, 'recompilation')} in {format_count(len(result.recompiles), 'row')}"
     )
 
 
@@ -95,18 +92,18 @@ def graph_break(row: GraphBreak) -> str:
 
 def other_findings(result: CompileResult) -> list[Finding]:
     """Return the findings that are neither a break nor a recompilation."""
-    told = {graph_break.fix for graph_break in result.breaks} | {recompile.fix for recompile in result.recompiles}
-    return [finding for finding in result.findings if finding.fix not in told]
+    reported = {row.fix for row in result.breaks} | {row.fix for row in result.recompiles}
+    return [finding for finding in result.findings if finding.fix not in reported]
 
 
 def cut(text: str, room: int) -> str:
     """Return the beginning of a text, on one line."""
-    shown = visible(" ".join(text.split()))
-    return shown if len(shown) <= room else shown[: room - 1].rstrip() + "…"
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= room else line[: room - 1].rstrip() + "…"
 
 
 def values(row: Recompile) -> str:
-    """Return what the guard saw, in order."""
+    """Return the values the guard checked, in order."""
     return " → ".join(elide(visible(value), 60) for value in row.values[:12])
 
 
@@ -119,14 +116,14 @@ def recompile(row: Recompile) -> str:
         return f"{row.cause} {row.dim} of {source}"
     if row.cause == "shape guard" or not source:
         return row.cause
-    return f"{row.cause} of {source}" if row.cause not in ("other",) else source
+    return f"{row.cause} of {source}" if row.cause != "other" else source
 
 
 def cures(row: Recompile) -> str:
     """Return what would end the recompilations."""
-    told = (("mark_dynamic", row.mark_dynamic), ("dynamic=True", row.dynamic), ("bucketing", row.bucketing))
-    yes = [name for name, answer in told if answer == "yes"]
-    once = [name for name, answer in told if answer == "once"]
+    answers = (("mark_dynamic", row.mark_dynamic), ("dynamic=True", row.dynamic), ("bucketing", row.bucketing))
+    yes = [name for name, answer in answers if answer == "yes"]
+    once = [name for name, answer in answers if answer == "once"]
     if yes:
         return f"{', '.join(yes)} would end it"
     if once:
@@ -136,29 +133,23 @@ def cures(row: Recompile) -> str:
 
 def function(row: Function) -> str:
     """Return what became of a function."""
-    parts = [row.outcome if row.outcome != "limit" else "recompile limit reached"]
-    if row.n_ops:
-        parts.append(format_count(row.n_ops, "op"))
-    if row.n_guards:
-        parts.append(format_count(row.n_guards, "guard"))
-    if row.n_breaks:
-        parts.append(format_count(row.n_breaks, "break"))
-    return ", ".join(parts)
+    outcome = row.outcome if row.outcome != "limit" else "recompile limit reached"
+    numbers = ((row.n_ops, "op"), (row.n_guards, "guard"), (row.n_breaks, "break"))
+    return ", ".join([outcome, *(format_count(number, noun) for number, noun in numbers if number)])
 
 
 def process(row: Process) -> str:
     """Return what one process did, cold and warm."""
-    name = "" if row.rank is None else f"rank {row.rank}"
-    again = f"restart {row.restart}" if row.restart else ""
     parts = [
-        *filter(None, (name, again)),
-        *([] if row.n_compiles is None else [format_count(row.n_compiles, "compilation")]),
-        *(["text"] if row.form == "text" else []),
-        *([format_ms(row.compile_ms)] if row.compile_ms else []),
-        *([f"{row.n_cold} cold {format_ms(row.cold_ms)}"] if row.n_cold else []),
-        *([f"{row.n_warm} warm {format_ms(row.warm_ms)}"] if row.n_warm else []),
+        "" if row.rank is None else f"rank {row.rank}",
+        f"restart {row.restart}" if row.restart else "",
+        "" if row.n_compiles is None else format_count(row.n_compiles, "compilation"),
+        "text" if row.form == "text" else "",
+        seconds(row.compile_ms),
+        f"{row.n_cold} cold {format_ms(row.cold_ms)}" if row.n_cold else "",
+        f"{row.n_warm} warm {format_ms(row.warm_ms)}" if row.n_warm else "",
     ]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def cache(rows: Sequence[Count]) -> str:

@@ -1,8 +1,8 @@
-"""From what the logs tell to what is said about them: rows, findings, a verdict."""
+"""From compile logs to a result: rows, findings, a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchtriage.compile.logs import collective_order
 from torchtriage.compile.logs.divergence import divergence, schedules
@@ -37,7 +37,7 @@ __all__ = ["judge"]
 
 
 def judge(logs: Sequence[ProcessLog]) -> CompileResult:
-    """Return what the logs of one or more processes tell together."""
+    """Return the result of the logs of one or more processes together."""
     processes = processes_of(logs)
     breaks = breaks_of(logs)
     recompiles = recompiles_of(logs, [seen.first for log in logs for seen in log.breaks.values()])
@@ -50,7 +50,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
     if order_finding is not None:
         differences.insert(0, f"the order of collectives: {order_finding.message}")
     inlined = inlined_of(logs)
-    compile_ms = sum(process.compile_ms for process in processes)
+    unlogged = _unlogged(logs)
     findings = [*filter(None, [order_finding]), *findings_of(breaks, recompiles, functions, guards, inductor)]
     order = ("high", "medium", "low", "note")
     findings.sort(key=lambda finding: order.index(finding.severity))
@@ -59,17 +59,17 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
         version=__version__,
         paths=tuple(log.path for log in logs),
         verdict=(
-            _first(logs, breaks, recompiles, functions, differences),
+            _first(logs, breaks, recompiles, functions, differences, unlogged),
             _second(processes, phases),
             _third(inductor),
         ),
-        healthy=not (findings or differences or any(_unlogged(logs).values()))
+        healthy=not (findings or differences or any(unlogged.values()))
         and not any(log.end for log in logs)
         and not any(function.outcome == "unfinished" for function in functions)
         and any(log.compilations for log in logs),
         torch=tuple(sorted({log.torch for log in logs if log.torch})),
-        compile_ms=compile_ms,
-        books=coverage_of(list(logs)),
+        compile_ms=sum(process.compile_ms for process in processes),
+        books=coverage_of(logs),
         processes=tuple(processes),
         breaks=tuple(breaks),
         recompiles=tuple(recompiles),
@@ -82,7 +82,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
         divergence=tuple(differences),
         findings=tuple(findings),
         notes=tuple(_notes(logs)),
-        not_checked=tuple(_not_checked(logs)),
+        not_checked=tuple(_not_checked(logs, unlogged)),
     )
 
 
@@ -91,13 +91,13 @@ CHANNELS = {
     "recompilations": (RECOMPILE[0], ("recompiles", "recompiles_verbose")),
     "guards": (OVERHEAD[0], ("guards",)),
 }
-"""What each channel of ``TORCH_LOGS`` tells; a text log without its lines tells nothing of it."""
+"""What each channel of ``TORCH_LOGS`` reports; a text log without its lines says nothing about it."""
 
 
 def _unlogged(logs: Sequence[ProcessLog]) -> dict[str, list[ProcessLog]]:
-    """Return the text logs that have no line of a channel, by what it would tell.
+    """Return the text logs that have no line of a channel, by what it would report.
 
-    Whether the channel was off or had nothing to say cannot be told from a text.
+    A text log does not show whether the channel was off or had nothing to report.
     """
     texts = [log for log in logs if log.form == "text"]
     return {
@@ -112,41 +112,40 @@ def _first(
     recompiles: Sequence[Recompile],
     functions: Sequence[Function],
     divergence: Sequence[str],
+    unlogged: Mapping[str, list[ProcessLog]],
 ) -> str:
-    """Return what was found, or that there was none, and what the logs do not tell."""
-    n_breaks = sum(row.count for row in breaks)
-    n_again = sum(row.count for row in recompiles)
+    """Return what was found, or that there was none, and what the logs do not show."""
     parts = []
     if breaks:
-        records = format_count(n_breaks, "record")
+        records = format_count(sum(row.count for row in breaks), "record")
         parts.append(f"{format_count(len(breaks), 'graph break')} ({records})")
     if recompiles:
-        kinds = format_count(len(recompiles), "kind")
-        parts.append(f"{format_count(n_again, 'recompilation')} of {kinds}")
+        number = format_count(sum(row.count for row in recompiles), "recompilation")
+        parts.append(f"{number} of {format_count(len(recompiles), 'kind')}")
     failed = sum(function.outcome == "failed" for function in functions)
     if failed:
         parts.append(format_count(failed, "function") + " not compiled")
     if any(row.limit for row in recompiles):
         parts.append("the recompile limit reached")
-    without = {name: len(found) for name, found in _unlogged(logs).items() if name != "guards"}
+    without = {name: len(silent) for name, silent in unlogged.items() if name != "guards"}
     if not (parts or any(without.values()) or any(log.compilations for log in logs)):
         return "Nothing was compiled."
-    told = parts or [f"no {name}" for name, number in without.items() if number < len(logs)]
-    said = [", ".join(told)] if told else []
+    parts = parts or [f"no {name}" for name, n_silent in without.items() if n_silent < len(logs)]
+    clauses = [", ".join(parts)] if parts else []
     if divergence:
-        said.append(f"ranks differ in {', '.join(text.partition(':')[0] for text in divergence)}")
-    for number in dict.fromkeys(filter(None, without.values())):
-        names = " and ".join(name for name, count in without.items() if count == number)
-        of = f" in {number} of {format_count(len(logs), 'log')}" if len(logs) > 1 else ""
-        said.append(f"{names}: not logged{of}")
+        clauses.append(f"ranks differ in {', '.join(text.partition(':')[0] for text in divergence)}")
+    for n_silent in dict.fromkeys(filter(None, without.values())):
+        names = " and ".join(name for name, count in without.items() if count == n_silent)
+        of = f" in {n_silent} of {format_count(len(logs), 'log')}" if len(logs) > 1 else ""
+        clauses.append(f"{names}: not logged{of}")
     n_cut = sum(bool(log.end) for log in logs)
     if n_cut:
         which = f"{n_cut} of {format_count(len(logs), 'log')}" if len(logs) > 1 else "the log"
-        said.append(f"{which} cannot be read to the end")
+        clauses.append(f"{which} cannot be read to the end")
     unfinished = sum(function.outcome == "unfinished" for function in functions)
     if unfinished and not n_cut:
-        said.append(f"compiling {format_count(unfinished, 'function')} does not end in the log")
-    first = "; ".join(said)
+        clauses.append(f"compiling {format_count(unfinished, 'function')} does not end in the log")
+    first = "; ".join(clauses)
     return f"{first[0].upper()}{first[1:]}."
 
 
@@ -155,32 +154,32 @@ def _second(processes: Sequence[Process], phases: Sequence[Phase]) -> str:
     if not counted:
         return "A text log tells neither how much was compiled nor how long it took."
     many = f" in {format_count(len(counted), 'process', 'processes')}" if len(processes) > 1 else ""
-    said = f"Compiling: {format_count(sum(counted), 'compilation')}{many}"
+    text = f"Compiling: {format_count(sum(counted), 'compilation')}{many}"
     total = format_ms(sum(process.compile_ms for process in processes))
     marked = format_ms(sum(process.marked_ms for process in processes))
     top = max(phases, key=lambda phase: phase.self_ms, default=None)
     if any(process.compile_ms for process in processes):
-        said += f", {total}"
+        text += f", {total}"
     if top is not None:
         # the marks are also of what is no part of a compilation's own time
         of = "it" if total == marked else f"{marked} between marks"
-        said += f", {format_share(top.share)} of {of} is {top.name}"
-    return f"{said}."
+        text += f", {format_share(top.share)} of {of} is {top.name}"
+    return f"{text}."
 
 
 def _third(inductor: Inductor) -> str:
-    said = []
-    asked = [cache for cache in inductor.caches if cache.n_hits + cache.n_misses + cache.n_bypasses]
-    if asked:
-        told = ", ".join(
-            f"{dtype.name.replace('_', ' ')} {dtype.n_hits} of {dtype.n_hits + dtype.n_misses + dtype.n_bypasses}"
-            for dtype in asked
-        )
-        said.append(f"Cache hits: {told}")
+    sentences = []
+    hits = [
+        f"{cache.name.replace('_', ' ')} {cache.n_hits} of {n_asked}"
+        for cache in inductor.caches
+        if (n_asked := cache.n_hits + cache.n_misses + cache.n_bypasses)
+    ]
+    if hits:
+        sentences.append(f"Cache hits: {', '.join(hits)}")
     n_kernels = sum(row.count for row in inductor.generated)
     if n_kernels:
-        said.append(f"Inductor wrote {format_count(n_kernels, 'kernel')}")
-    return f"{'. '.join(said) or 'No caches and no kernels are in the log'}."
+        sentences.append(f"Inductor wrote {format_count(n_kernels, 'kernel')}")
+    return f"{'. '.join(sentences) or 'No caches and no kernels are in the log'}."
 
 
 def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
@@ -191,21 +190,16 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
             for reason, count in log.tally.skipped.items()
             if reason.startswith(("damaged", "header with", "payload"))
         )
-        told = [
-            *([f"{format_count(damaged, 'entry', 'entries')} could not be read"] if damaged else []),
-            *(
-                [f"{format_count(log.tally.n_damaged, 'payload')} did not match its checksum"]
-                if log.tally.n_damaged
-                else []
-            ),
-        ]
-        if told:
+        n_damaged = log.tally.n_damaged
+        parts = [f"{format_count(damaged, 'entry', 'entries')} could not be read"] if damaged else []
+        parts += [f"{format_count(n_damaged, 'payload')} did not match its checksum"] if n_damaged else []
+        if parts:
             yield Note(
                 "log-damaged",
                 "warn",
-                f"{' and '.join(told)}; the rest was used{where}",
+                f"{' and '.join(parts)}; the rest was used{where}",
                 "copy the log again; two processes may have written to one file",
-                {"n_left_out": damaged, "n_damaged": log.tally.n_damaged},
+                {"n_left_out": damaged, "n_damaged": n_damaged},
             )
         if log.phases.n_unended:
             marks = format_count(log.phases.n_unended, "mark")
@@ -216,12 +210,12 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
                 f" of the compilation{where}",
             )
         if log.specialized:
-            shown = ", ".join(name for name, _ in log.specialized.most_common(3))
+            names = ", ".join(name for name, _ in log.specialized.most_common(3))
             yield Note(
                 "size-specialized",
                 "info",
                 f"{format_count(len(log.specialized), 'size')} became a constant because the code"
-                f" asked for its value, so that marking it dynamic is in vain: {shown}{where}",
+                f" asked for its value, so that marking it dynamic is in vain: {names}{where}",
             )
         if log.end:
             yield Note("log-cut", "warn", f"{log.end}{where}", "copy the log again")
@@ -238,12 +232,12 @@ def _named(logs: Sequence[ProcessLog]) -> str:
     return ", ".join(log.path for log in logs[:3]) + more
 
 
-def _not_checked(logs: Sequence[ProcessLog]) -> Iterable[NotChecked]:
+def _not_checked(logs: Sequence[ProcessLog], unlogged: Mapping[str, list[ProcessLog]]) -> Iterable[NotChecked]:
     how = "TORCH_TRACE=/some/folder python train.py"
-    for name, found in _unlogged(logs).items():
-        if found:
+    for name, silent in unlogged.items():
+        if silent:
             code, kinds = CHANNELS[name]
-            where = f" in {_named(found)}" if len(logs) > 1 else ""
+            where = f" in {_named(silent)}" if len(logs) > 1 else ""
             yield NotChecked(
                 code,
                 name,

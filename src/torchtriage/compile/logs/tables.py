@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from torchtriage.compile.logs.breaks import Break
-from torchtriage.compile.logs.fixes import break_id, fix_inside, fix_of, fix_of_wrapper, known, recompile_fix
+from torchtriage.compile.logs.fixes import WRAPPER_FIX, break_id, fix_inside, fix_of, known, recompile_fix
 from torchtriage.compile.logs.guards import PYTHON_GUARDS
 from torchtriage.compile.logs.locations import is_library, is_wrapper, resumed, user_frame, whole_name
 from torchtriage.compile.logs.phases import OTHER, PHASES, Total, phase_of
@@ -182,7 +182,7 @@ def breaks_of(logs: Sequence[ProcessLog]) -> list[GraphBreak]:
                 count=sum(seen.count for _, seen in group),
                 compile_ids=_first_ids(compile_id for _, seen in group for compile_id in seen.ids),
                 ranks=_ranks(log for log, _ in group),
-                fix=fix_of(first, break_id(first)),
+                fix=fix_of(first),
             )
         )
     rows.sort(key=lambda row: (-row.count, *((row.frame.file, row.frame.line) if row.frame else ("", 0))))
@@ -204,7 +204,7 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
         automatic = all(log.automatic_dynamic for log, _ in group)
         remedy = recompile_fix(first.cause, first.source, first.dim, most, automatic=automatic, guard=first.guard)
         if first.cause == "object" and first.source == "fn" and is_wrapper(seen.function):
-            remedy = fix_of_wrapper()
+            remedy = WRAPPER_FIX
         again = [ran for _, other in group for ran in other.compilations]
         rows.append(
             Recompile(

@@ -300,9 +300,8 @@ def _notes(read: _Read) -> Iterator[Note]:
             yield Note(
                 "counts-differ",
                 "warn",
-                f"the metrics count {compiled.n} compilations and PT_XLA_DEBUG tells {blocks}:"
-                " blocks are printed by the first process alone, not in threads without Python, as"
-                " the backward pass is",
+                f"the metrics count {compiled.n} compilations and PT_XLA_DEBUG tells {blocks}: blocks are printed by"
+                " the first process alone, not in threads without Python, as the backward pass is",
                 "add XLA_SAVE_TENSORS_FILE, which has all of them",
             )
     n_cut = sum(not analysis.hash for analysis in read.analyses or [])

@@ -112,9 +112,8 @@ def _of_many(models: Sequence[XlaModel]) -> tuple[str, str, str]:
     more = sum(dynamo_count > other for dynamo_count, other in counts)
     same = sum(dynamo_count == other for dynamo_count, other in counts)
     first = (
-        f"Of {len(counts)} pairs of model and mode that become steady both ways, dynamo runs more"
-        f" HLO graphs per step than LazyTensor in {more}, as many in {same}, fewer in"
-        f" {len(counts) - more - same}"
+        f"Of {len(counts)} pairs of model and mode that become steady both ways, dynamo runs more HLO graphs per step"
+        f" than LazyTensor in {more}, as many in {same}, fewer in {len(counts) - more - same}"
     )
     graphs = [graph for dynamo, _ in both for graph in dynamo.graphs]
     second = f"openxla compiled {format_count(len(graphs), 'HLO graph')}, {_extra(graphs)}"
@@ -236,9 +235,8 @@ def _notes(models: Sequence[XlaModel]) -> Iterable[Note]:
                 yield Note(
                     "executions-not-told",
                     "warn",
-                    f"{name}, {route.name}: {untold} of"
-                    f" {sum(step.executed for step in route.steps)} executions are in no dump, so"
-                    " that graphs' own counts do not add up",
+                    f"{name}, {route.name}: {untold} of {sum(step.executed for step in route.steps)} executions are in"
+                    " no dump, so that graphs' own counts do not add up",
                 )
             if route.steps and not route.n_steady:
                 yield Note(

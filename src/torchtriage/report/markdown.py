@@ -76,7 +76,6 @@ def _block(block: b.Block) -> Iterable[str]:
 
 
 def _details(title: b.Text, blocks: Iterable[b.Block]) -> str:
-    """Return blocks that open on a click; no Markdown is read in their title."""
     summary = "".join(
         f"<b>{_escaped(span.text)}</b>" if "bold" in span.style else _escaped(span.text) for span in b.unfold(title)
     )

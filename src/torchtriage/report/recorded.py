@@ -81,8 +81,8 @@ def compiled(recorded: Recorded | None) -> tuple[tuple[str, str], ...]:
         return ()
     rows = []
     for kind, label in (("graph break", "break"), ("recompilation", "recompile")):
-        events = [one for one in seen.events if one.kind == kind]
-        rows += [(label, visible(_compile_event(one))) for one in events[:N_COMPILE_EVENTS]]
+        events = [event for event in seen.events if event.kind == kind]
+        rows += [(label, visible(_compile_event(event))) for event in events[:N_COMPILE_EVENTS]]
         if (more := len(events) - N_COMPILE_EVENTS) > 0:
             rows.append((label, f"{more:,} more in --json"))
     if seen.payback:

@@ -39,7 +39,7 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
 
     The ranks of a job speak through its findings, each named once.
     """
-    findings = [(_shown(results, job, one), one) for job in jobs for one in job.findings]
+    findings = [(_shown(results, job, finding), finding) for job in jobs for finding in job.findings]
     findings += [(result, finding) for result in words.outside(results, jobs) for finding in result.findings]
     return log(
         results[0].version if results else "",
@@ -93,10 +93,9 @@ def notification(code: str, level: str, text: str) -> dict[str, Any]:
 
 
 def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Result:
-    """Return the result of the rank that stands for a finding of its job."""
     rank = finding.evidence.get("shown_rank", finding.evidence.get("late_rank"))
     path = next((one.path for one in job.ranks if one.rank == rank), job.ranks[0].path)
-    return next((one for one in results if one.trace.path == path), results[0])
+    return next((result for result in results if result.trace.path == path), results[0])
 
 
 def _job_notifications(job: JobResult) -> list[dict[str, Any]]:

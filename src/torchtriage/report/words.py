@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchtriage.core.finding import Cost, Finding, Frame, NotChecked, Place, Quote
 from torchtriage.core.names import WIDTH, elide, short_name, visible
@@ -96,41 +96,40 @@ def rank_spread(finding: Finding) -> str:
     spread = finding.ranks
     if spread is None:
         return ""
-    which = "" if spread.n_with == spread.n_ranks else f" ({_ranks(spread.ranks)})"
+    which = "" if spread.n_with == spread.n_ranks else f" ({_ranges(spread.ranks)[0]})"
     text = f"{spread.n_with} of {format_count(spread.n_ranks, 'rank')}{which}"
     if spread.n_with < 2 or not spread.high_ms:
         return text
     amount = _range(format_ms(spread.low_ms), format_ms(spread.high_ms), spread.low_ms <= 0)
-    return f"{text}, {amount} {'per step ' if _per_step(finding) else ''}each"
+    return f"{text}, {amount} {'per step ' if finding.cost and finding.cost.per == 'step' else ''}each"
 
 
-RANK_PARTS = (
-    ("compute_ns", "compute", "compute"),
-    ("comm_ns", "communication", "comm"),
-    ("wait_ns", "waiting for ranks", "wait"),
-    ("copy_ns", "copies", "copy"),
-    ("idle_ns", "idle", "idle"),
-)
-"""The parts of a rank's step: field, word, and the name of its colour."""
+RANK_PARTS = {
+    "compute_ns": "compute",
+    "comm_ns": "communication",
+    "wait_ns": "waiting for ranks",
+    "copy_ns": "copies",
+    "idle_ns": "idle",
+}
+"""The parts of a rank's step: field and word."""
 
 
 WORTH_SAYING = 0.02
 """Of a rank's step."""
 
 
-def rank_parts(job: JobResult) -> tuple[tuple[str, str, str, float], ...]:
-    """Return (field, word, colour, share of all ranks' steps) of the parts that there are."""
-    wall = max(sum(one.wall_ns for one in job.ranks), 1)
+def rank_parts(job: JobResult) -> list[tuple[str, str, float]]:
+    """Return (field, word, share of all ranks' steps) of the parts that there are."""
+    wall = max(sum(rank.wall_ns for rank in job.ranks), 1)
     shares = [
-        (field, word, colour, sum(int(getattr(one, field)) for one in job.ranks) / wall)
-        for field, word, colour in RANK_PARTS
+        (field, word, sum(int(getattr(rank, field)) for rank in job.ranks) / wall) for field, word in RANK_PARTS.items()
     ]
-    return tuple(part for part in shares if part[3] > 0)
+    return [part for part in shares if part[2] > 0]
 
 
 def outside(results: Sequence[Result], jobs: Sequence[JobResult]) -> list[Result]:
     """Return the results that no job speaks for."""
-    spoken = {one.path for job in jobs for one in job.ranks}
+    spoken = {rank.path for job in jobs for rank in job.ranks}
     return [result for result in results if result.trace.path not in spoken]
 
 
@@ -144,15 +143,6 @@ def rank_line(one: RankSummary) -> str:
     if one.caused_wait_ns > WORTH_SAYING * one.wall_ns:
         parts.append(f"others wait {format_ns(one.caused_wait_ns)}")
     return ", ".join(parts)
-
-
-def _per_step(finding: Finding) -> bool:
-    return finding.cost is not None and finding.cost.per == "step"
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    runs = _runs(numbers, {})
-    return ", ".join(runs) if len(runs) <= 4 else f"{runs[0]}, …, {runs[-1]}"
 
 
 def basis(cost: Cost) -> str:
@@ -273,32 +263,28 @@ def steps(place: Place, n_events: int = 0, summary: Summary | None = None) -> st
     """
     parts = []
     if place.steps:
-        names = {} if summary is None else _numbers(summary)
-        runs = _runs(place.steps, names)
-        # a dozen runs are noise, their number and ends are not
-        ranges = ", ".join(runs) if len(runs) <= 4 else f"{runs[0]}, …, {runs[-1]}"
-        of = f" ({len(place.steps)})" if len(runs) > 4 else ""
+        # what ProfilerStep#12 calls itself
+        marks = {step.index: step.name.removeprefix("ProfilerStep#") for step in (summary.steps if summary else ())}
+        names = {index: name for index, name in marks.items() if name.isdecimal()}
+        ranges, is_cut = _ranges(place.steps, names)
+        of = f" ({len(place.steps)})" if is_cut else ""
         parts.append(f"{'step' if len(place.steps) == 1 else 'steps'} {ranges}{of}")
     if n_events > 0:
         parts.append(format_count(n_events, "event"))
     return ", ".join(parts)
 
 
-def _numbers(summary: Summary) -> dict[int, str]:
-    """Return what ``ProfilerStep#12`` calls itself, by the step's index."""
-    named = {step.index: step.name.removeprefix("ProfilerStep#") for step in summary.steps}
-    return {index: name for index, name in named.items() if name.isdecimal()}
-
-
-def _runs(numbers: Iterable[int], names: Mapping[int, str]) -> list[str]:
+def _ranges(numbers: Iterable[int], names: Mapping[int, str] | None = None) -> tuple[str, bool]:
+    """Return ``1-3, 7``, and whether it is cut: of a dozen ranges only the ends are worth a reader's time."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    ends = [[names.get(number, str(number)) for number in run] for run in runs]
-    return [low if low == high else f"{low}-{high}" for low, high in ends]
+    ends = [[(names or {}).get(number, str(number)) for number in run] for run in runs]
+    texts = [low if low == high else f"{low}-{high}" for low, high in ends]
+    return (", ".join(texts), False) if len(texts) <= 4 else (f"{texts[0]}, …, {texts[-1]}", True)
 
 
 # Evidence keys carry their unit, as every name here does.
@@ -360,19 +346,13 @@ def _spoken(key: str) -> str:
     return elide(" ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words))
 
 
-@dataclass(frozen=True)
-class Missing:
-    """Patterns that were not checked for the same reason."""
+class Missing(NamedTuple):
+    """Patterns that were not checked for the same reason; ``brief`` : by code alone when there are many."""
 
     what: str
     patterns: tuple[str, ...]
+    brief: tuple[str, ...]
     how_to_record: str
-    codes: tuple[str, ...]
-
-    @property
-    def brief(self) -> tuple[str, ...]:
-        """Return the patterns by code and name, by code alone when there are many."""
-        return self.patterns if len(self.patterns) <= N_NAMED else self.codes
 
 
 def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
@@ -381,15 +361,12 @@ def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
     for entry in entries:
         what = " and ".join(visible(need) for need in entry.missing) or "an input"
         groups.setdefault((what, entry.how_to_record), []).append(entry)
-    return tuple(
-        Missing(
-            what,
-            tuple(f"{visible(one.code)} {visible(one.name)}" for one in some),
-            how,
-            tuple(visible(one.code) for one in some),
-        )
-        for (what, how), some in groups.items()
-    )
+    missing = []
+    for (what, how), members in groups.items():
+        patterns = tuple(f"{visible(entry.code)} {visible(entry.name)}" for entry in members)
+        codes = tuple(visible(entry.code) for entry in members)
+        missing.append(Missing(what, patterns, patterns if len(patterns) <= N_NAMED else codes, how))
+    return tuple(missing)
 
 
 def needs_device(entry: NotChecked) -> bool:
@@ -454,7 +431,8 @@ def recording(result: Result) -> tuple[str, ...]:
     trace, summary = result.trace, result.summary
     where = []
     if trace.device_names:
-        where.append(_devices(trace.device_names))
+        names = Counter(trace.device_names)
+        where.append(", ".join(visible(name) if n == 1 else f"{n} x {visible(name)}" for name, n in names.items()))
     if trace.rank is not None and trace.world_size != 1:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
         where.append(f"rank {trace.rank}{size}")
@@ -481,8 +459,3 @@ def contents(result: Result) -> tuple[tuple[str, str], ...]:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)
         rows.append(("window", f"{window}, {visible(summary.window_basis)}"))
     return tuple(rows)
-
-
-def _devices(names: Sequence[str]) -> str:
-    kinds = dict.fromkeys(names)
-    return ", ".join(visible(name) if (n := names.count(name)) == 1 else f"{n} x {visible(name)}" for name in kinds)

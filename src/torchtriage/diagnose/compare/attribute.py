@@ -108,10 +108,10 @@ def attribute(before: Account, after: Account) -> Attribution:
     ]
     causes.sort(key=lambda one: (-abs(one.change.delta_ns), _name(one)))
     classes = _classes(order, matrices, means, bars, least)
-    if not any(one.change.told for one in causes) and not any(one.told for one in classes.values()):
+    if not any(cause.change.told for cause in causes) and not any(one.told for one in classes.values()):
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
-    return Attribution(drift, slack, total, classes, tuple(_spoken(one, total, before.per) for one in causes))
+    return Attribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
 
 
 def _domain(time_class: str) -> str:
@@ -247,7 +247,6 @@ def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict
 
 
 def _size(side: _Side) -> tuple[int, list[str]]:
-    """Order sides by time, the largest first."""
     return -int(side.time_ns.sum()), side.names
 
 

@@ -226,7 +226,6 @@ def _pieces(spans: Spans, time_class: TimeClass, *columns: NDArray[np.integer] |
 
 
 def _on_host(owners: _Owners, spans: Spans) -> _Pieces:
-    """Return the main thread's time inside the steps."""
     return _host_time(owners, owners.crew, intervals.union(spans), "host")
 
 
@@ -264,7 +263,6 @@ def _host_time(owners: _Owners, lanes: list[int], spans: Spans, time_class: Time
 
 
 def _waiting(owners: _Owners, spans: Spans, which: Ints, time_class: TimeClass) -> _Pieces:
-    """Return idle time by the blocking call that caused it."""
     waits = owners.trace.waits
     row = waits.row[which]
     call = owners.trace.name[waits.sync_row[which]]
@@ -398,7 +396,6 @@ class _Owners:
         return out
 
     def _steps(self, notes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the annotations that mark the steps themselves."""
         trace = self.trace
         out = np.zeros(len(trace), dtype=bool)
         if len(trace.steps):
@@ -476,7 +473,6 @@ def _parts(
 
 
 def _distinct(code: Ints, rows: Ints, n: int) -> Ints:
-    """Return how many distinct rows each code has; rows of -1 are none."""
     keep = rows >= 0
     code, rows = code[keep], rows[keep]
     width = int(rows.max()) + 1 if len(rows) else 1

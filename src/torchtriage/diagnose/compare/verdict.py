@@ -174,7 +174,7 @@ def _what_changed(total: Change, per: str) -> str:
 
 
 def _causes(attribution: Attribution) -> str:
-    told = [one for one in attribution.causes if one.change.told]
+    told = [cause for cause in attribution.causes if cause.change.told]
     if not told:
         return "No cause stands out from the noise."
     named = [f"{one.label} {format_change_ns(one.change.delta_ns)}" for one in told[:N_NAMED]]

@@ -105,8 +105,8 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
     late = 0.0
     if trace.devices:
         pieces = trace.devices[0].classes(steps.judged)
-        wall = max(sum(one.wall_ns for one in pieces), 1)
-        late = sum(one.idle_host_late_ns for one in pieces) / wall
+        wall = max(sum(classes.wall_ns for classes in pieces), 1)
+        late = sum(classes.idle_host_late_ns for classes in pieces) / wall
     return Workload(
         path=trace.report.path,
         vendor=origin.vendor,
@@ -405,7 +405,6 @@ _LIMITS = (_different_options, _sizes_unknown, _other_code, _device_unknown, _on
 
 
 def _basis(trace: Trace) -> str:
-    """Return the kind of steps, without their number."""
     basis = trace.window.basis
     if "ProfilerStep" in basis:
         return "ProfilerStep# marks"
@@ -481,7 +480,6 @@ def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
 
 
 def _names(trace: Trace, kind: Kind) -> dict[str, float]:
-    """Return how often each operator or kernel runs per judged step."""
     rows = np.flatnonzero(trace.kind == kind)
     of = trace.steps.of_host if kind == Kind.OP else trace.steps.of_work
     rows = rows[trace.steps.in_steady(of(rows))]

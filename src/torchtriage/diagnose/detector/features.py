@@ -236,7 +236,6 @@ def _ratio(amount: Floats, of: Floats) -> Floats:
 
 
 def _bounded(windows: Floats) -> Floats:
-    """Return lengths in windows; beyond a hundred, one is as long as another."""
     return np.minimum(windows, 100.0)
 
 

@@ -37,12 +37,12 @@ def judge_run(
     TraceFormatError
         Nothing was recorded, or none of it can be read; the message says why.
     """
-    recordings = [one for one in find_recordings(out) if pid in (None, one.facts.get("pid"))]
-    usable = [one for one in recordings if one.light or one.heavy]
+    recordings = [recording for recording in find_recordings(out) if pid in (None, recording.facts.get("pid"))]
+    usable = [recording for recording in recordings if recording.light or recording.heavy]
     if not usable:
         reason, hint = why_nothing(out, recordings, exit_code)
         raise TraceFormatError(reason, where=command or str(out), hint=hint)
-    results = tuple(_process(one, options, command, exit_code) for one in usable)
+    results = tuple(_process(recording, options, command, exit_code) for recording in usable)
     if len(usable) == 1:
         return (), results
     jobs = _jobs(usable, results, options)
@@ -50,7 +50,6 @@ def judge_run(
 
 
 def _folders(recordings: Sequence[Recording], options: Options) -> tuple[str, ...] | None:
-    """Return where to look for the source of what these processes ran."""
     return options.folders(*(root for recording in recordings for root in recording.facts.get("roots", ())))
 
 
@@ -77,12 +76,12 @@ def _process(one: Recording, options: Options, command: str, exit_code: int | No
 
 def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Options) -> tuple[JobResult, ...]:
     """Return the jobs that the processes are ranks of, out of all their recordings."""
-    times = [one.recorded.step_ms for one in results if one.recorded and one.recorded.step_ms]
+    times = [result.recorded.step_ms for result in results if result.recorded and result.recorded.step_ms]
     step_ms = sum(times) / len(times) if times else None
     options = replace(options, step_ms=step_ms, sources=_folders(usable, options))
     told: list[tuple[JobResult, ...]] = []
     for kind in ("light", "heavy"):
-        paths = [str(path) for one in usable if (path := getattr(one, kind)) is not None]
+        paths = [str(path) for recording in usable if (path := getattr(recording, kind)) is not None]
         if len(paths) == len(usable):
             jobs = analyze_files(paths, options).jobs
             told.append(tuple(scaled(job, step_ms) for job in jobs))
@@ -96,12 +95,14 @@ def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Optio
 
 def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[Result]) -> JobResult:
     """Return the job with what leaks in its ranks."""
-    watched = [one.memory for one in usable if one.memory is not None]
+    watched = [recording.memory for recording in usable if recording.memory is not None]
     # one leak is the job's; that there is none must be known of every rank
     answers = ("leak", "too early", "no leak")
     seen = min(watched, key=lambda one: answers.index(one.answer), default=None)
-    leaks = [replace(one, findings=tuple(found for found in one.findings if found.code == LEAK)) for one in results]
-    ranks = [one.facts.get("rank") for one in usable]
+    leaks = [
+        replace(result, findings=tuple(found for found in result.findings if found.code == LEAK)) for result in results
+    ]
+    ranks = [recording.facts.get("rank") for recording in usable]
     numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
     found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
     return with_leaks(job, seen, found)

@@ -58,7 +58,7 @@ def watched_compile(one: Recording, compiled: CompileResult | None, unread: str 
     events = [*map(_of_break, compiled.breaks), *map(_of_recompile, compiled.recompiles)]
     return WatchedCompile(
         verdict=compiled.verdict,
-        n_compiles=sum(one.n_compiles or 0 for one in compiled.processes),
+        n_compiles=sum(process.n_compiles or 0 for process in compiled.processes),
         compile_ms=compiled.compile_ms,
         events=tuple(events),
         payback=compiled.payback,
@@ -126,13 +126,13 @@ def named(result: Judged, compiled: CompileResult | None) -> Judged:
     """
     if compiled is None:
         return result
-    told = tuple(_named(one, compiled) for one in result.findings)
+    told = tuple(_named(finding, compiled) for finding in result.findings)
     return replace(result, findings=told)
 
 
 def _named(finding: Finding, compiled: CompileResult) -> Finding:
     if finding.code == BREAK:
-        breaks = [one for one in compiled.breaks if one.trace is not None]
+        breaks = [graph_break for graph_break in compiled.breaks if graph_break.trace is not None]
         if breaks:
             return _with(finding, [*map(_of_break, breaks)], breaks[0].stack)
     if finding.code == RECOMPILE:
@@ -143,17 +143,18 @@ def _named(finding: Finding, compiled: CompileResult) -> Finding:
 
 
 def _same(finding: Finding, recompiles: Sequence[Recompile]) -> list[Recompile]:
-    """Return the log's recompilations of the function that a finding is about."""
     frame = finding.evidence.get("frame")
     if frame is None:
-        return [one for one in recompiles if one.limit]
+        return [recompile for recompile in recompiles if recompile.limit]
     return [
-        one for one in recompiles if any(i.rpartition("/")[0].rpartition("/")[2] == str(frame) for i in one.compile_ids)
+        recompile
+        for recompile in recompiles
+        if any(i.rpartition("/")[0].rpartition("/")[2] == str(frame) for i in recompile.compile_ids)
     ]
 
 
 def _with(finding: Finding, events: Sequence[CompileEvent], stack: tuple[Frame, ...]) -> Finding:
-    told = [_event_line(one) for one in events]
+    told = [_event_line(event) for event in events]
     frame = events[0].frame
     return replace(
         finding,
@@ -168,24 +169,24 @@ def _with(finding: Finding, events: Sequence[CompileEvent], stack: tuple[Frame, 
 def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
     """Return the job with the log's causes as they are in the results of its processes."""
     known = {
-        (one.code, one.evidence.get("frame")): one
+        (finding.code, finding.evidence.get("frame")): finding
         for result in reversed(results)
-        for one in result.findings
-        if LOGGED in one.evidence
+        for finding in result.findings
+        if LOGGED in finding.evidence
     }
     findings = []
-    for one in job.findings:
-        same = known.get((one.code, one.evidence.get("frame")))
+    for finding in job.findings:
+        same = known.get((finding.code, finding.evidence.get("frame")))
         if same is not None:
             told = same.evidence[LOGGED]
-            one = replace(
-                one,
-                message=f"{one.message}; {_listed(told)}",
-                place=replace(one.place, frame=same.place.frame, stack=same.place.stack),
-                evidence={**one.evidence, LOGGED: told},
+            finding = replace(
+                finding,
+                message=f"{finding.message}; {_listed(told)}",
+                place=replace(finding.place, frame=same.place.frame, stack=same.place.stack),
+                evidence={**finding.evidence, LOGGED: told},
                 fix=same.fix,
             )
-        findings.append(one)
+        findings.append(finding)
     return replace(job, findings=tuple(findings))
 
 

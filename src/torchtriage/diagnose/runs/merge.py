@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from torchtriage.core.finding import Cost, Finding, NotChecked, Note, Place, rank_order
+from torchtriage.core.finding import Cost, Finding, Place, rank_order
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
@@ -38,13 +38,15 @@ def join(light: Judged, heavy: Judged) -> Judged:
         return heavy
     findings = join_findings(light, heavy)
     checked = sorted({*light.checked, *heavy.checked})
-    crashes = {one.code: one for one in (*light.crashes, *heavy.crashes)}
+    not_checked = {entry.code: entry for entry in (*light.not_checked, *heavy.not_checked)}
+    crashes = {crash.code: crash for crash in (*light.crashes, *heavy.crashes)}
+    known: set[str] = {note.code for note in light.notes}
     return replace(
         light,
         findings=findings,
-        notes=_notes(light.notes, heavy.notes),
+        notes=(*light.notes, *(note for note in heavy.notes if note.code not in known and note.level == "warn")),
         checked=tuple(checked),
-        not_checked=_not_checked(light.not_checked, heavy.not_checked, checked),
+        not_checked=tuple(not_checked[code] for code in sorted(set(not_checked) - set(checked))),
         crashes=tuple(crashes.values()),
         joint_cost=_joint(light.joint_cost, heavy.joint_cost, findings),
         healthy=light.healthy and heavy.healthy,
@@ -61,7 +63,7 @@ def scaled(result: Judged, step_ms: float | None) -> Judged:
         return result
     return replace(
         result,
-        findings=tuple(replace(one, cost=_scaled(one.cost, step_ms)) for one in result.findings),
+        findings=tuple(replace(finding, cost=_scaled(finding.cost, step_ms)) for finding in result.findings),
         joint_cost=_scaled(result.joint_cost, step_ms),
     )
 
@@ -88,16 +90,16 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
     Where the watch has an answer, growth of memory is judged by it, and not by a recording of a
     few steps.
     """
-    known = {*result.checked, *(one.code for one in result.not_checked)}
+    known = {*result.checked, *(entry.code for entry in result.not_checked)}
     if seen is None or seen.answer == "too early" or LEAK not in known:
         return result
-    ranked = sorted([*(one for one in result.findings if one.code != LEAK), *found], key=rank_order)
+    ranked = sorted([*(finding for finding in result.findings if finding.code != LEAK), *found], key=rank_order)
     return replace(
         result,
         findings=tuple(ranked),
         healthy=result.healthy and not found,
         checked=tuple(sorted({*result.checked, LEAK})),
-        not_checked=tuple(one for one in result.not_checked if one.code != LEAK),
+        not_checked=tuple(entry for entry in result.not_checked if entry.code != LEAK),
     )
 
 
@@ -114,17 +116,17 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
       it could, undisturbed, the time was the profiler's own.
     """
     out: list[Finding] = []
-    for code in dict.fromkeys(one.code for one in (*heavy.findings, *light.findings)):
-        ours = [one for one in light.findings if one.code == code]
-        theirs = [one for one in heavy.findings if one.code == code]
+    for code in dict.fromkeys(finding.code for finding in (*heavy.findings, *light.findings)):
+        ours = [finding for finding in light.findings if finding.code == code]
+        theirs = [finding for finding in heavy.findings if finding.code == code]
         if not theirs:
-            out += [one for one in ours if code not in heavy.checked or _seldom(one, light)]
+            out += [finding for finding in ours if code not in heavy.checked or _seldom(finding, light)]
         elif not ours:
             sure = code not in light.checked
-            kept = [one for one in theirs if sure or one.certainty == "certain"]
+            kept = [finding for finding in theirs if sure or finding.certainty == "certain"]
             out += [_on_light_clock(_heavy_only(one), []) for one in kept]
         elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
-            out += [_on_light_clock(_heavy_only(one), []) for one in theirs]
+            out += [_on_light_clock(_heavy_only(finding), []) for finding in theirs]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
                 told = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(one) for one in some_theirs]
@@ -133,26 +135,25 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
 
 
 def _seldom(finding: Finding, result: Result | JobResult) -> bool:
-    """Return whether a finding is of some of the steady steps only."""
     told = result if isinstance(result, JobResult) else result.summary
     return told is not None and 0 < len(finding.place.steps) < told.n_steady_steps
 
 
 def _kinds(findings: Sequence[Finding]) -> set[object]:
     """Return which of the faults they are that a pattern tells apart, if it does."""
-    return {one.evidence.get("kind") for one in findings}
+    return {finding.evidence.get("kind") for finding in findings}
 
 
 def _groups(light: list[Finding], heavy: list[Finding]) -> list[tuple[list[Finding], list[Finding]]]:
     """Pair findings of one code: by their operators first, then whatever is left of both."""
     pairs: list[tuple[list[Finding], list[Finding]]] = []
     left, right = list(light), list(heavy)
-    for chain in dict.fromkeys(one.place.ops for one in heavy):
-        ours = [one for one in left if one.place.ops == chain]
+    for chain in dict.fromkeys(finding.place.ops for finding in heavy):
+        ours = [finding for finding in left if finding.place.ops == chain]
         if ours:
-            pairs.append((ours, [one for one in right if one.place.ops == chain]))
-            left = [one for one in left if one.place.ops != chain]
-            right = [one for one in right if one.place.ops != chain]
+            pairs.append((ours, [finding for finding in right if finding.place.ops == chain]))
+            left = [finding for finding in left if finding.place.ops != chain]
+            right = [finding for finding in right if finding.place.ops != chain]
     if right:
         pairs.append((left, right))
     return pairs
@@ -160,18 +161,18 @@ def _groups(light: list[Finding], heavy: list[Finding]) -> list[tuple[list[Findi
 
 def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
     """Return the heavy findings with the light ones' costs, shared as their own are."""
-    costs = [one.cost for one in light if one.cost is not None]
-    whole = sum(one.cost.high_ms for one in heavy if one.cost is not None)
+    costs = [finding.cost for finding in light if finding.cost is not None]
+    whole = sum(finding.cost.high_ms for finding in heavy if finding.cost is not None)
     if not costs or not whole:
         return heavy
-    low, high = sum(one.low_ms for one in costs), sum(one.high_ms for one in costs)
-    naive = sum(one.naive_ms for one in costs)
+    low, high = sum(cost.low_ms for cost in costs), sum(cost.high_ms for cost in costs)
+    naive = sum(cost.naive_ms for cost in costs)
     out = []
-    for one in heavy:
-        if one.cost is None:
-            out.append(one)
+    for finding in heavy:
+        if finding.cost is None:
+            out.append(finding)
             continue
-        part = one.cost.high_ms / whole
+        part = finding.cost.high_ms / whole
         first = costs[0]
         cost = replace(
             first,
@@ -182,8 +183,8 @@ def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
             share_high=round(high * part / first.of_ms, 6),
             together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,
         )
-        severity = light[0].severity if len(heavy) == 1 else one.severity
-        out.append(replace(one, cost=cost, severity=severity))
+        severity = light[0].severity if len(heavy) == 1 else finding.severity
+        out.append(replace(finding, cost=cost, severity=severity))
     return out
 
 
@@ -206,34 +207,17 @@ def _on_light_clock(finding: Finding, light: list[Finding]) -> Finding:
     return replace(finding, place=place)
 
 
-def _notes(light: Sequence[Note], heavy: Sequence[Note]) -> tuple[Note, ...]:
-    """Return the notes of the light recording, and of the heavy one what it alone warns of."""
-    known = {one.code for one in light}
-    return (*light, *(one for one in heavy if one.code not in known and one.level == "warn"))
-
-
-def _not_checked(
-    light: Sequence[NotChecked], heavy: Sequence[NotChecked], checked: Sequence[str]
-) -> tuple[NotChecked, ...]:
-    known = {one.code: one for one in (*light, *heavy)}
-    return tuple(known[code] for code in sorted(known) if code not in set(checked))
-
-
 def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) -> Cost | None:
     """Return what all give back together: no more than their sum, or than the heavy replay says.
 
     The heavy recording knows all findings, the light one some of them.
     """
-    costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
-    most = max((one for one in (light, heavy) if one is not None), key=_high, default=None)
+    costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
+    most = max((one for one in (light, heavy) if one is not None), key=lambda cost: cost.high_ms, default=None)
     if most is None or not costs:
         return None
-    high = min(most.high_ms, sum(one.high_ms for one in costs), most.of_ms)
+    high = min(most.high_ms, sum(cost.high_ms for cost in costs), most.of_ms)
     low = min(most.low_ms, high)
     return replace(
         most, low_ms=low, high_ms=high, share_low=round(low / most.of_ms, 6), share_high=round(high / most.of_ms, 6)
     )
-
-
-def _high(cost: Cost) -> float:
-    return cost.high_ms

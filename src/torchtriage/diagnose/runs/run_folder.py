@@ -70,7 +70,7 @@ def find_recordings(out: Path) -> list[Recording]:
 
 def source_roots(out: Path) -> list[str]:
     """Return the folders that the scripts of a folder were in and were run in."""
-    roots = [root for one in find_recordings(out) for root in one.facts.get("roots", ())]
+    roots = [root for recording in find_recordings(out) for root in recording.facts.get("roots", ())]
     return list(dict.fromkeys(map(str, roots)))
 
 
@@ -91,8 +91,8 @@ def _report(path: Path) -> WatchReport | None:
 
 def all_recorded(out: Path) -> bool:
     """Return whether every process with a loop has both its recordings."""
-    loops = [one for one in find_recordings(out) if one.facts.get("loop")]
-    return bool(loops) and all(one.complete for one in loops)
+    loops = [recording for recording in find_recordings(out) if recording.facts.get("loop")]
+    return bool(loops) and all(recording.complete for recording in loops)
 
 
 def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
@@ -172,9 +172,9 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
             "the script never imported torch",
             "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
         )
-    looped = [one for one in recordings if one.facts.get("loop")]
+    looped = [recording for recording in recordings if recording.facts.get("loop")]
     if not looped:
-        steps = sum(int(one.facts.get("n_optimizer_steps") or 0) for one in recordings)
+        steps = sum(int(recording.facts.get("n_optimizer_steps") or 0) for recording in recordings)
         if steps:
             return (
                 f"the script ended after {steps} optimizer step{'s' * (steps > 1)}",

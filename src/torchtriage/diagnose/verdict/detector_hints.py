@@ -51,8 +51,10 @@ def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | N
     if judged.unusual.mean() > 0.5:  # as a whole unlike what it learned from
         return ()
     suspicious = (judged.probability >= LIKELY) & ~judged.unusual & ~_explained(flat, findings)
-    known = {code for one in findings for code in (one.code, *one.also_explains)}
-    suspicious &= [max(one, key=one.__getitem__, default="") not in known for one in judged.types]
+    known = {code for finding in findings for code in (finding.code, *finding.also_explains)}
+    suspicious &= [
+        max(probabilities, key=probabilities.__getitem__, default="") not in known for probabilities in judged.types
+    ]
     by_step = suspicious.reshape(-1, PER_STEP)
     often = 2 * by_step.sum(axis=0) > len(by_step)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], often, [False]]).astype(np.int8)))
@@ -68,7 +70,7 @@ def _steps(trace: Trace) -> Ints:
 
 
 def _explained(windows_ns: Ints, findings: Sequence[Finding]) -> Mask:
-    spans = [one.place.intervals_ns for one in findings if one.place.intervals_ns]
+    spans = [finding.place.intervals_ns for finding in findings if finding.place.intervals_ns]
     cover = intervals.union(np.array([row for rows in spans for row in rows], np.int64).reshape(-1, 2))
     covered = intervals.covered(windows_ns, cover)
     explained: Mask = covered >= COVERED * (windows_ns[:, 1] - windows_ns[:, 0])

@@ -126,7 +126,7 @@ def _losses(trace: Trace) -> Iterator[Note]:
 def _device_rows(trace: Trace) -> Iterator[Note]:
     """No work of a GPU, and why: the three cases must not be taken for each other."""
     if trace.devices:
-        if not any(intervals.length(_in_window(trace, one.busy)) for one in trace.devices):
+        if not any(intervals.length(_in_window(trace, device.busy)) for device in trace.devices):
             yield Note(
                 "missing-kernels",
                 "refuse",
@@ -184,8 +184,8 @@ def _merged(trace: Trace) -> Iterator[Note]:
     calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.key > 0))
     if not len(calls):
         return
-    processes = {pid: code for code, pid in enumerate(sorted({one.pid for one in trace.lanes}))}
-    process = np.array([processes[one.pid] for one in trace.lanes])[trace.lane[calls]]
+    processes = {pid: code for code, pid in enumerate(sorted({lane.pid for lane in trace.lanes}))}
+    process = np.array([processes[lane.pid] for lane in trace.lanes])[trace.lane[calls]]
     if len(distinct(process)) < 2:
         return
     order = np.lexsort((process, trace.key[calls]))
@@ -402,7 +402,6 @@ def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:
 
 
 def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
-    """Return the time any of the spans covers inside the window."""
     window = trace.window
     return intervals.clip(intervals.union(spans), window.start_ns, window.end_ns)
 

@@ -114,7 +114,7 @@ class Pricing:
 
     def joint(self, findings: Sequence[Finding], claims: Sequence[Claim]) -> Cost | None:
         """Return what all findings give back together: one replay, plus what it cannot say."""
-        costs = [one.cost for one in findings if one.cost is not None and one.cost.high_ms > 0]
+        costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
         if not costs:
             return None
         n = self.trace.steps.n_steady
@@ -125,7 +125,7 @@ class Pricing:
         edits = [edit for claim in claims for edit in claim.edits]
         if self.replayed is None or not edits:
             return self._priced(lows, highs, naive, "bounded", method)
-        other = [one.cost for one in findings if one.cost and one.cost.together_ms is None]
+        other = [finding.cost for finding in findings if finding.cost and finding.cost.together_ms is None]
         together = self.replayed.predict(edits)
         rest_low = sum(cost.low_ms for cost in other) * 1e6 * n
         rest_high = sum(cost.high_ms for cost in other) * 1e6 * n
@@ -205,8 +205,8 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
     per: Literal["step", "window"] = "step" if len(trace.steps) else "window"
     replayed, wall = pricing.replayed, ms(pricing.wall_ns)
     if replayed is None:
-        return tuple(Answer(one.text, per, wall, reason=pricing.facts.reason) for one in questions)
-    edits = [one.edits(trace) for one in questions]
+        return tuple(Answer(question.text, per, wall, reason=pricing.facts.reason) for question in questions)
+    edits = [question.edits(trace) for question in questions]
     asked = [index for index, some in enumerate(edits) if some]
     found = dict(zip(asked, replayed.predict_many([edits[i] for i in asked]), strict=True))
     out = []

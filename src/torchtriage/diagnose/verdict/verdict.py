@@ -105,12 +105,15 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Places | None
     crashes: list[Crash] = []
     checked: list[str] = []
     if refused:
-        not_checked += [_withheld(entry, notes[0]) for entry in chosen]
+        need = ("recording that can be analysed",)
+        not_checked += [NotChecked(entry.pattern.code, entry.pattern.name, need, notes[0].fix) for entry in chosen]
     else:
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
         pricing = Pricing.of(trace, notes, options.step_ms)
-        findings, joint = _judge(pricing, _unsuppressed(claims), options.min_share, places or AsRecorded())
+        gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
+        claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
+        findings, joint = _judge(pricing, claims, options.min_share, places or AsRecorded())
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     summary = None if refused else summarise(trace)
@@ -191,10 +194,6 @@ def _run(
     claims += [(pattern, claim) for claim in found]
 
 
-def _withheld(entry: PatternEntry, refusal: Note) -> NotChecked:
-    return NotChecked(entry.pattern.code, entry.pattern.name, ("recording that can be analysed",), refusal.fix)
-
-
 def _sound(trace: Trace, claim: Claim) -> Claim:
     """Return the claim, or raise: what it says about rows and time must make sense."""
     rows, spans = np.asarray(claim.rows), np.asarray(claim.spans)
@@ -207,11 +206,6 @@ def _sound(trace: Trace, claim: Claim) -> Claim:
         if values.shape not in ((), (len(spans),)) or not np.isfinite(values).all():
             raise PatternError("expected one finite gain, or one for each span")
     return claim
-
-
-def _unsuppressed(claims: list[tuple[Pattern, Claim]]) -> list[tuple[Pattern, Claim]]:
-    gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
-    return [item for item in claims if item[0].code not in gone]
 
 
 # -- findings ----------------------------------------------------------------------------------
@@ -283,7 +277,7 @@ def _finding(
         cost=cost,
         evidence=_evidence(trace, claim),
         fix=claim.fix or entry.fix,
-        idle_ns=_idle_ns(trace, share),
+        idle_ns=intervals.length(intervals.intersect(share.taken, trace.devices[0].idle)) if trace.devices else 0,
         n_events=len(rows),
         also_explains=tuple(sorted(share.also_explains)),
     )
@@ -297,12 +291,6 @@ def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
     if len(trace.steps):
         return claim.evidence
     return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
-
-
-def _idle_ns(trace: Trace, share: Share) -> int:
-    if not trace.devices:
-        return 0
-    return intervals.length(intervals.intersect(share.taken, trace.devices[0].idle))
 
 
 def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
@@ -354,7 +342,6 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
 
 
 def _largest(values: Ints, n: int) -> Ints:
-    """Return where the largest values stand, largest first, equal ones in order."""
     if len(values) <= n:
         return np.argsort(-values, kind="stable")
     # a finding may own millions of rows, and only the first few are shown

@@ -59,10 +59,10 @@ def _where_time_goes(trace: Trace) -> str:
         return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
     device = trace.devices[0]
     pieces = device.classes(steps.judged)
-    wall = max(sum(one.wall_ns for one in pieces), 1)
+    wall = max(sum(classes.wall_ns for classes in pieces), 1)
 
     def share(field: str) -> float:
-        return float(sum(getattr(one, field) for one in pieces) / wall)
+        return float(sum(getattr(classes, field) for classes in pieces) / wall)
 
     parts = [
         f"{format_share(share(field))} {label}"
@@ -76,7 +76,7 @@ def _where_time_goes(trace: Trace) -> str:
 
 def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     findings, joint = result.findings, result.joint_cost
-    timed = [(one, one.cost) for one in findings if one.cost and one.cost.high_ms > 0]
+    timed = [(finding, finding.cost) for finding in findings if finding.cost and finding.cost.high_ms > 0]
     if timed and joint is not None:
         first, cost = timed[0]
         more = f"; with {_many(timed[1:], 'more finding')} up to {format_ms(joint.high_ms)}"

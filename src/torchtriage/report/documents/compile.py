@@ -102,15 +102,18 @@ def _breaks(result: CompileResult) -> Iterator[b.Block]:
 
 
 def _listed(entries: Sequence[b.Entry], number: int, heading: b.Text, title: str, name: str) -> Iterator[b.Block]:
-    """Yield the first entries on the terminal, and nearly all on the page."""
     rest = _more(number - N_ROWS, "row")
     yield b.Section("", [*entries[:N_ROWS], rest], heading=heading, on=b.TERMINAL)
     left = [f"{number - N_ON_PAGE} more are in the JSON."] if number > N_ON_PAGE else []
     yield b.Section(title, [*entries, b.Lines(left, kind="sub")], name=name, on=b.PAGE)
 
 
-def _rows(*rows: tuple[str, b.Text], on: str = b.TERMINAL + b.PAGE) -> b.Rows:
-    return b.Rows([b.Row(label, line) for label, line in rows if b.unfold(line)], indent=3, on=on)
+def _rows(*rows: tuple[str, b.Text], indent: int = 3, on: str = b.TERMINAL + b.PAGE) -> b.Rows:
+    return b.Rows([b.Row(label, line) for label, line in rows if b.unfold(line)], indent=indent, on=on)
+
+
+def _number(value: int | str | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -315,9 +318,6 @@ def _functions(result: CompileResult) -> Iterator[b.Block]:
     heading = (b.bold("Functions"), b.dim(f"  {inlined}" if result.n_inlined else ""))
     yield b.Section("", [*lines, _more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=b.TERMINAL)
 
-    def number(value: int | None) -> str:
-        return "" if is_text or value is None else str(value)
-
     rows = [
         (
             (
@@ -325,10 +325,10 @@ def _functions(result: CompileResult) -> Iterator[b.Block]:
                 f" {function.frame.function}",
             ),
             (function.outcome, *(("\n", b.dim(function.why[:300])) if function.why else ())),
-            number(function.n_compiles),
-            number(function.n_attempts),
-            "" if function.n_ops is None else str(function.n_ops),
-            "" if function.n_guards is None else str(function.n_guards),
+            "" if is_text else _number(function.n_compiles),
+            "" if is_text else _number(function.n_attempts),
+            _number(function.n_ops),
+            _number(function.n_guards),
             str(function.n_breaks or ""),
             seconds(function.total_ms),
             seconds(function.backward_ms),
@@ -380,58 +380,10 @@ def _inductor(inductor: Inductor) -> Iterator[b.Block]:
     rows.append(("autotune", format_ms(inductor.autotune_ms) if inductor.autotune_ms else ""))
     skips = [f"skipped {skip.count}x: {cut(skip.name, 160)}" for skip in inductor.cudagraph_skips[:4]]
     rows += [("cudagraph", b.Span(skip, "yellow")) for skip in skips]
-    yield b.Section(
-        "", [b.Rows([b.Row(label, line) for label, line in rows if line])], heading="Inductor", on=b.TERMINAL
-    )
-
-    pairs = [
-        ("kernels", kernels),
-        ("fusion", fused),
-        ("library calls", library),
-        ("left as they are", fallback),
-        ("autotuning", seconds(inductor.autotune_ms)),
-        ("CUDA graphs skipped", "; ".join(f"{row.count:,}x {row.name}" for row in inductor.cudagraph_skips)),
-    ]
-    caches = [
-        (
-            cache.name.replace("_", " "),
-            str(cache.n_hits),
-            str(cache.n_misses),
-            str(cache.n_bypasses),
-            seconds(cache.saved_ms),
-            counts(cache.bypass_reasons, 3),
-        )
-        for cache in inductor.caches
-    ]
-    stages = [
-        (
-            stage.name,
-            str(stage.n_graphs),
-            f"{stage.n_before:,}",
-            f"{stage.n_after:,}",
-            counts(stage.gone),
-            counts(stage.came),
-        )
-        for stage in inductor.stages
-    ]
+    yield b.Section("", [_rows(*rows, indent=2)], heading="Inductor", on=b.TERMINAL)
     passes = [(name, f"{number:,}", format_ms(spent)) for name, number, spent in inductor.passes]
-    yield b.Section(
-        "Inductor",
-        [
-            _rows(*pairs, on=b.PAGE),
-            b.Markup("<h3>Caches</h3>" if caches else ""),
-            b.Table(("cache", "hits", "misses", "bypassed", "saved", "why bypassed"), caches),
-            b.Markup("<h3>What the passes changed</h3>" if stages else ""),
-            b.Table(("passes", "graphs", "operators before", "after", "gone", "new"), stages),
-            *(
-                [b.Folded("Passes by time, marks inside included", [b.Table(("pass", "times", "time"), passes)])]
-                if passes
-                else ()
-            ),
-        ],
-        name="inductor",
-        on=b.PAGE,
-    )
+    folded = b.Folded("Passes by time, marks inside included", [b.Table(("pass", "times", "time"), passes)])
+    yield b.Section("Inductor", [_rows(*rows), folded], name="inductor", on=b.PAGE)
 
 
 def _guards(result: CompileResult) -> Iterator[b.Block]:
@@ -439,29 +391,25 @@ def _guards(result: CompileResult) -> Iterator[b.Block]:
     if not guards.n_guards:
         return
     number = f"{guards.n_guards:,} in {format_count(guards.n_graphs, 'graph')}"
-    rows, sub = (
-        [],
-        f"{guards.n_guards:,} guards in {format_count(guards.n_graphs, 'graph')}, {guards.n_python:,} run Python.",
+    check = (
+        f"{guards.latency_us:.0f} µs when compiled, the slowest: {guards.slowest}"
+        if guards.latency_us is not None
+        else ""
     )
-    if guards.latency_us is not None:
-        rows.append(b.Row("check", f"{guards.latency_us:.0f} µs when compiled, the slowest: {guards.slowest}"))
-        sub += (
-            f" One check of the slowest, {guards.slowest}, takes {guards.latency_us:.0f} µs at each call, measured once"
-            " when it was made."
-        )
-    if guards.kinds:
-        python = f"; {guards.n_python} run Python" if guards.n_python else ""
-        rows.append(b.Row("kinds", counts(guards.kinds) + python))
-    if guards.sources:
-        rows.append(b.Row("most on", counts(guards.sources, 4)))
-    if guards.places:
-        rows.append(b.Row("most from", counts(guards.places, 3)))
-    yield b.Section("", [b.Rows(rows)], heading=(b.bold("Guards"), b.dim(f"  {number}")), on=b.TERMINAL)
+    python = f"; {guards.n_python} run Python" if guards.n_python else ""
+    rows = (
+        ("check", check),
+        ("kinds", counts(guards.kinds) + python if guards.kinds else ""),
+        ("most on", counts(guards.sources, 4)),
+        ("most from", counts(guards.places, 3)),
+    )
+    heading = (b.bold("Guards"), b.dim(f"  {number}"))
+    yield b.Section("", [_rows(*rows, indent=2)], heading=heading, on=b.TERMINAL)
     groups = (("By kind", guards.kinds), ("On", guards.sources), ("Asked for by", guards.places))
     tallies = [
         b.Table((title, "guards"), [(row.name, f"{row.count:,}") for row in group[:15]]) for title, group in groups
     ]
-    yield b.Section("Guards", tallies, sub, name="guards", on=b.PAGE)
+    yield b.Section("Guards", [_rows(*rows), *tallies], number, name="guards", on=b.PAGE)
 
 
 def _drawings(result: CompileResult) -> Iterator[str]:
@@ -516,30 +464,18 @@ def _processes(result: CompileResult) -> Iterator[b.Block]:
     ranks = [f"Ranks differ: {line}" for line in result.divergence]
     yield b.Lines(ranks, bullets=True, on=b.MARKDOWN)
 
-    def number(value: int | None) -> str:
-        return "" if value is None else str(value)
-
     columns = (
-        "log rank restart torch compilations graphs breaks recompilations time cold warm entries_read used"
-        " left_out damaged"
+        "log rank restart torch compilations graphs breaks recompilations time cold warm read used left_out damaged"
     )
+    counted = ("rank", "restart", "torch", "n_compiles", "n_graphs", "n_breaks", "n_recompiles")
+    times = ("compile_ms", "cold_ms", "warm_ms")
+    books = ("n_read", "n_used", "n_skipped", "n_damaged")
     rows = [
         (
             file_name(process.path),
-            number(process.rank),
-            str(process.restart),
-            process.torch,
-            number(process.n_compiles),
-            number(process.n_graphs),
-            str(process.n_breaks),
-            str(process.n_recompiles),
-            seconds(process.compile_ms),
-            seconds(process.cold_ms),
-            seconds(process.warm_ms),
-            f"{process.books.n_read:,}",
-            f"{process.books.n_used:,}",
-            f"{process.books.n_skipped:,}",
-            f"{process.books.n_damaged:,}",
+            *(_number(getattr(process, name)) for name in counted),
+            *(seconds(getattr(process, name)) for name in times),
+            *(_number(getattr(process.books, name)) for name in books),
         )
         for process in processes[:N_ON_PAGE]
     ]

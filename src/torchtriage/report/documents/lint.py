@@ -30,7 +30,9 @@ def sarif(result: LintResult) -> bytes:
     """Return one SARIF run as UTF-8; unreadable sources and idle comments are notifications."""
     notes = [notification("odd-source", "warning", f"{odd.file}:{odd.line}: {odd.message}") for odd in result.odd]
     notes += [notification("allow", "note", f"{note.file}:{note.line}: {note.message}") for note in result.unused]
-    notes += [notification(one.code, "note", f"{one.title}: in the trace only") for one in result.trace_only]
+    notes += [
+        notification(finding.code, "note", f"{finding.title}: in the trace only") for finding in result.trace_only
+    ]
     findings = [(result.trace, finding) for finding in result.findings]
     return log(result.version, findings, notes, successful=True)
 
@@ -53,10 +55,10 @@ def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = F
         where = f" at {words.frame(finding.place.frame)}" if finding.place.frame is not None else ""
         trace_only.append((b.dim("in the trace only: "), b.bold(f"{finding.code} "), finding.title, where))
     odd = [
-        (f"{one.file}:{one.line}: " if one.line else f"{one.file}: ", b.Span(one.message, "yellow"))
-        for one in result.odd
+        (f"{odd.file}:{odd.line}: " if odd.line else f"{odd.file}: ", b.Span(odd.message, "yellow"))
+        for odd in result.odd
     ]
-    unused = [(f"{one.file}:{one.line}: ", b.dim(one.message)) for one in result.unused]
+    unused = [(f"{note.file}:{note.line}: ", b.dim(note.message)) for note in result.unused]
     blocks: list[b.Block] = [
         b.Head("torchtriage lint", [first, *rest], on=b.PAGE),
         b.Lines([(b.bold("torchtriage lint"), f": {first}")], on=b.MARKDOWN),
@@ -138,7 +140,6 @@ def _place(finding: Finding) -> str:
 
 
 def _traced(finding: Finding) -> str:
-    """Return what the trace says about a finding, empty when none was given."""
     sentence = str(finding.evidence.get("trace", ""))
     shared = finding.evidence.get("cost_shared_by", 1)
     if sentence and isinstance(shared, int) and shared > 1:

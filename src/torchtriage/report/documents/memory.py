@@ -311,7 +311,6 @@ def _fit(label: str) -> str:
 
 
 def _tags(holder: Holder) -> str:
-    """Return how often a holder allocated, in which phase and for what."""
     tags = [tag for tag in (holder.phase, holder.category) if tag not in ("", "unknown")]
     return ", ".join([format_count(holder.n_allocations, "allocation"), *tags])
 
@@ -331,7 +330,6 @@ def parts(rows: Sequence[Part], limit: int = 6) -> str:
 
 
 def _because(free: Fragmentation) -> str:
-    """Return what was free, and when."""
     share = format_share(free.free_bytes / free.reserved_bytes)
     when = "when most was reserved" if free.when == "reserved peak" else "at the snapshot"
     return (

@@ -153,14 +153,12 @@ def _verdict_style(subject: Result | JobResult) -> str:
 
 
 def _ran(result: Result | None) -> list[b.Row]:
-    """Return what was run and how it was recorded, where torchtriage did it."""
     if result is None or result.recorded is None:
         return []
     return [b.Row(label, line) for label, line in recorded.run(result.recorded)]
 
 
 def _compiled(result: Result | None, whose: str = "") -> b.Entry:
-    """Return what the compiler's log names, where it was kept."""
     rows = recorded.compiled(result.recorded) if result is not None else ()
     return b.Entry(
         (b.bold("torch.compile"), b.dim(whose)), [b.Rows([b.Row(label, line) for label, line in rows])], fold=True
@@ -173,7 +171,6 @@ def _what_ifs(subject: Result | JobResult) -> b.Entry:
 
 
 def _answered(subject: Result | JobResult, without_device: str, where: str = "") -> Iterator[b.Block]:
-    """Yield how many patterns were checked, and what was not, for want of what."""
     none = "" if subject.findings or subject.refused else "No finding. "
     yield b.Lines([(b.bold(none), f"{words.checked(subject)}{where}.")], indent=0)
     yield from findings.unanswered(subject.not_checked, subject.crashes, without_device)
@@ -227,7 +224,6 @@ def _by_level(notes: Sequence[Note]) -> list[Note]:
 
 
 def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
-    """Yield the file, its size and devices, and what reading it lost."""
     path, *facts = words.recording(result)
     yield b.Lines([b.dim(path)] if not named else [], fit=True, on=b.TERMINAL)
     yield b.Lines([b.dim(fact) for fact in facts], tight=not named, on=b.TERMINAL)
@@ -307,7 +303,7 @@ def _rank_bars(job: JobResult) -> b.Rows:
         rows.append(b.Row("", b.dim(f"{format_count(hidden, 'more rank')} not shown")))
     legend = [
         span
-        for field, word, _, share in words.rank_parts(job)
+        for field, word, share in words.rank_parts(job)
         for span in (
             b.Span(f"{_RANK_MARKS[field][0]} ", _RANK_MARKS[field][1]),
             b.Span(f"{word} {format_share(share)}  "),

@@ -117,7 +117,15 @@ def _model(model: XlaModel) -> Iterator[b.Block]:
         b.Lines(failed, kind="failed"),
         b.Table(
             ("graph break", "where", "times", "fix"),
-            [(one.type, place(one.caller or one.frame), str(one.count), one.fix.text) for one in model.breaks],
+            [
+                (
+                    graph_break.type,
+                    place(graph_break.caller or graph_break.frame),
+                    str(graph_break.count),
+                    graph_break.fix.text,
+                )
+                for graph_break in model.breaks
+            ],
             kind="graphs",
         ),
         b.Table(
@@ -180,9 +188,17 @@ def _program(program: XlaProgram) -> Iterator[b.Block]:
 
 def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[b.Block]:
     rows: list[b.Row] = []
-    for one in breaks[:N_ROWS]:
-        rows.append(b.Row("break", (b.bold(one.type), f" at {place(one.caller or one.frame)}, {one.count}x")))
-        rows.append(b.Row("", b.Span(one.fix.text, "green")))
+    for graph_break in breaks[:N_ROWS]:
+        rows.append(
+            b.Row(
+                "break",
+                (
+                    b.bold(graph_break.type),
+                    f" at {place(graph_break.caller or graph_break.frame)}, {graph_break.count}x",
+                ),
+            )
+        )
+        rows.append(b.Row("", b.Span(graph_break.fix.text, "green")))
     yield b.Rows(rows)
     yield _more(len(breaks) - N_ROWS, "graph break")
 
@@ -302,7 +318,6 @@ def _fx(graph: FxGraph, graphs: Sequence[HloGraph]) -> str:
 
 
 def _fallback(fallback: Fallback) -> str:
-    """Return an operator on the host and how often."""
     per = f", {number(fallback.per_step)} per steady step" if fallback.per_step is not None else ""
     calls = format_count(fallback.first_step, "call")
     return f"{fallback.name} {_FALLBACK[fallback.kind]}: {calls} in the first step{per}"

@@ -236,7 +236,7 @@ class _Packer:
     def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
         place = {result.trace.path: index for index, result in enumerate(results)}
-        parts = " ".join(field for field, *_ in RANK_PARTS)
+        parts = " ".join(RANK_PARTS)
         collective = "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
         return {
             **self.common(job, [_origin_ns(finding, job, results) for finding in job.findings]),
@@ -432,8 +432,8 @@ def _path_lane(path: PathSummary) -> TimelineLane:
 
 def _origin_ns(finding: Finding, job: JobResult, results: Sequence[Result]) -> int:
     """Return where the window of the rank begins that stands for a job's finding."""
-    path = next((one.path for one in job.ranks if one.rank == finding.evidence.get("shown_rank")), "")
-    found = next((one.summary for one in results if one.trace.path == path), None)
+    path = next((rank.path for rank in job.ranks if rank.rank == finding.evidence.get("shown_rank")), "")
+    found = next((result.summary for result in results if result.trace.path == path), None)
     return found.window_start_ns if found is not None else 0
 
 
@@ -463,12 +463,10 @@ def _clean(value: object, limit: int, *, lines: bool = False) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    """Return the beginning of a text that is too long."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _counts(counts: Mapping[str, int]) -> list[list[Any]]:
-    """Return the most frequent names and their counts."""
     rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:40]
     return [[_clean(name, 60), count] for name, count in rows]
 
@@ -496,5 +494,4 @@ def _flat(value: Any) -> Any:
 
 
 def _web_link(link: str) -> str:
-    """Return a link that opens a page, else nothing."""
     return _clean(link, 500) if re.match(r"https?://[^\s]+$", link) else ""

@@ -52,24 +52,20 @@ def with_drawings(result: CompileResult, logs: Sequence[ProcessLog]) -> CompileR
     if not n_graphs:
         return result
     if not can_draw():
-        note = Note(
-            "graphs-not-drawn",
-            "info",
-            "the page has no drawings of the graphs: no layout engine here",
-            "pip install 'torchtriage[draw]'",
-        )
+        text = "the page has no drawings of the graphs: no layout engine here"
+        note = Note("graphs-not-drawn", "info", text, "pip install 'torchtriage[draw]'")
         return replace(result, notes=(*result.notes, note))
-    drawings, n_told = draw(result, logs)
+    drawings, n_shown = draw(result, logs)
     notes = result.notes
-    if n_told < n_graphs:
-        left = format_count(n_graphs - n_told, "graph")
-        said = f"{left} of {n_graphs:,} not drawn: the first of each process are"
-        notes = (*notes, Note("graphs-left-out", "info", said))
+    if n_shown < n_graphs:
+        left = format_count(n_graphs - n_shown, "graph")
+        text = f"{left} of {n_graphs:,} not drawn: the first of each process are"
+        notes = (*notes, Note("graphs-left-out", "info", text))
     return replace(result, drawings=drawings, notes=notes)
 
 
 def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawing, ...], int]:
-    """Return graphs as drawings, in the order they were made, and how many of the logs' they tell.
+    """Return graphs as drawings, in the order they were made, and how many of the logs' they show.
 
     Equal graphs of several processes are drawn once. The first process has up to 24, all others together as many
     again.
@@ -81,7 +77,7 @@ def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawi
         for compile_id in graph_break.compile_ids
     }
     found: dict[tuple[object, ...], Drawing] = {}
-    n_told = 0
+    n_shown = 0
     most = MAX_DRAWINGS
     for place, log in enumerate(logs):
         name = _process(log, logs)
@@ -94,19 +90,31 @@ def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawi
             known = found.get(key)
             if known is not None:
                 found[key] = replace(known, processes=(*known.processes, name))
-                n_told += 1
+                n_shown += 1
                 continue
             nodes = nodes_of(text)
             if len(nodes) < 2:  # nothing to see
-                n_told += 1
+                n_shown += 1
             elif len(found) < most:
                 of = part_name(log.compilation(compile_id).name)
                 title = f"{compile_id} {of}: {_KINDS.get(kind, kind)}".strip()
                 end = ended.get(compile_id, "") if kind == "dynamo" else ""
-                drawing = _drawing(title, kind, compile_id, nodes, end)
-                found[key] = replace(drawing, processes=(name,) if name else ())
-                n_told += 1
-    return tuple(found.values()), n_told
+                boxes, edges, how = _collapsed(nodes)
+                placed, width, height = _placed(boxes, edges)
+                found[key] = Drawing(
+                    title=f"{title}, {format_count(len(nodes), 'node')}{how}",
+                    kind=kind,
+                    compile_id=compile_id,
+                    n_nodes=len(nodes),
+                    width=width,
+                    height=height,
+                    nodes=placed,
+                    edges=tuple(edges),
+                    end=end,
+                    processes=(name,) if name else (),
+                )
+                n_shown += 1
+    return tuple(found.values()), n_shown
 
 
 def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
@@ -119,23 +127,6 @@ def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
         return Path(log.path).name
     again = next(place for place, other in enumerate(same) if other is log)
     return f"rank {rank}" + (f", restart {again}" if again else "")
-
-
-def _drawing(title: str, kind: str, compile_id: str, nodes: Sequence[FxNode], end: str) -> Drawing:
-    boxes, edges, how = _collapsed(nodes)
-    size = format_count(len(nodes), "node")
-    placed, width, height = _placed(boxes, edges)
-    return Drawing(
-        title=f"{title}, {size}{how}",
-        kind=kind,
-        compile_id=compile_id,
-        n_nodes=len(nodes),
-        width=width,
-        height=height,
-        nodes=placed,
-        edges=tuple(edges),
-        end=end,
-    )
 
 
 _Box = tuple[str, str, str]
@@ -197,16 +188,14 @@ def _box(group: Sequence[FxNode]) -> _Box:
     if len(group) == 1:
         kind = first.op if first.op in ("input", "output") else "op"
         label = first.name if kind == "input" else first.op
-        said = [re.sub(r"^([^\[]*\[[^\]]*\]).*", r"\1", first.type), first.name, first.type]
-        place = f"{first.place} {first.code}".strip()
-        return label, kind, "\n".join([*said, place])
+        shape = re.sub(r"^([^\[]*\[[^\]]*\]).*", r"\1", first.type)
+        return label, kind, "\n".join([shape, first.name, first.type, f"{first.place} {first.code}".strip()])
     ops = Counter(node.op for node in group if node.op not in ("input", "output"))
     if not ops:
         return format_count(len(group), first.op), "input", "\n".join(node.name for node in group)
     label = first.function or "elsewhere"
     most = ", ".join(f"{count} {name}" for name, count in ops.most_common(8))
-    told = f"{format_count(len(group), 'node')}\n{most}\n{first.place} {first.code}"
-    return label, "group", told.strip()
+    return label, "group", f"{format_count(len(group), 'node')}\n{most}\n{first.place} {first.code}".strip()
 
 
 def _placed(
@@ -216,26 +205,17 @@ def _placed(
     import pygraphviz
 
     graph: Any = pygraphviz.AGraph(directed=True, rankdir="TB", nodesep="0.15", ranksep="0.3")
-    widths = [_width(label, told) for label, _, told in boxes]
-    for place, width in enumerate(widths):
-        graph.add_node(
-            place,
-            shape="box",
-            fixedsize="true",
-            label="",
-            width=f"{width / _POINTS:.3f}",
-            height=f"{_HEIGHT / _POINTS:.3f}",
-        )
+    fixed = {"shape": "box", "fixedsize": "true", "label": "", "height": f"{_HEIGHT / _POINTS:.3f}"}
+    widths = []
+    for place, (label, _, detail) in enumerate(boxes):
+        below = detail.split("\n", 1)[0]
+        widths.append(float(min(max(7 * min(len(label), 40), 6 * min(len(below), 40)) + 14, 300)))
+        graph.add_node(place, width=f"{widths[-1] / _POINTS:.3f}", **fixed)
     graph.add_edges_from(edges)
     graph.layout("dot")
     bounds = [float(bound) for bound in str(graph.graph_attr["bb"]).split(",")]
     placed = []
-    for place, (label, kind, told) in enumerate(boxes):
+    for place, (label, kind, detail) in enumerate(boxes):
         x, y = (float(number) for number in str(graph.get_node(place).attr["pos"]).split(",")[:2])
-        placed.append((label, kind, told, round(x + 4, 1), round(bounds[3] - y + 4, 1), widths[place], _HEIGHT))
+        placed.append((label, kind, detail, round(x + 4, 1), round(bounds[3] - y + 4, 1), widths[place], _HEIGHT))
     return tuple(placed), round(bounds[2] + 8, 1), round(bounds[3] + 8, 1)
-
-
-def _width(label: str, told: str) -> float:
-    below = told.split("\n", 1)[0]
-    return float(min(max(7 * min(len(label), 40), 6 * min(len(below), 40)) + 14, 300))

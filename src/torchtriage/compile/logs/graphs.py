@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = ["FxNode", "Kernels", "count_ops", "inlined", "kernels_of", "nodes_of"]
@@ -71,38 +70,34 @@ def count_ops(text: str) -> Counter[str]:
 def nodes_of(text: str) -> list[FxNode]:
     """Return the nodes of a printed graph: inputs, operators in order, the output."""
     head = _INPUTS.search(text)
-    found: list[FxNode] = []
-    known: dict[str, str] = {}
-    if head is not None:
-        for parameter in _INPUT.finditer(head["inputs"]):
-            found.append(FxNode(parameter["name"], "input", parameter["type"], ()))
-            known[parameter["name"]] = parameter["name"]
+    inputs = _INPUT.finditer(head["inputs"]) if head is not None else ()
+    found = [FxNode(parameter["name"], "input", parameter["type"], ()) for parameter in inputs]
+    known = {node.name: node.name for node in found}
+
+    def uses_of(value: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(known[word] for word in _WORD.findall(value) if word in known))
+
     place = function = code = ""
     for match in _NODE_OR_LINE.finditer(text):
         if match["file"] is not None:
-            place, function = f"{match['file']}:{match['line']}", match["function"]
-            code = match["code"]
+            place, function, code = f"{match['file']}:{match['line']}", match["function"], match["code"]
             continue
         value = match["value"]
         op = _op(value)
         if not op and value in known:  # another name of the same node
             known[match["name"]] = known[value]
             continue
-        uses = dict.fromkeys(known[word] for word in _WORD.findall(value) if word in known)
-        found.append(FxNode(match["name"], op or "other", match["type"] or "", tuple(uses), place, function, code))
+        found.append(FxNode(match["name"], op or "other", match["type"] or "", uses_of(value), place, function, code))
         known[match["name"]] = match["name"]
     returned = _RETURNED.search(text)
     if returned is not None:
-        value = _COMMENT.sub("", returned["value"])
-        uses = dict.fromkeys(known[word] for word in _WORD.findall(value) if word in known)
-        found.append(FxNode("output", "output", "", tuple(uses)))
+        found.append(FxNode("output", "output", "", uses_of(_COMMENT.sub("", returned["value"]))))
     return found
 
 
-def inlined(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (file, function) of every function whose lines are in a printed graph."""
-    for match in _FROM.finditer(text):
-        yield match["file"], match["name"]
+def inlined(text: str) -> set[tuple[str, str]]:
+    """Return (file, function) of every function whose lines are in a printed graph."""
+    return {(match["file"], match["name"]) for match in _FROM.finditer(text)}
 
 
 _DEFINED = re.compile(r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\(", re.MULTILINE)
@@ -129,9 +124,9 @@ def kernels_of(code: str) -> Kernels:
     begin = 0
     for match in _DEFINED.finditer(code):
         # the comment of a kernel stands right above it
-        told = _ORIGINAL.findall(code, begin, match.start())
+        lists = _ORIGINAL.findall(code, begin, match.start())
         begin = match.end()
-        ops = [op for op in told[-1].split(",") if op.strip()] if told else []
+        ops = [op for op in lists[-1].split(",") if op.strip()] if lists else []
         generated.append((match["name"], match["kind"], len(ops)))
     library = tuple(match["name"] for match in _EXTERN.finditer(code))
     fallback = tuple(

@@ -36,25 +36,20 @@ def join(result: CompileResult, trace: Trace, path: str, *, eager: Trace | None 
     regions = find_regions(trace)
     breaks = tuple(replace(row, trace=_of_break(row, result.functions, regions)) for row in result.breaks)
     recompiles = tuple(replace(row, trace=_of_recompile(row, regions)) for row in result.recompiles)
+
+    def lost_ms(row: GraphBreak) -> float:
+        if row.trace is None:
+            return -1.0
+        return row.trace.idle_ms if row.trace.idle_ms is not None else row.trace.host_ms
+
     return replace(
         result,
-        breaks=tuple(sorted(breaks, key=lambda row: -_lost(row.trace))),
+        breaks=tuple(sorted(breaks, key=lost_ms, reverse=True)),
         recompiles=recompiles,
         trace_path=path,
         payback=_payback(result, trace, eager),
         notes=(*result.notes, *_notes(regions, breaks, recompiles)),
     )
-
-
-def _lost(joined: Joined | None) -> float:
-    if joined is None:
-        return -1.0
-    return joined.idle_ms if joined.idle_ms is not None else joined.host_ms
-
-
-def _frames(ids: Sequence[str]) -> list[int]:
-    heads = (compile_id.rpartition("/")[0].rpartition("/")[2] for compile_id in ids)
-    return sorted({int(head) for head in heads if head.isdecimal()})
 
 
 def _of_break(row: GraphBreak, functions: Sequence[Function], regions: Regions) -> Joined | None:
@@ -64,7 +59,9 @@ def _of_break(row: GraphBreak, functions: Sequence[Function], regions: Regions) 
         for function in functions
         if (line := resumed(function.frame.function)) is not None and (function.frame.file, line) in places
     ]
-    frames = _frames([compile_id for function in rests for compile_id in function.compile_ids])
+    ids = (compile_id for function in rests for compile_id in function.compile_ids)
+    heads = (compile_id.rpartition("/")[0].rpartition("/")[2] for compile_id in ids)
+    frames = sorted({int(head) for head in heads if head.isdecimal()})
     trace = regions.trace
     inner = regions.rows[np.isin(regions.frame, frames)] if frames else regions.rows[:0]
     inner = inner[trace.steps.in_steady(trace.steps.of_host(inner))]
@@ -104,8 +101,7 @@ def _joined(regions: Regions, rows: Ints, spans: intervals.Spans, host: interval
         idle_ms = ms(intervals.length(intervals.intersect(idle, steps.judged)) / steps.n_steady)
     if trace.devices and not at_most:
         calls = np.flatnonzero(trace.links.launches)
-        inside = intervals.owner(intervals.union(spans), trace.start_ns[calls]) >= 0
-        calls = calls[inside]
+        calls = calls[intervals.owner(intervals.union(spans), trace.start_ns[calls]) >= 0]
         n_launches = steps.median_count(steps.of_host(calls))
         n_kernels = steps.median_count(steps.of_work(trace.links.work_of(calls)))
     return Joined(
@@ -128,13 +124,9 @@ def _of_recompile(row: Recompile, regions: Regions) -> Joined | None:
     place = np.full(len(trace) + 1, -1, np.int64)
     place[regions.rows] = np.arange(len(regions.rows))
     index = place[after]
-    named = [
-        f"{frame}/{version}"
-        for frame, version in zip(
-            np.append(regions.frame, -1)[index].tolist(), np.append(regions.version, -1)[index].tolist(), strict=True
-        )
-    ]
-    mine = rows[np.isin(np.array(named, dtype=object), list(row.compile_ids))] if named else rows
+    frames, versions = np.append(regions.frame, -1)[index], np.append(regions.version, -1)[index]
+    ids = [f"{frame}/{version}" for frame, version in zip(frames.tolist(), versions.tolist(), strict=True)]
+    mine = rows[[compile_id in row.compile_ids for compile_id in ids]] if ids else rows
     if not len(mine):
         return None
     spans = intervals.spans(trace.start_ns[mine], trace.end_ns[mine])
@@ -193,25 +185,19 @@ def _notes(regions: Regions, breaks: Sequence[GraphBreak], recompiles: Sequence[
                 "record with a newer torch",
             )
         ]
-    missing = sum(row.trace is None for row in breaks)
     notes = []
+    missing = sum(row.trace is None for row in breaks)
     if missing:
-        notes.append(
-            Note(
-                "breaks-not-in-trace",
-                "info",
-                f"{format_count(missing, 'graph break')} of {len(breaks)} did not happen in the"
-                " steady steps of the trace, or left no function to go on with",
-            )
+        text = (
+            f"{format_count(missing, 'graph break')} of {len(breaks)} did not happen in the steady steps of the trace,"
+            " or left no function to go on with"
         )
+        notes.append(Note("breaks-not-in-trace", "info", text))
     absent = sum(row.trace is None for row in recompiles)
     if absent:
-        notes.append(
-            Note(
-                "recompiles-not-in-trace",
-                "info",
-                f"{format_count(absent, 'kind')} of recompilation of {len(recompiles)} happened"
-                " outside of the trace; their time is from the log",
-            )
+        text = (
+            f"{format_count(absent, 'kind')} of recompilation of {len(recompiles)} happened outside of the trace; their"
+            " time is from the log"
         )
+        notes.append(Note("recompiles-not-in-trace", "info", text))
     return notes

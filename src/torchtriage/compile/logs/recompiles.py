@@ -40,47 +40,31 @@ Cause = Literal[
 _MAX_GUARD = 4_096
 """Characters of a guard that are read: a longer one is no text for people."""
 _ENTRY = re.compile(r"^(?P<id>(?:!?\d+/)?\d+/\d+): (?P<rest>.*)$", re.DOTALL)
-_USER = re.compile(r"\nUser stack trace:\n")
 _COMMENT = re.compile(
     r"\s+# (?:(?P<code>.*?)\s+# )?(?P<file>[^\s#]+):(?P<line>\d+) in (?P<name>\S+)(?P<rest>.*)$", re.DOTALL
 )
 _HINT = re.compile(r"\s*\((?:HINT: )?(?P<hint>[^()]*(?:\([^()]*\)[^()]*)*)\)", re.DOTALL)
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
-_TENSOR = (
-    (
-        "size",
-        re.compile(
-            r"tensor '(?P<source>.+?)' size mismatch at index (?P<dim>\d+)\. expected (?P<was>[^,]+),"
-            r" actual (?P<now>\S+)"
-        ),
-    ),
-    (
-        "stride",
-        re.compile(
-            r"tensor '(?P<source>.+?)' stride mismatch at index (?P<dim>\d+)\. expected (?P<was>[^,]+),"
-            r" actual (?P<now>\S+)"
-        ),
-    ),
-    ("dtype", re.compile(r"tensor '(?P<source>.+?)' dtype mismatch\. expected (?P<was>[^,]+), actual (?P<now>\S+)")),
-    ("rank", re.compile(r"tensor '(?P<source>.+?)' rank mismatch\. expected (?P<was>[^,]+), actual (?P<now>\S+)")),
-    (
-        "requires grad",
-        re.compile(r"tensor '(?P<source>.+?)' requires_grad mismatch\. expected requires_grad=(?P<was>\d+)"),
-    ),
+_EXPECTED = r"expected (?P<was>[^,]+), actual (?P<now>\S+)"
+_TENSOR_TEXTS: tuple[tuple[Cause, str], ...] = (
+    ("size", rf"tensor '(?P<source>.+?)' size mismatch at index (?P<dim>\d+)\. {_EXPECTED}"),
+    ("stride", rf"tensor '(?P<source>.+?)' stride mismatch at index (?P<dim>\d+)\. {_EXPECTED}"),
+    ("dtype", rf"tensor '(?P<source>.+?)' dtype mismatch\. {_EXPECTED}"),
+    ("rank", rf"tensor '(?P<source>.+?)' rank mismatch\. {_EXPECTED}"),
+    ("requires grad", r"tensor '(?P<source>.+?)' requires_grad mismatch\. expected requires_grad=(?P<was>\d+)"),
     (
         "dispatch keys",
-        re.compile(
-            r"tensor '(?P<source>.+?)' dispatch key set mismatch\. expected (?P<was>.+?), actual"
-            r" (?P<now>.+)$"
-        ),
+        r"tensor '(?P<source>.+?)' dispatch key set mismatch\. expected (?P<was>.+?), actual (?P<now>.+)$",
     ),
-    ("device", re.compile(r"tensor '(?P<source>.+?)' [Tt]ensor device")),
-    ("type", re.compile(r"expected type of '(?P<source>.+?)' to be (?P<was>.+?),? '? ?but found (?P<now>.+)$")),
+    ("device", r"tensor '(?P<source>.+?)' [Tt]ensor device"),
+    ("type", r"expected type of '(?P<source>.+?)' to be (?P<was>.+?),? '? ?but found (?P<now>.+)$"),
 )
+_TENSOR = tuple((cause, re.compile(text)) for cause, text in _TENSOR_TEXTS)
 _VALUE = re.compile(r"^(?P<source>.+?) (?:==|is) (?P<value>[^=]+?)$", re.DOTALL)
 _CALLED = re.compile(r"^(?:len|type|id)\(|^___(?!stack\d)")
 _NUMBER = re.compile(r"^-?(?:\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?|inf|nan|float\('\w+'\))$")
-_OTHERS = (
+_LENGTH = re.compile(r"^(?:not )?len\((?P<source>.+)\)(?: == (?P<was>\d+))?")
+_OTHERS: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     ("aliasing", re.compile(r"Duplicate tensor|tensor aliasing|overlap", re.IGNORECASE)),
     ("backend", re.compile(r"BACKEND_MATCH|backend")),
     ("global state", re.compile(r"GLOBAL_STATE|___check_global_state|DEFAULT_DEVICE|CURRENT_DEVICE")),
@@ -126,9 +110,8 @@ def parse_failures(text: str) -> list[GuardFailure]:
     """Return the failures of one cached graph, of which a reason may name several."""
     entry = _ENTRY.match(text.strip())
     graph, rest = (entry["id"], entry["rest"]) if entry else ("", text.strip())
-    told = _USER.split(rest, maxsplit=1)
-    stack = parse_traceback(told[1]) if len(told) > 1 else ()
-    return [_failure(graph, told[0].strip()[:_MAX_GUARD], stack)]
+    guard, _, traceback = rest.partition("\nUser stack trace:\n")
+    return [_failure(graph, guard.strip()[:_MAX_GUARD], parse_traceback(traceback))]
 
 
 def _failure(graph: str, text: str, stack: tuple[Frame, ...]) -> GuardFailure:
@@ -137,58 +120,74 @@ def _failure(graph: str, text: str, stack: tuple[Frame, ...]) -> GuardFailure:
     noted = _COMMENT.search(text)
     if noted is not None:
         guard, code = text[: noted.start()].strip(), noted["code"] or ""
-        said = _HINT.match(noted["rest"])
-        hint = said["hint"] if said else ""
+        hinted = _HINT.match(noted["rest"])
+        hint = hinted["hint"] if hinted else ""
         if frame is None:
             frame = Frame(noted["file"], int(noted["line"][:9]), noted["name"], True)
     elif (at := text.find(" (HINT: ")) >= 0:
         guard, hint = text[:at].strip(), text[at + len(" (HINT: ") :].rstrip(") \n")
     cause, source, dim, was, now = _class(guard)
     return GuardFailure(
-        graph, cause, _plain(source), dim, was, now, guard, " ".join(code.split()), frame, " ".join(hint.split())
+        graph,
+        cause,
+        _LOCAL.sub(r"\1", source),
+        dim,
+        was,
+        now,
+        guard,
+        " ".join(code.split()),
+        frame,
+        " ".join(hint.split()),
     )
 
 
-def _plain(source: str) -> str:
-    return _LOCAL.sub(r"\1", source)
-
-
 def _class(guard: str) -> tuple[Cause, str, int, str, str]:
-    for name, pattern in _TENSOR:
-        found = pattern.search(guard)
-        if found is not None:
-            parts = found.groupdict()
+    """Return cause, source, dimension, and the values before and now."""
+    for cause, pattern in _TENSOR:
+        match = pattern.search(guard)
+        if match is not None:
+            parts = match.groupdict()
             was, now = parts.get("was") or "", (parts.get("now") or "").rstrip(".")
-            if name == "requires grad":
+            if cause == "requires grad":
                 was, now = ("True", "False") if was == "1" else ("False", "True")
-            return name, parts["source"], int(parts.get("dim") or -1), was, now  # type: ignore[return-value]
-    value = _VALUE.match(guard)
-    if value is not None and not _CALLED.match(guard):
-        source, told = value["source"].strip(), value["value"].strip()
-        if ".size()[" not in source and ".stride()[" not in source and " " not in source:
-            if source.endswith((".training", "['training']")):
-                return "training mode", source, -1, told, "False" if told == "True" else "True"
-            if "CURRENT_DEVICE" not in source:
-                if _NUMBER.match(told):
-                    return "number", source, -1, told, ""
-                if told in ("True", "False"):
-                    return "flag", source, -1, told, "False" if told == "True" else "True"
-                if told[:1] in "'\"":
-                    return "text", source, -1, told, ""
-                if told == "None":
-                    return "none", source, -1, told, ""
-    for name, pattern in _OTHERS:
-        found = pattern.search(guard)
-        if found is not None:
-            source = (found.groupdict().get("source") or "").strip()
-            if name == "length":
-                length = re.match(r"^(?:not )?len\((?P<source>.+)\)(?: == (?P<was>\d+))?", guard)
-                if length is not None:
-                    return "length", length["source"], -1, length["was"] or "", ""
-            if name == "shape guard":
-                source = guard
-            if name == "global state":
-                changed = re.search(r"changed: (\w+)", guard)
-                source = changed[1] if changed else ""
-            return name, source, -1, "", ""  # type: ignore[return-value]
+            return cause, parts["source"], int(parts.get("dim") or -1), was, now
+    return _of_value(guard) or _of_expression(guard)
+
+
+def _of_value(guard: str) -> tuple[Cause, str, int, str, str] | None:
+    """Return the class of a guard on a plain value: ``x == 3``."""
+    match = _VALUE.match(guard)
+    if match is None or _CALLED.match(guard):
+        return None
+    source, value = match["source"].strip(), match["value"].strip()
+    if ".size()[" in source or ".stride()[" in source or " " in source:
+        return None
+    opposite = "False" if value == "True" else "True"
+    if source.endswith((".training", "['training']")):
+        return "training mode", source, -1, value, opposite
+    if "CURRENT_DEVICE" in source:
+        return None
+    if _NUMBER.match(value):
+        return "number", source, -1, value, ""
+    if value in ("True", "False"):
+        return "flag", source, -1, value, opposite
+    if value[:1] in "'\"":
+        return "text", source, -1, value, ""
+    return ("none", source, -1, value, "") if value == "None" else None
+
+
+def _of_expression(guard: str) -> tuple[Cause, str, int, str, str]:
+    for cause, pattern in _OTHERS:
+        match = pattern.search(guard)
+        if match is None:
+            continue
+        source = (match.groupdict().get("source") or "").strip()
+        if cause == "length" and (length := _LENGTH.match(guard)):
+            return cause, length["source"], -1, length["was"] or "", ""
+        if cause == "shape guard":
+            source = guard
+        elif cause == "global state":
+            changed = re.search(r"changed: (\w+)", guard)
+            source = changed[1] if changed else ""
+        return cause, source, -1, "", ""
     return "other", "", -1, "", ""

@@ -49,7 +49,7 @@ def benchmark(
     progress : callable, optional
         Called with what begins now and the share that is done.
     **plan
-        Other fields of :class:`torchtriage.measure.bench.plan.Plan`: ``train``, ``rounds``, ``steps`` ...
+        Other fields of :class:`torchtriage.measure.bench.plan.BenchPlan`: ``train``, ``rounds``, ``steps`` ...
 
     Raises
     ------
@@ -59,7 +59,9 @@ def benchmark(
     name = check_target(target) if isinstance(target, str) else target_of(target)
     unknown = sorted(set(plan) - {one.name for one in fields(BenchPlan)})
     if unknown:
-        raise UsageError(f"a benchmark has no {', '.join(unknown)}", hint="see bench.plan.Plan")
+        raise UsageError(
+            f"a benchmark has no {', '.join(unknown)}", hint="see torchtriage.measure.bench.plan.BenchPlan"
+        )
     ways = settings(modes, backends, batch_sizes, dynamic, dtypes)
     folder = Path(out) if out is not None else folder_of(name)
     result = run(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress)

@@ -48,7 +48,7 @@ def test_a_misspelt_command_is_not_taken_for_a_path(run: Run) -> None:
 
 def test_a_healthy_trace_says_so(run: Run) -> None:
     result = run("analyze", "fine.json", code=0)
-    assert "Nothing found that gives back 1.0 % of a step or more." in result.stdout
+    assert "Nothing found that saves 1.0 % of a step or more." in result.stdout
 
 
 def test_a_refused_trace_is_unusable_input(run: Run) -> None:
@@ -236,7 +236,7 @@ def test_an_unknown_code_is_refused_before_reading(run: Run, option: str) -> Non
 
 def test_min_share(run: Run) -> None:
     assert "SYN001" in run("slow.json", "--min-share", "0.05", code=0).stdout
-    assert "Nothing found that gives back 99 %" in run("slow.json", "--min-share", "0.99").stdout
+    assert "Nothing found that saves 99 %" in run("slow.json", "--min-share", "0.99").stdout
     assert "0<=x<=1" in run("slow.json", "--min-share", "5", code=2).stderr
 
 

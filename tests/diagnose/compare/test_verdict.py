@@ -30,7 +30,7 @@ def test_a_faster_run_says_by_how_much_why_and_whether_it_was_promised():
     assert first.startswith("Faster by 2.98 ms")
     assert "95 % interval" in first
     assert second.startswith("Why: DataLoader wait -2.98 ms; the rest")
-    assert "DAT018 went" in third
+    assert "DAT018 fixed" in third
     assert result.promise is not None
     assert result.promise.holds_within_noise
 
@@ -44,14 +44,14 @@ def test_a_slower_run_says_so():
 
 def test_a_run_against_itself_says_that_nothing_can_be_told():
     result = compare(built(BASE), built(BASE))
-    assert result.verdict[0].startswith("No change we can tell: ")
-    assert result.verdict[1] == "No cause stands out from the noise."
+    assert result.verdict[0].startswith("No significant change: ")
+    assert result.verdict[1] == "No cause exceeds the noise."
     assert {one.status for one in result.findings} <= {"stayed"}
 
 
 def test_a_slower_machine_is_named_as_such():
     result = compare(built(BASE), built(replace(BASE, slower=1.4)))
-    assert result.verdict[0].startswith("No change we can tell: ")
+    assert result.verdict[0].startswith("No significant change: ")
     note = next(one for one in result.limits if one.code == "machine-state")
     assert "did the same work took 1." in note.message
 

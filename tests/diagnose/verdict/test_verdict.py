@@ -95,7 +95,7 @@ def test_a_steady_loop_is_healthy_for_the_real_catalogue() -> None:
     assert codes(result) == []
     assert result.healthy
     assert result.verdict[0].startswith("NVIDIA H100 is busy 100 % of 4 steady steps of")
-    assert result.verdict[1] == "Nothing found that gives back 1.0 % of a step or more."
+    assert result.verdict[1] == "Nothing found that saves 1.0 % of a step or more."
 
 
 def test_healthy_when_checked_and_nothing_is_found(install: Install) -> None:
@@ -111,7 +111,7 @@ def test_idle_time_that_no_pattern_explains_is_said_and_never_healthy(install: I
     assert not result.healthy
     assert result.findings == ()
     assert result.verdict[1] == (
-        "Nothing found that gives back 1.0 % of a step or more, yet the device stands idle for 60 % of it."
+        "Nothing found that saves 1.0 % of a step or more, yet the device stands idle for 60 % of it."
     )
 
 

@@ -10,7 +10,7 @@ from torchtriage.diagnose.compare.result import Change, FindingChange, Promise
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["keep_promise", "match"]
+__all__ = ["STATUS_WORDS", "keep_promise", "match"]
 
 MOST = 0.5
 """A finding that keeps more than this of its plain time has stayed, though it may have become
@@ -130,9 +130,10 @@ def _place(finding: Finding) -> str:
     return finding.place.ops[0] if finding.place.ops else finding.place.lane
 
 
-_ORDER = ("went", "came", "stayed")
+STATUS_WORDS = {"went": "gone", "came": "new", "stayed": "stayed"}
+"""How each status reads, in the order of reports."""
 
 
 def _rank(change: FindingChange) -> tuple[int, float, str, str]:
     cost = max((one.high_ms for one in (change.before, change.after) if one), default=0.0)
-    return _ORDER.index(change.status), -cost, change.code, change.place
+    return list(STATUS_WORDS).index(change.status), -cost, change.code, change.place

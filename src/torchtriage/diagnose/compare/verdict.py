@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.compare.attribute import Attribution, attribute
-from torchtriage.diagnose.compare.findings import keep_promise, match
+from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match
 from torchtriage.diagnose.compare.result import (
     COMPARISON_SCHEMA,
     Change,
@@ -114,7 +115,7 @@ def _drift(attribution: Attribution) -> Iterator[Note]:
             "machine-state",
             "warn",
             f"{what} that did the same work took {factor:.2f} times as long after: another state"
-            f" of the machine (clocks, neighbours, threads), so {domain} times are believed to have"
+            f" of the machine (clocks, neighbours, threads), so {domain} times count as"
             f" changed only beyond {attribution.slack[domain]:.2f} times",
             "record both runs one after the other on an otherwise idle machine",
             {"drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
@@ -144,7 +145,7 @@ def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
     more = "; ".join(one.message for one in others)
     return (
         f"Not comparable: {first.message}.",
-        f"Also: {more}." if more else "Nothing else stands against it.",
+        f"Also: {more}." if more else "There is no other reason.",
         f"{first.fix[:1].upper()}{first.fix[1:]}.",
     )
 
@@ -162,12 +163,12 @@ def _verdict(
 def _what_changed(total: Change, per: str) -> str:
     where = "per step" if per == "step" else "in the window"
     sides = f"{format_ns(total.before_ns)} {where} before, {format_ns(total.after_ns)} after"
-    noise = "how much runs vary is not known"
+    noise = "run-to-run variation unknown"
     if total.low_ns is not None and total.high_ns is not None:
         ends = format_change_ns(total.low_ns), format_change_ns(total.high_ns)
         noise = f"95 % interval {ends[0]} to {ends[1]}"
     if not total.told:
-        return f"No change we can tell: {sides} ({format_change_ns(total.delta_ns)}; {noise})."
+        return f"No significant change: {sides} ({format_change_ns(total.delta_ns)}; {noise})."
     word = "Faster" if total.delta_ns < 0 else "Slower"
     share = format_share(abs(total.delta_ns) / max(total.before_ns, 1))
     return f"{word} by {format_ns(abs(total.delta_ns))} ({share}): {sides} ({noise})."
@@ -176,7 +177,7 @@ def _what_changed(total: Change, per: str) -> str:
 def _causes(attribution: Attribution) -> str:
     told = [cause for cause in attribution.causes if cause.change.told]
     if not told:
-        return "No cause stands out from the noise."
+        return "No cause exceeds the noise."
     named = [f"{one.label} {format_change_ns(one.change.delta_ns)}" for one in told[:N_NAMED]]
     rest = attribution.total.delta_ns - sum(one.change.delta_ns for one in told[:N_NAMED])
     more = len(told) - len(named)
@@ -191,15 +192,15 @@ def _trust(
     parts = []
     if promise is not None:
         parts.append(
-            f"{', '.join(promise.codes)} went: {format_ms(promise.low_ms)} to"
+            f"{', '.join(promise.codes)} fixed: {format_ms(promise.low_ms)} to"
             f" {format_ms(promise.high_ms)} promised, {format_ms(promise.measured_ms)} saved"
             f" ({_kept(promise)})"
         )
     else:
-        counts = {status: sum(one.status == status for one in found) for status in _STATUS}
-        said = [f"{n} {status}" for status, n in counts.items() if n]
-        if said:
-            parts.append(f"findings: {', '.join(said)}")
+        counts: Counter[str] = Counter(finding.status for finding in found)
+        listed = [f"{counts[status]} {word}" for status, word in STATUS_WORDS.items() if counts[status]]
+        if listed:
+            parts.append(f"findings: {', '.join(listed)}")
     if runs[0].per == "step":
         parts.append(f"{format_count(runs[0].n_steps, 'steady step')} before, {runs[1].n_steps:,} after")
     serious = [note.message for note in notes if note.level == "warn"]
@@ -215,6 +216,3 @@ def _kept(promise: Promise) -> str:
     if promise.holds_within_noise:
         return "as promised, within the noise"
     return "less than promised" if promise.measured_ms < promise.low_ms else "more than promised"
-
-
-_STATUS = ("went", "came", "stayed")

@@ -333,8 +333,8 @@ def _sizes_unknown(before: Workload, after: Workload) -> Iterator[Note]:
         yield Note(
             "sizes-unknown",
             "warn",
-            f"no input shapes of layers {' and '.join(missing)}: that both runs compute the same"
-            " model and sizes is taken on trust",
+            f"no input shapes of layers {' and '.join(missing)}: both runs are assumed"
+            " to compute the same model and sizes",
             "record with record_shapes=True",
         )
     elif before.hides_work or after.hides_work:
@@ -365,7 +365,7 @@ def _device_unknown(before: Workload, after: Workload) -> Iterator[Note]:
         yield Note(
             "device-unknown",
             "warn",
-            "the recording does not name its device: that both runs used the same is taken on trust",
+            "the recording does not name its device: both runs are assumed to have used the same one",
             "record with a newer PyTorch",
         )
 
@@ -376,7 +376,7 @@ def _one_each(before: Workload, after: Workload) -> Iterator[Note]:
         yield Note(
             "no-noise",
             "warn",
-            f"one {what} on a side: how much it varies is not known, so only large changes are believed",
+            f"one {what} on a side: its variation is unknown, so only large changes are reported",
             "record 5 or more steps in both runs, with prof.step() in each",
         )
 

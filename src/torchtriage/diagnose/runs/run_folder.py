@@ -181,7 +181,7 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
                 "let it run longer: timing and recording take about 40 steps",
             )
         return (
-            "no loop was found: no optimizer stepped, no module was seen to be called again, and no"
+            "no loop was found: no optimizer stepped, no module was called again, and no"
             " DataLoader was iterated for long",
             "mark the steps yourself: with torchtriage.profile(…) as p, p.step() in the loop",
         )

@@ -144,7 +144,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
         yield Note(
             "other-device",
             "warn",
-            f"{int(other.sum())} device events of a kind that is read but not judged"
+            f"{int(other.sum())} device events of a kind that is read but not analysed"
             f" ({trace.origin.vendor}): device idle and kernels are not checked",
         )
     elif launches.any():
@@ -160,7 +160,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
         yield Note(
             "missing-kernels",
             "refuse",
-            "the file is cut short and holds no GPU row: whether a GPU was at work is not known",
+            "the file is cut short and holds no GPU row: whether a GPU was in use is unknown",
             "record again, and let the export finish before the process ends",
         )
     elif calls.any() or listed or nccl.any():
@@ -195,8 +195,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
         yield Note(
             "merged",
             "refuse",
-            f"several processes in one file share {shared} correlation ids: which launch made"
-            " which GPU work cannot be told",
+            f"several processes in one file share {shared} correlation ids: launches cannot be matched to GPU work",
             "pass each rank's own file: torchtriage analyze FOLDER",
             {"n_shared": shared, "n_processes": len(distinct(process))},
         )
@@ -247,7 +246,7 @@ def _orphans(trace: Trace) -> Iterator[Note]:
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
         f"{n} of {total} pieces of GPU work ({format_ns(time)}) have no launch in the recording:"
-        " they were enqueued before it, and no code here is blamed for them",
+        " they were enqueued before it, so no code here is held responsible",
         "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
         {"n_orphans": n, "n_work": total, "orphan_ns": time, "share": round(share, 4)},
     )

@@ -94,7 +94,7 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     if findings:
         return f"No lost time found; {_many(findings, 'thing')} to know: {findings[0].title} ({findings[0].code})."
     idle = f", yet the device stands idle for {much} of it" if much else ""
-    return f"Nothing found that gives back {format_share(min_share)} of {whole} or more{idle}."
+    return f"Nothing found that saves {format_share(min_share)} of {whole} or more{idle}."
 
 
 MUCH_IDLE = 0.10

@@ -51,7 +51,7 @@ def document(result: BenchResult) -> b.Document:
         b.Section(
             "Step times",
             [b.Markup(_times(result.rows))],
-            "P50 of steady steps; the mark is P95 where it could be told.",
+            "P50 of steady steps; the mark is P95 where it is known.",
             on=b.PAGE,
         ),
         b.Section(

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
+from torchtriage.diagnose.compare.findings import STATUS_WORDS
 from torchtriage.diagnose.compare.result import Cause, Comparison, FindingChange, Part, Run
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
@@ -90,7 +91,7 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
         " noise."
         if step
         else "One window each. Each bar is one cause; together they are the whole change. Pale bars are too small to be"
-        " believed."
+        " significant."
     )
     yield b.Section(
         "From before to after", [b.Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=b.PAGE
@@ -118,7 +119,11 @@ def _findings(result: Comparison) -> Iterator[b.Block]:
         row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
         yield b.Rows([row], on=b.TERMINAL + b.PAGE)
     rows = [
-        (change.status, (b.code(change.code), f" {change.title}", "\n", b.dim(change.place)), _cost(change))
+        (
+            STATUS_WORDS[change.status],
+            (b.code(change.code), f" {change.title}", "\n", b.dim(change.place)),
+            _cost(change),
+        )
         for change in result.findings
     ]
     kinds = [change.status for change in result.findings]
@@ -132,7 +137,7 @@ def changes(findings: Sequence[FindingChange], on: str = b.TERMINAL + b.MARKDOWN
     for change in findings:
         place = elide(f" at {visible(change.place)}", 60) if change.place else ""
         text = (b.bold(f"{change.code} "), f"{change.title}{place}: ", b.dim(_cost(change)))
-        rows.append(b.Row(change.status, text, _STATUS[change.status]))
+        rows.append(b.Row(STATUS_WORDS[change.status], text, _STATUS[change.status]))
     return b.Rows(rows, on=on)
 
 

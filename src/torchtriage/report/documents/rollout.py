@@ -115,7 +115,7 @@ def _event(event: Event) -> str:
 
 def _entry(event: Event) -> str:
     known = "".join(f"<li>{text(row.name)}: {_LABEL[row.verdict]}, {text(row.sentence)}</li>" for row in event.rows)
-    details = f"<details><summary>what was known</summary><ul>{known}</ul></details>" if known else ""
+    details = f"<details><summary>metrics at the time</summary><ul>{known}</ul></details>" if known else ""
     kind = event.kind.replace(" ", "-")
     return f'<li class="{kind}"><time>{_when(event.at_s)}</time><p>{text(_event(event))}</p>{details}</li>'
 

@@ -171,7 +171,7 @@ def _what_ifs(subject: Result | JobResult) -> b.Entry:
 
 
 def _answered(subject: Result | JobResult, without_device: str, where: str = "") -> Iterator[b.Block]:
-    none = "" if subject.findings or subject.refused else "No finding. "
+    none = "" if subject.findings or subject.refused else "No findings. "
     yield b.Lines([(b.bold(none), f"{words.checked(subject)}{where}.")], indent=0)
     yield from findings.unanswered(subject.not_checked, subject.crashes, without_device)
 

@@ -35,10 +35,10 @@ from torchtriage.core.process import rss_bytes
 from torchtriage.operate import monitor
 from torchtriage.operate.experiment import Rate, Typical
 from torchtriage.operate.ladder import Ladder, LocalStore, Mode, Policy, RedisStore
-from torchtriage.operate.ladder.result import Entry
+from torchtriage.operate.ladder.result import LadderEntry
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor.rules import rules
-from torchtriage.operate.rollout import Plan, Rollout, RolloutStore, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, RolloutStore, open_rollouts
 
 PER_S = 40.0
 """Requests per second, by two clients."""
@@ -209,7 +209,7 @@ class Service:
         if self.page is not None:
             self.page.show(alert)
 
-    def _moved(self, entry: Entry) -> None:
+    def _moved(self, entry: LadderEntry) -> None:
         if entry.kind == "switch":  # another mode takes another time: that is no news
             self.detection.silence(10, model="classifier", kind="shift")
 
@@ -225,7 +225,7 @@ class Service:
         self.models[version] = self.models[self.control]
         self.slower[version] = slower
         self.rollout = Rollout(
-            Plan(
+            RolloutPlan(
                 f"classifier {version}",
                 steps=(0.1, 0.5, 1.0),
                 metric=Typical("latency_s", worse_than=1.2),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.ladder import Entry, Ladder, LocalStore, Mode, Policy, Shared, answers_agree
+from torchtriage.operate.ladder import Ladder, LadderEntry, LocalStore, Mode, Policy, Shared, answers_agree
 
 POLICY = Policy(dwell_s=10, recover_s=5, probe_share=0.5, probe_calls=10, least_calls=10)
 
@@ -446,7 +446,7 @@ def test_a_failing_alarm_or_log_stops_nothing(model: Model) -> None:
     def fails(*_: object) -> str:
         raise RuntimeError("broken")
 
-    told: list[Entry] = []
+    told: list[LadderEntry] = []
     ladder = Ladder("m", model.modes(), alarm=fails, log=told.append)
     ladder.start(every_s=0.01)
     time.sleep(0.1)

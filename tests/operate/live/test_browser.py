@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from torchtriage.operate.ladder import Ladder, Mode, Policy
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor import Alert, Detection, Monitor
-from torchtriage.operate.rollout import Plan, Rollout, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -55,7 +55,7 @@ class Calls:
             Policy(deadline_s=0.05, dwell_s=0.1, recover_s=600),
             dry_run=False,
         )
-        plan = Plan("detector 2", steps=(0.05, 1.0), least_s=600, candidate="2")
+        plan = RolloutPlan("detector 2", steps=(0.05, 1.0), least_s=600, candidate="2")
         self.rollout = Rollout(plan, open_rollouts(":memory:"), alarm=self._alarmed)
         self.monitor = Monitor(self.page, Detection(self.page.show, self._alarms.append))
         self.page.watch(self.ladder, self.rollout)

@@ -28,7 +28,7 @@ from torchtriage.operate.live.sse_feed import KEPT, EventFeed
 from torchtriage.operate.monitor import Alert, Monitor
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.listener import Handler
-from torchtriage.operate.rollout import Plan, Rollout, StageEvidence, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, StageEvidence, open_rollouts
 
 DEADLINE_S = 60.0
 
@@ -226,7 +226,7 @@ def test_a_ladder_and_a_rollout_are_told_as_they_move(monitor: Monitor, page: Li
         worse_now = (worse[1],) if state.stage else ()
         return StageEvidence(state.epoch, next(seen), 0.1, 1000, 1000, worse=worse_now)
 
-    plan = Plan("detector 2", steps=(0.05, 1.0), least_s=0, candidate="2")
+    plan = RolloutPlan("detector 2", steps=(0.05, 1.0), least_s=0, candidate="2")
     rollout = Rollout(plan, open_rollouts(":memory:"), judge=judge)
     page.watch(ladder, rollout)
     listener = Listener(page.port)

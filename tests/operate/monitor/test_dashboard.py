@@ -30,7 +30,7 @@ from types import SimpleNamespace
 
 from torchtriage import monitor
 from torchtriage.operate.ladder import Ladder, Mode
-from torchtriage.operate.rollout import Plan, Rollout, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
 
 sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(
     is_initialized=lambda: True, device_count=lambda: 1,
@@ -46,7 +46,7 @@ sys.modules["torch._dynamo.utils"] = SimpleNamespace(counters={
 listener = monitor.Prometheus(port=0)
 monitor.start(listener, monitor.JsonLog(sys.argv[1] + "/log"), monitor.Detection())
 ladder = Ladder("boxes", [Mode("full", abs), Mode("lite", abs)])
-rollout = Rollout(Plan("int8"), store=open_rollouts(sys.argv[1] + "/rollouts.db"))
+rollout = Rollout(RolloutPlan("int8"), store=open_rollouts(sys.argv[1] + "/rollouts.db"))
 model = monitor.observe("detector", version="2.1")
 print(listener.port, flush=True)
 for n in range(10_000):

@@ -12,12 +12,12 @@ import pytest
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.experiment import Rate, Tail, Typical
-from torchtriage.operate.rollout import Plan, Rollout, Router, StageEvidence, Ticket, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, Router, StageEvidence, Ticket, open_rollouts
 from torchtriage.operate.rollout.controller import STALE_S
 from torchtriage.operate.rollout.store import Lease
 from torchtriage.operate.rollout.summary import summary
 
-PLAN = Plan(
+PLAN = RolloutPlan(
     "int8",
     steps=(0.2, 0.5, 1.0),
     metric=Typical("latency_s", worse_than=1.1),
@@ -210,7 +210,7 @@ def test_an_owner_that_follows_needs_no_more_requests_than_the_first(store, cloc
 def test_a_controller_of_another_plan_moves_nothing(store, clock: Clock) -> None:
     rollout = made(store, clock)
     store.roll_back("int8", "by hand", actor="person", at_s=1)
-    store.start(Plan("int8", steps=(0.5, 1.0)), actor="other", at_s=2)
+    store.start(RolloutPlan("int8", steps=(0.5, 1.0)), actor="other", at_s=2)
     with pytest.raises(UsageError, match="the plan of this controller"):
         rollout.tick()
     clock.now_s += STALE_S + 1

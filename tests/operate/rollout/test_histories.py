@@ -13,11 +13,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from torchtriage.operate.rollout import Plan, Rollout, StageEvidence, State, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, RolloutState, StageEvidence, open_rollouts
 from torchtriage.operate.rollout.store import LEASE_S
 
 N_HISTORIES = int(os.environ.get("TORCHTRIAGE_HISTORIES", "80"))
-PLAN = Plan("int8", least_s=2, least_requests=100)
+PLAN = RolloutPlan("int8", least_s=2, least_requests=100)
 odd = st.sampled_from([math.nan, math.inf, -1.0, 0.0, 99.0])
 
 
@@ -48,7 +48,7 @@ class Histories(RuleBasedStateMachine):
             wall=lambda: self.wall_s,
         )
 
-    def stored(self) -> State:
+    def stored(self) -> RolloutState:
         return self.store.read("int8").state
 
     def look(self, which: int, evidence: StageEvidence | None) -> None:
@@ -74,7 +74,7 @@ class Histories(RuleBasedStateMachine):
         self.check_routes(controller, after)
 
     @staticmethod
-    def is_whole(evidence: StageEvidence | None, before: State) -> bool:
+    def is_whole(evidence: StageEvidence | None, before: RolloutState) -> bool:
         return (
             evidence is not None
             and evidence.epoch == before.epoch
@@ -87,7 +87,7 @@ class Histories(RuleBasedStateMachine):
             and (before.share == 1 or 100 <= evidence.n_control < math.inf)
         )
 
-    def check_routes(self, controller: Rollout, state: State) -> None:
+    def check_routes(self, controller: Rollout, state: RolloutState) -> None:
         n = sum(controller.assign(id).arm == "candidate" for id in IDS)
         assert n / len(IDS) <= state.share + ROUGH
 

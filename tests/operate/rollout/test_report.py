@@ -17,7 +17,7 @@ from tests.report.sample_result import HOSTILE
 from torchtriage.cli.main import cli
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.operate.experiment import Experiment, ExperimentResult, Rate, Tail, Typical
-from torchtriage.operate.rollout import Plan, Rollout, RolloutResult, open_rollouts
+from torchtriage.operate.rollout import Rollout, RolloutPlan, RolloutResult, open_rollouts
 from torchtriage.operate.rollout.summary import summary
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schema"
@@ -47,7 +47,7 @@ def results(tmp_path_factory) -> list[RolloutResult | ExperimentResult]:
     found = experiment()
     with open_rollouts(place) as store:
         for name in ("running", "back", "done"):
-            store.start(Plan(name, candidate=HOSTILE), actor=HOSTILE, at_s=1.7e9)
+            store.start(RolloutPlan(name, candidate=HOSTILE), actor=HOSTILE, at_s=1.7e9)
             store.promote(name, HOSTILE, actor="me", at_s=1.7e9 + 60)
         store.roll_back("back", HOSTILE, actor="me", at_s=1e300, rows=found.rows)
         for _ in range(4):
@@ -108,7 +108,7 @@ def test_the_first_line_decides(results) -> None:
 def place(tmp_path: Path) -> str:
     path = tmp_path / "rollouts.db"
     with open_rollouts(path) as store:
-        store.start(Plan("int8"), actor="a", at_s=1)
+        store.start(RolloutPlan("int8"), actor="a", at_s=1)
     return str(path)
 
 
@@ -148,7 +148,7 @@ def test_what_is_not_there_is_told(place: str, tmp_path: Path) -> None:
     assert "no rollout is called 'int9'" in call("report", "int9", "--store", place, code=2).stderr
     assert "Missing option '--reason'" in call("rollback", "--store", place, code=2).stderr
     with open_rollouts(place) as store:
-        store.start(Plan("other"), actor="a", at_s=1)
+        store.start(RolloutPlan("other"), actor="a", at_s=1)
     said = call("report", "--store", place, code=2).stderr
     assert "expected the name of a rollout" in said
     assert "there are int8, other" in said
@@ -158,7 +158,7 @@ def test_who_watches_is_known_and_that_nobody_does(place: str) -> None:
     said = " ".join(call("report", "--store", place).stdout.split())
     assert "nobody has looked for 10 s" in said
     with open_rollouts(place) as store:
-        Rollout(Plan("int8"), store, owner="worker 3").tick()
+        Rollout(RolloutPlan("int8"), store, owner="worker 3").tick()
         told = summary(store, "int8")
     assert told.owner == "worker 3"
     assert told.notes == ()

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.rollout.plan import Plan
-from torchtriage.operate.rollout.state import StageEvidence, State, advance, roll_back
+from torchtriage.operate.rollout.plan import RolloutPlan
+from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance, roll_back
 
-PLAN = Plan("int8", least_s=10)
-READY = State(PLAN, watched_s=100)
+PLAN = RolloutPlan("int8", least_s=10)
+READY = RolloutState(PLAN, watched_s=100)
 GOOD = StageEvidence(epoch=1, number=5, age_s=0.1, n_control=50_000, n_candidate=500)
 
 
@@ -48,7 +48,7 @@ def test_no_evidence_holds() -> None:
 
 
 def test_the_same_evidence_counts_once() -> None:
-    held = advance(State(PLAN), GOOD, 1)
+    held = advance(RolloutState(PLAN), GOOD, 1)
     assert held.waiting == "watched for 1 of 10 s"
     for _ in range(30):
         held = advance(held, GOOD, 1)
@@ -58,7 +58,7 @@ def test_the_same_evidence_counts_once() -> None:
 
 @pytest.mark.parametrize("elapsed_s", [-3600, 3600, 86_400, math.nan, math.inf, 5.1])
 def test_jumps_of_the_clock_are_no_time(elapsed_s: float) -> None:
-    state = advance(State(PLAN), GOOD, elapsed_s)
+    state = advance(RolloutState(PLAN), GOOD, elapsed_s)
     assert state.watched_s == 0
     assert state.stage == 0
 
@@ -70,7 +70,7 @@ def test_worse_rolls_back_from_whichever_stage() -> None:
 
 
 def test_it_ends_when_all_requests_have_been_watched() -> None:
-    state = State(PLAN)
+    state = RolloutState(PLAN)
     shares = [state.share]
     while state.status == "running":
         evidence = replace(GOOD, epoch=state.epoch, n_control=500 if state.share < 1 else 0)
@@ -104,4 +104,4 @@ def test_a_second_rollback_changes_nothing() -> None:
 )
 def test_plans_that_cannot_be_carried_out_are_refused(options) -> None:
     with pytest.raises(UsageError):
-        Plan(**({"name": "int8"} | options))
+        RolloutPlan(**({"name": "int8"} | options))

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.rollout import Plan, open_rollouts
-from torchtriage.operate.rollout.state import State, roll_back
+from torchtriage.operate.rollout import RolloutPlan, open_rollouts
+from torchtriage.operate.rollout.state import RolloutState, roll_back
 from torchtriage.operate.rollout.summary import summary
 
-PLAN = Plan("int8")
+PLAN = RolloutPlan("int8")
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_it_is_there_after_it_was_closed(path: Path) -> None:
 
 
 def test_another_plan_needs_the_first_to_end(path: Path) -> None:
-    other = Plan("int8", least_requests=7)
+    other = RolloutPlan("int8", least_requests=7)
     with open_rollouts(path) as store:
         store.start(PLAN, actor="a", at_s=1)
         with pytest.raises(UsageError, match="expected the plan this rollout was started with"):
             store.start(other, actor="a", at_s=2)
         store.roll_back("int8", "by hand", actor="person", at_s=3)
-        assert store.start(other, actor="a", at_s=4) == State(other, epoch=3)
+        assert store.start(other, actor="a", at_s=4) == RolloutState(other, epoch=3)
 
 
 def test_one_owner_at_a_time_and_the_old_token_is_refused(path: Path) -> None:
@@ -97,9 +97,9 @@ def test_two_threads_roll_back_once(path: Path) -> None:
 
 KILLED = """
 import sys
-from torchtriage.operate.rollout import open_rollouts, Plan
+from torchtriage.operate.rollout import open_rollouts, RolloutPlan
 with open_rollouts(sys.argv[1]) as store:
-    plan = Plan("int8")
+    plan = RolloutPlan("int8")
     print("go", flush=True)
     while True:
         store.start(plan, actor="a", at_s=1)

@@ -16,7 +16,7 @@
 from torchtriage.operate.experiment.experiment import Experiment
 from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical
 from torchtriage.operate.experiment.output_agreement import Agreement, agreement
-from torchtriage.operate.experiment.result import ExperimentResult, Row
+from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
 from torchtriage.operate.experiment.shadow import Shadow, ShadowReport
 from torchtriage.operate.experiment.split import Split, point
 
@@ -25,8 +25,8 @@ __all__ = [
     "Experiment",
     "ExperimentResult",
     "Metric",
+    "MetricRow",
     "Rate",
-    "Row",
     "Shadow",
     "ShadowReport",
     "Split",

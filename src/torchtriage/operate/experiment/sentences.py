@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count, format_share
-from torchtriage.operate.experiment.result import Arm, Decision, Row
+from torchtriage.operate.experiment.result import Arm, Decision, MetricRow
 
 __all__ = ["change", "notes", "sentence", "verdict"]
 
@@ -19,7 +19,7 @@ def change(ratio: float) -> str:
     return f"+{text}" if ratio > 1 else text
 
 
-def sentence(row: Row) -> str:
+def sentence(row: MetricRow) -> str:
     """Return what is known of one metric."""
     if row.verdict == "no data":
         missing = [arm for arm, n in zip(("control", "candidate"), row.n, strict=True) if not n]
@@ -41,7 +41,7 @@ def sentence(row: Row) -> str:
     return f"{text}: {row.low:.3g} {high} times as often"
 
 
-def _typical(row: Row) -> str:
+def _typical(row: MetricRow) -> str:
     if row.ratio is None:
         return "not enough yet to compare"
     if row.low is None or row.high is None:
@@ -50,7 +50,7 @@ def _typical(row: Row) -> str:
 
 
 def verdict(
-    decision: Decision, control: Arm, candidate: Arm, rows: Sequence[Row], split: tuple[int, int]
+    decision: Decision, control: Arm, candidate: Arm, rows: Sequence[MetricRow], split: tuple[int, int]
 ) -> tuple[str, ...]:
     """Return the first line that decides, and the ones that say why."""
     n = control.n_requests + candidate.n_requests
@@ -75,7 +75,9 @@ def verdict(
     return ("Undecided: go on", f"{metric.name}: {metric.sentence}", seen)
 
 
-def notes(control: Arm, candidate: Arm, rows: Sequence[Row], unit: str, split: tuple[int, int]) -> tuple[Note, ...]:
+def notes(
+    control: Arm, candidate: Arm, rows: Sequence[MetricRow], unit: str, split: tuple[int, int]
+) -> tuple[Note, ...]:
     """Return what limits the numbers."""
     limits = []
     arms = (control, candidate)

@@ -15,12 +15,12 @@
 from torchtriage.operate.ladder.check import answers_agree
 from torchtriage.operate.ladder.ladder import Ladder, Mode
 from torchtriage.operate.ladder.policy import Policy
-from torchtriage.operate.ladder.result import Entry, LadderStatus, ModeStatus
+from torchtriage.operate.ladder.result import LadderEntry, LadderStatus, ModeStatus
 from torchtriage.operate.ladder.store import LocalStore, RedisStore, Shared
 
 __all__ = [
-    "Entry",
     "Ladder",
+    "LadderEntry",
     "LadderStatus",
     "LocalStore",
     "Mode",

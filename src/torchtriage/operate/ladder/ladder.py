@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.ladder.policy import LadderState, Policy, decide, trouble
-from torchtriage.operate.ladder.result import Entry, LadderStatus, ModeStatus
+from torchtriage.operate.ladder.result import LadderEntry, LadderStatus, ModeStatus
 from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
@@ -65,7 +65,7 @@ class Ladder:
     dry_run : bool
         Write to the log what would be done and change nothing; the default, for a first week.
     log : function, optional
-        Called with each :class:`Entry`.
+        Called with each :class:`LadderEntry`.
     clock, wall : functions
         Monotonic seconds, and seconds since the epoch for the log.
 
@@ -91,7 +91,7 @@ class Ladder:
         alarm: Callable[[], str] | None = None,
         store: LadderStore | None = None,
         dry_run: bool = True,
-        log: Callable[[Entry], None] | None = None,
+        log: Callable[[LadderEntry], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -142,7 +142,7 @@ class Ladder:
         self._well_since_s = clock()
         self._wait_s = self.policy.recover_s
         self._rose_s = float("-inf")
-        self._entries: deque[Entry] = deque(maxlen=N_LOG)
+        self._entries: deque[LadderEntry] = deque(maxlen=N_LOG)
         self._said = ""
         self._look_lock = threading.Lock()
         self._wake = threading.Event()
@@ -364,7 +364,7 @@ class Ladder:
         return [("ladder_level", {"ladder": self.name}, self._level)]
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LadderEntry, ...]:
         """The newest thousand entries of this worker's log, oldest first."""
         return tuple(self._entries)
 
@@ -530,7 +530,7 @@ class Ladder:
             self._log(kind, self._mode, after, why)
 
     def _log(self, kind: str, before: str, after: str, why: str, actor: str = "") -> None:
-        entry = Entry(self._wall(), self.name, kind, before, after, why, actor or self._actor)
+        entry = LadderEntry(self._wall(), self.name, kind, before, after, why, actor or self._actor)
         self._entries.append(entry)
         if self._tell is not None:
             try:

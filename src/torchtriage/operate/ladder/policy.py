@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 
-__all__ = ["Decision", "LadderState", "Policy", "decide", "trouble"]
+__all__ = ["LadderDecision", "LadderState", "Policy", "decide", "trouble"]
 
 
 @dataclass(frozen=True)
@@ -97,26 +97,26 @@ class LadderState(NamedTuple):
     wait_s: float
 
 
-class Decision(NamedTuple):
+class LadderDecision(NamedTuple):
     """What to do, and why."""
 
     do: Literal["stay", "down", "up", "probe", "give up"]
     why: str = ""
 
 
-def decide(policy: Policy, view: LadderState) -> Decision:
+def decide(policy: Policy, view: LadderState) -> LadderDecision:
     """Return what to do now; whether the dwell and the budget let it is the store's to say."""
     if bad := trouble(policy, view):
-        return Decision("down", bad)
+        return LadderDecision("down", bad)
     if view.level == 0:
-        return Decision("stay")
+        return LadderDecision("stay")
     if view.n_probes >= policy.probe_calls:
         late = view.n_probes_late / view.n_probes
         said = f"{format_share(late)} of {view.n_probes} trial calls were late or failed"
-        return Decision("up", said) if late <= policy.leave else Decision("give up", said)
+        return LadderDecision("up", said) if late <= policy.leave else LadderDecision("give up", said)
     if view.well_s >= view.wait_s:
-        return Decision("probe")
-    return Decision("stay")
+        return LadderDecision("probe")
+    return LadderDecision("stay")
 
 
 def trouble(policy: Policy, view: LadderState) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.ladder.ladder import Ladder, Mode
 from torchtriage.operate.ladder.policy import Policy
-from torchtriage.operate.ladder.result import Entry
+from torchtriage.operate.ladder.result import LadderEntry
 
 __all__ = ["AssumedMode", "LadderChange", "LadderReplay", "RecordedCall", "read_modes", "replay_ladder"]
 
@@ -148,7 +148,7 @@ def replay_ladder(
     row, alarm, alarm_s = 0, "", -math.inf
     log: list[LadderChange] = []
 
-    def tell(entry: Entry) -> None:
+    def tell(entry: LadderEntry) -> None:
         log.append(LadderChange(row, entry.at_s, entry.kind, entry.before, entry.after, entry.why))
 
     ladder = _Recorded(

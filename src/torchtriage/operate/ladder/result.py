@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Entry", "LadderStatus", "ModeStatus"]
+__all__ = ["LadderEntry", "LadderStatus", "ModeStatus"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LadderEntry:
     """One line of the audit log.
 
     ``at_s`` : the wall clock's seconds since the epoch, only to read. ``kind`` : ``switch``,

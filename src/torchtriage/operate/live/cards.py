@@ -11,8 +11,8 @@ from torchtriage.operate.rollout.summary import percent
 
 if TYPE_CHECKING:
     from torchtriage.operate.ladder import Ladder
-    from torchtriage.operate.ladder.result import Entry
-    from torchtriage.operate.rollout import Rollout, State
+    from torchtriage.operate.ladder.result import LadderEntry
+    from torchtriage.operate.rollout import Rollout, RolloutState
 
 __all__ = ["LadderCard", "RolloutCard"]
 
@@ -26,7 +26,7 @@ class LadderCard:
         self.name = ladder.name
         self._ladder = ladder
         self._modes = [mode.name for mode in ladder.modes]
-        self._last: Entry | None = None
+        self._last: LadderEntry | None = None
         self._changes: deque[tuple[float, int]] = deque(maxlen=N_CHANGES)
         self._status = ladder.status()
 
@@ -53,7 +53,7 @@ class LadderCard:
             mode["why"] = cut(mode["why"])
         return status | {"changes": list(self._changes)}
 
-    def _told(self, entry: Entry) -> PageEvent:
+    def _told(self, entry: LadderEntry) -> PageEvent:
         moved = entry.kind in ("switch", "would switch", "hold", "release")
         tone: Tone = "plain"
         if moved and entry.before != entry.after:
@@ -69,7 +69,7 @@ class RolloutCard:
     def __init__(self, rollout: Rollout) -> None:
         self.name = rollout.plan.name
         self._rollout = rollout
-        self._state: State | None = None
+        self._state: RolloutState | None = None
         self._changes: deque[tuple[float, float]] = deque(maxlen=N_CHANGES)
 
     def look(self, at_s: float) -> list[PageEvent]:
@@ -98,7 +98,7 @@ class RolloutCard:
             "changes": list(self._changes),
         }
 
-    def _told(self, before: State | None, now: State) -> PageEvent:
+    def _told(self, before: RolloutState | None, now: RolloutState) -> PageEvent:
         name, candidate = self.name, self._rollout.plan.candidate
         if now.status == "rolled back":
             return PageEvent("rollout", name, "rolled back", cut(now.waiting), "bad")

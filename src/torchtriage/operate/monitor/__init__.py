@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.operate.monitor.instrument import Model, Request
-from torchtriage.operate.monitor.monitor import Accounts, Monitor, Sink, Snapshot
+from torchtriage.operate.monitor.monitor import Accounts, Monitor, MonitorSnapshot, Sink
 
 if TYPE_CHECKING:
     from torchtriage.operate.monitor.alert import Alert
@@ -31,12 +31,12 @@ __all__ = [
     "JsonLog",
     "Model",
     "Monitor",
+    "MonitorSnapshot",
     "Prometheus",
     "RedisStream",
     "Request",
     "Sink",
     "Slack",
-    "Snapshot",
     "Webhook",
     "close",
     "log",
@@ -81,7 +81,7 @@ def observe(name: str, *, version: str = "", size: Callable[..., int] | None = N
     return _default.observe(name, version=version, size=size)
 
 
-def snapshot() -> tuple[Snapshot, ...]:
+def snapshot() -> tuple[MonitorSnapshot, ...]:
     """Return the numbers of every model observed so far."""
     return _default.snapshot()
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow, plain
 from torchtriage.operate.monitor.instrument import Model, Ring
 
-__all__ = ["MAX_MODELS", "Accounts", "Monitor", "Sink", "Snapshot"]
+__all__ = ["MAX_MODELS", "Accounts", "Monitor", "MonitorSnapshot", "Sink"]
 
 MAX_MODELS = 2_000
 """Pairs of model and version kept apart; further ones are counted together as ``other``."""
@@ -56,7 +56,7 @@ class Accounts:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MonitorSnapshot:
     """One model's numbers at one moment. Times in seconds, NaN of no requests."""
 
     model: str
@@ -237,7 +237,7 @@ class Monitor:
                 for key, in_flight in self._in_flight().items()
             ]
 
-    def snapshot(self) -> tuple[Snapshot, ...]:
+    def snapshot(self) -> tuple[MonitorSnapshot, ...]:
         """Return every model's numbers up to this moment."""
         self.drain()
         with self._lock:
@@ -292,9 +292,9 @@ class Monitor:
         self.close()
 
 
-def _snapshot(key: tuple[str, str], aggregate: Aggregate, in_flight: int) -> Snapshot:
+def _snapshot(key: tuple[str, str], aggregate: Aggregate, in_flight: int) -> MonitorSnapshot:
     durations = aggregate.durations
-    return Snapshot(
+    return MonitorSnapshot(
         model=key[0],
         version=key[1],
         finished=aggregate.finished,

@@ -15,13 +15,13 @@ from torchtriage.core.errors import StoreError, TriageError, UsageError
 from torchtriage.core.units import format_share
 from torchtriage.operate.experiment.experiment import Experiment
 from torchtriage.operate.experiment.metrics import finite
-from torchtriage.operate.experiment.result import ExperimentResult, Row
+from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.rollout.boot_clock import boot_id, boot_seconds
-from torchtriage.operate.rollout.plan import Plan
-from torchtriage.operate.rollout.state import StageEvidence, State, advance, roll_back
+from torchtriage.operate.rollout.plan import RolloutPlan
+from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance, roll_back
 from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, open_rollouts
 
 __all__ = ["Rollout", "Ticket", "evidence_of"]
@@ -29,7 +29,7 @@ __all__ = ["Rollout", "Ticket", "evidence_of"]
 STALE_S = 10.0
 """When nobody could look for so long, the candidate gets nothing until somebody does."""
 
-Judge = Callable[[State], StageEvidence | None]
+Judge = Callable[[RolloutState], StageEvidence | None]
 Alarm = Callable[[], str]
 
 
@@ -45,7 +45,7 @@ class Rollout:
 
     Parameters
     ----------
-    plan : Plan
+    plan : RolloutPlan
     store : RolloutStore, optional
         :func:`open_rollouts` by default.
     alarm : function, optional
@@ -70,7 +70,7 @@ class Rollout:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RolloutPlan,
         store: RolloutStore | None = None,
         *,
         alarm: Alarm | None = None,
@@ -92,9 +92,9 @@ class Rollout:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error = ""
-        self._unsaved: tuple[int, str, tuple[Row, ...]] | None = None
+        self._unsaved: tuple[int, str, tuple[MetricRow, ...]] | None = None
         self._pid = os.getpid()
-        self._state: State
+        self._state: RolloutState
         self._take(self.store.start(plan, actor=self.owner, at_s=wall()))
         process_metrics.register(self)
 
@@ -143,11 +143,11 @@ class Rollout:
     # -- once a second -------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> RolloutState:
         """Where it stands, as far as this process knows."""
         return self._state
 
-    def tick(self) -> State:
+    def tick(self) -> RolloutState:
         """Look once: roll back, promote, or wait. At least every 5 s: a later look watched nothing.
 
         Raises
@@ -236,7 +236,9 @@ class Rollout:
             # the store may be gone for a while: the watch must go on
             self.error = f"{type(error).__name__}: {error}"
 
-    def _look_for_worse(self, state: State, now_s: float) -> tuple[StageEvidence | None, tuple[Row, ...], str]:
+    def _look_for_worse(
+        self, state: RolloutState, now_s: float
+    ) -> tuple[StageEvidence | None, tuple[MetricRow, ...], str]:
         """Return what is seen; where it is worse, send nothing to the candidate from now on.
 
         Whoever sees it may act on it, owner or not.
@@ -256,12 +258,12 @@ class Rollout:
             self._unsaved = state.epoch, reason, rows
         return None if why else evidence, rows, why
 
-    def _roll_back(self, reason: str, rows: tuple[Row, ...]) -> State:
+    def _roll_back(self, reason: str, rows: tuple[MetricRow, ...]) -> RolloutState:
         self._take(self.store.roll_back(self.plan.name, reason, actor=self.owner, at_s=self._wall(), rows=rows))
         self._unsaved = None
         return self._state
 
-    def _seen(self, now_s: float) -> tuple[StageEvidence | None, tuple[Row, ...], str]:
+    def _seen(self, now_s: float) -> tuple[StageEvidence | None, tuple[MetricRow, ...], str]:
         if self._judge is None:
             return *self._stage.evidence(now_s), ""
         try:
@@ -276,7 +278,7 @@ class Rollout:
         self._stop, self._thread = threading.Event(), None
         self._take(self._state)
 
-    def _take(self, state: State) -> None:
+    def _take(self, state: RolloutState) -> None:
         self._state = state
         self._looked_s = None
         self._stage = _StageData(self.plan, state)
@@ -285,7 +287,7 @@ class Rollout:
 class _StageData:
     """What the requests of one stage showed, as far as this process recorded them."""
 
-    def __init__(self, plan: Plan, state: State) -> None:
+    def __init__(self, plan: RolloutPlan, state: RolloutState) -> None:
         self.epoch = state.epoch
         self.split = Split(plan.name, state.share)
         self.ends = state.status == "running"
@@ -323,7 +325,7 @@ class _StageData:
         with self._lock:
             self._number = max(self._number, number)
 
-    def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[Row, ...]]:
+    def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[MetricRow, ...]]:
         """Return what is known of the stage, and the comparisons behind it."""
         with self._lock:
             age_s = None if self._newest_s is None else now_s - self._newest_s
@@ -339,7 +341,9 @@ class _StageData:
             return StageEvidence(self.epoch, self._number, age_s, 0, self._n, tuple(missing)), ()
 
 
-def evidence_of(plan: Plan, result: ExperimentResult, *, epoch: int, number: int, age_s: float | None) -> StageEvidence:
+def evidence_of(
+    plan: RolloutPlan, result: ExperimentResult, *, epoch: int, number: int, age_s: float | None
+) -> StageEvidence:
     """Return what an experiment says of a stage.
 
     ``epoch``, ``number`` and ``age_s`` as in :class:`StageEvidence`. A metric without which a regression

@@ -5,8 +5,8 @@ holds the key, gives the value::
 
     flags = Flags({
         "int8-detector": Flag(False, (
-            Rule(True, when={"gpu": "*A10*|*L4*", "gpu memory": ">=16", "driver": ">=535"}),
-            Rule(True, when={"gpu": "*T4*"}, share=0.05),
+            FlagRule(True, when={"gpu": "*A10*|*L4*", "gpu memory": ">=16", "driver": ">=535"}),
+            FlagRule(True, when={"gpu": "*T4*"}, share=0.05),
         )),
     })
     flags.value("int8-detector", key="user-17")
@@ -26,13 +26,13 @@ from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.machine import gather_machine
 from torchtriage.operate.experiment.split import Split
 
-__all__ = ["Flag", "Flags", "Rule", "device_traits", "provider"]
+__all__ = ["Flag", "FlagRule", "Flags", "device_traits", "provider"]
 
 _COMPARED = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
 
 
 @dataclass(frozen=True)
-class Rule:
+class FlagRule:
     """A value for the devices that it is for.
 
     ``when`` : for each trait a pattern (``*A10*|*L4*``, in any case) or a comparison of versions or
@@ -50,7 +50,7 @@ class Flag:
     """What a flag is where no rule holds, and the rules."""
 
     default: Any
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[FlagRule, ...] = ()
 
 
 class Flags:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical
 
-__all__ = ["STEPS", "Plan"]
+__all__ = ["STEPS", "RolloutPlan"]
 
 STEPS = (0.01, 0.05, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """What a rollout is to do.
 
     Parameters

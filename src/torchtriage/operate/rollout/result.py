@@ -7,10 +7,10 @@ from typing import Literal
 
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
-from torchtriage.operate.experiment.result import Row
+from torchtriage.operate.experiment.result import MetricRow
 from torchtriage.operate.rollout.state import Status
 
-__all__ = ["ROLLOUT_SCHEMA", "Event", "EventKind", "RolloutResult", "Stage"]
+__all__ = ["ROLLOUT_SCHEMA", "EventKind", "RolloutEvent", "RolloutResult", "Stage"]
 
 ROLLOUT_SCHEMA = "torchtriage-rollout/1"
 
@@ -18,7 +18,7 @@ EventKind = Literal["started", "promoted", "rolled back", "done", "taken over", 
 
 
 @dataclass(frozen=True)
-class Event:
+class RolloutEvent:
     """One entry of the history; never changed, never removed.
 
     ``at_s`` : the wall clock's seconds since the epoch, for people to read: nothing is decided by
@@ -35,7 +35,7 @@ class Event:
     share_after: float
     reason: str
     token: int | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class RolloutResult:
     waiting: str
     owner: str
     watched_s: float
-    events: tuple[Event, ...]
-    rows: tuple[Row, ...] = ()
+    events: tuple[RolloutEvent, ...]
+    rows: tuple[MetricRow, ...] = ()
     notes: tuple[Note, ...] = ()
     version: str = __version__
     schema: str = field(default=ROLLOUT_SCHEMA, kw_only=True)

@@ -12,7 +12,7 @@ from torchtriage.core.errors import TriageError
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
-from torchtriage.operate.rollout.state import State
+from torchtriage.operate.rollout.state import RolloutState
 from torchtriage.operate.rollout.store import RolloutStore
 
 __all__ = ["Router"]
@@ -52,7 +52,7 @@ class Router:
         self.every_s, self.stale_s = every_s, stale_s
         self._clock = clock
         # one value, so that no request sees the share of one stage and the epoch of another
-        self._now: tuple[Split, State] | None = None
+        self._now: tuple[Split, RolloutState] | None = None
         self._read_s = -1e18
         self._last_error = ""
         self._pid = 0
@@ -85,7 +85,7 @@ class Router:
             return []
         return [("rollout_candidate_ratio", {"rollout": self.name}, self.share)]
 
-    def _is_stale(self, state: State) -> bool:
+    def _is_stale(self, state: RolloutState) -> bool:
         return state.status != "done" and self._clock() - self._read_s > self.stale_s
 
     @property

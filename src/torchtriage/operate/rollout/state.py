@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchtriage.core.units import format_count
-from torchtriage.operate.rollout.plan import Plan
+from torchtriage.operate.rollout.plan import RolloutPlan
 
-__all__ = ["LONGEST_LOOK_S", "StageEvidence", "State", "Status", "advance", "climb", "roll_back"]
+__all__ = ["LONGEST_LOOK_S", "RolloutState", "StageEvidence", "Status", "advance", "climb", "roll_back"]
 
 Status = Literal["running", "done", "rolled back"]
 
@@ -48,14 +48,14 @@ class StageEvidence:
 
 
 @dataclass(frozen=True)
-class State:
+class RolloutState:
     """Where a rollout stands.
 
     ``epoch`` grows with every change of stage or status. ``watched_s`` and ``last_number`` are of
     this stage. ``waiting`` : why it has not moved on.
     """
 
-    plan: Plan
+    plan: RolloutPlan
     status: Status = "running"
     stage: int = 0
     epoch: int = 1
@@ -74,7 +74,7 @@ class State:
         return 0.0 if self.status == "rolled back" else self.plan.steps[self.stage]
 
 
-def advance(state: State, evidence: StageEvidence | None, elapsed_s: float) -> State:
+def advance(state: RolloutState, evidence: StageEvidence | None, elapsed_s: float) -> RolloutState:
     """Return the state after one look.
 
     ``elapsed_s`` : since the look before, by a clock that may be wrong.
@@ -100,25 +100,25 @@ def advance(state: State, evidence: StageEvidence | None, elapsed_s: float) -> S
     return climb(seen)
 
 
-def climb(state: State) -> State:
+def climb(state: RolloutState) -> RolloutState:
     """Return the state one step up, or done after the last."""
     if state.stage == len(state.plan.steps) - 1:
         return _moved(state, status="done", waiting="")
     return _moved(state, stage=state.stage + 1, waiting="nothing seen yet")
 
 
-def roll_back(state: State, reason: str) -> State:
+def roll_back(state: RolloutState, reason: str) -> RolloutState:
     """Return the state that sends nothing to the candidate any more."""
     if state.status == "rolled back":
         return state
     return _moved(state, status="rolled back", waiting=reason)
 
 
-def _moved(state: State, **changes: Any) -> State:
+def _moved(state: RolloutState, **changes: Any) -> RolloutState:
     return replace(state, epoch=state.epoch + 1, watched_s=0.0, last_number=-1, **changes)
 
 
-def _held(state: State, evidence: StageEvidence) -> str:
+def _held(state: RolloutState, evidence: StageEvidence) -> str:
     """Return why the stage is not left yet; empty where it is."""
     plan = state.plan
     counts = (evidence.n_control, evidence.n_candidate)
@@ -140,7 +140,7 @@ def _held(state: State, evidence: StageEvidence) -> str:
     return ""
 
 
-def _stale(plan: Plan, evidence: StageEvidence) -> str:
+def _stale(plan: RolloutPlan, evidence: StageEvidence) -> str:
     age_s = evidence.age_s
     known = age_s is not None and 0 <= age_s <= plan.fresh_s
     return "" if known else f"no request was seen in the last {plan.fresh_s:g} s"

@@ -18,10 +18,10 @@ import msgspec
 
 from torchtriage.core.database import Database, Execute, Schema, open_sqlite, undamaged
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.experiment.result import Row
-from torchtriage.operate.rollout.plan import Plan
-from torchtriage.operate.rollout.result import Event, EventKind
-from torchtriage.operate.rollout.state import State, climb, roll_back
+from torchtriage.operate.experiment.result import MetricRow
+from torchtriage.operate.rollout.plan import RolloutPlan
+from torchtriage.operate.rollout.result import EventKind, RolloutEvent
+from torchtriage.operate.rollout.state import RolloutState, climb, roll_back
 
 __all__ = ["DEFAULT_STORE", "LEASE_S", "STORE_VARIABLE", "Lease", "RolloutStore", "StoredRollout", "open_rollouts"]
 
@@ -59,7 +59,7 @@ _SCHEMA = Schema(
         ),
     )
 )
-Rows = tuple[Row, ...]
+Rows = tuple[MetricRow, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StoredRollout:
     looked, by the machine's own clock.
     """
 
-    state: State
+    state: RolloutState
     rows: Rows
     owner: str
     token: int
@@ -117,7 +117,7 @@ class RolloutStore:
         """Return the names of all rollouts, sorted."""
         return tuple(row[0] for row in self._database.rows("SELECT name FROM rollout ORDER BY name"))
 
-    def start(self, plan: Plan, *, actor: str, at_s: float) -> State:
+    def start(self, plan: RolloutPlan, *, actor: str, at_s: float) -> RolloutState:
         """Begin a rollout, or return the state of the one that was begun with this plan.
 
         Raises
@@ -130,9 +130,9 @@ class RolloutStore:
         with self._database.transaction() as execute:
             stored = self._find(plan.name)
             if stored is None:
-                fresh = State(plan)
+                fresh = RolloutState(plan)
                 execute("INSERT INTO rollout VALUES (?, ?, '[]', '', 0, '', 0)", [(plan.name, _text(fresh))])
-                self._note(execute, "started", State(plan, status="rolled back"), fresh, actor, at_s, "")
+                self._note(execute, "started", RolloutState(plan, status="rolled back"), fresh, actor, at_s, "")
                 return fresh
             if stored.state.plan == plan:
                 return stored.state
@@ -144,7 +144,7 @@ class RolloutStore:
                 )
             return self._restart(execute, stored, plan, actor, at_s, "")
 
-    def restart(self, name: str, *, actor: str, at_s: float, reason: str = "") -> State:
+    def restart(self, name: str, *, actor: str, at_s: float, reason: str = "") -> RolloutState:
         """Begin a rollout that ended again, with its plan.
 
         Raises
@@ -159,9 +159,9 @@ class RolloutStore:
             return self._restart(execute, stored, stored.state.plan, actor, at_s, reason)
 
     def _restart(
-        self, execute: Execute, stored: StoredRollout, plan: Plan, actor: str, at_s: float, reason: str
-    ) -> State:
-        fresh = State(plan, epoch=stored.state.epoch + 1)
+        self, execute: Execute, stored: StoredRollout, plan: RolloutPlan, actor: str, at_s: float, reason: str
+    ) -> RolloutState:
+        fresh = RolloutState(plan, epoch=stored.state.epoch + 1)
         self._put(execute, fresh, ())
         self._note(execute, "restarted", stored.state, fresh, actor, at_s, reason)
         return fresh
@@ -178,17 +178,17 @@ class RolloutStore:
         """
         return self._known(name)
 
-    def history(self, name: str) -> tuple[Event, ...]:
+    def history(self, name: str) -> tuple[RolloutEvent, ...]:
         """Return all that happened to a rollout, oldest first."""
         rows = self._database.rows(
             "SELECT number, at_s, kind, actor, epoch, share_before, share_after, reason, token,"
             " rows FROM event WHERE name = ? ORDER BY number",
             (name,),
         )
-        names = [field.name for field in fields(Event)]
+        names = [field.name for field in fields(RolloutEvent)]
         with self._undamaged():
             return tuple(
-                msgspec.convert(dict(zip(names, (*row, msgspec.json.decode(text)), strict=True)), Event)
+                msgspec.convert(dict(zip(names, (*row, msgspec.json.decode(text)), strict=True)), RolloutEvent)
                 for *row, text in rows
             )
 
@@ -224,7 +224,9 @@ class RolloutStore:
         with self._database.transaction() as execute:
             execute("UPDATE rollout SET renewed_s = -1e18 WHERE name = ? AND owner = ?", [(name, owner)])
 
-    def move(self, name: str, lease: Lease, before: State, after: State, rows: Rows, *, at_s: float) -> bool:
+    def move(
+        self, name: str, lease: Lease, before: RolloutState, after: RolloutState, rows: Rows, *, at_s: float
+    ) -> bool:
         """Write the state after a look; False where another one owns or has changed it.
 
         Raises
@@ -247,7 +249,7 @@ class RolloutStore:
             self._note(execute, kind, before, after, lease.owner, at_s, reason, lease.token, rows)
             return True
 
-    def roll_back(self, name: str, reason: str, *, actor: str, at_s: float, rows: Rows = ()) -> State:
+    def roll_back(self, name: str, reason: str, *, actor: str, at_s: float, rows: Rows = ()) -> RolloutState:
         """Send nothing to the candidate any more; needs no lease, and may come twice.
 
         Raises
@@ -264,7 +266,7 @@ class RolloutStore:
                 self._note(execute, "rolled back", stored.state, after, actor, at_s, reason, None, known)
             return after
 
-    def promote(self, name: str, reason: str, *, actor: str, at_s: float) -> State:
+    def promote(self, name: str, reason: str, *, actor: str, at_s: float) -> RolloutState:
         """Move up by one step because a person says so, whatever the evidence.
 
         Raises
@@ -283,15 +285,15 @@ class RolloutStore:
             self._note(execute, kind, state, after, actor, at_s, reason, None, stored.rows)
             return after
 
-    def _put(self, execute: Execute, state: State, rows: Rows) -> None:
+    def _put(self, execute: Execute, state: RolloutState, rows: Rows) -> None:
         execute("UPDATE rollout SET state = ?, rows = ? WHERE name = ?", [(_text(state), _text(rows), state.plan.name)])
 
     def _note(
         self,
         execute: Execute,
         kind: EventKind,
-        before: State,
-        after: State,
+        before: RolloutState,
+        after: RolloutState,
         actor: str,
         at_s: float,
         reason: str,
@@ -309,7 +311,7 @@ class RolloutStore:
         for state, rows, *lease in self._database.rows(query, (name,)):
             with self._undamaged():
                 return StoredRollout(
-                    msgspec.json.decode(state, type=State),
+                    msgspec.json.decode(state, type=RolloutState),
                     msgspec.json.decode(rows, type=Rows),
                     *msgspec.convert(lease, tuple[str, int, str, float]),
                 )

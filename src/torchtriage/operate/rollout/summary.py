@@ -7,8 +7,8 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count
 from torchtriage.operate.rollout.boot_clock import boot_id, boot_seconds
-from torchtriage.operate.rollout.result import Event, RolloutResult, Stage
-from torchtriage.operate.rollout.state import State
+from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult, Stage
+from torchtriage.operate.rollout.state import RolloutState
 from torchtriage.operate.rollout.store import LEASE_S, RolloutStore
 
 __all__ = ["percent", "summary"]
@@ -51,7 +51,7 @@ def summary(store: RolloutStore, name: str) -> RolloutResult:
     )
 
 
-def _verdict(state: State, events: tuple[Event, ...]) -> list[str]:
+def _verdict(state: RolloutState, events: tuple[RolloutEvent, ...]) -> list[str]:
     plan = state.plan
     last = events[-1] if events else None
     if state.status == "rolled back":
@@ -64,7 +64,7 @@ def _verdict(state: State, events: tuple[Event, ...]) -> list[str]:
     return [*lines, f"waiting: {state.waiting}"] if state.waiting else lines
 
 
-def _stages(state: State) -> list[Stage]:
+def _stages(state: RolloutState) -> list[Stage]:
     current: Literal["passed", "now", "left"] = "left"
     if state.status != "rolled back":
         current = "passed" if state.status == "done" else "now"
@@ -74,7 +74,7 @@ def _stages(state: State) -> list[Stage]:
     ]
 
 
-def _notes(state: State, watched: bool) -> list[Note]:
+def _notes(state: RolloutState, watched: bool) -> list[Note]:
     if state.status != "running":
         return []
     notes = []

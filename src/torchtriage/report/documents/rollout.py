@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 from torchtriage.core.units import format_count
 from torchtriage.operate.experiment.result import ExperimentResult
-from torchtriage.operate.experiment.result import Row as Metric
-from torchtriage.operate.rollout.result import Event, RolloutResult
+from torchtriage.operate.experiment.result import MetricRow as Metric
+from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult
 from torchtriage.operate.rollout.summary import percent
 from torchtriage.report import blocks as b
 from torchtriage.report.page import svg_line, text
@@ -80,7 +80,7 @@ def _stages(result: RolloutResult) -> Iterator[b.Block]:
     yield b.Markup(f'<section><h2>Steps</h2><ol class="stages">{stages}</ol></section>', on=b.PAGE)
 
 
-def _history(events: Sequence[Event]) -> Iterator[b.Block]:
+def _history(events: Sequence[RolloutEvent]) -> Iterator[b.Block]:
     hidden = len(events) - N_ON_TERMINAL
     rows = [b.Row("", (b.dim(f"{_when(event.at_s)}  "), _event(event))) for event in events[-N_ON_TERMINAL:]]
     if hidden > 0:
@@ -104,7 +104,7 @@ def _when(at_s: float) -> str:
         return "at an unknown time"
 
 
-def _event(event: Event) -> str:
+def _event(event: RolloutEvent) -> str:
     shares = f" {percent(event.share_before)} → {percent(event.share_after)}"
     reason = f": {event.reason}" if event.reason else ""
     return f"{event.kind}{shares if event.share_before != event.share_after else ''} by {event.actor}{reason}"
@@ -113,7 +113,7 @@ def _event(event: Event) -> str:
 # -- the page ------------------------------------------------------------------------------------
 
 
-def _entry(event: Event) -> str:
+def _entry(event: RolloutEvent) -> str:
     known = "".join(f"<li>{text(row.name)}: {_LABEL[row.verdict]}, {text(row.sentence)}</li>" for row in event.rows)
     details = f"<details><summary>metrics at the time</summary><ul>{known}</ul></details>" if known else ""
     kind = event.kind.replace(" ", "-")

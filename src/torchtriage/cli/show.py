@@ -20,8 +20,8 @@ __all__ = ["command"]
 def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown.
 
-    Of analyze, bench, compare, compile, gate, lint, memory, review, verify or xla; --top is for
-    those of analyze.
+    Works for analyze, bench, compare, compile, gate, lint, memory, review, verify and xla; --top
+    is for analyze only.
     """
     from torchtriage.report import formats, json_report
 

@@ -21,7 +21,7 @@ __all__ = ["command"]
 def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) -> None:
     """Check whether a trace can be trusted, what it cannot answer, and how to record it better.
 
-    Exit code 2 when no verdict can be given on it.
+    Exit code 2 if no verdict on it is possible.
     """
     from torchtriage.api import traces
 

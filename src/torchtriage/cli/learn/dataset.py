@@ -35,8 +35,8 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     if error.name is None or error.name.partition(".")[0] != "torchtriage_benchmark":
         return error
     return UsageError(
-        "expected the distribution torchtriage-benchmark, which records programs and trains on them",
-        hint="pip install torchtriage-benchmark",
+        "this command needs the package torchtriage-benchmark, which is not installed",
+        hint="in a clone of the repository: pip install ./packages/torchtriage-benchmark",
     )
 
 
@@ -58,18 +58,21 @@ class _Dataset(click.Group):
 
 @click.group("dataset", cls=_Dataset)
 def command() -> None:
-    """Programs with known faults: record them, take recordings out, score systems.
+    """Record programs with known faults, export recordings, and score systems on them.
 
-    What is in it and how it is scored: docs/benchmark.md.
+    Contents and scoring: docs/benchmark.md. The subcommands record, synthesize and verify need the
+    package torchtriage-benchmark: pip install ./packages/torchtriage-benchmark from a clone.
     """
 
 
 @command.command("export")
 @folder_option
 @click.argument("number")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Instead of NUMBER.json.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of NUMBER.json.")
 @click.option(
-    "--parquet", type=click.Path(path_type=Path), help="Write a table, a row an event, there instead; needs pyarrow."
+    "--parquet",
+    type=click.Path(path_type=Path),
+    help="Write a Parquet table to this file instead, one row per event; needs pyarrow.",
 )
 def export(folder: Path, number: str, output: Path | None, parquet: Path | None) -> None:
     """Write recording NUMBER as the profiler's JSON, without its label.
@@ -93,7 +96,7 @@ def export(folder: Path, number: str, output: Path | None, parquet: Path | None)
 @command.command("windows")
 @folder_option
 def windows(folder: Path) -> None:
-    """Print every recording's windows as JSON: beginnings and ends in ns on the trace's clock.
+    """Print every recording's windows as JSON: start and end in ns on the trace's clock.
 
     Exit codes: 0 printed, 2 no recordings.
     """
@@ -108,10 +111,10 @@ def windows(folder: Path) -> None:
 @click.option("--predictions", type=click.Path(path_type=Path), help="Also write the system's answers.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> None:
-    """Score SYSTEM: "rules", our patterns; a system that learns; or a JSON file of predictions.
+    """Score SYSTEM: "rules" (the patterns), a learned system, or a JSON file of predictions.
 
-    Systems that learn, such as "detector", are trained first and scored on split test alone, which
-    they have not seen: torchtriage learn table names them. Prints a Markdown table: all recordings,
+    Learned systems, such as "detector", are trained first and scored only on the test split, which
+    they have not seen; torchtriage learn table lists them. Prints a Markdown table: all recordings,
     each split, each fault.
 
     Exit codes: 0 scored, 2 unusable input.

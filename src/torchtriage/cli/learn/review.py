@@ -54,7 +54,9 @@ __all__ = ["command"]
     type=click.Path(path_type=Path),
     help="Weights of the learned detector instead of the package's.",
 )
-@click.option("--evidence", "show_evidence", is_flag=True, help="Print what a reviewer would see, and review nothing.")
+@click.option(
+    "--evidence", "show_evidence", is_flag=True, help="Print the evidence that a reviewer would get, without a review."
+)
 @llm_options
 @json_option
 @output_option
@@ -63,11 +65,11 @@ __all__ = ["command"]
 def command(ctx: click.Context, /, path: str, **given: Any) -> None:
     """Review the most suspicious windows of a trace: what is wrong there, and why.
 
-    Windows are sixteenths of a step. A reviewer gets each window's evidence, within a token budget,
-    and every sentence it writes cites lines of it. The offline reviewer computes its verdict from
-    the rules and the learned detector. With --reviewer llm a language model is asked: any endpoint
-    of OpenAI's protocol, the key comes from OPENAI_API_KEY, names that are not public are redacted,
-    and the command states first what is sent where.
+    A window is a sixteenth of a step. A reviewer gets each window's evidence, within a token budget,
+    and cites lines of it in every sentence. The offline reviewer computes its verdict from the rules
+    and the learned detector. --reviewer llm asks a language model through any endpoint that speaks
+    OpenAI's protocol, with the key in OPENAI_API_KEY. Names that are not public are redacted, and
+    the command first states what it sends where.
 
     Exit codes: 0 all reviewed, 1 some windows could not be, 2 unusable input or usage.
     """

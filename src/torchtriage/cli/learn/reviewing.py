@@ -27,18 +27,20 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say who reviews, and what may be spent on it."""
     for option in reversed(
         (
-            click.option("--base-url", metavar="URL", help="The endpoint; OpenAI's when not given."),
+            click.option("--base-url", metavar="URL", help="The endpoint. [default: OpenAI's]"),
             click.option("--model", metavar="NAME", help="The model to ask."),
             click.option("--no-redact", is_flag=True, help="Show the reviewer names, paths and messages as recorded."),
-            click.option("--price-prompt", type=click.FloatRange(0), metavar="PRICE", help="Of a million tokens sent."),
             click.option(
-                "--price-reply", type=click.FloatRange(0), metavar="PRICE", help="Of a million tokens received."
+                "--price-prompt", type=click.FloatRange(0), metavar="PRICE", help="Price of a million tokens sent."
+            ),
+            click.option(
+                "--price-reply", type=click.FloatRange(0), metavar="PRICE", help="Price of a million tokens received."
             ),
             click.option(
                 "--max-cost",
                 type=click.FloatRange(0),
                 metavar="COST",
-                help="Stop before this is exceeded; needs the prices.",
+                help="Stop before the cost exceeds this; needs both prices.",
             ),
             click.option(
                 "--at-once",
@@ -46,7 +48,7 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default=4,
                 show_default=True,
                 metavar="N",
-                help="Requests at a time.",
+                help="Parallel requests.",
             ),
             click.option(
                 "--timeout",
@@ -54,15 +56,15 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default=240.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="For one reply.",
+                help="Longest wait for a reply.",
             ),
             click.option(
                 "--cache",
                 metavar="DIR",
                 type=click.Path(),
-                help="Keep answers here; ~/.cache/torchtriage/reviews when not given.",
+                help="Cache replies here. [default: ~/.cache/torchtriage/reviews]",
             ),
-            click.option("--no-cache", is_flag=True, help="Ask again what was answered before."),
+            click.option("--no-cache", is_flag=True, help="Ignore cached replies."),
         )
     ):
         function = option(function)

@@ -88,7 +88,7 @@ def command(target: str, **given: Any) -> None:
     Each setting runs in fresh processes: once with empty caches, then in rounds with warm caches,
     in alternation with the others. Prints a verdict in three lines, a table, and one line of code
     for each need. A setting that crashes, hangs or gives wrong results is a row of the table. A
-    benchmark that was killed resumes when the same command is run again.
+    benchmark that was killed resumes when you run the same command again.
 
     \b
     torchtriage bench models.py:resnet

@@ -39,7 +39,7 @@ def command() -> None:
 
 
 @click.command("history", cls=GateCommand)
-@click.option("--branch", metavar="NAME", default="main", show_default=True, help="Whose commits.")
+@click.option("--branch", metavar="NAME", default="main", show_default=True, help="The branch to search.")
 @click.option("--name", metavar="NAME", help="Only this benchmark.")
 @click.option("--metric", "metrics", metavar="NAME", multiple=True, help="Only these metrics.")
 @click.option(
@@ -55,8 +55,8 @@ def command() -> None:
 def history(ctx: click.Context, /, **given: Any) -> None:
     """Find the commits where a metric changed.
 
-    Every stored run of the branch is a point, the commits in git's order. One change must explain
-    more than the noise of the series would; of counts that are exact, each change is told.
+    Every stored run of the branch is a point, with the commits in git's order. A change is reported
+    when noise does not explain it; for exact counts, every change is reported.
 
     Exit codes: 0 done, 3 no store, broken samples, wrong usage.
     """
@@ -108,9 +108,9 @@ def _history(given: dict[str, Any]) -> HistoryResult:
 @click.option("--annotations", is_flag=True, help="Print GitHub's ::error lines and nothing else.")
 @click.pass_context
 def report(ctx: click.Context, /, path: str, **given: Any) -> None:
-    """Show what check or history saved with --json.
+    """Render a result that check or history saved with --json.
 
-    On the terminal, as Markdown, as a page, or as annotations.
+    On the terminal, as Markdown, as a page, or as GitHub annotations.
 
     Exit codes: 0 done, whatever the verdict was; 3 no such result, or it cannot be written.
     """

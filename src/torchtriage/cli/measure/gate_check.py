@@ -65,7 +65,7 @@ def _limit(text: str) -> tuple[str, float]:
     "--base",
     metavar="REVISION",
     help="The baseline: a branch or a commit with stored samples."
-    " [default: what ran in turns with the candidate, else main]",
+    " [default: what ran in alternation with the candidate, else main]",
 )
 @click.option(
     "--candidate",
@@ -80,10 +80,12 @@ def _limit(text: str) -> tuple[str, float]:
     default=10,
     show_default=True,
     metavar="N",
-    help="Newest stored runs of the baseline to look at; three or more tell its noise floor.",
+    help="Newest stored runs of the baseline to use; three or more show its noise floor.",
 )
 @click.option(
-    "--against", metavar="REVISION", help="Measure now: COMMAND here and in a checkout of this revision, in turns."
+    "--against",
+    metavar="REVISION",
+    help="Measure now: COMMAND here and in a checkout of this revision, in alternation.",
 )
 @click.option("--before", metavar="COMMAND", help="Measure now: this command against COMMAND.")
 @click.option("--after", metavar="COMMAND", help="COMMAND as one text, beside --before.")
@@ -94,7 +96,7 @@ def _limit(text: str) -> tuple[str, float]:
     default=20,
     show_default=True,
     metavar="N",
-    help="Measure no more than N pairs of processes (7 or more at --alpha 1%), fewer where the answer is clear before.",
+    help="Measure no more than N pairs of processes (7 or more at --alpha 1%), fewer once the answer is clear.",
 )
 @click.option(
     "--max-regress",
@@ -127,7 +129,7 @@ def _limit(text: str) -> tuple[str, float]:
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes of each side before those that count.",
+    help="Processes of each side to run first without counting them.",
 )
 @timeout_option
 @setup_option
@@ -137,7 +139,7 @@ def _limit(text: str) -> tuple[str, float]:
     metavar="FILE",
     multiple=True,
     type=click.Path(),
-    help="A profiler trace that COMMAND writes: of a regression, says what changed.",
+    help="A profiler trace that COMMAND writes, to explain what changed in a regression.",
 )
 @click.option("--unlike-machines", is_flag=True, help="Compare although the machines are not alike.")
 @store_option
@@ -157,16 +159,16 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     torchtriage gate check --base main
     torchtriage gate check before.jsonl after.jsonl
 
-    The first two measure now, both programs in turns in fresh processes, until the answer is clear.
-    The third compares what gate record has stored, the fourth files: ours, pytest-benchmark's or
-    asv's; a folder of files is one run, a session each. One file is compared with the store, or
-    what gate record --against wrote into it in pairs.
+    The first two measure now, alternating both programs in fresh processes until the answer is clear.
+    The third compares what gate record has stored, the fourth compares files: torchtriage's,
+    pytest-benchmark's or asv's; a folder of files is one run, with a session per file. One file is
+    compared with the store, or, if gate record --against wrote it, its two sides in pairs.
 
-    A verdict comes from an interval on the ratio whose unit is the process, corrected for the
-    number of metrics. Mean and tails of a latency are watched; tests people ask for (Welch,
-    Mann-Whitney, Cohen's d) are printed beside it and decide nothing.
+    The verdict comes from a confidence interval on the ratio, over processes, corrected for the
+    number of metrics. Mean and tail latencies are watched; the classical tests (Welch,
+    Mann-Whitney, Cohen's d) are printed beside it but do not affect the verdict.
 
-    Exit codes: 0 no regression, 1 regression, 2 undecided (how many more pairs is said), 3 no
+    Exit codes: 0 no regression, 1 regression, 2 undecided (with the pairs still needed), 3 no
     verdict: no baseline, unlike machines or units, broken samples, a failing command, wrong usage.
     """  # noqa: D301 - \b keeps click from joining lines
     with infrastructure(ctx):

@@ -46,7 +46,7 @@ SHOWN = 8
 store_option = click.option(
     "--store",
     metavar="PLACE",
-    help="Where samples are kept: an SQLite file or a postgresql:// URL."
+    help="Where samples are stored: an SQLite file or a postgresql:// URL."
     " [default: $TORCHTRIAGE_STORE, else .torchtriage/gate.db]",
 )
 
@@ -115,14 +115,14 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes before those that do not count: they fill caches.",
+    help="Processes to run first without counting them, to fill caches.",
 )
 @samples_option
 @timeout_option
 @click.option(
-    "--against", metavar="REVISION", help="Also run COMMAND in a checkout of this revision, in turns: A B B A."
+    "--against", metavar="REVISION", help="Also run COMMAND in a checkout of this revision, in alternation: A B B A."
 )
-@click.option("--before", metavar="COMMAND", help="Also run this other command, in turns.")
+@click.option("--before", metavar="COMMAND", help="Also run this other command, in alternation.")
 @setup_option
 @click.option(
     "--import",
@@ -130,7 +130,7 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
     metavar="FILE",
     multiple=True,
     type=click.Path(),
-    help="Store this file's samples: ours, pytest-benchmark's or asv's. Several files are sessions of one run.",
+    help="Store this file's samples (torchtriage, pytest-benchmark or asv); several files are sessions of one run.",
 )
 @click.option(
     "--trace",
@@ -138,7 +138,7 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
     metavar="FILE",
     multiple=True,
     type=click.Path(),
-    help="Keep a copy of this trace with the samples, so that a regression's cause can be named.",
+    help="Store a copy of this trace with the samples, to explain a regression.",
 )
 @click.option("--commit", metavar="ID", help="The commit. [default: git's]")
 @click.option("--branch", metavar="NAME", help="The branch. [default: git's or CI's]")
@@ -158,12 +158,12 @@ def record(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
 
     COMMAND runs --sessions times. Each process is timed as a whole (wall time, CPU time, peak memory); with
     --samples it prints {"metric": "step", "unit": "s", "values": [0.1, 0.1]} as a
-    line of its own, or writes such lines to the file $TORCHTRIAGE_SAMPLES. Stored are samples,
-    commit, machine and environment, and whether the machine was quiet.
+    line of its own, or writes such lines to the file $TORCHTRIAGE_SAMPLES. The samples are
+    stored with the commit, the machine, its environment, and whether it was quiet.
 
-    With --against main the same command also runs in a checkout of main, each side's own modules
-    first on its path, in turns: drift of the machine falls on both. torchtriage gate check compares
-    them in pairs.
+    With --against main the same command also runs in a checkout of main, in alternation, each side
+    with its own modules first on its path, so that drift of the machine affects both. torchtriage
+    gate check compares them in pairs.
 
     Exit codes: 0 stored, 3 not: a failing command, unusable samples, no store, wrong usage.
     """

@@ -31,7 +31,7 @@ def command() -> None:
     "--labels",
     metavar="PATH",
     type=click.Path(),
-    help="Score the alarms against this file, or the one of the log's name in this folder.",
+    help="Score the alarms against this file, or against the file of the log's name in this folder.",
 )
 @click.option(
     "--ladder",
@@ -39,30 +39,26 @@ def command() -> None:
     help="Run a ladder of these modes beside the alarms: full,bf16=0.6,lite=0.2, each with what it"
     " is assumed to take as a share of the full one.",
 )
-@click.option("--deadline-ms", type=float, help="Of the ladder: calls beyond it are late.")
+@click.option("--deadline-ms", type=float, help="Ladder: calls slower than this are late.")
 @click.option(
-    "--enter",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="Of the ladder: share of late calls above which it goes down.",
+    "--enter", type=float, default=0.05, show_default=True, help="Ladder: switch down above this share of late calls."
 )
 @click.option(
     "--leave",
     type=float,
     default=0.01,
     show_default=True,
-    help="Of the ladder: share of late trial calls up to which it comes back.",
+    help="Ladder: switch back up to this share of late trial calls.",
 )
 @click.option(
-    "--dwell-s", type=float, default=30.0, show_default=True, help="Of the ladder: least time between two switches."
+    "--dwell-s", type=float, default=30.0, show_default=True, help="Ladder: minimum time between two switches."
 )
 @click.option(
     "--recover-s",
     type=float,
     default=30.0,
     show_default=True,
-    help="Of the ladder: how long all must be well before the better mode is tried.",
+    help="Ladder: how long calls must be on time before it tries the better mode.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the versioned JSON document.")
 @output_option
@@ -78,16 +74,16 @@ def replay(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Run the detectors over recorded requests or metrics: what would have alarmed, and when.
+    """Run the detectors over recorded requests or metrics: which alarms would fire, and when.
 
-    LOG is CSV with a header (a column duration_s, duration_ms, latency_us ... or value; where there
-    are, timestamp, size, ok, label) or the lines of JSON that monitor.JsonLog writes. Each value is
-    judged by those before it alone. With labels the result is scored: recall, false alarms per
+    LOG is CSV with a header (a column duration_s, duration_ms, latency_us ... or value; optionally
+    timestamp, size, ok, label) or the lines of JSON that monitor.JsonLog writes. Each value is
+    compared only with those before it. With labels the result is scored: recall, false alarms per
     10,000 values, delays.
 
-    With --ladder a ladder of torchtriage.operate.ladder goes over the same requests on their own clock:
-    which mode it would have taken when, how often it switched, how long it was degraded, how many
-    calls would have been late with it and without. What a lower mode takes is assumed.
+    With --ladder, a ladder of torchtriage.operate.ladder is simulated on the same requests: which
+    mode it would choose when, how often it would switch, how long it would be degraded, and how
+    many calls would be late with and without it. The time of each lower mode is an assumption.
     """
     import json
     from dataclasses import asdict
@@ -174,8 +170,8 @@ def _ladder_text(one: LadderReplay) -> list[str]:
 def dashboard(output: str | None) -> None:
     """Print a dashboard for Grafana (9 or newer), as JSON to import.
 
-    Every metric that a service under torchtriage.operate.monitor tells has its panel; the data source, the
-    instance, the model and the version are chosen on the page.
+    It has a panel for each metric that torchtriage.operate.monitor exports. Choose the data source,
+    the instance, the model and the version on the page.
     """
     from torchtriage.operate.monitor.dashboard import dashboard as document
 
@@ -188,7 +184,7 @@ def dashboard(output: str | None) -> None:
     "--latency",
     metavar="[MODEL=]SECONDS",
     multiple=True,
-    help="Alert where p99 is above; without a model, for all that are not named.",
+    help="Alert when p99 is above this; without MODEL, for all models not named.",
 )
 @click.option(
     "--errors",
@@ -196,17 +192,17 @@ def dashboard(output: str | None) -> None:
     type=float,
     default=0.05,
     show_default=True,
-    help="Alert where a larger share of a model's requests fails.",
+    help="Alert when a larger share of a model's requests fails.",
 )
 @output_option
 def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
-    r"""Print recording and alerting rules for Prometheus, as YAML for its rule_files.
+    """Print recording and alerting rules for Prometheus, as YAML for its rule_files.
 
-    Only how slow is too slow must be chosen; docs/monitor.md lists the alerts and what to do.
+    Only the latency limit must be given; docs/monitor.md lists the alerts and what to do.
 
     \b
     torchtriage monitor rules --latency 0.2 --latency detector=0.05 -o torchtriage.rules.yml
-    """
+    """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.operate.monitor.rules import rules as document
 
     check_outputs([output])

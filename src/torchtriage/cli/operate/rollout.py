@@ -1,4 +1,4 @@
-"""``torchtriage rollout``: where rollouts stand, what happened, and a person's hand on them."""
+"""``torchtriage rollout``: the state and history of rollouts, and changes by hand."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _store = click.option(
     "--store",
     metavar="FILE",
     type=click.Path(),
-    help="Where rollouts are kept; else $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db.",
+    help="Where rollouts are stored. [default: $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db]",
 )
-_reason = click.option("--reason", metavar="TEXT", required=True, help="Why, for the history.")
+_reason = click.option("--reason", metavar="TEXT", required=True, help="The reason, for the history.")
 
 
 @click.group("rollout")
 def command() -> None:
     """Show staged rollouts and their history; promote or roll back by hand.
 
-    Rollouts are started and watched in Python (docs/rollout.md); every change is kept.
+    Rollouts are started and watched in Python (docs/rollout.md); every change is recorded.
     """
 
 
@@ -65,9 +65,9 @@ def status(store: str | None) -> None:
 @output_option
 @html_option
 def report(name: str | None, store: str | None, **given: Any) -> None:
-    """Show where a rollout stands, how versions compare, and all that happened.
+    """Show the state of a rollout, how its versions compare, and its full history.
 
-    NAME may be left out where there is one rollout.
+    NAME may be omitted if there is only one rollout.
 
     Exit codes: 0 done, 2 no such rollout.
     """
@@ -84,9 +84,9 @@ def report(name: str | None, store: str | None, **given: Any) -> None:
 @_store
 @_reason
 def rollback(name: str | None, store: str | None, reason: str) -> None:
-    """Send nothing to the candidate any more, at once.
+    """Stop sending requests to the candidate, at once.
 
-    Exit codes: 0 it gets nothing, 2 no such rollout.
+    Exit codes: 0 rolled back, 2 no such rollout.
     """
     _move(name, store, reason, lambda rollouts: rollouts.roll_back)
 
@@ -96,7 +96,7 @@ def rollback(name: str | None, store: str | None, reason: str) -> None:
 @_store
 @_reason
 def promote(name: str | None, store: str | None, reason: str) -> None:
-    """Move a rollout up by one step, whatever its evidence says.
+    """Promote a rollout by one step, whatever the evidence.
 
     Exit codes: 0 moved, 2 no such rollout, or it has ended.
     """
@@ -108,9 +108,9 @@ def promote(name: str | None, store: str | None, reason: str) -> None:
 @_store
 @_reason
 def restart(name: str | None, store: str | None, reason: str) -> None:
-    """Begin a rollout that has ended again, at its first step.
+    """Restart an ended rollout from its first step.
 
-    Exit codes: 0 begun, 2 no such rollout, or it is running.
+    Exit codes: 0 restarted, 2 no such rollout, or it is running.
     """
     _move(name, store, reason, lambda rollouts: rollouts.restart)
 

@@ -21,30 +21,26 @@ __all__ = ["COMMANDS", "trained"]
 
 @click.command("record")
 @folder_option
-@click.option("--count", default=600, show_default=True, type=click.IntRange(min=1))
+@click.option("--count", default=600, show_default=True, type=click.IntRange(min=1), help="Programs to record.")
 @click.option(
     "--part",
     type=click.Choice(["eager", "compiled", "ranks", "lookalikes"]),
-    help="Only this one; without, all parts have their share of --count.",
+    help="Record only this part. [default: all, each with its share of --count]",
 )
-@click.option("--seed", default=0, show_default=True, help="Chooses the programs.")
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu"]))
+@click.option("--seed", default=0, show_default=True, help="Seed that selects the programs.")
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu"]), help="Where the programs run.")
 @click.option(
-    "--jobs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Recordings at a time; each has one thread.",
+    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Parallel recordings, of one thread each."
 )
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds for one of them.")
+@click.option("--timeout", default=300.0, show_default=True, help="Time limit of a recording, in seconds.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def record(
     folder: Path, count: int, part: str | None, seed: int, device: str, jobs: int, timeout: float, quiet: bool
 ) -> None:
-    """Record the benchmark's programs; what is there already is kept.
+    """Record the benchmark's programs, except those already recorded.
 
     Needs torch, transformers and diffusers, and a C++ compiler for the part "compiled". The same
-    count and seed give the same programs everywhere; a longer part begins with the shorter one.
+    count and seed give the same programs everywhere; a larger count only adds programs.
 
     Exit codes: 0 all recorded, 1 some failed, 2 unusable.
     """
@@ -75,15 +71,15 @@ def record(
 
 @click.command("synthesize")
 @folder_option
-@click.option("--count", default=180, show_default=True, type=click.IntRange(min=1))
-@click.option("--seed", default=0, show_default=True, help="Chooses devices and faults.")
+@click.option("--count", default=180, show_default=True, type=click.IntRange(min=1), help="Timelines to make.")
+@click.option("--seed", default=0, show_default=True, help="Seed that selects devices and faults.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
-    """Make GPU timelines from the folder's CPU recordings; what is there already is kept.
+    """Make GPU timelines from the folder's CPU recordings, except those already made.
 
-    For faults that only a device has, where none is at hand: kernels, copies, queues and waits
-    from a model of the device. Needs no torch. The same recordings, count and seed give the same
-    bytes.
+    For faults that occur only on a GPU, where none is available: kernels, copies, queues and waits
+    come from a model of the device. Needs no torch. The same recordings, count and seed give the
+    same bytes.
 
     Exit codes: 0 all made, 1 some failed, 2 unusable.
     """
@@ -115,9 +111,9 @@ def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
 @click.command("verify")
 @folder_option
 def verify(folder: Path) -> None:
-    """Say where recordings differ from their index, or from the programs that are planned.
+    """Report recordings that differ from their index or from the planned programs.
 
-    Exit codes: 0 nowhere, 1 somewhere, 2 no index.
+    Exit codes: 0 none differ, 1 some do, 2 no index.
     """
     from torchtriage_benchmark.recording.checksums import differences
 

@@ -34,17 +34,17 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
     type=click.Choice(["offline", "llm", "person"]),
     default="offline",
     show_default=True,
-    help="Who judges windows; with llm evidence leaves this machine.",
+    help="Who reviews; with llm evidence leaves this machine.",
 )
 @click.option("--who", metavar="NAME", help="The person who reviews.")
-@click.option("--rounds", default=4, show_default=True, type=click.IntRange(1), help="At most.")
+@click.option("--rounds", default=4, show_default=True, type=click.IntRange(1), help="Rounds at most.")
 @click.option(
     "--windows",
     default=200,
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Review N windows in a round: where label and detector are furthest apart.",
+    help="Review N windows per round: those where label and detector disagree most.",
 )
 @click.option(
     "--trust",
@@ -52,25 +52,25 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
     show_default=True,
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
-    help="How likely a label is right; a reviewer must be surer of another to change it.",
+    help="Assumed probability that a label is right; a reviewer must be more certain to change it.",
 )
 @click.option(
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Train the detector on the labels of the end, and write its weights.",
+    help="Train the detector on the final labels, and write its weights.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 @llm_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 @click.pass_context
 def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
-    """Find wrong labels of FOLDER's recordings, have them reviewed, and learn anew, in rounds.
+    """Find wrong labels of FOLDER's recordings, have them reviewed, and retrain, in rounds.
 
-    The detector proposes windows where it disagrees with the label, without having learned from
-    their model family; the reviewer judges them by their evidence, without seeing the label. Every
-    change goes to FOLDER/labels.jsonl, with who, when, evidence, before and after; nothing is ever
-    removed from there. Ends when the score on the validation split settles. Needs scikit-learn.
+    The detector proposes windows where it disagrees with the label; it has not learned from their
+    model family. The reviewer gets their evidence, without the label. Every change is appended to
+    FOLDER/labels.jsonl: who, when, evidence, before and after. Ends when the score on the
+    validation split settles. Needs scikit-learn.
 
     Exit codes: 0 done, 1 some windows could not be reviewed, 2 unusable recordings or usage.
     """
@@ -188,12 +188,12 @@ def _line(one: Change, stands: bool) -> str:
 @click.command("veto")
 @_folder
 @click.argument("number", type=click.IntRange(1))
-@click.option("--who", required=True, metavar="NAME", help="Whose veto it is.")
-@click.option("--why", required=True, metavar="TEXT", help="For those who audit.")
+@click.option("--who", required=True, metavar="NAME", help="The person who vetoes.")
+@click.option("--why", required=True, metavar="TEXT", help="The reason, for the audit.")
 def veto(folder: Path, number: int, who: str, why: str) -> None:
-    """Take change NUMBER of FOLDER's labels back; no reviewer changes that window again.
+    """Revert change NUMBER of FOLDER's labels; no reviewer changes that window again.
 
-    Exit codes: 0 taken back, 2 no such change, or it was taken back or replaced before.
+    Exit codes: 0 reverted, 2 no such change, or it is already reverted or replaced.
     """
     from torchtriage.core.names import visible
     from torchtriage_benchmark.training.labels import HISTORY, History

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-_seed = click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+_seed = click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 _jobs = click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Recordings read at a time."
+    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Recordings to read in parallel."
 )
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 
@@ -28,7 +28,7 @@ _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def command() -> None:
     """Train the detector on recordings of the benchmark, and compare systems.
 
-    What it learns from and how good it is: docs/benchmark.md.
+    Training data and results: docs/benchmark.md.
     """
 
 
@@ -54,7 +54,7 @@ def command() -> None:
 def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: bool) -> None:
     """Train the detector on FOLDER's recordings, and write its weights and their card.
 
-    Learns from split train, calibrates on validation; the card says how good it is on test. The
+    Learns from the train split, calibrates on validation; the card reports its scores on test. The
     same recordings and seed give the same file. Needs scikit-learn; the weights need numpy only.
 
     Exit codes: 0 trained, 2 unusable recordings.
@@ -86,9 +86,9 @@ def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: boo
 @_jobs
 @_quiet
 def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: bool) -> None:
-    """Print the benchmark's table: every system, trained anew, on the splits it did not learn from.
+    """Print the benchmark's table: every system, newly trained, on the splits it did not learn from.
 
-    Without torch the network is left out, and that is told.
+    Without torch the network is left out, with a note.
 
     Exit codes: 0 printed, 2 unusable recordings or no such system.
     """

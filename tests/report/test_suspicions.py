@@ -37,6 +37,11 @@ def test_every_report_shows_it_and_says_that_it_is_an_opinion(base) -> None:
         assert words.OPINION in text.replace("&#x27;", "'")
 
 
+def test_a_styled_title_is_bold_once_in_markdown() -> None:
+    text = forms.traces_in_markdown([replace(healthy(), suspicions=(SEEN,))])
+    assert f"**{words.SUSPICIOUS}**  {words.OPINION}" in text
+
+
 def test_nothing_is_said_when_nothing_is_suspicious() -> None:
     for text in (forms.traces([problems()]).plain, forms.traces_in_markdown([problems()])):
         assert words.SUSPICIOUS not in text

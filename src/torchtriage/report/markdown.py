@@ -59,7 +59,8 @@ def _block(block: b.Block) -> Iterable[str]:
             if block.fold:
                 yield _details(block.title, block.blocks)
             else:
-                yield f"**{_line(block.title)}**"
+                marks = "" if any("bold" in span.style for span in b.unfold(block.title)) else "**"
+                yield f"{marks}{_line(block.title)}{marks}"
                 yield from _blocks(block.blocks)
         case b.Section():
             yield from _blocks(block.blocks)

@@ -14,7 +14,7 @@ from torchtriage.core.finding import Finding, Fix, Note
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.report import blocks as b
-from torchtriage.report.documents.findings import SEVERITY
+from torchtriage.report.documents import findings
 from torchtriage.report.page import text
 
 __all__ = ["CompileReport", "document"]
@@ -192,31 +192,10 @@ def _recompile(row: Recompile, rank: int) -> b.Entry:
 
 
 def _others(rest: Sequence[Finding]) -> Iterator[b.Block]:
-    entries = [
-        b.Entry(
-            (b.Span(finding.severity.upper(), SEVERITY[finding.severity]), b.bold(f" {finding.code} {finding.title}")),
-            [
-                _rows(("where", place(finding.place.frame)), on=b.PAGE),
-                _rows(("what", finding.message)),
-                *_fix(finding.fix),
-            ],
-            tight=True,
-            on=b.TERMINAL + b.PAGE,
-        )
-        for finding in rest[:N_ON_PAGE]
-    ]
+    entries = [findings.entry(finding, rank) for rank, finding in enumerate(rest[:N_ON_PAGE], 1)]
     yield from _listed(entries, len(rest), "Other findings", "Other findings", "others")
-    lines = [
-        (
-            b.bold(finding.severity),
-            " ",
-            b.code(finding.code),
-            f" {finding.title}: {finding.message}. {finding.fix.text}",
-        )
-        for finding in rest
-    ]
     more = [f"{len(rest) - N_IN_MARKDOWN} more findings are in the JSON."] if len(rest) > N_IN_MARKDOWN else []
-    yield b.Lines([*lines[:N_IN_MARKDOWN], *more], bullets=True, on=b.MARKDOWN)
+    yield b.Section("", [*entries[:N_IN_MARKDOWN], b.Lines(more)], on=b.MARKDOWN)
 
 
 # -- time --------------------------------------------------------------------------------------

@@ -82,148 +82,92 @@ def _model(model: XlaModel) -> Iterator[b.Block]:
     failed = [f"{TITLES[route.name]} {route.failure}" for route in model.routes if route.failure]
     dynamo = next((route for route in model.routes if route.name == "openxla"), None)
     fx = [(graph.id, _fx(graph, dynamo.graphs if dynamo else ())) for graph in model.fx]
-    yield b.Entry(
-        (b.bold(model.target), b.dim(f"  {mode}")),
-        [
-            b.Lines([b.dim(facts)], on=b.TERMINAL),
-            b.Table(COLUMNS, table),
-            *_breaks(model.breaks),
-            b.Rows(
-                [
-                    b.Row("recompile", (f"{place(again.function)}: {again.guard}", b.dim(f", {again.count}x")))
-                    for again in model.recompiles[:N_ROWS]
-                ]
-            ),
-            b.Rows([b.Row("FX graph", (b.bold(f"{name} "), became)) for name, became in fx[:N_ROWS]]),
-            _more(len(fx) - N_ROWS, "FX graph"),
-            b.Rows([b.Row("failed", b.Span(line, "red")) for line in failed]),
-        ],
-        on=b.TERMINAL,
-    )
+    again = [(place(recompile.function), recompile.guard, f"{recompile.count}x") for recompile in model.recompiles]
+    routes = []
     for route in model.routes:
-        if route.steps:
-            yield b.Entry(TITLES[route.name], list(_route(route)), indent=2, on=b.TERMINAL)
-    markdown: list[b.Block] = [
-        b.Lines([(b.bold(model.target), f", {mode}")]),
-        b.Table(COLUMNS, table),
-        b.Lines(failed, bullets=True),
-    ]
-    for route in model.routes:
-        if route.graphs:
-            markdown += [b.Lines([f"HLO graphs of {TITLES[route.name]}:"]), _graph_table(route.graphs, N_IN_MARKDOWN)]
-    yield b.Section("", markdown, on=b.MARKDOWN)
-    page: list[b.Block] = [
+        if route.steps or route.graphs:
+            on = (b.TERMINAL + b.PAGE) * bool(route.steps) + b.MARKDOWN * bool(route.graphs)
+            routes.append(b.Entry(TITLES[route.name], list(_route(route)), indent=2, kind="route", on=on))
+    parts = [
+        b.Lines([b.dim(facts)], on=b.TERMINAL),
         b.Table(COLUMNS, table, kind="settings"),
-        b.Lines(failed, kind="failed"),
-        b.Table(
-            ("graph break", "where", "times", "fix"),
-            [
-                (
-                    graph_break.type,
-                    place(graph_break.caller or graph_break.frame),
-                    str(graph_break.count),
-                    graph_break.fix.text,
-                )
-                for graph_break in model.breaks
-            ],
-            kind="graphs",
+        *_breaks(model.breaks),
+        b.Rows(
+            [b.Row("recompile", (f"{where}: {guard}", b.dim(f", {times}"))) for where, guard, times in again[:N_ROWS]],
+            on=b.TERMINAL,
         ),
-        b.Table(
-            ("compiled again by dynamo", "guard", "times"),
-            [(place(again.function), again.guard, str(again.count)) for again in model.recompiles],
-            kind="graphs",
-        ),
-        b.Table(("FX graph", "became"), fx, kind="graphs"),
+        b.Table(("compiled again by dynamo", "guard", "times"), again, kind="graphs", on=b.PAGE),
+        b.Rows([b.Row("FX graph", (b.bold(f"{name} "), became)) for name, became in fx[:N_ROWS]], on=b.TERMINAL),
+        _more(len(fx) - N_ROWS, "FX graph"),
+        b.Table(("FX graph", "became"), fx, kind="graphs", on=b.PAGE),
+        b.Rows([b.Row("failed", b.Span(line, "red")) for line in failed]),
+        *routes,
     ]
-    for route in model.routes:
-        if route.steps:
-            lines = [_counted(route), _times(route), f"answers {_answers(route.answers)}" if route.answers else ""]
-            fallbacks = [_fallback(fallback) for fallback in route.fallbacks]
-            parts = [b.Lines(lines), _graph_table(route.graphs), b.Lines(fallbacks, bullets=True)]
-            page.append(b.Entry(TITLES[route.name], parts, kind="route"))
-    yield b.Section(f"{model.target}, {mode}", page, facts, on=b.PAGE)
+    yield b.Entry((b.bold(model.target), b.dim(f"  {mode}")), parts, on=b.TERMINAL + b.MARKDOWN)
+    yield b.Section(f"{model.target}, {mode}", parts, facts, on=b.PAGE)
 
 
 def _route(route: Route) -> Iterator[b.Block]:
-    yield b.Lines([_counted(route), _times(route)])
+    yield b.Lines([_counted(route), _times(route)], on=b.TERMINAL + b.PAGE)
     if route.answers is not None:
         style = "bold red" if route.answers.verdict == "wrong" else ""
-        yield b.Lines([b.Span(f"answers {_answers(route.answers)}", style)])
-    yield from _graph_rows(route.graphs)
-    yield b.Rows([b.Row("host", _fallback(fallback)) for fallback in route.fallbacks[:N_ROWS]])
-    yield _more(len(route.fallbacks) - N_ROWS, "operator")
+        yield b.Lines([b.Span(f"answers {_answers(route.answers)}", style)], on=b.TERMINAL + b.PAGE)
+    yield from _graphs(route.graphs)
+    fallbacks = [_fallback(fallback) for fallback in route.fallbacks]
+    yield b.Rows([b.Row("host", line) for line in fallbacks[:N_ROWS]], on=b.TERMINAL)
+    yield _more(len(fallbacks) - N_ROWS, "operator")
+    yield b.Lines(fallbacks, bullets=True, on=b.PAGE)
 
 
 def _program(program: XlaProgram) -> Iterator[b.Block]:
-    counts = list(_counts(program))
-    yield b.Entry(
-        program.name,
-        [
-            b.Rows([b.Row(label, line) for label, line in counts]),
-            *_breaks(program.breaks),
-            *_graph_rows(program.graphs),
-            b.Rows(
-                [
-                    b.Row("host", f"{fallback.name}, {format_count(fallback.first_step, 'call')}")
-                    for fallback in program.fallbacks[:N_ROWS]
-                ]
-            ),
-            _more(len(program.fallbacks) - N_ROWS, "operator"),
-            b.Rows([b.Row("left out", b.dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]),
-            b.Notes(program.notes, apart=False),
-        ],
-        on=b.TERMINAL,
-    )
-    fallbacks = [(fallback.name, fallback.kind, str(fallback.first_step)) for fallback in program.fallbacks]
-    parts: list[b.Block] = [
-        b.Rows([b.Row(label, line) for label, line in counts]),
-        _graph_table(program.graphs, N_IN_MARKDOWN, on=b.MARKDOWN),
-        _graph_table(program.graphs, on=b.PAGE),
-        b.Table(("operator on the host", "why", "calls"), fallbacks, kind="graphs", align="llr"),
-        b.Lines([f"{note.level}: {note.message}" for note in program.notes], bullets=True),
+    calls = [
+        (fallback.name, fallback.kind, format_count(fallback.first_step, "call")) for fallback in program.fallbacks
     ]
+    left_out = [b.Row("left out", b.dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]
+    parts = [
+        b.Rows([b.Row(label, line) for label, line in _counts(program)]),
+        *_breaks(program.breaks, on=b.TERMINAL),
+        *_graphs(program.graphs),
+        b.Rows([b.Row("host", f"{name}, {number}") for name, _, number in calls[:N_ROWS]], on=b.TERMINAL),
+        _more(len(calls) - N_ROWS, "operator"),
+        b.Table(("operator on the host", "why", "calls"), calls, kind="graphs", align="llr", on=b.MARKDOWN + b.PAGE),
+        b.Rows(left_out, on=b.TERMINAL),
+        b.Notes(program.notes, apart=False),
+    ]
+    yield b.Entry(program.name, parts, on=b.TERMINAL + b.MARKDOWN)
     yield b.Section(program.name, parts, on=b.PAGE)
-    yield b.Section("", [b.Lines([(b.code(program.name),)]), *parts], on=b.MARKDOWN)
 
 
-def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[b.Block]:
-    rows: list[b.Row] = []
+def _breaks(breaks: Sequence[GraphBreak], on: str = b.TERMINAL + b.PAGE) -> Iterator[b.Block]:
+    rows = []
     for graph_break in breaks[:N_ROWS]:
-        rows.append(
-            b.Row(
-                "break",
-                (
-                    b.bold(graph_break.type),
-                    f" at {place(graph_break.caller or graph_break.frame)}, {graph_break.count}x",
-                ),
-            )
-        )
-        rows.append(b.Row("", b.Span(graph_break.fix.text, "green")))
-    yield b.Rows(rows)
+        where = f" at {place(graph_break.caller or graph_break.frame)}, {graph_break.count}x"
+        rows += [b.Row("break", (b.bold(graph_break.type), where)), b.Row("", b.Span(graph_break.fix.text, "green"))]
+    yield b.Rows(rows, on=on)
     yield _more(len(breaks) - N_ROWS, "graph break")
 
 
-def _graph_rows(graphs: Sequence[HloGraph]) -> Iterator[b.Block]:
+def _graphs(graphs: Sequence[HloGraph]) -> Iterator[b.Block]:
     rows = []
     for graph in graphs[:N_ON_TERMINAL]:
         style = "yellow" if graph.extra else "dim"
         rows.append(b.Row(f"HLO #{graph.number + 1}", (b.Span(f"{graph.cause}: ", style), _graph(graph)), style))
-    yield b.Rows(rows)
+    yield b.Rows(rows, on=b.TERMINAL)
     rest = Counter(graph.cause for graph in graphs[N_ON_TERMINAL:]).most_common()
     listed = ", ".join(f"{number} {cause}" for cause, number in rest)
-    yield b.Lines([b.dim(f"{len(graphs) - N_ON_TERMINAL} more in --json and --html: {listed}")] if rest else [])
-
-
-def _graph_table(graphs: Sequence[HloGraph], limit: int = 10_000, on: str = b.MARKDOWN + b.PAGE) -> b.Table:
-    rows = [
+    more = [b.dim(f"{len(graphs) - N_ON_TERMINAL} more in --json and --html: {listed}")] if rest else []
+    yield b.Lines(more, on=b.TERMINAL)
+    cells = [
         (f"{graph.number + 1}", b.bold(graph.cause) if graph.extra else graph.cause, _graph(graph)) for graph in graphs
     ]
     kinds = ["extra" if graph.extra else "by-right" for graph in graphs]
-    return b.Table(("HLO", "cause", "reason"), rows, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
+    for on, limit in ((b.MARKDOWN, N_IN_MARKDOWN), (b.PAGE, len(graphs))):
+        columns = ("HLO", "cause", "reason")
+        yield b.Table(columns, cells, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
 
 
 def _more(number: int, noun: str) -> b.Lines:
-    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
+    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] * (number > 0), on=b.TERMINAL)
 
 
 # -- what the parts say ----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Padding to few sizes, so that ``torch.compile`` compiles few graphs.
 
 ``planning`` chooses the sizes, ``drift`` and ``planner`` follow sizes that change, ``advice`` says when a dynamic
-graph is the better way, ``layout`` says which dimensions are padded: none of them needs torch. ``tensors`` pads and
-crops, ``examine`` checks, ``graphs`` compiles, ``saving`` keeps what was compiled and ``module`` is the
+graph is the better way, ``declarations`` says which dimensions are padded: none of them needs torch. ``tensors`` pads and
+crops, ``padding_check`` checks, ``graphs`` compiles, ``cache_file`` keeps what was compiled and ``module`` is the
 :class:`~torchtriage.compile.bucketing.module.BucketedModule`.
 """
 

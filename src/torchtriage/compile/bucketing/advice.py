@@ -64,6 +64,6 @@ def advise(
         "eager": "Do not compile",
     }[best]
     over = format_count(n_requests, "request")
-    told = ", ".join(f"{way} {format_ns(seconds * _NS_PER_S)}" for way, seconds in totals.items())
-    text = f"{name}: {over} take {told}, compiling included."
+    times = ", ".join(f"{way} {format_ns(seconds * _NS_PER_S)}" for way, seconds in totals.items())
+    text = f"{name}: {over} take {times}, compiling included."
     return BucketAdvice(best, totals["buckets"], totals["dynamic"], totals["eager"], n_requests, text)

@@ -93,7 +93,7 @@ def read_crop(declared: Any, axes: Sequence[str]) -> dict[str, Crop] | None:
 
 
 def read_fill(declared: Any, known: Sequence[str]) -> dict[str, Any]:
-    """Return the padding's value by input name; 0 where none is told."""
+    """Return the padding's value by input name; 0 where none is given."""
     rules = declared if isinstance(declared, Mapping) else {"": declared}
     for name, value in rules.items():
         if not isinstance(value, (int, float, bool)):

@@ -42,21 +42,19 @@ class CompiledGraph:
         self._function = types.FunctionType(code, globals(), code.co_name, None, call.__closure__)
         self._is_inductor = options.get("backend", "inductor") == "inductor"
         how = None if dynamic else False
-        self._compiled: Callable[..., Any] = torch.compile(self._function, dynamic=how, **options)
-        self._ready: Callable[..., Any] = torch._dynamo.run(self._function)
+        self._compiled: Callable[..., tuple[Any, bool]] = torch.compile(self._function, dynamic=how, **options)
+        self._ready: Callable[..., tuple[Any, bool]] = torch._dynamo.run(self._function)
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the result, compiling what is not compiled yet, and whether a graph ran."""
         if self._is_inductor:
             _keep_module_calls()
         with _many_graphs():
-            out, compiled = self._compiled(args, kwargs)
-        return out, compiled
+            return self._compiled(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the result without ever compiling, and whether a graph ran or eager did."""
-        out, compiled = self._ready(args, kwargs)
-        return out, compiled
+        return self._ready(args, kwargs)
 
 
 @functools.cache
@@ -120,11 +118,6 @@ class CompileThread:
             return not self._jobs  # a forked child has no thread that would tell
         return self._idle.wait(timeout_s)
 
-    @property
-    def n_waiting(self) -> int:
-        """Jobs not begun."""
-        return len(self._jobs)
-
     def _work(self) -> None:
         with _frequent_turns():
             _set_aside(self._imports)
@@ -151,7 +144,7 @@ def _set_aside(imports: str) -> None:
     if gc.get_freeze_count():  # the program does so itself, or it was done before
         return
     if imports:
-        with contextlib.suppress(ImportError):  # said when the job fails
+        with contextlib.suppress(ImportError):  # reported when the job fails
             importlib.import_module(imports)
     gc.freeze()
 

@@ -110,7 +110,6 @@ class BucketedModule(_Module):  # type: ignore[misc]
         work: Work = np.asarray,
         **options: Any,
     ) -> None:
-        _check_torch()
         _check_model(model)
         _check_choices(options, check=check, fallback=fallback)
         if min(max_buckets, max_graphs, multiple_of) < 1:
@@ -238,12 +237,13 @@ class BucketedModule(_Module):  # type: ignore[misc]
             raise UsageError(f"expected sizes of {', '.join(axes)}, found {', '.join(map(str, columns))}")
         columns = {axis: columns[axis] for axis in axes}
         plan(columns, max_buckets=1)  # says what is wrong with them
-        if self._server.planner.auto:
+        planner = self._server.planner
+        if planner.auto:
             args, kwargs = self._server.reader.plain(call)
             run_s = min(time_of(lambda: self._orig_mod(*args, **kwargs), call) for _ in range(2))
-            self._server.planner.eager_s.append(run_s / self._server.planner.work_of(call.sizes))
-            self._server.planner.make(columns)
-        self._server.planner.extend(zip(*(map(int, columns[axis]) for axis in axes), strict=True))
+            planner.eager_s.append(run_s / planner.work_of(call.sizes))
+            planner.make(columns)
+        planner.extend(zip(*(map(int, columns[axis]) for axis in axes), strict=True))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to compile in the background; return whether that is so."""
@@ -402,16 +402,13 @@ class BucketedModule(_Module):  # type: ignore[misc]
         self._server.planner.extend(state["history"])
 
 
-def _check_torch() -> None:
+def _check_model(model: Any) -> None:
     if _Module is object:
         raise MissingExtraError("BucketedModule needs torch", hint="pip install 'torchtriage[torch]'")
     if not hasattr(torch, "get_autocast_dtype"):
         raise MissingExtraError(
             f"BucketedModule needs torch 2.4 or newer, found {torch.__version__}", hint="pip install --upgrade torch"
         )
-
-
-def _check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"expected an nn.Module, found {type(model).__name__}")
     if isinstance(model, BucketedModule):

@@ -22,7 +22,7 @@ LEARN = 256
 REVIEW = 100
 """Requests between looks at the window."""
 WINDOW = 1000
-"""The latest requests, which a change of plan is judged by."""
+"""The latest requests, by which a change of plan is decided."""
 HORIZON = 1_000_000
 """Requests over which a compilation is to pay."""
 MIN_GAIN = 0.02
@@ -127,7 +127,7 @@ class Planner:
             change = revise(
                 buckets,
                 [sizes[at] for sizes in history],
-                weights=np.array([self._weight(others, sizes) for sizes in history]),
+                weights=np.array([self._work_padded(others, sizes) for sizes in history]),
                 max_buckets=max(len(buckets), self._max_buckets // n_others),
                 max_new=2 if not others else 1,
                 compile_cost=compile_cost * n_others,
@@ -178,7 +178,7 @@ class Planner:
         """Return what a request of these sizes costs, in the unit of ``work``."""
         return math.prod(float(self._work(np.array([size]))[0]) for size in sizes.values())
 
-    def _weight(self, others: Mapping[str, Sizes], sizes: Sizes) -> float:
+    def _work_padded(self, others: Mapping[str, Sizes], sizes: Sizes) -> float:
         named = dict(zip(self.axes, sizes, strict=True))
         padded = {
             axis: min((size for size in buckets if size >= named[axis]), default=named[axis])

@@ -117,8 +117,8 @@ def plan(
     else:
         axes = {AXIS: _sizes(sizes, AXIS)}
     if len({len(column) for column in axes.values()}) != 1:
-        told = ", ".join(f"{len(column)} of {axis}" for axis, column in axes.items()) or "no axis"
-        raise UsageError(f"expected one size of each axis for each request, found {told}")
+        lengths = ", ".join(f"{len(column)} of {axis}" for axis, column in axes.items()) or "no axis"
+        raise UsageError(f"expected one size of each axis for each request, found {lengths}")
     if len(axes) > 1:
         chosen = _grid(axes, max_buckets, compile_cost, multiple_of, work)
     else:
@@ -264,7 +264,10 @@ def _grid(
                     weights *= work(_padded(axes[other], chosen[other]))
                 each = compile_cost * math.prod(len(chosen[other]) for other in others)
                 chosen[axis] = _one_axis(column, weights, share, each, multiple_of, work, None)
-            now = _grid_cost(chosen, axes, work) + compile_cost * math.prod(map(len, chosen.values()))
+            padded = [work(_padded(column, chosen[axis])) for axis, column in axes.items()]
+            now = float(np.prod(np.array(padded, np.float64), axis=0).sum()) + compile_cost * math.prod(
+                map(len, chosen.values())
+            )
             if now >= cost * (1 - 1e-12):
                 break
             cost = now
@@ -287,13 +290,6 @@ def _padded(column: Ints, buckets: tuple[int, ...]) -> Ints:
     known = np.array(buckets, np.int64)
     at = np.searchsorted(known, column)
     return np.where(at < len(known), known[np.minimum(at, len(known) - 1)], column)
-
-
-def _grid_cost(chosen: Mapping[str, tuple[int, ...]], axes: Mapping[str, Ints], work: Work) -> float:
-    cost = np.ones(len(next(iter(axes.values()))))
-    for axis, column in axes.items():
-        cost *= work(_padded(column, chosen[axis]))
-    return float(cost.sum())
 
 
 def _quality(chosen: Mapping[str, tuple[int, ...]], axes: Mapping[str, Ints], work: Work) -> tuple[float, float]:

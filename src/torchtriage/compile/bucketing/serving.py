@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,14 +180,14 @@ class Server:
 
     def _varying(self) -> str:
         """Return which part of a call has most values, among the kinds seen."""
-        columns: dict[str, set[Any]] = {}
+        columns: dict[str, set[Any]] = defaultdict(set)
         for kind in self._seen:
             for path, fact in zip(kind[1], kind[2:], strict=False):
                 if len(fact) == 2:
-                    columns.setdefault(path, set()).add(fact)
+                    columns[path].add(fact)
                     continue
                 for dim, size in enumerate(fact[2]):
-                    columns.setdefault(f"dimension {dim} of {path}", set()).add(size)
+                    columns[f"dimension {dim} of {path}"].add(size)
         return max(columns, key=lambda column: len(columns[column]), default="something")
 
     def entry(
@@ -225,7 +225,11 @@ class Server:
                 self.counts.reasons[_GUARD] += 1
                 self._again(entry, call, context)
         if self.settings["check"] == "always" and not context.training:
-            self._compare(result, call, context, entry)
+            args, kwargs = self.reader.plain(call)
+            off = tensors.difference(result, self.model(*args, **kwargs), context.coarse)
+            if off:
+                where = f"bucket {entry.name} at {name_of(call.sizes)}"
+                raise PaddingError(f"{where}: {off} without padding", hint=HINT)
         return result
 
     def _unpadded(self, call: ModelCall, context: CallContext, reason: str) -> Any:
@@ -251,13 +255,6 @@ class Server:
         """Return the answer of a ready graph, cropped; nothing is counted."""
         out, _ = entry.graph.run(*self.reader.padded(call, entry.bucket))
         return tensors.crop(out, entry.crop, call.sizes)
-
-    def _compare(self, result: Any, call: ModelCall, context: CallContext, entry: BucketGraph) -> None:
-        args, kwargs = self.reader.plain(call)
-        off = tensors.difference(result, self.model(*args, **kwargs), context.coarse)
-        if off:
-            where = f"bucket {entry.name} at {name_of(call.sizes)}"
-            raise PaddingError(f"{where}: {off} without padding", hint=HINT)
 
     def _apart(self, context: CallContext) -> bool:
         mode = self.settings["options"].get("mode") or ""
@@ -316,11 +313,11 @@ class Server:
                     verdict = self._examined(model, entry, call, context)
             if self._settle(entry, verdict):
                 entry.graph = CompiledGraph(self.model, self.settings["options"], dynamic=False)
-        except Exception as error:  # told at the next call, and in stats()
+        except Exception as error:  # reported at the next call, and in stats()
             self._failed(entry, _describe(error))
 
     def prepare(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        """Examine, compile and time one bucket; what goes wrong is kept, told and counted."""
+        """Examine, compile and time one bucket; errors are kept, reported and counted."""
         try:
             with context.entered(call.devices):
                 if not entry.bucket:
@@ -329,22 +326,21 @@ class Server:
                     self._make(entry, call, context)
                 else:
                     self._failed(entry, self.refused.message, tell=False)
-        except Exception as error:  # told at the next call, and in stats()
+        except Exception as error:  # reported at the next call, and in stats()
             self._failed(entry, _describe(error))
 
     def _make(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        model = self.model
-        if not self._settle(entry, self._examined(model, entry, call, context)):
+        if not self._settle(entry, self._examined(self.model, entry, call, context)):
             return
         args, kwargs = self.reader.padded(call, entry.bucket)
-        graph = entry.graph or CompiledGraph(model, self.settings["options"], dynamic=False)
+        graph = entry.graph or CompiledGraph(self.model, self.settings["options"], dynamic=False)
         begun = time.perf_counter()
         out, compiled = graph.compile(args, kwargs)
         wait_for(call)
         took_s = time.perf_counter() - begun
         if self.settings["check"] != "never" and compiled:
             # what is cropped may be anything, also NaN in the one and 0 in the other
-            eager = tensors.crop(model(*args, **kwargs), entry.crop, call.sizes)
+            eager = tensors.crop(self.model(*args, **kwargs), entry.crop, call.sizes)
             off = tensors.difference(tensors.crop(out, entry.crop, call.sizes), eager, context.coarse)
             if off:
                 raise TriageError(f"compiled answers are not eager's: {off}")

@@ -74,8 +74,8 @@ class Stats:
             f"{self.checked} checked against unpadded answers, {self.unchecked} not",
         ]
         if self.reasons:
-            told = ", ".join(f"{reason} {n}" for reason, n in self.reasons.items())
-            lines.append(f"misses: {told}")
+            misses = ", ".join(f"{reason} {n}" for reason, n in self.reasons.items())
+            lines.append(f"misses: {misses}")
         lines += [f"failed {bucket}: {why}" for bucket, why in self.failures.items()]
         return "\n".join(lines)
 

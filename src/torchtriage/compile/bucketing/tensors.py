@@ -34,6 +34,8 @@ __all__ = [
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _LEAVES = (Tensor, *_PLAIN)
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional ones, and those by name."""
 
 
 def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,14 +89,14 @@ def tensors(value: Any) -> dict[str, Tensor]:
 
 
 def opaque(value: Any) -> str | None:
-    """Return what is said of the first object that may hold tensors out of reach."""
+    """Return a description of the first object that may hold tensors out of reach."""
     for path, leaf in _walk(value):
         if not isinstance(leaf, _LEAVES) and hasattr(leaf, "__dict__"):
             return f"output {path} is a {type(leaf).__name__}"
     return None
 
 
-def inputs_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def inputs_of(example: Any) -> Arguments:
     """Return the arguments of an example: a tensor, a tuple of arguments, a dict of named ones."""
     if isinstance(example, Mapping):
         return (), {str(name): argument for name, argument in example.items()}
@@ -180,22 +182,18 @@ class Reader:
         self.pad, self.fill, self.masks = pad, fill, masks
         self.axes = tuple(dict.fromkeys(axis for dims in pad.values() for axis in dims.values()))
         self._model = model
-        parameters = list(inspect.signature(model.forward).parameters.values())
-        kinds = inspect.Parameter
-        self._positional = [
-            parameter.name
-            for parameter in parameters
-            if parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-        ]
-        self._order = [parameter.name for parameter in parameters]
-        self._names = (
-            []
-            if any(parameter.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for parameter in parameters)
-            else self._positional
+        kinds = {name: parameter.kind for name, parameter in inspect.signature(model.forward).parameters.items()}
+        only, either, rest, by_name = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
         )
-        self._rest = next((parameter.name for parameter in parameters if parameter.kind is kinds.VAR_POSITIONAL), "")
-        if not any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters):
-            names = [parameter.name for parameter in parameters]
+        self._order = names = list(kinds)
+        self._positional = [name for name, kind in kinds.items() if kind in (only, either)]
+        self._names = [] if {only, rest} & {*kinds.values()} else self._positional
+        self._rest = next((name for name, kind in kinds.items() if kind is rest), "")
+        if by_name not in kinds.values():
             for what, rules in (("pad", pad), ("fill", fill), ("mask", masks)):
                 odd = next((name for name in rules if name and name.split(".")[0] not in names), None)
                 if odd is not None:
@@ -207,21 +205,18 @@ class Reader:
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
         """Return what a call holds."""
         args, kwargs = self._one_form(args, kwargs)
-        paths, leaves = [], []
+        walked: list[tuple[str, Any]] = []
         for at, argument in enumerate(args):
             name = self._positional[at] if at < len(self._positional) else f"{self._rest}.{at - len(self._positional)}"
-            for path, leaf in _walk(argument, name):
-                paths.append(path)
-                leaves.append(leaf)
-        for path, leaf in _walk(kwargs):
-            paths.append(path)
-            leaves.append(leaf)
+            walked += _walk(argument, name)
+        walked += _walk(kwargs)
+        paths, leaves = tuple(path for path, _ in walked), tuple(leaf for _, leaf in walked)
         dims: dict[int, tuple[tuple[int, str], ...]] = {}
         sizes: dict[str, int] = {}
         first: dict[str, tuple[str, int]] = {}
-        kind: list[Any] = [len(args), tuple(paths)]
+        kind: list[Any] = [len(args), paths]
         hidden, devices = "", []
-        for at, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        for at, (path, leaf) in enumerate(walked):
             if not isinstance(leaf, Tensor):
                 if isinstance(leaf, _PLAIN):
                     kind.append((type(leaf), leaf))
@@ -244,9 +239,7 @@ class Reader:
                 shape[dim] = axis
             if rule:
                 dims[at] = rule
-                layout: Any = leaf.layout
-            else:
-                layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+            layout = leaf.stride() if not rule and leaf.layout is torch.strided else leaf.layout
             kind.append((leaf.dtype, leaf.device, tuple(shape), layout, leaf.requires_grad))
         if not sizes and not hidden:
             known = ", ".join(name for name in paths if name) or "nothing"
@@ -254,11 +247,9 @@ class Reader:
                 f"no input of this call is padded: it has {known:.200}",
                 hint=f"pad names {', '.join(name or 'dimensions too high' for name in self.pad)}",
             )
-        return ModelCall(
-            args, kwargs, tuple(paths), tuple(leaves), dims, sizes, tuple(kind), tuple(sorted(set(devices))), hidden
-        )
+        return ModelCall(args, kwargs, paths, leaves, dims, sizes, tuple(kind), tuple(sorted(set(devices))), hidden)
 
-    def _one_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _one_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Return arguments by name, in forward's order: one graph serves f(x) and f(x=x)."""
         names = self._names
         seen_by_hooks = self._model._forward_pre_hooks or self._model._forward_hooks
@@ -284,62 +275,42 @@ class Reader:
                 raise UsageError(f"{path} has {leaf.ndim} dimensions; pad names dimension {dim} of it")
         return tuple(found)
 
-    def padded(self, call: ModelCall, bucket: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def padded(self, call: ModelCall, bucket: Mapping[str, int]) -> Arguments:
         """Return the arguments at the bucket's sizes, masks added."""
         leaves = list(call.leaves)
-        for at, leaf in enumerate(leaves):
+        for at, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if isinstance(leaf, Tensor):
                 dims = {dim: bucket[axis] for dim, axis in call.dims.get(at, ())}
-                leaves[at] = _padded(leaf, dims, self._value(call.paths[at]))
-        missing = {}
+                value = self.masks[path].padding if path in self.masks else rule_of(path, self.fill, 0)
+                leaves[at] = _padded(leaf, dims, value)
+        return self._with_masks(call, leaves, bucket)
+
+    def plain(self, call: ModelCall) -> Arguments:
+        """Return the arguments as they came, masks added where a caller left them out."""
+        given = dict(zip(call.paths, call.leaves, strict=True))
+        if all(given.get(name) is not None for name in self.masks):
+            return call.args, call.kwargs
+        return self._with_masks(call, list(call.leaves), call.sizes)
+
+    def _with_masks(self, call: ModelCall, leaves: list[Any], sizes: Mapping[str, int]) -> Arguments:
+        added = {}
         for name, mask in self.masks.items():
             if name not in call.paths:
-                missing[name] = self._mask(mask, call, bucket)
-            elif call.leaves[call.paths.index(name)] is None:
-                leaves[call.paths.index(name)] = self._mask(mask, call, bucket)
-        return self._filled(call, leaves, missing)
-
-    def plain(self, call: ModelCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as they came, masks added where a caller left them out."""
-        missing = {
-            name: self._mask(mask, call, call.sizes)
-            for name, mask in self.masks.items()
-            if name not in call.paths or call.leaves[call.paths.index(name)] is None
-        }
-        if not missing:
-            return call.args, call.kwargs
-        leaves = [
-            missing.pop(path) if path in missing else leaf for path, leaf in zip(call.paths, call.leaves, strict=True)
-        ]
-        return self._filled(call, leaves, missing)
-
-    def _filled(
-        self, call: ModelCall, leaves: list[Any], missing: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        fresh = iter(leaves)
-        args = tuple(_rebuilt(argument, fresh) for argument in call.args)
-        return args, {**_rebuilt(dict(call.kwargs), fresh), **missing}
-
-    def _value(self, path: str) -> Any:
-        if path in self.masks:
-            return self.masks[path].padding
-        return rule_of(path, self.fill, 0)
+                added[name] = self._mask(mask, call, sizes)
+            elif call.leaves[at := call.paths.index(name)] is None:
+                leaves[at] = self._mask(mask, call, sizes)
+        args, kwargs = _with_leaves(call, leaves)
+        return args, {**kwargs, **added}
 
     def _mask(self, mask: Mask, call: ModelCall, bucket: Mapping[str, int]) -> Tensor | None:
-        at = next(
-            (
-                at
-                for at in call.dims
-                if call.paths[at] == mask.of or not mask.of or call.paths[at].startswith(f"{mask.of}.")
-            ),
-            None,
-        )
+        places = (at for at in call.dims if not mask.of or f"{call.paths[at]}.".startswith(f"{mask.of}."))
+        at = next(places, None)
         if at is None:
             return None
         like: Tensor = call.leaves[at]
         dims = dict(call.dims[at])
         full = list(like.shape[: max(dims) + 1])
-        inside: tuple[slice, ...] = tuple(slice(size) for size in full)
+        inside = tuple(map(slice, full))
         for dim, axis in dims.items():
             full[dim] = bucket[axis]
         dtype = {bool: torch.bool, int: torch.int64}.get(type(mask.real))
@@ -363,7 +334,7 @@ def _padded(leaf: Tensor, dims: Mapping[int, int], value: Any) -> Tensor:
     return leaf.contiguous() if dims else leaf
 
 
-def resized(call: ModelCall, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
     """Return copies of a call's arguments at other sizes: cut short, or repeated."""
     leaves = []
     for at, leaf in enumerate(call.leaves):
@@ -377,6 +348,10 @@ def resized(call: ModelCall, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...],
                 where = torch.arange(size, device=leaf.device) % made.shape[dim]
                 made = made.index_select(dim, where)
         leaves.append(made.clone().requires_grad_(leaf.requires_grad))
+    return _with_leaves(call, leaves)
+
+
+def _with_leaves(call: ModelCall, leaves: list[Any]) -> Arguments:
     fresh = iter(leaves)
     args = tuple(_rebuilt(argument, fresh) for argument in call.args)
     return args, _rebuilt(dict(call.kwargs), fresh)
@@ -395,17 +370,13 @@ def crop(out: Any, rules: Mapping[str, Crop], sizes: Mapping[str, int]) -> Any:
                             f"crop: output {path or 'tensor'} has {leaf.ndim} dimensions, and none is number {dim}"
                         )
                     continue
-                made = made.narrow(dim, 0, min(_size(size, sizes), made.shape[dim]))
+                named = isinstance(size, str)
+                wanted = sizes[size] if named else int(size(**{axis: sizes[axis] for axis in _axes_of(size)}))
+                made = made.narrow(dim, 0, min(wanted, made.shape[dim]))
             leaves.append(made if made is leaf else made.contiguous())
         else:
             leaves.append(leaf)
     return _rebuilt(out, iter(leaves))
-
-
-def _size(size: Any, sizes: Mapping[str, int]) -> int:
-    if isinstance(size, str):
-        return sizes[size]
-    return int(size(**{name: sizes[name] for name in _axes_of(size)}))
 
 
 @functools.lru_cache(maxsize=256)
@@ -433,14 +404,14 @@ def learn_crop(padded: Any, plain: Any, bucket: Mapping[str, int], sizes: Mappin
                 name = path or "the output"
                 raise UsageError(
                     f"dimension {dim} of {name} is {now} with padding and {wanted} without, at"
-                    f" {_told(bucket)} for {_told(sizes)}: that is no axis of its own",
+                    f" {_sizes_text(bucket)} for {_sizes_text(sizes)}: that is no axis of its own",
                     hint=f"say what it is: crop={{{path!r}: {{{dim}: lambda {next(iter(sizes))}: ...}}}}",
                 )
             rules[path] = {**rules[path], dim: fit[0]}
     return rules
 
 
-def _told(sizes: Mapping[str, int]) -> str:
+def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 

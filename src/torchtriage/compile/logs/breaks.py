@@ -32,7 +32,7 @@ _END = re.compile(
 )
 _FROM_USER = re.compile(r"from user code(?: at)?:\s*\n")
 
-# How torch before 2.7 said what has a type now: facts of the break's registry.
+# How torch before 2.7 described what has a type now: facts of the break's registry.
 _OLD = (
     (r"generic_jump|TensorVariable\(\).*jump", "Data-dependent branching"),
     (
@@ -119,10 +119,10 @@ def parse_break(text: str) -> Break | None:
     )
 
 
-def _unresumed(said: str, body: str) -> Break:
+def _unresumed(sentence: str, body: str) -> Break:
     """Return the break after which dynamo could not go on in the same function."""
     below = _CODE_BELOW.search(body)
-    found = Break(type="Cannot resume after a graph break", explanation=" ".join(said.split()))
+    found = Break(type="Cannot resume after a graph break", explanation=" ".join(sentence.split()))
     return _with_stack(found, body[below.end() :] if below else "")
 
 

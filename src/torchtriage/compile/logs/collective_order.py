@@ -47,18 +47,18 @@ def differences(schedules: Schedules) -> Iterator[tuple[str, dict[tuple[str, ...
 
     A compilation that only one rank has is no difference of order: it may be of other sizes.
     """
-    ids = dict.fromkeys(sorted(compile_id for told in schedules.values() for compile_id in told))
+    ids = dict.fromkeys(sorted(compile_id for by_id in schedules.values() for compile_id in by_id))
     for compile_id in ids:
         orders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank, told in sorted(schedules.items()):
-            if compile_id in told:
-                orders[tuple(re.findall(r"[\w.]+", told[compile_id]))].append(rank)
+        for rank, by_id in sorted(schedules.items()):
+            if compile_id in by_id:
+                orders[tuple(re.findall(r"[\w.]+", by_id[compile_id]))].append(rank)
         if len(orders) > 1:
             yield compile_id, orders
 
 
 def finding(schedules: Schedules) -> Finding | None:
-    """Return what is said of ranks whose orders differ; None where they agree."""
+    """Return the finding on ranks whose orders differ; None where they agree."""
     found = list(differences(schedules))
     if not found:
         return None

@@ -14,30 +14,30 @@ __all__ = ["divergence", "schedules"]
 
 def schedules(logs: Sequence[ProcessLog]) -> dict[int, dict[str, str]]:
     """Return each rank's collectives by compile id, of its last process."""
-    found: dict[int, dict[str, str]] = {}
+    by_rank: dict[int, dict[str, str]] = {}
     for log in sorted(logs, key=lambda log: log.started):
         if log.schedules:
-            found[(log.told_rank or 0)] = log.schedules
-    return found
+            by_rank[log.told_rank or 0] = log.schedules
+    return by_rank
 
 
 def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list[str]:
     """Return what ranks did differently; empty with one rank, or where all did the same."""
     by_rank: dict[int, list[ProcessLog]] = defaultdict(list)
     for log in logs:
-        by_rank[(log.told_rank or 0)].append(log)
+        by_rank[log.told_rank or 0].append(log)
     if len(by_rank) < 2:
         return []
 
-    def compare(what: str, tell: Callable[[ProcessLog], object]) -> None:
-        told = {rank: repr([tell(log) for log in group]) for rank, group in by_rank.items()}
-        usual = Counter(told.values()).most_common(1)[0][0]
-        odd = [rank for rank, value in sorted(told.items()) if value != usual]
+    def compare(what: str, of: Callable[[ProcessLog], object]) -> None:
+        values = {rank: repr([of(log) for log in group]) for rank, group in by_rank.items()}
+        usual = Counter(values.values()).most_common(1)[0][0]
+        odd = [rank for rank, value in sorted(values.items()) if value != usual]
         if odd:
-            shown = ", ".join(f"rank {rank}: {told[rank][1:-1]}" for rank in odd[:4])
-            found.append(f"{what}: {usual[1:-1]}, but {shown}"[:400])
+            others = ", ".join(f"rank {rank}: {values[rank][1:-1]}" for rank in odd[:4])
+            differences.append(f"{what}: {usual[1:-1]}, but {others}"[:400])
 
-    found: list[str] = []
+    differences: list[str] = []
     compare("compilations", lambda log: len(log.compilations) if log.form != "text" else None)
     compare("graph breaks", lambda log: log.n_break_records)
     compare("recompilations", lambda log: log.n_recompile_records)
@@ -52,8 +52,8 @@ def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list
     low, high = min(spent.values()), max(spent.values())
     if high > 1.2 * low and high - low > 1000:
         slow = max(spent, key=lambda rank: spent[rank])
-        found.append(
+        differences.append(
             f"compile time: {format_ms(low)} to {format_ms(high)}, rank {slow} takes longest;"
             " the others wait for it at the next collective"
         )
-    return found
+    return differences

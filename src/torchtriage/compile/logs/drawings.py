@@ -130,7 +130,7 @@ def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
 
 
 _Box = tuple[str, str, str]
-"""Label, kind, and what is said below and on pointing at it."""
+"""Label, kind, and the text below it and on pointing at it."""
 
 
 def _collapsed(nodes: Sequence[FxNode]) -> tuple[list[_Box], list[tuple[int, int]], str]:

@@ -17,7 +17,7 @@ __all__ = ["MAX_PAYLOAD_BYTES", "LogEntry", "Readable", "read_entries"]
 
 BLOCK_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 32 << 20
-"""What is longer is skipped, and said to be."""
+"""A longer payload is skipped, and reported as such."""
 
 _SPLIT = re.compile(rb"\n(?=[^\t])")
 _HEADER = re.compile(
@@ -63,7 +63,7 @@ class LogEntry:
 def read_entries(stream: Readable, *, progress: Callable[[int], None] | None = None) -> Iterator[LogEntry]:
     """Yield every entry of a log, in order.
 
-    ``stream`` : of the log, decompressed. ``progress`` : is told bytes read so far.
+    ``stream`` : of the log, decompressed. ``progress`` : called with the bytes read so far.
     """
     rest = b""
     dropped = False  # the middle of a payload that is too long

@@ -1,4 +1,4 @@
-"""What is said about compile logs: the dataclasses are the JSON document.
+"""The result of analysing compile logs: the dataclasses are the JSON document.
 
 Times are ``_ms`` floats, of one process where the owner of the field says nothing else; ``share`` is of the compile
 time of its owner. Compile ids are PyTorch's own, ``0/1``.

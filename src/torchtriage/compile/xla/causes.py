@@ -1,6 +1,6 @@
 """Why an HLO graph was compiled: from the marks and operators around it, else from its frames.
 
-With a profile of the step (``watch.py``) the operator that asked for a compilation is known. From dumps alone there
+With a profile of the step (``bridge_marks.py``) the operator that asked for a compilation is known. From dumps alone there
 are the frames, and the sentence that ``PT_XLA_DEBUG`` makes of them.
 """
 

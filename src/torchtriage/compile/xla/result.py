@@ -1,4 +1,4 @@
-"""What is said about a model on PyTorch/XLA: the dataclasses are the JSON document.
+"""The result of a model on PyTorch/XLA: the dataclasses are the JSON document.
 
 Counts of HLO graphs are those of torch_xla's own metrics: ``CompileTime`` has a sample for each graph compiled,
 ``ExecuteTime`` one for each executed. Times are ``_ms``, of one step unless said.
@@ -52,7 +52,7 @@ Cause = Literal[
     "new operations",
     "unknown",
 ]
-"""Why an HLO graph was compiled; ``docs/xla.md`` says how each is told."""
+"""Why an HLO graph was compiled; ``docs/xla.md`` says how each is recognised."""
 
 
 @dataclass(frozen=True)

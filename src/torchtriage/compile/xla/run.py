@@ -29,7 +29,7 @@ from torchtriage.core.isolate.session_client import SessionClient, SessionError
 __all__ = ["XlaPlan", "measure", "run_script"]
 
 N_FRAMES = "64"
-"""``PT_XLA_DEBUG`` shows 8 unless told: a module's call alone takes two."""
+"""``PT_XLA_DEBUG`` shows 8 by default: a module's call alone takes two."""
 WARM_UP_S = 0.5
 COUNTED: tuple[RouteName, ...] = ("lazy", "openxla")
 

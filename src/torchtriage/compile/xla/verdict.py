@@ -24,7 +24,7 @@ COUNTED: tuple[RouteName, ...] = ("openxla", "lazy")
 def judge(
     models: Sequence[XlaModel] = (), programs: Sequence[XlaProgram] = (), notes: Iterable[Note] = ()
 ) -> XlaResult:
-    """Return everything said about models that were run, or programs whose dumps were read."""
+    """Return the result of models that were run, or of programs whose dumps were read."""
     graphs = [graph for model in models for route in model.routes for graph in route.graphs]
     graphs += [graph for program in programs for graph in program.graphs]
     causes = Counter(graph.cause for graph in graphs if graph.extra)

@@ -15,8 +15,7 @@ __all__ = ["OTHER", "PHASES", "Phases", "Total", "phase_of"]
 PHASES = (
     (
         "Dynamo: tracing Python",
-        r"^(?:dynamo|entire_frame_compile|_compile\."
-        r"|compile_attempt_\d+|bytecode_tracing|compile_inner|convert_frame)",
+        r"^(?:dynamo|entire_frame_compile|_compile\.|compile_attempt_\d+|bytecode_tracing|compile_inner|convert_frame)",
     ),
     ("Backend, where it has no marks", r"^(?:OutputGraph\.call_user_compiler|backend_compile)"),
     ("Guards", r"guard"),
@@ -30,15 +29,10 @@ PHASES = (
     ("Pass over the joint graph", r"joint_graph"),
     ("Pass over the graph after autograd", r"post_grad|additional_fake_tensor_prop"),
     ("Autotuning", r"autotun|benchmark|precompil"),
-    (
-        "Compiling kernels: C++, Triton",
-        r"compile_file|async_compile|triton|AsyncCompile"
-        r"|cuda_compile|nvcc",
-    ),
+    ("Compiling kernels: C++, Triton", r"compile_file|async_compile|triton|AsyncCompile|cuda_compile|nvcc"),
     (
         "Inductor: lowering, fusing, writing code",
-        r"inductor|GraphLowering|Scheduler|code_gen"
-        r"|codegen|Wrapper|fx_codegen|compile_fx|pass\.",
+        r"inductor|GraphLowering|Scheduler|code_gen|codegen|Wrapper|fx_codegen|compile_fx|pass\.",
     ),
     ("Garbage collection", r"^gc$"),
 )
@@ -52,11 +46,6 @@ MAX_DEPTH = 6
 def phase_of(name: str) -> str:
     """Return the phase that a mark belongs to."""
     return next((phase for phase, pattern in _PATTERNS if pattern.search(name)), OTHER)
-
-
-def _ns(time_us: float) -> int:
-    whole = int(time_us)
-    return whole * 1000 + round((time_us - whole) * 1000)
 
 
 class _Args(msgspec.Struct):
@@ -123,7 +112,8 @@ class Phases:
         """
         event = self._decoder.decode(payload)
         compile_id = (event.args.compile_id if event.args else None) or ""
-        time_ns = _ns(event.ts)
+        whole_us = int(event.ts)
+        time_ns = whole_us * 1000 + round((event.ts - whole_us) * 1000)
         if event.ph in ("B", "E"):
             self._last_ns[event.pid, event.tid, compile_id] = time_ns
         if event.ph == "B":
@@ -175,8 +165,5 @@ class Phases:
             if mark.compile_id and mark.compile_id != "None":
                 self.by_compile_ns[mark.compile_id] += dur_ns
         if depth < MAX_DEPTH:
-            span = (dur_ns, mark.start_ns, depth, mark.name, mark.compile_id)
-            if len(self.spans) < MAX_SPANS:
-                heapq.heappush(self.spans, span)
-            else:
-                heapq.heappushpop(self.spans, span)
+            push = heapq.heappush if len(self.spans) < MAX_SPANS else heapq.heappushpop
+            push(self.spans, (dur_ns, mark.start_ns, depth, mark.name, mark.compile_id))

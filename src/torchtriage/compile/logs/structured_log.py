@@ -59,12 +59,9 @@ class _Envelope(msgspec.Struct):
 
     @property
     def compile_id(self) -> str:
-        if self.frame_id is None and self.compiled_autograd_id is None:
-            return ""
-        inner = f"{self.frame_id}/{self.frame_compile_id}" if self.frame_id is not None else ""
-        if self.compiled_autograd_id is None:
-            return inner
-        return f"!{self.compiled_autograd_id}/{inner}" if inner else f"!{self.compiled_autograd_id}"
+        autograd = "" if self.compiled_autograd_id is None else f"!{self.compiled_autograd_id}"
+        frame = "" if self.frame_id is None else f"{self.frame_id}/{self.frame_compile_id}"
+        return "/".join(filter(None, (autograd, frame)))
 
 
 class _Call(msgspec.Struct):
@@ -215,22 +212,22 @@ class _EntryReader:
             compilation = self._again(compile_id)  # after a reset
         compilation.is_started = True
         self._explain(compilation)
-        frames = [Frame(self._file(call.filename), call.line, call.name, True) for call in reversed(calls)]
+        frames = [
+            Frame(
+                file if isinstance(file := call.filename, str) else self.files.get(file, ""), call.line, call.name, True
+            )
+            for call in reversed(calls)
+        ]
         if frames and not compilation.name:
             # torch 2.4 logs the compiler's own frames instead of the function: metrics name it
-            if frames[0].file.endswith("_dynamo/convert_frame.py"):
-                compilation.stack = tuple(frames)
-                return
-            compilation.name, compilation.file, compilation.line = frames[0].function, frames[0].file, frames[0].line
-            compilation.stack = tuple(frames[1:])
+            if not frames[0].file.endswith("_dynamo/convert_frame.py"):
+                first = frames.pop(0)
+                compilation.name, compilation.file, compilation.line = first.function, first.file, first.line
+            compilation.stack = tuple(frames)
 
     def _again(self, compile_id: str) -> Compilation:
-        for key in [stage_key for stage_key in self.before if stage_key[0] == compile_id]:
-            del self.before[key]
+        self.before = {key: ops for key, ops in self.before.items() if key[0] != compile_id}
         return self.log.begin(compile_id)
-
-    def _file(self, number: int | str) -> str:
-        return number if isinstance(number, str) else self.files.get(number, "")
 
     def _metrics(self, entry: LogEntry, compile_id: str) -> str | None:
         values = _ANY.decode(entry.json)[entry.kind]
@@ -263,7 +260,7 @@ class _EntryReader:
             compilation.file = str(values["co_filename"])
             line = values.get("co_firstlineno")
             compilation.line = line if isinstance(line, int) and 0 <= line < 1 << 31 else compilation.line
-        compilation.metrics = _kept(values)
+        compilation.metrics = _used_metrics(values)
         fail = str(values.get("fail_reason") or "")
         if _AT_LIMIT.search(fail):
             compilation.limit = fail.split("\n", 1)[0]
@@ -287,35 +284,27 @@ class _EntryReader:
         name = _ARTIFACT.decode(entry.json).artifact.name
         self.log.tally.kinds["artifact"] -= 1
         self.log.tally.kinds[f"artifact {name}"] += 1
-        if name == "dynamo_graph_break_reason":
-            return self._break(entry, compile_id)
         if name == "recompile_reasons":
             return self._recompile(entry, compile_id)
-        if name in _STAGES:
+        if name == "dynamo_graph_break_reason":
+            graph_break = parse_break(self._payload(entry))
+            if graph_break is None:
+                return "damaged: dynamo_graph_break_reason"
+            self.log.saw_break(graph_break, self.log.compilation(compile_id))
+        elif name in _STAGES:
             self._stage(name, compile_id, self._payload(entry))
-            return None
-        cache = _CACHE.match(name)
-        if cache is not None:
+        elif cache := _CACHE.match(name):
             self._cache(cache["name"], cache["what"], compile_id, entry)
-            return None
-        if name == "torch_version":
+        elif name == "torch_version":
             self.log.torch = str(_ANY.decode(entry.payload).get("pytorch_version") or "")
-            return None
-        if name == "dynamo_error":
+        elif name == "dynamo_error":
             lines = self._payload(entry).strip().split("\n")
             errors = [line for line in lines if _ERROR.match(line)]
             self.log.compilation(compile_id).error = (errors or lines)[-1][:500]
-            return None
-        if name == "inductor_collective_schedule":
+        elif name == "inductor_collective_schedule":
             self.log.schedules[compile_id] = self._payload(entry)[:100_000]
-            return None
-        return f"not part of this report: artifact {name}"
-
-    def _break(self, entry: LogEntry, compile_id: str) -> str | None:
-        graph_break = parse_break(self._payload(entry))
-        if graph_break is None:
-            return "damaged: dynamo_graph_break_reason"
-        self.log.saw_break(graph_break, self.log.compilation(compile_id))
+        else:
+            return f"not part of this report: artifact {name}"
         return None
 
     def _recompile(self, entry: LogEntry, compile_id: str) -> str | None:
@@ -401,16 +390,16 @@ _NUMBERS = ("guard_count", "graph_op_count", "guard_latency_us")
 MAX_NUMBER = 1 << 53
 
 
-def _kept(values: dict[str, Any]) -> dict[str, Any]:
+def _used_metrics(values: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics that are used, where they are of the kind they should be."""
-    kept: dict[str, Any] = {name: value for name in _TEXTS if isinstance(value := values.get(name), str) and value}
-    for name in _NUMBERS:
-        value = values.get(name)
-        if isinstance(value, int | float) and 0 <= value < MAX_NUMBER:
-            kept[name] = value
-    if isinstance(values.get("has_guarded_code"), bool):
-        kept["has_guarded_code"] = values["has_guarded_code"]
-    return kept
+
+    def is_valid(name: str, value: Any) -> bool:
+        if name in _NUMBERS:
+            return isinstance(value, int | float) and 0 <= value < MAX_NUMBER
+        return isinstance(value, str) and bool(value) if name in _TEXTS else isinstance(value, bool)
+
+    names = (*_TEXTS, *_NUMBERS, "has_guarded_code")
+    return {name: values[name] for name in names if name in values and is_valid(name, values[name])}
 
 
 def _duration_ns(values: dict[str, Any]) -> int | None:

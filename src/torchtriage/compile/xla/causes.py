@@ -1,7 +1,7 @@
 """Why an HLO graph was compiled: from the marks and operators around it, else from its frames.
 
-With a profile of the step (``bridge_marks.py``) the operator that asked for a compilation is known. From dumps alone there
-are the frames, and the sentence that ``PT_XLA_DEBUG`` makes of them.
+With a profile of the step (``bridge_marks.py``) the operator that asked for a compilation is known. From dumps
+alone there are the frames, and the sentence that ``PT_XLA_DEBUG`` makes of them.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def _notes(models: Sequence[XlaModel]) -> Iterable[Note]:
                     "graphs-not-named",
                     "warn",
                     f"{name}, {route.name}: the dumps name another number of graphs than the"
-                    " metrics count; causes are told by operators alone, without lines",
+                    " metrics count; causes are known from operators alone, without lines",
                 )
             unknown = sum(graph.cause == "unknown" for graph in route.graphs)
             if unknown:

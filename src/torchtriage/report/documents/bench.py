@@ -35,6 +35,7 @@ def document(result: BenchResult) -> b.Document:
     facts = [("target", result.target), ("measured", basis), *result.facts, ("machine", str(result.noise))]
     failed = [(b.Span(f"{row.label} ", "bold red"), failure(row)) for row in result.rows if row.failure is not None]
     table = [cells(row) for row in result.rows]
+    settings = [_setting(row) for row in result.rows]
     styles = ["red" if row.failure is not None else "" for row in result.rows]
     pairs = [
         b.Row("" if rank else "order", comparison(pair) if not pair.tie or pair.resolved else b.dim(comparison(pair)))
@@ -60,8 +61,8 @@ def document(result: BenchResult) -> b.Document:
             on=b.PAGE,
         ),
         b.Rows(pairs, on=b.TERMINAL),
-        *map(_details, result.rows),
-        b.Section("Setting by setting", [b.Entry(row.label, list(_on_page(row))) for row in result.rows], on=b.PAGE),
+        b.Section("", settings, on=b.TERMINAL),
+        b.Section("Setting by setting", settings, on=b.PAGE),
         b.Notes(result.notes),
         b.Foot(f"{result.target}: {basis}, torchtriage {result.version}"),
     ]
@@ -82,17 +83,14 @@ def _advice(result: BenchResult) -> Iterator[b.Block]:
     yield b.Lines(lines, bullets=True, on=b.MARKDOWN)
 
 
-def _details(row: SettingRow) -> b.Entry:
-    """Return on the terminal what the table has no room for."""
-    if row.failure is not None and row.compilation is None:
-        return b.Entry("", on="")
+def _setting(row: SettingRow) -> b.Entry:
+    """Return what the table of all settings has no room for."""
     rows: list[b.Row] = []
-    if len(row.warm_up_ms) > 1 and row.n_sessions:
-        rows.append(b.Row("warm-up", (b.dim(_bars(row.warm_up_ms)), f"  {_steady(row)}")))
-    p50 = next((quantile for quantile in row.quantiles if quantile.name == "P50"), None)
-    if p50 is not None and p50.low_ms is not None and p50.high_ms is not None:
-        steps = f"{format_count(row.n_steps, 'step')} in {format_count(row.n_sessions, 'session')}"
-        rows.append(b.Row("P50", f"{format_ms(p50.low_ms)} to {format_ms(p50.high_ms)}, {steps}"))
+    for quantile in row.quantiles:
+        if quantile.low_ms is not None and quantile.high_ms is not None:
+            steps = f"{format_count(row.n_steps, 'step')} in {format_count(row.n_sessions, 'session')}"
+            interval = f"{format_ms(quantile.low_ms)} to {format_ms(quantile.high_ms)}"
+            rows.append(b.Row(quantile.name, f"{interval}, {steps}" if quantile.name == "P50" else interval))
     if row.compilation is not None:
         rows.append(b.Row("compile", compilation(row.compilation)))
     if row.misses is not None:
@@ -100,28 +98,20 @@ def _details(row: SettingRow) -> b.Entry:
     if row.numerics is not None and (row.setting.mode != "eager" or row.numerics.reason):
         style = "bold red" if row.numerics.verdict == "wrong" else ""
         rows.append(b.Row("answers", b.Span(_errors(row.numerics), style)))
-    return b.Entry(row.label, [b.Rows(rows, indent=0)], indent=2, on=b.TERMINAL)
-
-
-def _on_page(row: SettingRow) -> Iterator[b.Block]:
-    yield b.Code([(row.setting.line, "")])
-    yield b.Lines([failure(row)])
-    if len(row.warm_up_ms) > 1:
-        yield b.Markup(_curve(row))
-    yield b.Lines(
-        [
-            f"{quantile.name}: {_ms(quantile.value_ms)}, 95 % interval {format_ms(quantile.low_ms)} to"
-            f" {format_ms(quantile.high_ms)}"
-            for quantile in row.quantiles
-            if quantile.low_ms is not None and quantile.high_ms is not None
-        ]
-    )
-    if row.compilation is not None:
-        yield b.Lines([compilation(row.compilation), "Graph breaks:" if row.compilation.reasons else ""])
-        yield b.Lines([f"{reason} ({number})" for reason, number in row.compilation.reasons], bullets=True)
-    yield b.Lines(
-        [misses(row.misses) if row.misses else "", f"Answers: {_errors(row.numerics)}" if row.numerics else ""]
-    )
+    warm_up = len(row.warm_up_ms) > 1
+    bars = [b.Row("warm-up", (b.dim(_bars(row.warm_up_ms)), f"  {_steady(row)}"))] if warm_up and row.n_sessions else []
+    reasons = row.compilation.reasons if row.compilation is not None else ()
+    blocks = [
+        b.Code([(row.setting.line, "")], on=b.PAGE),
+        b.Lines([failure(row)], on=b.PAGE),
+        b.Markup(_curve(row) if warm_up else ""),
+        b.Rows(bars, indent=0, on=b.TERMINAL),
+        b.Rows(rows, indent=0),
+        b.Lines(["Graph breaks:"] if reasons else [], on=b.PAGE),
+        b.Lines([f"{reason} ({number})" for reason, number in reasons], bullets=True, on=b.PAGE),
+    ]
+    detailed = bool(bars or rows) and (row.failure is None or row.compilation is not None)
+    return b.Entry(row.label, blocks, indent=2, on=b.PAGE + b.TERMINAL * detailed)
 
 
 # -- what the parts say ----------------------------------------------------------------------------

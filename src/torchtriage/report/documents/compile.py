@@ -357,12 +357,14 @@ def _inductor(inductor: Inductor) -> Iterator[b.Block]:
         )
         rows.append(("cache", line))
     rows.append(("autotune", format_ms(inductor.autotune_ms) if inductor.autotune_ms else ""))
-    skips = [f"skipped {skip.count}x: {cut(skip.name, 160)}" for skip in inductor.cudagraph_skips[:4]]
-    rows += [("cudagraph", b.Span(skip, "yellow")) for skip in skips]
-    yield b.Section("", [_rows(*rows, indent=2)], heading="Inductor", on=b.TERMINAL)
+    skips = [
+        ("cudagraph", b.Span(f"skipped {skip.count}x: {cut(skip.name, 160)}", "yellow"))
+        for skip in inductor.cudagraph_skips
+    ]
+    yield b.Section("", [_rows(*rows, *skips[:4], indent=2)], heading="Inductor", on=b.TERMINAL)
     passes = [(name, f"{number:,}", format_ms(spent)) for name, number, spent in inductor.passes]
     folded = b.Folded("Passes by time, marks inside included", [b.Table(("pass", "times", "time"), passes)])
-    yield b.Section("Inductor", [_rows(*rows), folded], name="inductor", on=b.PAGE)
+    yield b.Section("Inductor", [_rows(*rows, *skips), folded], name="inductor", on=b.PAGE)
 
 
 def _guards(result: CompileResult) -> Iterator[b.Block]:

@@ -126,7 +126,7 @@ def _program(program: XlaProgram) -> Iterator[b.Block]:
     left_out = [b.Row("left out", b.dim(f"{skipped.count:,} {skipped.name}")) for skipped in program.skipped]
     parts = [
         b.Rows([b.Row(label, line) for label, line in _counts(program)]),
-        *_breaks(program.breaks, on=b.TERMINAL),
+        *_breaks(program.breaks),
         *_graphs(program.graphs),
         b.Rows([b.Row("host", f"{name}, {number}") for name, _, number in calls[:N_ROWS]], on=b.TERMINAL),
         _more(len(calls) - N_ROWS, "operator"),
@@ -138,12 +138,13 @@ def _program(program: XlaProgram) -> Iterator[b.Block]:
     yield b.Section(program.name, parts, on=b.PAGE)
 
 
-def _breaks(breaks: Sequence[GraphBreak], on: str = b.TERMINAL + b.PAGE) -> Iterator[b.Block]:
-    rows = []
-    for graph_break in breaks[:N_ROWS]:
+def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[b.Block]:
+    rows: list[b.Row] = []
+    for graph_break in breaks:
         where = f" at {place(graph_break.caller or graph_break.frame)}, {graph_break.count}x"
         rows += [b.Row("break", (b.bold(graph_break.type), where)), b.Row("", b.Span(graph_break.fix.text, "green"))]
-    yield b.Rows(rows, on=on)
+    yield b.Rows(rows[: 2 * N_ROWS], on=b.TERMINAL)
+    yield b.Rows(rows, on=b.PAGE)
     yield _more(len(breaks) - N_ROWS, "graph break")
 
 

@@ -26,10 +26,8 @@ def with_config(
     ``table`` names a table inside the section instead, ``keys`` what it may hold. A value is
     checked by the very option it stands for.
 
-    Raises
-    ------
-    UsageError
-        The file is not TOML, or a key or value is not one the options know; the message names it.
+    Raises UsageError: the file is not TOML, or a key or value is not one the options know; the
+    message names it.
     """
     file, section = _section(start)
     where = f"[tool.torchtriage{'.' * bool(table)}{table}]"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
@@ -19,8 +19,10 @@ __all__ = [
     "quiet_option",
     "sarif_option",
     "top_option",
+    "value_option",
 ]
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 LEVELS = SEVERITIES[::-1]
 
 json_option = click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
@@ -39,6 +41,13 @@ fail_on_option = click.option(
     help="Exit with 1 on a finding this severe or worse.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+
+
+def value_option(name: str, kind: Any, metavar: str | None, default: Any, help: str) -> Callable[[Command], Command]:
+    """Return an option of one value, whose default the help shows if it has one."""
+    return click.option(
+        name, type=kind, metavar=metavar, default=default, help=help, show_default=default not in (None, "", ())
+    )
 
 
 def fails(findings: Iterable[Any], fail_on: str) -> bool:

@@ -46,10 +46,8 @@ def complain(message: str) -> None:
 def check_outputs(names: Iterable[str | None], inputs: Sequence[str | Path] = ()) -> None:
     """Refuse, before any work is done, outputs that cannot be meant.
 
-    Raises
-    ------
-    UsageError
-        An output is an input or another output, a folder, or in a folder that does not exist.
+    Raises UsageError: an output is an input or another output, a folder, or in a folder that does
+    not exist.
     """
     seen: set[Path] = set()
     for name in names:
@@ -78,10 +76,7 @@ def check_outputs(names: Iterable[str | None], inputs: Sequence[str | Path] = ()
 def save(name: str, data: bytes) -> None:
     """Write a file and say so on stderr.
 
-    Raises
-    ------
-    UsageError
-        It cannot be written.
+    Raises UsageError: it cannot be written.
     """
     try:
         Path(name).write_bytes(data)
@@ -93,10 +88,7 @@ def save(name: str, data: bytes) -> None:
 def emit(data: bytes, name: str | None) -> None:
     """Write a document to the file of this name, or to standard output without one.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
+    Raises UsageError: the file cannot be written.
     """
     if name:
         save(name, data)
@@ -110,10 +102,7 @@ def present(result: Any, given: Mapping[str, Any]) -> None:
 
     ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command.
 
-    Raises
-    ------
-    UsageError
-        A file cannot be written.
+    Raises UsageError: a file cannot be written.
     """
     from torchtriage.report import formats
 
@@ -133,10 +122,7 @@ def present(result: Any, given: Mapping[str, Any]) -> None:
 def put_document(document: Document, name: str | None = None) -> None:
     """Print a document, or write it as text to the file of this name.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
+    Raises UsageError: the file cannot be written.
     """
     from torchtriage.report import terminal
 
@@ -146,10 +132,7 @@ def put_document(document: Document, name: str | None = None) -> None:
 def put(render: Callable[..., Text], name: str | None = None) -> None:
     """Print the text that ``render`` makes, or write it to the file of this name.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
+    Raises UsageError: the file cannot be written.
     """
     from torchtriage.report import terminal
 

@@ -66,10 +66,7 @@ def load_ipython_extension(shell: Any) -> None:
 def _read(line: str, cell: str | None) -> tuple[bool, Path | None, str]:
     """Return whether it is one window, the folder, and the code; options stand first.
 
-    Raises
-    ------
-    UsageError
-        An option does not exist, or there is nothing to run.
+    Raises UsageError: an option does not exist, or there is nothing to run.
     """
     window, out, rest = False, None, line.strip()
     while rest.startswith("-"):

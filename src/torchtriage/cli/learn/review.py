@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
-from torchtriage.cli.options import json_option, output_option, quiet_option
+from torchtriage.cli.options import json_option, output_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
@@ -26,12 +26,12 @@ __all__ = ["command"]
 
 @click.command("review")
 @click.argument("path", metavar="TRACE", type=click.Path())
-@click.option(
+@value_option(
     "--reviewer",
-    type=click.Choice(["offline", "llm"]),
-    default="offline",
-    show_default=True,
-    help="Who reviews; with llm evidence leaves this machine.",
+    click.Choice(["offline", "llm"]),
+    None,
+    "offline",
+    "Who reviews; with llm evidence leaves this machine.",
 )
 @click.option(
     "--window",
@@ -40,14 +40,7 @@ __all__ = ["command"]
     metavar="BEGIN-END",
     help="Review this window instead, in ms from the first event (repeatable).",
 )
-@click.option(
-    "--top",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Review at most N windows; similar windows are reviewed once.",
-)
+@value_option("--top", click.IntRange(1), "N", 8, "Review at most N windows; similar windows are reviewed once.")
 @click.option(
     "--detector",
     metavar="FILE",
@@ -160,10 +153,7 @@ def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) 
 def _asked_for(spans: tuple[str, ...], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
     """Return the windows that options name.
 
-    Raises
-    ------
-    UsageError
-        One is no span of this recording.
+    Raises UsageError: one is no span of this recording.
     """
     found = []
     for text in spans:

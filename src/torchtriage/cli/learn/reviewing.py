@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchtriage.cli.options import value_option
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
 
@@ -42,21 +43,9 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="COST",
                 help="Stop before the cost exceeds this; needs both prices.",
             ),
-            click.option(
-                "--at-once",
-                type=click.IntRange(1),
-                default=4,
-                show_default=True,
-                metavar="N",
-                help="Parallel requests.",
-            ),
-            click.option(
-                "--timeout",
-                type=click.FloatRange(0, min_open=True),
-                default=240.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="Longest wait for a reply.",
+            value_option("--at-once", click.IntRange(1), "N", 4, "Parallel requests."),
+            value_option(
+                "--timeout", click.FloatRange(0, min_open=True), "SECONDS", 240.0, "Longest wait for a reply."
             ),
             click.option(
                 "--cache",
@@ -74,12 +63,8 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_reviewer(name: str, given: Mapping[str, Any]) -> Reviewer:
     """Return the reviewer that a command's options ask for.
 
-    Raises
-    ------
-    UsageError
-        Options of one reviewer are given to another, or some are missing.
-    MissingExtraError
-        A model is to be asked, and the openai package is not installed.
+    Raises UsageError: options of one reviewer are given to another, or some are missing;
+    MissingExtraError: a model is to be asked, and the openai package is not installed.
     """
     if name == "llm":
         return _llm(given)

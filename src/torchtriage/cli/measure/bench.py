@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import working
 
@@ -38,35 +38,27 @@ class _List(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 DEFAULT_MODES = "eager,default,reduce-overhead,max-autotune"
-Command = TypeVar("Command", bound=Callable[..., Any])
 POSITIVE = click.FloatRange(0, min_open=True)
-
-
-def _option(name: str, kind: Any, metavar: str, default: Any, help: str) -> Callable[[Command], Command]:
-    """Return an option whose default is shown where it has one."""
-    return click.option(
-        name, type=kind, metavar=metavar, default=default, help=help, show_default=default not in (None, "", ())
-    )
 
 
 @click.command("bench")
 @click.argument("target")
-@_option("--modes", _List(), "LIST", DEFAULT_MODES, "eager and modes of torch.compile.")
-@_option("--backends", _List(), "LIST", (), "Other backends of torch.compile.")
-@_option("--batch-sizes", _List(int), "LIST", (), "The target is called with each as batch_size.")
-@_option("--dynamic", _List(), "LIST", "auto", "Dynamic shapes of torch.compile: auto, on, off.")
-@_option("--dtypes", _List(), "LIST", (), "Convert to each: float32, bfloat16, float16, float64.")
+@value_option("--modes", _List(), "LIST", DEFAULT_MODES, "eager and modes of torch.compile.")
+@value_option("--backends", _List(), "LIST", (), "Other backends of torch.compile.")
+@value_option("--batch-sizes", _List(int), "LIST", (), "The target is called with each as batch_size.")
+@value_option("--dynamic", _List(), "LIST", "auto", "Dynamic shapes of torch.compile: auto, on, off.")
+@value_option("--dtypes", _List(), "LIST", (), "Convert to each: float32, bfloat16, float16, float64.")
 @click.option("--train", is_flag=True, help="A step is forward, loss and backward.")
-@_option("--device", str, "NAME", "", "Move model and inputs there: cpu, cuda.")
-@_option("--threads", click.IntRange(1), "N", None, "Use N processors and as many threads.")
-@_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.")
-@_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
-@_option("--steps", click.IntRange(1), "N", 20, "Steady steps per session at least; P95 needs 20, P99 needs 100.")
-@_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
-@_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
-@_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.")
-@_option("--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.")
-@_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
+@value_option("--device", str, "NAME", "", "Move model and inputs there: cpu, cuda.")
+@value_option("--threads", click.IntRange(1), "N", None, "Use N processors and as many threads.")
+@value_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.")
+@value_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
+@value_option("--steps", click.IntRange(1), "N", 20, "Steady steps per session at least; P95 needs 20, P99 needs 100.")
+@value_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
+@value_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
+@value_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.")
+@value_option("--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.")
+@value_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
 @click.option("--fresh", is_flag=True, help="Measure again what the folder already holds.")
 @json_option
 @markdown_option

@@ -20,7 +20,7 @@ from torchtriage.cli.measure.gate_record import (
     store_option,
     timeout_option,
 )
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, complain, present
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ STATISTICS = ("median", "mean", "p95", "p99")
 def share(text: str) -> float:
     """Return ``3%`` or ``0.03`` as 0.03.
 
-    Raises
-    ------
-    click.UsageError
-        It is neither.
+    Raises click.UsageError: it is neither.
     """
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(?:e(-?\d+))?(\s*%)?", text.strip(), re.ASCII)
     value = float(text.strip().rstrip("% ")) / (100 if found[3] else 1) if found else -1.0
@@ -67,20 +64,13 @@ def _limit(text: str) -> tuple[str, float]:
     help="The baseline: a branch or a commit with stored samples."
     " [default: what ran in alternation with the candidate, else main]",
 )
-@click.option(
-    "--candidate",
-    metavar="REVISION",
-    default="HEAD",
-    show_default=True,
-    help="The commit or branch with stored samples to check.",
-)
-@click.option(
+@value_option("--candidate", str, "REVISION", "HEAD", "The commit or branch with stored samples to check.")
+@value_option(
     "--runs",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Newest stored runs of the baseline to use; three or more show its noise floor.",
+    click.IntRange(1),
+    "N",
+    10,
+    "Newest stored runs of the baseline to use; three or more show its noise floor.",
 )
 @click.option(
     "--against",
@@ -106,13 +96,7 @@ def _limit(text: str) -> tuple[str, float]:
     " (latency, throughput, memory, compile_time, count, accuracy). [default: 3% of times and"
     " throughput, 1% of memory, 10% of compile time, 0.5% of accuracy, any of counts]",
 )
-@click.option(
-    "--alpha",
-    metavar="SHARE",
-    default="1%",
-    show_default=True,
-    help="How often a check of equal programs may fail, all metrics together.",
-)
+@value_option("--alpha", str, "SHARE", "1%", "How often a check of equal programs may fail, all metrics together.")
 @click.option(
     "--statistic",
     "statistics",
@@ -123,14 +107,7 @@ def _limit(text: str) -> tuple[str, float]:
 )
 @click.option("--name", metavar="NAME", help="Name of the benchmark; of stored ones, only this.")
 @samples_option
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes of each side to run first without counting them.",
-)
+@value_option("--warm-up", click.IntRange(0), "N", 1, "Processes of each side to run first without counting them.")
 @timeout_option
 @setup_option
 @click.option(
@@ -206,10 +183,7 @@ def _check_pairs(limits: GateLimits, given: dict[str, Any]) -> None:
 def _words(words: tuple[str, ...], given: dict[str, Any], *, live: bool) -> tuple[str, ...]:
     """Return the command's words or the files' names.
 
-    Raises
-    ------
-    click.UsageError
-        The options do not go together.
+    Raises click.UsageError: the options do not go together.
     """
     if given["against"] and given["before"]:
         raise click.UsageError("--against and --before exclude each other")

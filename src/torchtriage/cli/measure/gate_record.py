@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import quiet_option
+from torchtriage.cli.options import quiet_option, value_option
 from torchtriage.cli.output import check_outputs, complain, save
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import TriageError, UsageError
 
 if TYPE_CHECKING:
-    from torchtriage.core.machine import Noise
-    from torchtriage.core.samples import Machine, Run, Series
+    from torchtriage.core.samples import Run, Series
     from torchtriage.measure.gate.revision import GitRevision
     from torchtriage.measure.gate.run import BenchmarkProgram, MeasuredProcess
 
@@ -53,13 +52,8 @@ store_option = click.option(
 samples_option = click.option(
     "--samples", is_flag=True, help="COMMAND hands over its own samples, instead of being timed as a whole."
 )
-timeout_option = click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="S",
-    help="End a process that runs longer.",
+timeout_option = value_option(
+    "--timeout", click.FloatRange(0, min_open=True), "S", 600.0, "End a process that runs longer."
 )
 setup_option = click.option(
     "--setup", metavar="COMMAND", help="Run this once in the checkout of --against, to build it."
@@ -101,22 +95,10 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
 @click.command("record", cls=GateCommand)
 @click.argument("words", nargs=-1, metavar="[-- COMMAND…]", type=click.UNPROCESSED)
 @click.option("--name", metavar="NAME", help="Name of the benchmark. [default: the command]")
-@click.option(
-    "--sessions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Fresh processes to run; rounds of both with --against and --before.",
+@value_option(
+    "--sessions", click.IntRange(1), "N", 10, "Fresh processes to run; rounds of both with --against and --before."
 )
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes to run first without counting them, to fill caches.",
-)
+@value_option("--warm-up", click.IntRange(0), "N", 1, "Processes to run first without counting them, to fill caches.")
 @samples_option
 @timeout_option
 @click.option(
@@ -253,15 +235,13 @@ def measure(
 
     ``enough`` : is given both sides after every round; the last one if it returns True.
 
-    Raises
-    ------
-    TriageError
-        A process failed, or handed over what are no samples.
+    Raises TriageError: a process failed, or handed over what are no samples.
     """
     from torchtriage.core.machine import gather_machine
     from torchtriage.measure.gate.revision import checked_out
     from torchtriage.measure.gate.run import (
         INTERLEAVING,
+        SIDE,
         BenchmarkProgram,
         assemble,
         find_program,
@@ -269,17 +249,37 @@ def measure(
         paths_of,
         run_in_turns,
         run_sessions,
+        versions,
     )
 
     machine = gather_machine()
     revision = _revision(given)
     program = BenchmarkProgram(find_program(words), Path.cwd(), samples=given["samples"], timeout_s=given["timeout"])
     benchmark = given["name"] or str(replace(program, arguments=tuple(words)))
+    mark = new_interleaving()
     n, warm_up = given["sessions"], given["warm_up"]
+
+    def run_of(
+        measured: Sequence[MeasuredProcess], program: BenchmarkProgram, revision: GitRevision, side: str = ""
+    ) -> Run:
+        marks = {INTERLEAVING: mark, SIDE: side} if side else {}
+        run, noise = assemble(
+            measured,
+            benchmark=benchmark,
+            program=program,
+            revision=revision,
+            machine=machine,
+            environment={**versions(program), **marks},
+            traces=_traces(given["traces"], program.folder),
+        )
+        if noise.status == "noisy":
+            complain(f"the host was noisy{f' ({side})' if side else ''}: {'; '.join(noise.reasons)}")
+        return run
+
     if given["against"] is None and given["before"] is None:
         with counting("processes", quiet=given["quiet"]) as progress:
             measured = run_sessions(program, n, warm_up=warm_up, progress=progress or (lambda _n: None))
-        return [_assembled(measured, benchmark, program, revision, machine, given, {})]
+        return [run_of(measured, program, revision)]
 
     other, other_revision = program, revision
     if given["against"] is not None:
@@ -292,7 +292,6 @@ def measure(
             _set_up(given["setup"], other)
     else:
         other = replace(program, arguments=find_program(_split(given["before"])))
-    mark = new_interleaving()
     with counting("rounds", quiet=given["quiet"]) as progress:
 
         def told(*sides: Sequence[MeasuredProcess]) -> bool:
@@ -314,7 +313,7 @@ def measure(
             return enough(before, after)
 
         sides = run_in_turns(other, program, most_rounds=n, warm_up=warm_up, enough=told)
-    return _both(sides, (other, program), (other_revision, revision), benchmark, machine, given, mark)
+    return [run_of(sides[0], other, other_revision, "before"), run_of(sides[1], program, revision, "after")]
 
 
 def _split(command: str) -> list[str]:
@@ -322,53 +321,6 @@ def _split(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise UsageError(f"expected a command as in a shell: {error}", where=command) from error
-
-
-def _both(
-    sides: tuple[Sequence[MeasuredProcess], Sequence[MeasuredProcess]],
-    programs: tuple[BenchmarkProgram, BenchmarkProgram],
-    revisions: tuple[GitRevision, GitRevision],
-    benchmark: str,
-    machine: Machine,
-    given: dict[str, Any],
-    mark: str,
-) -> list[Run]:
-    from torchtriage.measure.gate.run import INTERLEAVING, SIDE
-
-    return [
-        _assembled(measured, benchmark, program, revision, machine, given, {INTERLEAVING: mark, SIDE: side})
-        for side, measured, program, revision in zip(("before", "after"), sides, programs, revisions, strict=True)
-    ]
-
-
-def _assembled(
-    measured: Sequence[MeasuredProcess],
-    benchmark: str,
-    program: BenchmarkProgram,
-    revision: GitRevision,
-    machine: Machine,
-    given: dict[str, Any],
-    also: dict[str, str],
-) -> Run:
-    from torchtriage.measure.gate.run import assemble, versions
-
-    run, noise = assemble(
-        measured,
-        benchmark=benchmark,
-        program=program,
-        revision=revision,
-        machine=machine,
-        environment={**versions(program), **also},
-        traces=_traces(given["traces"], program.folder),
-    )
-    _declare(noise, also.get("side", ""))
-    return run
-
-
-def _declare(noise: Noise, side: str) -> None:
-    if noise.status == "noisy":
-        of = f" ({side})" if side else ""
-        complain(f"the host was noisy{of}: {'; '.join(noise.reasons)}")
 
 
 def _revision(given: dict[str, Any]) -> GitRevision:

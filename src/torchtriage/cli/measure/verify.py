@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.options import json_option, output_option
+from torchtriage.cli.options import json_option, output_option, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.core.errors import UsageError
 
@@ -21,21 +21,9 @@ __all__ = ["command"]
 @click.argument("scripts", nargs=-1, metavar="[BEFORE.py AFTER.py]", type=click.Path())
 @click.option("--before", metavar="CMD", help="The command before the fix.")
 @click.option("--after", metavar="CMD", help="The command after it.")
-@click.option(
-    "--steps",
-    type=click.IntRange(0),
-    default=40,
-    show_default=True,
-    metavar="N",
-    help="End each run after N timed steps; 0 compares whole runs.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(3),
-    default=12,
-    show_default=True,
-    metavar="N",
-    help="Runs of each program at most; five suffice where they agree to 2 %.",
+@value_option("--steps", click.IntRange(0), "N", 40, "End each run after N timed steps; 0 compares whole runs.")
+@value_option(
+    "--rounds", click.IntRange(3), "N", 12, "Runs of each program at most; five suffice where they agree to 2 %."
 )
 @click.option("--no-record", is_flag=True, help="Do not record the promised saving first.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep the measurements here.")

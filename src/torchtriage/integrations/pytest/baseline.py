@@ -81,10 +81,7 @@ class Baseline:
     def store(self, run: Run) -> str:
         """Store a run; return what was done.
 
-        Raises
-        ------
-        StoreError, SampleError
-            It cannot be stored.
+        Raises StoreError, SampleError: it cannot be stored.
         """
         with self._open(create=True) as store:
             store.add(run)
@@ -94,10 +91,7 @@ class Baseline:
     def find(self, run: Run) -> tuple[tuple[Run, ...], str]:
         """Return the runs to compare with, and how they are called; none where there are none.
 
-        Raises
-        ------
-        StoreError
-            There is no store, or it cannot be read.
+        Raises StoreError: there is no store, or it cannot be read.
         """
         names = [self.base] if self.base is not None else ["main", "master", run.branch]
         # who asks has recorded before the last edit: the own commit is a baseline, too

@@ -30,13 +30,7 @@ OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
 def need_torch(where: str) -> None:
-    """Raise where torch is not installed.
-
-    Raises
-    ------
-    MissingExtraError
-        ``where`` : what asks for it.
-    """
+    """Raise MissingExtraError where torch is not installed; ``where`` : what asks for it."""
     if find_spec("torch") is None:
         raise MissingExtraError("needs torch, which is not installed here", where=where, hint="pip install torch")
 

@@ -43,10 +43,7 @@ class Step:
     def __call__(self) -> None:
         """Run it once.
 
-        Raises
-        ------
-        BenchmarkError
-            It raised.
+        Raises BenchmarkError: it raised.
         """
         self.n_calls += 1
         try:

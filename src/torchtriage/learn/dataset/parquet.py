@@ -20,10 +20,7 @@ def write_parquet(document: dict[str, Any], path: Path) -> None:
 
     What stands beside the events is in the table's metadata, under ``trace``.
 
-    Raises
-    ------
-    MissingExtraError
-        pyarrow is not installed.
+    Raises MissingExtraError: pyarrow is not installed.
     """
     if find_spec("pyarrow") is None:
         raise MissingExtraError(

@@ -62,10 +62,7 @@ class Predictions:
 def read_predictions(path: Path) -> Predictions:
     """Read a document of predictions.
 
-    Raises
-    ------
-    UsageError
-        It is not one, with the item that is wrong.
+    Raises UsageError: it is not one, with the item that is wrong.
     """
     try:
         document = json.loads(path.read_bytes())

@@ -53,10 +53,7 @@ class Kept:
     def document(self) -> dict[str, Any]:
         """Return the trace as the profiler wrote it, less the marks.
 
-        Raises
-        ------
-        TraceFormatError
-            The file is missing, damaged, or not the one that was recorded.
+        Raises TraceFormatError: the file is missing, damaged, or not the one that was recorded.
         """
         self._check()
         return trace_codec.read(self.path)
@@ -94,10 +91,7 @@ class Kept:
 def kept(folder: Path) -> Iterator[Kept]:
     """Yield the items in a folder, by their numbers.
 
-    Raises
-    ------
-    UsageError
-        There are none, or what is known of one cannot be read.
+    Raises UsageError: there are none, or what is known of one cannot be read.
     """
     found = sorted(one for one in folder.glob("*.json") if _ID.fullmatch(one.stem))
     if not found:
@@ -111,10 +105,7 @@ def kept(folder: Path) -> Iterator[Kept]:
 def one_kept(path: Path) -> Kept:
     """Return the item whose JSON this is.
 
-    Raises
-    ------
-    UsageError
-        The file is missing, damaged, or lacks something.
+    Raises UsageError: the file is missing, damaged, or lacks something.
     """
     hint = "remove it and record again: torchtriage dataset record"
     try:

@@ -95,10 +95,7 @@ def score(
     fault has several; look-alikes are clean recordings, and a group of their own beside. ``only``
     these groups, when any are named: each takes as long as another.
 
-    Raises
-    ------
-    UsageError
-        A prediction has other windows than its recording.
+    Raises UsageError: a prediction has other windows than its recording.
     """
     twins = {one.id: one for one in items if not one.code}
     rows = [(one, _row(one, predictions.items.get(one.id), twins)) for one in items]

@@ -37,10 +37,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return a document that was written.
 
-    Raises
-    ------
-    TraceFormatError
-        Not such a file, or damaged.
+    Raises TraceFormatError: not such a file, or damaged.
     """
     return _read(path, unpack)
 
@@ -48,10 +45,7 @@ def read(path: Path) -> dict[str, Any]:
 def read_text(path: Path) -> bytes:
     """Return a document that was written as JSON, without making its events: much faster.
 
-    Raises
-    ------
-    TraceFormatError
-        Not such a file, or damaged.
+    Raises TraceFormatError: not such a file, or damaged.
     """
     return _read(path, as_text)
 

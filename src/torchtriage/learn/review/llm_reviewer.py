@@ -524,12 +524,8 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|(?P<open>\Z))", re.DOTALL)
 def _parse(reply: _Reply) -> Any:
     """Return the object in a reply.
 
-    Raises
-    ------
-    _RefusedError
-        The model refuses, or was cut off.
-    RejectedError
-        There is no object in it.
+    Raises _RefusedError: the model refuses, or was cut off; RejectedError: there is no object in
+    it.
     """
     if reply.refusal or reply.finish == "content_filter":
         raise _RefusedError(f"the model refuses: {reply.refusal or 'content filter'}")

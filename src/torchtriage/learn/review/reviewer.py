@@ -111,11 +111,8 @@ def silent(_place: int, _outcome: Outcome) -> None:
 def check(reply: Any, evidence: Evidence) -> Review:
     """Return a reply as a review.
 
-    Raises
-    ------
-    RejectedError
-        It is not of the form that is asked for, its code is none of this recording's, a sentence
-        cites nothing, or something that is not there.
+    Raises RejectedError: it is not of the form that is asked for, its code is none of this
+    recording's, a sentence cites nothing, or something that is not there.
     """
     if not isinstance(reply, dict):
         raise RejectedError("expected an object", _kind(reply))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchtriage.cli.learn.dataset import folder_option
+from torchtriage.cli.options import value_option
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
@@ -21,18 +22,16 @@ __all__ = ["COMMANDS", "trained"]
 
 @click.command("record")
 @folder_option
-@click.option("--count", default=600, show_default=True, type=click.IntRange(min=1), help="Programs to record.")
+@value_option("--count", click.IntRange(min=1), None, 600, "Programs to record.")
 @click.option(
     "--part",
     type=click.Choice(["eager", "compiled", "ranks", "lookalikes"]),
     help="Record only this part. [default: all, each with its share of --count]",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed that selects the programs.")
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu"]), help="Where the programs run.")
-@click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Parallel recordings, of one thread each."
-)
-@click.option("--timeout", default=300.0, show_default=True, help="Time limit of a recording, in seconds.")
+@value_option("--seed", int, None, 0, "Seed that selects the programs.")
+@value_option("--device", click.Choice(["cpu"]), None, "cpu", "Where the programs run.")
+@value_option("--jobs", click.IntRange(min=1), None, 1, "Parallel recordings, of one thread each.")
+@value_option("--timeout", float, None, 300.0, "Time limit of a recording, in seconds.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def record(
     folder: Path, count: int, part: str | None, seed: int, device: str, jobs: int, timeout: float, quiet: bool
@@ -71,8 +70,8 @@ def record(
 
 @click.command("synthesize")
 @folder_option
-@click.option("--count", default=180, show_default=True, type=click.IntRange(min=1), help="Timelines to make.")
-@click.option("--seed", default=0, show_default=True, help="Seed that selects devices and faults.")
+@value_option("--count", click.IntRange(min=1), None, 180, "Timelines to make.")
+@value_option("--seed", int, None, 0, "Seed that selects devices and faults.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
     """Make GPU timelines from the folder's CPU recordings, except those already made.
@@ -130,10 +129,7 @@ COMMANDS: dict[str, click.Command] = {"record": record, "synthesize": synthesize
 def trained(system: str, folder: Path) -> tuple[list[Example], System]:
     """Return a system trained on the folder's recordings, and those of split test, which it has not seen.
 
-    Raises
-    ------
-    UsageError
-        There is no such system.
+    Raises UsageError: there is no such system.
     """
     from torchtriage_benchmark.training.baselines import SYSTEMS
     from torchtriage_benchmark.training.training_set import examples

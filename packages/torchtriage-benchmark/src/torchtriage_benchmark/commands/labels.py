@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
+from torchtriage.cli.options import value_option
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
@@ -29,30 +30,28 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
 
 @click.command("iterate")
 @_folder
-@click.option(
+@value_option(
     "--reviewer",
-    type=click.Choice(["offline", "llm", "person"]),
-    default="offline",
-    show_default=True,
-    help="Who reviews; with llm evidence leaves this machine.",
+    click.Choice(["offline", "llm", "person"]),
+    None,
+    "offline",
+    "Who reviews; with llm evidence leaves this machine.",
 )
 @click.option("--who", metavar="NAME", help="The person who reviews.")
-@click.option("--rounds", default=4, show_default=True, type=click.IntRange(1), help="Rounds at most.")
-@click.option(
+@value_option("--rounds", click.IntRange(1), None, 4, "Rounds at most.")
+@value_option(
     "--windows",
-    default=200,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Review N windows per round: those where label and detector disagree most.",
+    click.IntRange(1),
+    "N",
+    200,
+    "Review N windows per round: those where label and detector disagree most.",
 )
-@click.option(
+@value_option(
     "--trust",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0, 1, max_open=True),
-    metavar="SHARE",
-    help="Assumed probability that a label is right; a reviewer must be more certain to change it.",
+    click.FloatRange(0, 1, max_open=True),
+    "SHARE",
+    0.8,
+    "Assumed probability that a label is right; a reviewer must be more certain to change it.",
 )
 @click.option(
     "--out",
@@ -60,7 +59,7 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
     type=click.Path(path_type=Path),
     help="Train the detector on the final labels, and write its weights.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
+@value_option("--seed", int, None, 0, "Seed of all random choices.")
 @llm_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 @click.pass_context

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchtriage.cli.options import value_option
 from torchtriage.cli.progress import counting
 from torchtriage_benchmark.commands import labels as labelling
 
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-_seed = click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
-_jobs = click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Recordings to read in parallel."
-)
+_seed = value_option("--seed", int, None, 0, "Seed of all random choices.")
+_jobs = value_option("--jobs", click.IntRange(min=1), None, 1, "Recordings to read in parallel.")
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 
 
@@ -41,12 +40,12 @@ def command() -> None:
     type=click.Path(path_type=Path),
     help="The weights; their card is written beside them (.md).",
 )
-@click.option(
+@value_option(
     "--labels",
-    default="windows",
-    show_default=True,
-    type=click.Choice(["windows", "recordings"]),
-    help="Learn from which windows are faulty, or which recordings.",
+    click.Choice(["windows", "recordings"]),
+    None,
+    "windows",
+    "Learn from which windows are faulty, or which recordings.",
 )
 @_seed
 @_jobs

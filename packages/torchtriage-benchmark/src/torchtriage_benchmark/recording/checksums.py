@@ -26,10 +26,7 @@ def write_index(folder: Path, seed: int | None = None) -> None:
 
     Without a seed it stays what the index says, 0 where there is none.
 
-    Raises
-    ------
-    UsageError
-        The index that is there cannot be read, or there are no recordings.
+    Raises UsageError: the index that is there cannot be read, or there are no recordings.
     """
     path = folder / NAME
     if seed is None:
@@ -41,10 +38,7 @@ def write_index(folder: Path, seed: int | None = None) -> None:
 def differences(folder: Path) -> Iterator[str]:
     """Yield what differs from the index, a line each, and from the plan of its seed.
 
-    Raises
-    ------
-    UsageError
-        There is no index, or no recordings.
+    Raises UsageError: there is no index, or no recordings.
     """
     seed, rows = _read(folder / NAME)
     found = {one.id: one for one in kept(folder)}

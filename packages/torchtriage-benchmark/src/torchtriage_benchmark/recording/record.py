@@ -58,10 +58,7 @@ def record(
 ) -> tuple[Outcome, ...]:
     """Record items into a folder: ``ID.ttcol`` the trace, ``ID.json`` what is known of it.
 
-    Raises
-    ------
-    MissingExtraError
-        torch, transformers or diffusers is not installed.
+    Raises MissingExtraError: torch, transformers or diffusers is not installed.
     """
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:

@@ -91,10 +91,7 @@ def _ns(us: float) -> int:
 def read_stream(document: dict[str, Any]) -> Stream:
     """Return the operator stream of a recording.
 
-    Raises
-    ------
-    UsageError
-        It has no steps, or more than one thread with operators.
+    Raises UsageError: it has no steps, or more than one thread with operators.
     """
     rows = [one for one in document["traceEvents"] if one.get("ph") == "X"]
     hosts = [one for one in rows if one.get("cat") in ("cpu_op", "user_annotation")]

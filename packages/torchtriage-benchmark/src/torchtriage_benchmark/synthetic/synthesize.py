@@ -242,10 +242,7 @@ def _make(item: SyntheticItem, folder: Path) -> Outcome:
 def made(item: SyntheticItem, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what is known of an item, and its trace's document.
 
-    Raises
-    ------
-    UsageError
-        A recording it is made from is not in the folder.
+    Raises UsageError: a recording it is made from is not in the folder.
     """
     clean = replace(item, id=item.twin, source=item.base, code="", severity=0, lookalike="")
     base, source = _recording(folder, item.base), _recording(folder, item.source)

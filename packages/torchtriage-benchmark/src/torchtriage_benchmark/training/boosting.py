@@ -51,10 +51,7 @@ DIRECTIONS, CENTRES, LIKE = 24, 64, 0.99
 def needs_sklearn() -> None:
     """Raise unless scikit-learn is installed.
 
-    Raises
-    ------
-    MissingExtraError
-        It is not.
+    Raises MissingExtraError: it is not.
     """
     try:
         import sklearn  # noqa: F401
@@ -76,12 +73,8 @@ def window_rows(one: Example) -> NDArray[np.float32]:
 def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, labels: Labels = "windows") -> Detector:
     """Return a detector trained on some recordings, calibrated on others.
 
-    Raises
-    ------
-    UsageError
-        One of the two has not both faulty and healthy windows.
-    MissingExtraError
-        scikit-learn is not installed.
+    Raises UsageError: one of the two has not both faulty and healthy windows; MissingExtraError:
+    scikit-learn is not installed.
     """
     trees = fit_trees(train, tune, seed=seed, labels=labels)
     rows = stacked(train)[0]
@@ -124,10 +117,7 @@ def fit_trees(
 def check(found: Sequence[Example], split: str) -> None:
     """Raise unless there are both faulty and healthy windows.
 
-    Raises
-    ------
-    UsageError
-        One of the two is missing.
+    Raises UsageError: one of the two is missing.
     """
     faulty = sum(int(one.faulty.sum()) for one in found)
     total = sum(len(one.faulty) for one in found)

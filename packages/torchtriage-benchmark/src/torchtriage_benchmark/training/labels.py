@@ -78,10 +78,7 @@ class History:
     def read(cls, path: Path) -> History:
         """Read a history; one that does not exist is empty.
 
-        Raises
-        ------
-        UsageError
-            It cannot be read.
+        Raises UsageError: it cannot be read.
         """
         try:
             data = path.read_bytes() if path.exists() else b""
@@ -94,10 +91,7 @@ class History:
     def append(self, **told: Any) -> Change:
         """Write a change down, now, and return it; ``number`` and ``at`` are given.
 
-        Raises
-        ------
-        UsageError
-            The file cannot be written.
+        Raises UsageError: the file cannot be written.
         """
         last = max((one.number for one in self.changes), default=0)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -137,10 +131,8 @@ class History:
     def veto(self, number: int, *, who: str, why: str) -> Change:
         """Take a change back.
 
-        Raises
-        ------
-        UsageError
-            There is no such change, it was taken back already, or a later one has replaced it.
+        Raises UsageError: there is no such change, it was taken back already, or a later one has
+        replaced it.
         """
         known = {one.number: one for one in self.changes if not one.vetoes}
         change = known.get(number)

@@ -31,10 +31,7 @@ def table(
 ) -> str:
     """Return the table as Markdown; each system is trained anew.
 
-    Raises
-    ------
-    MissingExtraError
-        A system needs scikit-learn or torch, not installed here.
+    Raises MissingExtraError: a system needs scikit-learn or torch, not installed here.
     """
     rows = []
     for name in names:

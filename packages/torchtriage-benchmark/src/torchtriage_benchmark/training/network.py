@@ -40,10 +40,7 @@ Network = Callable[[Example], tuple[Floats, tuple[dict[str, float], ...]]]
 def network(train: Sequence[Example], *, seed: int = 0) -> Network:
     """Return a network trained on the labels of windows.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed.
+    Raises MissingExtraError: torch is not installed.
     """
     try:
         import torch

@@ -97,12 +97,7 @@ class Example(Kept):
 def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambda _: None) -> list[Example]:
     """Return the recordings in a folder with their features computed.
 
-    Raises
-    ------
-    UsageError
-        There are none.
-    TraceFormatError
-        One cannot be read.
+    Raises UsageError: there are none; TraceFormatError: one cannot be read.
     """
     found = [Example(one.about, one.path) for one in kept(folder)]
     if jobs == 1:

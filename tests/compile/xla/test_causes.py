@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -89,8 +90,11 @@ def test_how_a_graph_differs_from_the_one_before() -> None:
     assert again(None, module(), (0, 0)) == "unknown"
 
 
-def test_the_users_line_is_neither_a_librarys_nor_ours() -> None:
-    ours = Frame("/x/src/torchtriage/xla/child.py", 3, "step", True)
+@pytest.mark.parametrize("module", ["torchtriage.compile.xla.child", "torchtriage.core.isolate.session_main"])
+def test_the_users_line_is_neither_a_librarys_nor_ours(module: str) -> None:
+    spec = find_spec(module)
+    assert spec is not None
+    ours = Frame(str(spec.origin), 3, "step", True)
     assert user_line([LOWER, LIBRARY, ours, USER, LIBRARY]) == USER
     assert user_line([LIBRARY, ours]) is None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torchtriage.compile.logs.locations import is_library
 from torchtriage.compile.xla.dumps import HloModule
-from torchtriage.compile.xla.result import Cause
+from torchtriage.compile.xla.result import Cause, FallbackKind
 from torchtriage.core.finding import Fix, Frame
 
 __all__ = [
@@ -58,7 +58,7 @@ _MOVES = frozenset(
 )
 """What moves a tensor, for whichever operator asked."""
 
-_OURS = re.compile(r"[\\/](?:torch_xla|torchtriage[\\/](?:xla|bench))[\\/]")
+_OURS = re.compile(r"[\\/](?:torch_xla|torchtriage[\\/](?:\w+[\\/])?(?:xla|bench|isolate))[\\/]")
 _DOCS = "https://docs.pytorch.org/xla/master/learn/troubleshoot.html"
 FIXES: dict[Cause, Fix] = {
     "part": Fix(
@@ -102,7 +102,7 @@ class CauseReason:
     expected: bool = False
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str) -> FallbackKind:
     """Return why an operator ran on the host: ``read``, ``shape`` or ``not lowered``."""
     base = name.split(".")[0]
     return "read" if base in READS else "shape" if base in SHAPES else "not lowered"

@@ -19,11 +19,11 @@ __all__ = ["RouteCounts", "count", "fallbacks_of"]
 class RouteCounts:
     """The counting session of one route."""
 
-    steps: tuple[CountedStep, ...]
-    n_steady: int
-    graphs: tuple[HloGraph, ...]
-    fx: tuple[FxGraph, ...]
-    fallbacks: tuple[Fallback, ...]
+    steps: tuple[CountedStep, ...] = ()
+    n_steady: int = 0
+    graphs: tuple[HloGraph, ...] = ()
+    fx: tuple[FxGraph, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 @dataclass
@@ -145,7 +145,7 @@ _OF_STEP = {
 
 def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train: bool) -> str:
     asked = compilation.asked
-    fx = _fx_name(graphs, asked.fx) if asked.fx is not None else ""
+    fx = _fx_name(graphs, asked.fx)
     if compilation.cause != asked.cause:
         what = _OF_STEP.get(asked.cause, "the same place").format(op=asked.op)
         how = {
@@ -181,7 +181,9 @@ def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train
     return known.get(compilation.cause, f"unknown: neither a mark nor an operator around it tells{at}")
 
 
-def _fx_name(graphs: Sequence[dict[str, Any]], number: int) -> str:
+def _fx_name(graphs: Sequence[dict[str, Any]], number: int | None) -> str:
+    if number is None:
+        return ""
     fx_graph = graphs[number]
     keys = [(other["compile_id"], other["kind"]) for other in graphs]
     same = [at for at, key in enumerate(keys) if key == keys[number]]
@@ -240,7 +242,7 @@ def _graphs(
                 reason=compilation.reason,
                 extra=compilation.extra,
                 op=compilation.asked.op,
-                fx=_fx_name(graphs, compilation.asked.fx) if compilation.asked.fx is not None else "",
+                fx=_fx_name(graphs, compilation.asked.fx),
                 frame=user_line(compilation.frames),
                 step=compilation.step,
                 n_inputs=size.n_inputs if size else len(module.inputs) if module else None,
@@ -279,13 +281,13 @@ def fallbacks_of(steps: Sequence[dict[str, int]], n_steady: int) -> tuple[Fallba
     """Return operators that ran on the host, most often first; counts of each step."""
     names = sorted({name for step in steps for name in step})
     steady = steps[len(steps) - n_steady :] if n_steady else []
-    found = [
+    rows = [
         Fallback(
             name,
-            kind_of(name),  # type: ignore[arg-type]
+            kind_of(name),
             steps[0].get(name, 0) if steps else 0,
             sum(step.get(name, 0) for step in steady) / n_steady if n_steady else None,
         )
         for name in names
     ]
-    return tuple(sorted(found, key=lambda row: (-(row.per_step or 0), -row.first_step, row.name)))
+    return tuple(sorted(rows, key=lambda row: (-(row.per_step or 0), -row.first_step, row.name)))

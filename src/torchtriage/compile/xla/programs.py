@@ -182,11 +182,7 @@ def _summary(name: str, read: _Read) -> XlaProgram:
     if read.metrics is not None and read.metrics.n_skipped:
         read.skipped["lines that are no part of the metrics report"] += read.metrics.n_skipped
     analyses = read.analyses
-    host = [
-        Fallback(key, kind_of(key), count, None)  # type: ignore[arg-type]
-        for key, count in counters.items()
-        if _FALLBACK.match(key)
-    ]
+    host = [Fallback(key, kind_of(key), count, None) for key, count in counters.items() if _FALLBACK.match(key)]
     return XlaProgram(
         name=name,
         paths=tuple(read.paths),

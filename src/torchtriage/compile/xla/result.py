@@ -19,6 +19,7 @@ __all__ = [
     "Correlation",
     "CountedStep",
     "Fallback",
+    "FallbackKind",
     "FxGraph",
     "HloGraph",
     "NamedCount",
@@ -33,6 +34,7 @@ __all__ = [
 XLA_SCHEMA = "torchtriage-xla/1"
 
 RouteName = Literal["eager", "lazy", "openxla"]
+FallbackKind = Literal["read", "shape", "not lowered"]
 Cause = Literal[
     "fx graph",
     "step",
@@ -73,7 +75,7 @@ class Fallback:
     """
 
     name: str
-    kind: Literal["read", "shape", "not lowered"]
+    kind: FallbackKind
     first_step: int
     per_step: float | None
 

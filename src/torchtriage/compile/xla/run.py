@@ -99,7 +99,14 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                 compiled = _compile_log(Path(name) / "trace", target, notes)
     times, unwatched = _times(plan, target, train, failures, progress)
     routes = tuple(
-        _route(name, failures.get(name, ""), counted.get(name), answers.get(name), times.get(name), unwatched.get(name))
+        _route(
+            name,
+            failures.get(name, ""),
+            counted.get(name, RouteCounts()),
+            answers.get(name),
+            times.get(name),
+            unwatched.get(name),
+        )
         for name in get_args(RouteName)
     )
     for row in routes:
@@ -113,7 +120,7 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                     f" {row.first_compiled_unwatched} when timed",
                 )
             )
-    fx = counted["openxla"].fx if "openxla" in counted else ()
+    fx = counted.get("openxla", RouteCounts()).fx
     known = compiled is not None and "openxla" in counted
     return XlaModel(
         target=target,
@@ -285,13 +292,11 @@ def _summary(rows: Sequence[dict[str, Any]]) -> RouteTimes:
 def _route(
     name: RouteName,
     failure: str,
-    counted: RouteCounts | None,
+    counted: RouteCounts,
     answers: AnswerCheck | None,
     times: RouteTimes | None,
     unwatched: int | None,
 ) -> Route:
-    if counted is None:
-        return Route(name, failure, (), 0, 0, None, None, unwatched, (), (), times, None)
     steady = counted.steps[len(counted.steps) - counted.n_steady :] if counted.n_steady else ()
     return Route(
         name=name,

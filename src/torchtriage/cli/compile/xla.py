@@ -76,8 +76,8 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.compile.xla.verdict import judge
 
-    check_outputs([given["output"], given["html"]], [one for one in targets if Path(one).is_file()])
-    if _is_script(targets[0]):
+    check_outputs([given["output"], given["html"]], [target for target in targets if Path(target).is_file()])
+    if targets[0].endswith(".py") and Path(targets[0]).is_file():
         from torchtriage.compile.xla.python_env import find_python
         from torchtriage.compile.xla.run import run_script
 
@@ -85,10 +85,10 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
         program, code = run_script(targets, python, given["device"], given["timeout"])
         present(judge(programs=[program]), given)
         ctx.exit(2 if code else 0)
-    for one in targets:  # those of a script are its own
-        if one.startswith("-") and one != "-":
-            raise click.NoSuchOption(one, ctx=ctx)
-    models = [one for one in targets if _is_target(one)]
+    for target in targets:  # those of a script are its own
+        if target.startswith("-") and target != "-":
+            raise click.NoSuchOption(target, ctx=ctx)
+    models = [target for target in targets if _is_model(target)]
     if models and len(models) < len(targets):
         raise UsageError("expected models or dumps, found both", hint="one command for each")
     if models:
@@ -96,10 +96,9 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
         from torchtriage.compile.xla.run import XlaPlan, measure
         from torchtriage.measure.bench.plan import check_target
 
-        modes = (False, True) if given["both"] else (given["train"],)
         plan = XlaPlan(
             targets=tuple(map(check_target, models)),
-            modes=modes,
+            modes=(False, True) if given["both"] else (given["train"],),
             python=find_python(given["python"]),
             device=given["device"],
             threads=given["threads"],
@@ -118,10 +117,6 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
     present(result, given)
 
 
-def _is_script(name: str) -> bool:
-    return name.endswith(".py") and Path(name).is_file()
-
-
-def _is_target(name: str) -> bool:
-    where, colon, function = name.rpartition(":")
-    return bool(colon and where and function) and not Path(name).exists()
+def _is_model(name: str) -> bool:
+    where, _, function = name.rpartition(":")
+    return bool(where and function) and not Path(name).exists()

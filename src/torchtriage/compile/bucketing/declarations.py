@@ -43,14 +43,11 @@ def read_pad(declared: Any) -> dict[str, Dims]:
             "pad: expected the dimensions whose size varies, found none",
             hint='pad=1 is dimension 1 of every tensor input, pad={"input_ids": 1} of one',
         )
-    rules = _rules(declared, "pad")
     read: dict[str, Dims] = {}
-    for name, rule in rules.items():
+    for name, rule in _rules(declared, "pad").items():
         dims = {rule: AXIS} if _is_int(rule) else rule
-        if (
-            not isinstance(dims, Mapping)
-            or not dims
-            or not all(_is_int(dim) and (isinstance(axis, str) and bool(axis)) for dim, axis in dims.items())
+        if not (isinstance(dims, Mapping) and dims) or not all(
+            _is_int(dim) and isinstance(axis, str) and axis for dim, axis in dims.items()
         ):
             raise UsageError(
                 f"pad: expected a dimension or dimensions with the names of their axes for"

@@ -142,14 +142,17 @@ class Server:
 
     def _larger(self, bucket: Mapping[str, int], call: ModelCall, context: CallContext) -> BucketGraph | None:
         """Return the smallest ready graph the call fits into, at most of twice the size."""
-        best: tuple[float, BucketGraph | None] = (2.0 * math.prod(bucket.values()), None)
-        for (_, kind, where), entry in self.entries.items():
-            if entry.state == "ready" and where == context and kind == call.kind:
-                n_elements = math.prod(entry.bucket.values())
-                fits = all(entry.bucket[axis] >= size for axis, size in call.sizes.items())
-                if fits and n_elements <= best[0]:
-                    best = n_elements, entry
-        return best[1]
+        most = 2 * math.prod(bucket.values())
+        fitting = [
+            entry
+            for (_, kind, where), entry in self.entries.items()
+            if entry.state == "ready"
+            and (kind, where) == (call.kind, context)
+            and math.prod(entry.bucket.values()) <= most
+            and all(entry.bucket[axis] >= size for axis, size in call.sizes.items())
+        ]
+        # the latest of several that are equally small
+        return min(reversed(fitting), key=lambda entry: math.prod(entry.bucket.values()), default=None)
 
     def _admitted(self, key: Key) -> bool:
         """Return whether to compile for this kind of call: the first, and others from twice on.

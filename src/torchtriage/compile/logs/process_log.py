@@ -232,13 +232,8 @@ class ProcessLog:
         """Give breaks and recompilations their functions, which are named after them."""
         self._name_compilations()
         for where, first, others in self.reasons:
-            function = where.part
-            if not function[0] and first.graph in self._now:
-                function = self._now[first.graph].part
-            key = (function, *first.key)
-            seen = self.recompiles.get(key)
-            if seen is None:
-                seen = self.recompiles[key] = RecompileGroup(function, first)
+            named = where if where.name else self._now.get(first.graph, where)
+            seen = self.recompiles.setdefault((named.part, *first.key), RecompileGroup(named.part, first))
             seen.count += 1
             seen.others.update(others)
             seen.compilations.append(where)

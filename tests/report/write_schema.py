@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torchtriage.measure.gate.importers import schema as samples_schema
-from torchtriage.report import alert, json_report
+from torchtriage.operate.monitor.alert_finding import ALERT_SCHEMA, AlertDocument
+from torchtriage.report import json_report
 from torchtriage.report.formats import FORMATS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
+
+
+def alert_schema() -> dict[str, Any]:
+    return json_report.schema_of(AlertDocument, ALERT_SCHEMA, f"An alert of torchtriage, {ALERT_SCHEMA}")
+
+
 PUBLISHED = {
     "torchtriage-1.json": json_report.schema,
-    "torchtriage-alert-1.json": alert.schema,
+    "torchtriage-alert-1.json": lambda: json_report.schema_of(
+        AlertDocument, ALERT_SCHEMA, f"An alert of torchtriage, {ALERT_SCHEMA}"
+    ),
     "torchtriage-samples-1.json": samples_schema.schema,
     **{f"{name.replace('/', '-')}.json": make().schema for name, make in FORMATS.items()},
 }

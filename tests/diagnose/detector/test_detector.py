@@ -12,9 +12,8 @@ import pytest
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import read_trace
 from torchtriage.diagnose.detector.detector import WEIGHTS, Detector
-from torchtriage.diagnose.detector.features import ABOUT, NAMES
+from torchtriage.diagnose.detector.features import ABOUT, NAMES, windows
 from torchtriage.diagnose.detector.forest import Forest
-from torchtriage.diagnose.detector.windows import windows
 
 SAMPLE = files("torchtriage").joinpath("cli/sample/sample_cpu_training.json.gz")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Finding, Fix, Place
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.detector.detector import Detector, Judged
-from torchtriage.diagnose.detector.windows import PER_STEP
+from torchtriage.diagnose.detector.features import PER_STEP
 from torchtriage.diagnose.verdict.detector_hints import LIKELY, MAX_STEPS, suspicions
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose

@@ -13,8 +13,8 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.patterns import Claim, Edit, Pattern
 from torchtriage.diagnose.replay import parse_what_if
-from torchtriage.diagnose.verdict.critical_path import N_PIECES, summarise_path
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
+from torchtriage.diagnose.verdict.summary import N_PIECES, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 
 US = 1_000

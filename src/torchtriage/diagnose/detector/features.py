@@ -24,7 +24,7 @@ from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES, Table, family_codes
 
-__all__ = ["ABOUT", "BASE", "NAMES", "window_features"]
+__all__ = ["ABOUT", "BASE", "NAMES", "PER_STEP", "window_features", "windows"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -35,6 +35,8 @@ HOST = tuple(name for name, _ in HOST_FAMILIES)
 WORK = tuple(name for name, _ in WORK_FAMILIES)
 FRAME = tuple(name for name, _ in FRAME_FAMILIES)
 
+PER_STEP = 16
+"""Windows of a step: equal pieces."""
 _SMALL, _LARGE = 4096, 1 << 20
 """Elements: an operator on fewer is mostly overhead, one on more is mostly work."""
 _MOST = 1 << 62
@@ -113,6 +115,20 @@ BASE: tuple[str, ...] = (
 
 NAMES: tuple[str, ...] = (*BASE, *(f"{name}, beside the trace" for name in BASE), *ABOUT)
 """The columns of :func:`window_features`."""
+
+
+def windows(trace: Trace) -> Ints:
+    """Return int64[n, 2]: beginning and end in ns, ``PER_STEP`` for each step of the host.
+
+    A recording without steps is one step.
+    """
+    steps = trace.steps
+    begin_ns, end_ns = steps.host_start_ns, steps.host_end_ns
+    if not len(steps):
+        begin_ns, end_ns = (np.array([one], np.int64) for one in steps.window[:2])
+    at = np.linspace(0, 1, PER_STEP + 1)
+    edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
+    return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)
 
 
 def window_features(trace: Trace, windows_ns: Ints) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from torchtriage.core import intervals
 from torchtriage.core.finding import Finding
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.detector.detector import Detector, Judged
-from torchtriage.diagnose.detector.windows import PER_STEP, windows
+from torchtriage.diagnose.detector.features import PER_STEP, windows
 from torchtriage.diagnose.verdict.result import Suspicion
 
 __all__ = ["LIKELY", "suspicions"]

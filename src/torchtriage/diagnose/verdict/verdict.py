@@ -31,12 +31,11 @@ from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
-from torchtriage.diagnose.verdict.critical_path import summarise_path
 from torchtriage.diagnose.verdict.doctor import examine
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, Suspicion, TraceFacts
-from torchtriage.diagnose.verdict.summary import summarise
+from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.diagnose.detector.windows import PER_STEP, windows
+from torchtriage.diagnose.detector.features import PER_STEP, windows
 
 __all__ = ["PER_STEP", "faulty", "windows"]
 

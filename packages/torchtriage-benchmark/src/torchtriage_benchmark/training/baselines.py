@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.detector import Detector, Judged
-from torchtriage.diagnose.detector.features import NAMES
-from torchtriage.diagnose.detector.windows import PER_STEP
+from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
 from torchtriage.learn.dataset.recordings import Kept
 from torchtriage_benchmark.training.boosting import (

@@ -12,7 +12,7 @@ import msgspec
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.core.stats.sequential_ab import SplitCheck
-from torchtriage.operate.experiment.metrics import Metric, Rate, SequentialTest, Tail, Typical, begin, resume
+from torchtriage.operate.experiment.metrics import Metric, Rate, SequentialTest, Tail, Typical, begin
 from torchtriage.operate.experiment.result import Arm, Decision, ExperimentResult
 from torchtriage.operate.experiment.sentences import notes, sentence, verdict
 from torchtriage.operate.experiment.split import Split
@@ -87,9 +87,9 @@ class Experiment:
                 where=name,
                 hint="tails and rates can only get worse: they are guardrails",
             )
-        for one in guardrails:
-            if not isinstance(one, Typical | Tail | Rate):
-                raise UsageError(f"expected a Typical, Tail or Rate as a guardrail, found {one!r}", where=name)
+        for guardrail in guardrails:
+            if not isinstance(guardrail, Typical | Tail | Rate):
+                raise UsageError(f"expected a Typical, Tail or Rate as a guardrail, found {guardrail!r}", where=name)
         specs = [metric, *guardrails]
         if len(set(specs)) < len(specs):
             raise UsageError("expected each metric and guardrail once, found one twice", where=name)
@@ -102,7 +102,7 @@ class Experiment:
         each = alpha / max(len(guardrails), 1)
         self._rows: list[SequentialTest] = [
             begin(metric, "metric", alpha, share),
-            *(begin(one, "guardrail", each, share) for one in guardrails),
+            *(begin(guardrail, "guardrail", each, share) for guardrail in guardrails),
         ]
         self._check = SplitCheck(share)
         self._broken = False
@@ -190,7 +190,7 @@ class Experiment:
                 "check": msgspec.to_builtins(self._check),
                 "broken": self._broken,
                 "n": list(self._n),
-                "replicas": [sorted(one) for one in self._replicas],
+                "replicas": [sorted(names) for names in self._replicas],
             }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -202,9 +202,9 @@ class Experiment:
             It is no such state.
         """
         try:
-            if [tuple(one) for one in state["arms"]] != list(self.arms.items()):
+            if [tuple(arm) for arm in state["arms"]] != list(self.arms.items()):
                 raise ValueError(f"its arms are {state['arms']}")
-            rows = [resume(*pair) for pair in zip(self._rows, state["rows"], strict=True)]
+            rows = [msgspec.convert(row, type(fresh)) for fresh, row in zip(self._rows, state["rows"], strict=True)]
             check = msgspec.convert(state["check"], SplitCheck)
             for fresh, row in zip(self._rows, rows, strict=True):
                 if _plan(row) != _plan(fresh):

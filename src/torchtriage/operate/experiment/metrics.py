@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.stats.sequential_ab import BLOCK, Difference, EventRatio, Moments
 from torchtriage.operate.experiment.result import MetricRow, Verdict
 
-__all__ = ["Metric", "Rate", "Role", "SequentialTest", "Tail", "Typical", "begin", "finite", "resume"]
+__all__ = ["Metric", "Rate", "Role", "SequentialTest", "Tail", "Typical", "begin", "finite"]
 
 Role = Literal["metric", "guardrail"]
 
@@ -262,20 +262,6 @@ def begin(metric: Metric, role: Role, alpha: float, share: float) -> SequentialT
         # the ratio that is allowed is in the scale: what is left to compare is one to one
         return _TailTest(role, alpha, spec=metric, events=EventRatio(1.0, share))
     return _RateTest(role, alpha, spec=metric, events=EventRatio(metric.worse_than, share))
-
-
-T = TypeVar("T", bound=SequentialTest)
-
-
-def resume(fresh: T, state: Any) -> T:
-    """Return the comparison that this state was taken of.
-
-    Raises
-    ------
-    msgspec.ValidationError
-        It is no such state.
-    """
-    return msgspec.convert(state, type(fresh))
 
 
 def finite(value: Any) -> float | None:

@@ -67,8 +67,8 @@ def agreement(control: Any, candidate: Any, *, relative: float = 1e-3, absolute:
     scale = 1.0
     for place, one, other in _pairs(control, candidate, "", 0):
         where = f" at {place}" if place else ""
-        if isinstance(other, _Mismatch):
-            reason = reason or f"{other.what}{where}"
+        if isinstance(other, str):
+            reason = reason or f"{other}{where}"
             continue
         if one.shape != other.shape:
             reason = reason or f"shape {one.shape} became {other.shape}{where}"
@@ -113,34 +113,27 @@ def _norm(sizes: NDArray[np.float64]) -> float:
     return top * float(np.sqrt(((sizes / top) ** 2).sum())) if top else 0.0
 
 
-class _Mismatch:
-    """Two things that cannot be compared as numbers, or are not equal."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-
 def _pairs(control: Any, candidate: Any, place: str, depth: int) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each place of an answer with both arrays there, or why they are unlike."""
+    """Yield each place of an answer with both arrays there, or None and why they are unlike."""
     one, other = _array(control), _array(candidate)
     if one is not None and other is not None:
         yield place, one, other
         return
     parts, other_parts = _parts(control), _parts(candidate)
     if (one is None) != (other is None) or (parts is None) != (other_parts is None):
-        yield place, None, _Mismatch(f"{_kind(control)} became {_kind(candidate)}")
+        yield place, None, f"{type(control).__name__} became {type(candidate).__name__}"
     elif parts is None or other_parts is None:
         if not _equal(control, candidate):
-            yield place, None, _Mismatch(f"{_short(control)} became {_short(candidate)}")
+            yield place, None, f"{_short(control)} became {_short(candidate)}"
     elif depth >= DEEPEST:
-        yield place, None, _Mismatch(f"nested deeper than {DEEPEST} levels")
+        yield place, None, f"nested deeper than {DEEPEST} levels"
     elif parts.keys() != other_parts.keys():
-        gone, came = (sorted(map(str, a.keys() - b.keys())) for a, b in ((parts, other_parts), (other_parts, parts)))
-        said = [f"without {', '.join(gone[:3])}"] if gone else []
-        said += [f"with {', '.join(came[:3])} added"] if came else []
+        gone, new = (sorted(map(str, a.keys() - b.keys())) for a, b in ((parts, other_parts), (other_parts, parts)))
+        changes = [f"without {', '.join(gone[:3])}"] if gone else []
+        changes += [f"with {', '.join(new[:3])} added"] if new else []
         if isinstance(control, list | tuple):
-            said = [f"{len(parts)} elements became {len(other_parts)}"]
-        yield place, None, _Mismatch(" and ".join(said))
+            changes = [f"{len(parts)} elements became {len(other_parts)}"]
+        yield place, None, " and ".join(changes)
     else:
         for key, value in parts.items():
             if isinstance(key, int):
@@ -164,10 +157,10 @@ def _array(value: Any) -> NDArray[Any] | None:
         return np.asarray(tensor.cpu())
     if isinstance(value, bool | int | float | complex | np.generic | np.ndarray):
         try:
-            found = np.asarray(value)
+            array = np.asarray(value)
         except (ValueError, OverflowError):
             return None
-        return found if found.dtype.kind in "biufc" else None
+        return array if array.dtype.kind in "biufc" else None
     return None
 
 
@@ -178,7 +171,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not isinstance(value, str | bytes) and getattr(type(value), "__dict__", None) is not None:
         if callable(value):
             return None
@@ -209,13 +202,9 @@ def _equal(one: Any, other: Any) -> bool:
         return False
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
 def _short(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:
-        text = _kind(value)
+        text = type(value).__name__
     return text if len(text) <= 40 else f"{text[:39]}…"

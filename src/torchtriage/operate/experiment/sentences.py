@@ -24,9 +24,11 @@ def sentence(row: MetricRow) -> str:
     if row.verdict == "no data":
         missing = [arm for arm, n in zip(("control", "candidate"), row.n, strict=True) if not n]
         return f"no usable value of {' and '.join(missing)} yet"
-    if row.kind == "typical":
-        return _typical(row)
-    if row.low is None:
+    if row.kind == "typical" and row.ratio is not None:
+        if row.low is None or row.high is None:
+            return f"{change(row.ratio)}, too few values for an interval"
+        return f"{change(row.ratio)} ({change(row.low)} to {change(row.high)})"
+    if row.kind == "typical" or row.low is None:
         return "not enough yet to compare"
     control, candidate = row.n_events or (0, 0)
     text = (
@@ -39,14 +41,6 @@ def sentence(row: MetricRow) -> str:
         return text
     high = f"to {row.high:.3g}" if row.high is not None else "or more"
     return f"{text}: {row.low:.3g} {high} times as often"
-
-
-def _typical(row: MetricRow) -> str:
-    if row.ratio is None:
-        return "not enough yet to compare"
-    if row.low is None or row.high is None:
-        return f"{change(row.ratio)}, too few values for an interval"
-    return f"{change(row.ratio)} ({change(row.low)} to {change(row.high)})"
 
 
 def verdict(

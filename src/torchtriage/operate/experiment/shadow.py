@@ -179,7 +179,7 @@ class Shadow:
             )
 
     def _count(self, example: str = "", **more: int) -> None:
-        """Add to the counts, with the lock held."""
+        # with the lock held
         counts = self._counts
         sums: dict[str, Any] = {name: getattr(counts, name) + n for name, n in more.items()}
         short = example if len(example) <= 200 else f"{example[:199]}…"

@@ -97,9 +97,9 @@ class Ladder:
     ) -> None:
         if not name:
             raise UsageError("expected a name of the ladder, found none")
-        if len(modes) < 2 or len({one.name for one in modes}) < len(modes):
+        if len(modes) < 2 or len({mode.name for mode in modes}) < len(modes):
             raise UsageError(
-                f"expected two modes or more, each with a name of its own, found {[one.name for one in modes]}",
+                f"expected two modes or more, each with a name of its own, found {[mode.name for mode in modes]}",
                 where=name,
             )
         for mode in modes:
@@ -126,7 +126,7 @@ class Ladder:
         self._shared = Shared()
         self._level = 0
         self._connected = True
-        self._checks: list[Check] = ["none" if one.check is None else "not checked" for one in modes]
+        self._checks: list[Check] = ["none" if mode.check is None else "not checked" for mode in modes]
         self._why_not = [""] * len(modes)
         self._n_calls = [0] * len(modes)
         self._n_late = [0] * len(modes)
@@ -143,7 +143,7 @@ class Ladder:
         self._wait_s = self.policy.recover_s
         self._rose_s = float("-inf")
         self._entries: deque[LadderEntry] = deque(maxlen=N_LOG)
-        self._said = ""
+        self._newest_once = ""
         self._look_lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -170,7 +170,12 @@ class Ladder:
                     return answer
             level += 1
         self._n_fallback += 1
-        return self._last_resort(args, kwargs)
+        if not callable(self._fallback):
+            return self._fallback
+        try:
+            return self._fallback(*args, **kwargs)
+        except Exception:
+            return None
 
     def _try(
         self, level: int, seen: deque[bool] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -223,14 +228,6 @@ class Ladder:
             return False, None
         return (True, box[0]) if box else (False, None)
 
-    def _last_resort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not callable(self._fallback):
-            return self._fallback
-        try:
-            return self._fallback(*args, **kwargs)
-        except Exception:
-            return None
-
     # -- beside the requests -------------------------------------------------------------------
 
     def start(self, every_s: float = 0.05) -> None:
@@ -277,7 +274,7 @@ class Ladder:
         StoreError
             The store does not answer.
         """
-        names = [one.name for one in self.modes]
+        names = [rung.name for rung in self.modes]
         if mode not in names:
             raise UsageError(f"expected a mode of {', '.join(names)}, found {mode!r}")
         level = names.index(mode)
@@ -318,11 +315,16 @@ class Ladder:
             if self._shared.held:
                 self._probe_level = -1
                 return
-            if troubled and self._shared.level > 0 and not self._marked():
-                return
+            if troubled and self._shared.level > 0:
+                try:
+                    self._store.mark(self.name)
+                except StoreError as error:
+                    self._lost(error)
+                    return
             move = decide(self.policy, view)
             if move.do == "down":
-                self._go(self._below(), move.why, now_s)
+                lower = range(self._shared.level + 1, len(self.modes))
+                self._go(next((level for level in lower if self._usable(level)), None), move.why, now_s)
             elif move.do == "up":
                 self._go(self._above(), move.why, now_s)
             elif move.do == "probe":
@@ -392,14 +394,6 @@ class Ladder:
         self._take(shared)
         return True
 
-    def _marked(self) -> bool:
-        try:
-            self._store.mark(self.name)
-        except StoreError as error:
-            self._lost(error)
-            return False
-        return True
-
     def _lost(self, error: StoreError) -> None:
         if self._connected:
             self._connected = False
@@ -448,13 +442,8 @@ class Ladder:
     def _usable(self, level: int) -> bool:
         return self._checks[level] in ("none", "passed")
 
-    def _below(self) -> int | None:
-        wanted = range(self._shared.level + 1, len(self.modes))
-        return next((at for at in wanted if self._usable(at)), None)
-
     def _above(self) -> int:
-        wanted = range(self._shared.level - 1, 0, -1)
-        return next((at for at in wanted if self._usable(at)), 0)
+        return next((level for level in range(self._shared.level - 1, 0, -1) if self._usable(level)), 0)
 
     def _none_seen(self) -> deque[bool]:
         return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
@@ -495,7 +484,7 @@ class Ladder:
             self._once("refused", self.modes[level].name, f"{why}; {switched.refused}")
             self._take(switched.state)
             return
-        self._said = ""
+        self._newest_once = ""
         if rises:
             self._rose_s = now_s
         elif now_s - self._rose_s < QUICK_AGAIN * self.policy.dwell_s:
@@ -524,9 +513,9 @@ class Ladder:
         return self.modes[self._shared.level].name
 
     def _once(self, kind: str, after: str, why: str) -> None:
-        said = f"{kind} {after} {why.rpartition('; ')[2]}"
-        if said != self._said:
-            self._said = said
+        text = f"{kind} {after} {why.rpartition('; ')[2]}"
+        if text != self._newest_once:
+            self._newest_once = text
             self._log(kind, self._mode, after, why)
 
     def _log(self, kind: str, before: str, after: str, why: str, actor: str = "") -> None:

@@ -112,8 +112,8 @@ def decide(policy: Policy, view: LadderState) -> LadderDecision:
         return LadderDecision("stay")
     if view.n_probes >= policy.probe_calls:
         late = view.n_probes_late / view.n_probes
-        said = f"{format_share(late)} of {view.n_probes} trial calls were late or failed"
-        return LadderDecision("up", said) if late <= policy.leave else LadderDecision("give up", said)
+        text = f"{format_share(late)} of {view.n_probes} trial calls were late or failed"
+        return LadderDecision("up" if late <= policy.leave else "give up", text)
     if view.well_s >= view.wait_s:
         return LadderDecision("probe")
     return LadderDecision("stay")

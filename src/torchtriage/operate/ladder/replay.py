@@ -153,7 +153,7 @@ def replay_ladder(
 
     ladder = _Recorded(
         "recorded",
-        [Mode(one.name, lambda *_: None) for one in modes],
+        [Mode(mode.name, lambda *_: None) for mode in modes],
         policy,
         alarm=lambda: alarm if now_s - alarm_s < ALARM_S else "",
         dry_run=False,
@@ -161,7 +161,7 @@ def replay_ladder(
         clock=lambda: now_s,
         wall=lambda: now_s,
     )
-    ladder.times = tuple(one.times for one in modes)
+    ladder.times = tuple(mode.times for mode in modes)
     begun_s = looked_s = now_s
     degraded_s = outside_s = 0.0
     n_late = n_without = 0
@@ -169,22 +169,22 @@ def replay_ladder(
     marks = [False] * (len(calls) + 1)
     for start, end in faults or ():
         marks[max(start, 0) : min(end, len(calls))] = [True] * max(min(end, len(calls)) - max(start, 0), 0)
+
+    def advance(to_s: float) -> None:
+        nonlocal now_s, degraded_s, outside_s
+        if ladder.below:
+            degraded_s += to_s - now_s
+            outside_s += 0.0 if marks[row] else to_s - now_s
+        now_s = to_s
+
     for row, call in enumerate(calls):
         at_s = max(call.at_s, now_s) if math.isfinite(call.at_s) else now_s
         step_s = max(LOOK_S, (at_s - looked_s) / LOOKS)
-        since_s = now_s
         while looked_s + step_s <= at_s:
             looked_s += step_s
-            now_s = max(looked_s, now_s)
-            if ladder.below:
-                degraded_s += now_s - since_s
-                outside_s += 0.0 if marks[row] else now_s - since_s
-            since_s = now_s
+            advance(max(looked_s, now_s))
             ladder.look()
-        if ladder.below:
-            degraded_s += at_s - since_s
-            outside_s += 0.0 if marks[row] else at_s - since_s
-        now_s = at_s
+        advance(at_s)
         if call.alarm:
             alarm, alarm_s = call.alarm, now_s
         before, ladder.level_of_call = ladder.n_beyond, None
@@ -200,10 +200,10 @@ def replay_ladder(
     return LadderReplay(
         tuple(modes),
         tuple(log),
-        sum(one.kind == "switch" for one in log),
+        sum(change.kind == "switch" for change in log),
         now_s - begun_s,
         degraded_s,
-        {one.name: one.n_calls for one in status.modes},
+        {mode.name: mode.n_calls for mode in status.modes},
         n_late,
         n_without,
         status.n_fallback,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torchtriage.operate.rollout.store import RolloutStore
 
 __all__ = ["command"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _name = click.argument("name", required=False)
 _store = click.option(
@@ -38,7 +36,7 @@ def command() -> None:
     """
 
 
-@click.command("status")
+@command.command("status")
 @_store
 def status(store: str | None) -> None:
     """Show every rollout in one line.
@@ -49,15 +47,15 @@ def status(store: str | None) -> None:
     from torchtriage.operate.rollout.summary import summary
 
     with _opened(store) as rollouts:
-        found = [summary(rollouts, name) for name in rollouts.names()]
-    for one in found:
-        click.echo(f"{visible(one.name)}  {visible('; '.join(filter(None, one.verdict)))}")
-    if not found:
+        results = [summary(rollouts, name) for name in rollouts.names()]
+    for result in results:
+        click.echo(f"{visible(result.name)}  {visible('; '.join(filter(None, result.verdict)))}")
+    if not results:
         click.echo("no rollouts")
-    click.get_current_context().exit(int(any(one.status == "rolled back" for one in found)))
+    click.get_current_context().exit(int(any(result.status == "rolled back" for result in results)))
 
 
-@click.command("report")
+@command.command("report")
 @_name
 @_store
 @json_option
@@ -79,7 +77,7 @@ def report(name: str | None, store: str | None, **given: Any) -> None:
     present(result, given)
 
 
-@click.command("rollback")
+@command.command("rollback")
 @_name
 @_store
 @_reason
@@ -91,7 +89,7 @@ def rollback(name: str | None, store: str | None, reason: str) -> None:
     _move(name, store, reason, lambda rollouts: rollouts.roll_back)
 
 
-@click.command("promote")
+@command.command("promote")
 @_name
 @_store
 @_reason
@@ -103,7 +101,7 @@ def promote(name: str | None, store: str | None, reason: str) -> None:
     _move(name, store, reason, lambda rollouts: rollouts.promote)
 
 
-@click.command("restart")
+@command.command("restart")
 @_name
 @_store
 @_reason
@@ -134,22 +132,14 @@ def _one(store: RolloutStore, name: str | None) -> str:
 def _move(
     name: str | None, store: str | None, reason: str, how: Callable[[RolloutStore], Callable[..., object]]
 ) -> None:
-    """Change a rollout by hand, and say where it stands now."""
     from torchtriage.core.names import visible
     from torchtriage.operate.rollout.summary import summary
 
     with _opened(store) as rollouts:
         known = _one(rollouts, name)
-        how(rollouts)(known, reason=reason, actor=_actor(), at_s=time.time())
+        try:
+            actor = getpass.getuser()
+        except (KeyError, OSError, ImportError):
+            actor = "a person"
+        how(rollouts)(known, reason=reason, actor=actor, at_s=time.time())
         click.echo(visible(summary(rollouts, known).verdict[0]))
-
-
-def _actor() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return "a person"
-
-
-for one in (status, report, promote, rollback, restart):
-    command.add_command(one)

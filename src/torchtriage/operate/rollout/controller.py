@@ -19,12 +19,11 @@ from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
-from torchtriage.operate.rollout.boot_clock import boot_id, boot_seconds
 from torchtriage.operate.rollout.plan import RolloutPlan
 from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance, roll_back
-from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, open_rollouts
+from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, boot_seconds, open_rollouts
 
-__all__ = ["Rollout", "Ticket", "evidence_of"]
+__all__ = ["Rollout", "Ticket"]
 
 STALE_S = 10.0
 """When nobody could look for so long, the candidate gets nothing until somebody does."""
@@ -226,15 +225,11 @@ class Rollout:
 
     def _work(self, every_s: float) -> None:
         while not self._stop.wait(every_s):
-            self._look()
-
-    def _look(self) -> None:
-        try:
-            self.tick()
-            self.error = ""
-        except Exception as error:
-            # the store may be gone for a while: the watch must go on
-            self.error = f"{type(error).__name__}: {error}"
+            try:
+                self.tick()
+                self.error = ""
+            except Exception as error:  # noqa: PERF203 - the store may be gone for a while: the watch must go on
+                self.error = f"{type(error).__name__}: {error}"
 
     def _look_for_worse(
         self, state: RolloutState, now_s: float
@@ -303,7 +298,7 @@ class _StageData:
                 alpha=plan.alpha / len(plan.steps),
             )
         # with all requests at the candidate there is nothing to compare it with
-        self._names = sorted({one.metric for one in (plan.metric, *plan.guardrails)})
+        self._names = sorted({metric.metric for metric in (plan.metric, *plan.guardrails)})
         self._n = 0
         self._n_missing = dict.fromkeys(self._names, 0)
         self._newest_s: float | None = None
@@ -330,9 +325,7 @@ class _StageData:
         with self._lock:
             age_s = None if self._newest_s is None else now_s - self._newest_s
             if self._experiment is not None:
-                result = self._experiment.result()
-                found = evidence_of(self._plan, result, epoch=self.epoch, number=self._number, age_s=age_s)
-                return found, result.rows
+                return self._compared(self._experiment.result(), age_s)
             missing = [
                 _too_few(name, self._n_missing[name], self._n, self._plan.candidate)
                 for name in self._names
@@ -340,36 +333,26 @@ class _StageData:
             ]
             return StageEvidence(self.epoch, self._number, age_s, 0, self._n, tuple(missing)), ()
 
+    def _compared(self, result: ExperimentResult, age_s: float | None) -> tuple[StageEvidence, tuple[MetricRow, ...]]:
+        """Return what an experiment shows of the stage.
 
-def evidence_of(
-    plan: RolloutPlan, result: ExperimentResult, *, epoch: int, number: int, age_s: float | None
-) -> StageEvidence:
-    """Return what an experiment says of a stage.
-
-    ``epoch``, ``number`` and ``age_s`` as in :class:`StageEvidence`. A metric without which a regression
-    could not be seen is missing: without data, with too few values to compare, or of which too many
-    are NaN.
-    """
-    missing = []
-    for row in result.rows:
-        if row.verdict == "no data" or row.low is None:
-            missing.append(f"{row.name}: {row.sentence}")
-            continue
-        for arm, n, lost in zip((plan.control, plan.candidate), row.n, row.n_missing, strict=True):
-            if lost > plan.most_missing * (n + lost):
-                missing.append(_too_few(row.name, lost, n + lost, arm))
-    worse = [f"{row.name}: {row.sentence}" for row in result.rows if row.verdict == "worse"]
-    if result.decision == "broken":
-        worse.append(result.verdict[0])
-    return StageEvidence(
-        epoch=epoch,
-        number=number,
-        age_s=age_s,
-        n_control=result.control.n_requests,
-        n_candidate=result.candidate.n_requests,
-        missing=tuple(missing),
-        worse=tuple(worse),
-    )
+        A metric without which a regression could not be seen is missing: without data, with too few
+        values to compare, or of which too many are NaN.
+        """
+        missing = []
+        for row in result.rows:
+            if row.verdict == "no data" or row.low is None:
+                missing.append(f"{row.name}: {row.sentence}")
+                continue
+            for arm, n, lost in zip((self._plan.control, self._plan.candidate), row.n, row.n_missing, strict=True):
+                if lost > self._plan.most_missing * (n + lost):
+                    missing.append(_too_few(row.name, lost, n + lost, arm))
+        worse = [f"{row.name}: {row.sentence}" for row in result.rows if row.verdict == "worse"]
+        if result.decision == "broken":
+            worse.append(result.verdict[0])
+        n_control, n_candidate = result.control.n_requests, result.candidate.n_requests
+        evidence = StageEvidence(self.epoch, self._number, age_s, n_control, n_candidate, tuple(missing), tuple(worse))
+        return evidence, result.rows
 
 
 def _too_few(name: str, lost: int, n: int, arm: str) -> str:

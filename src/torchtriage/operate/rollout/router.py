@@ -54,7 +54,8 @@ class Router:
         # one value, so that no request sees the share of one stage and the epoch of another
         self._now: tuple[Split, RolloutState] | None = None
         self._read_s = -1e18
-        self._last_error = ""
+        self.last_error = ""
+        """Why the store could not be read last time; empty where it could."""
         self._pid = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,19 +89,14 @@ class Router:
     def _is_stale(self, state: RolloutState) -> bool:
         return state.status != "done" and self._clock() - self._read_s > self.stale_s
 
-    @property
-    def last_error(self) -> str:
-        """Why the store could not be read last time; empty where it could."""
-        return self._last_error
-
     def refresh(self, store: RolloutStore) -> None:
         """Read the store once; what fails is kept in ``last_error``."""
         try:
             state = store.read(self.name).state
         except TriageError as error:
-            self._last_error = str(error)
+            self.last_error = str(error)
             return
-        self._last_error = ""
+        self.last_error = ""
         self._read_s = self._clock()
         if self._now is None or self._now[1] != state:
             self._now = Split(self.name, state.share), state
@@ -119,18 +115,18 @@ class Router:
 
     def _work(self, stop: threading.Event) -> None:
         store: RolloutStore | None = None
-        told = ""
+        warned = ""
         while not stop.is_set():
             try:
                 store = store or self._open()
                 self.refresh(store)
             except Exception as error:
                 # whatever the store does, the service goes on; the share goes to zero in time
-                self._last_error = str(error)
-            if self._last_error and not told:  # a name mistyped would never be noticed
-                _logger.warning("rollout %s cannot be followed: %s", self.name, self._last_error)
-            told = self._last_error
-            if self._last_error and store is not None:
+                self.last_error = str(error)
+            if self.last_error and not warned:  # a name mistyped would never be noticed
+                _logger.warning("rollout %s cannot be followed: %s", self.name, self.last_error)
+            warned = self.last_error
+            if self.last_error and store is not None:
                 store.close()
                 store = None
             stop.wait(self.every_s)

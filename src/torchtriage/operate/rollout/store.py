@@ -9,8 +9,10 @@ roll back needs no lease.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from torchtriage.operate.rollout.plan import RolloutPlan
 from torchtriage.operate.rollout.result import EventKind, RolloutEvent
 from torchtriage.operate.rollout.state import RolloutState, climb, roll_back
 
-__all__ = ["DEFAULT_STORE", "LEASE_S", "STORE_VARIABLE", "Lease", "RolloutStore", "StoredRollout", "open_rollouts"]
+__all__ = ["DEFAULT_STORE", "LEASE_S", "Lease", "RolloutStore", "boot_id", "boot_seconds", "open_rollouts"]
 
 DEFAULT_STORE = ".torchtriage/rollouts.db"
 STORE_VARIABLE = "TORCHTRIAGE_ROLLOUTS"
@@ -91,7 +93,7 @@ class StoredRollout:
         return bool(self.owner) and self.boot == boot and abs(now_s - self.renewed_s) < ttl_s
 
 
-class RolloutStore:
+class RolloutStore(AbstractContextManager["RolloutStore"]):
     """State and history of rollouts; made by :func:`open_rollouts`.
 
     Any number of processes of one machine may have it open, and any thread may call it.
@@ -100,10 +102,6 @@ class RolloutStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.name = database.name
-
-    def __enter__(self) -> RolloutStore:
-        """Return the store itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
@@ -361,3 +359,22 @@ def open_rollouts(where: str | Path | None = None, *, create: bool = True) -> Ro
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+# -- the machine's own clock, which nobody sets ---------------------------------------------------
+
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def boot_seconds() -> float:
+    """Return seconds since the machine's start, sleep included, which no clock setting changes."""
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+@cache
+def boot_id() -> str:
+    """Return which start of the machine this is; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -6,10 +6,9 @@ from typing import Literal
 
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count
-from torchtriage.operate.rollout.boot_clock import boot_id, boot_seconds
 from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult, Stage
 from torchtriage.operate.rollout.state import RolloutState
-from torchtriage.operate.rollout.store import LEASE_S, RolloutStore
+from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, boot_seconds
 
 __all__ = ["percent", "summary"]
 

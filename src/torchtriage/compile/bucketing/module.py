@@ -20,7 +20,7 @@ from torchtriage.compile.bucketing.advice import BucketAdvice, advise
 from torchtriage.compile.bucketing.declarations import read_crop, read_fill, read_masks, read_pad
 from torchtriage.compile.bucketing.planner import HORIZON, given
 from torchtriage.compile.bucketing.planning import Plan, Work, plan
-from torchtriage.compile.bucketing.statistics import BucketingWarning, Counts, Stats
+from torchtriage.compile.bucketing.statistics import BucketingWarning, Stats
 from torchtriage.core.errors import MissingExtraError, TriageError, UsageError
 
 try:
@@ -337,7 +337,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
     def reset_stats(self) -> None:
         """Count from here on."""
         with self._server.lock:
-            self._server.counts = Counts()
+            self._server.counts = Stats()
             self._server.planner.n_replans = 0
 
     def __getattr__(self, name: str) -> Any:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torchtriage.compile.bucketing.graphs import CompiledGraph, CompileThread
 from torchtriage.compile.bucketing.padding_check import HINT, PaddingVerdict, examine, wait_for
 from torchtriage.compile.bucketing.planner import WINDOW, Planner
 from torchtriage.compile.bucketing.planning import Plan
-from torchtriage.compile.bucketing.statistics import Counts, Stats
+from torchtriage.compile.bucketing.statistics import Stats
 from torchtriage.compile.bucketing.tensors import CallContext, ModelCall, Reader
 from torchtriage.core.errors import PaddingError, TriageError
 
@@ -71,7 +71,7 @@ class Server:
         self.dynamic: OrderedDict[Key, BucketGraph] = OrderedDict()
         self.example: ModelCall | None = None
         self.refused: PaddingError | None = None
-        self.counts = Counts()
+        self.counts = Stats()
         self.warned: set[str] = set()
         self.new_warnings: list[str] = []
         self._seen: Counter[tuple[Any, ...]] = Counter()
@@ -83,7 +83,10 @@ class Server:
             failures = {entry.name: entry.why for entry in entries if entry.state == "failed"}
             if self.refused is not None:
                 failures["all"] = str(self.refused)
-            return self.counts.stats(
+            return replace(
+                self.counts,
+                reasons=self.counts.reasons.copy(),
+                bucket_hits=self.counts.bucket_hits.copy(),
                 replans=self.planner.n_replans,
                 ready=sum(entry.state == "ready" for entry in entries),
                 waiting=sum(entry.state == "waiting" for entry in entries),
@@ -222,8 +225,8 @@ class Server:
                 self.counts.reasons[reason] += 1
             elif compiled:
                 self.counts.bucket_hits[entry.name] += 1
-                self.counts.n_real += math.prod(call.sizes.values())
-                self.counts.n_padded += math.prod(entry.bucket.values())
+                self.counts.real_size += math.prod(call.sizes.values())
+                self.counts.padded_size += math.prod(entry.bucket.values())
             else:
                 self.counts.reasons[_GUARD] += 1
                 self._again(entry, call, context)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchtriage.core.units import format_count, format_ns, format_share
 
-__all__ = ["BucketingWarning", "Counts", "Stats"]
+__all__ = ["BucketingWarning", "Stats"]
 
 _NS_PER_S = 1e9
 
@@ -18,25 +17,25 @@ class BucketingWarning(UserWarning):
     """Something keeps requests from being served by a bucket; their answers are right."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stats:
     """Counts since the module was made or ``reset_stats()``.
 
     ``requests`` = ``hits`` + ``misses``. A hit ran a graph that was compiled for a bucket before the request came.
-    ``reasons`` : the misses by reason. ``bucket_hits`` : hits by bucket. ``padding`` : of the hits, padding over
-    real size (of several axes, their product). ``stalls`` : requests that waited for a compilation (training,
-    ``background=False``), ``stall_s`` their sum, ``longest_stall_s`` the longest. ``compiles``, ``compile_s`` :
-    graphs compiled and the time of it, the first run included. ``checked`` : graphs whose answers were compared
-    with unpadded ones; ``unchecked`` : those compiled without. ``failures`` : by bucket, why it is served unpadded.
-    ``replans`` : changes of the plan. ``evicted`` : graphs dropped for the limit. ``ready``, ``waiting`` : graphs
-    now.
+    ``reasons`` : the misses by reason. ``bucket_hits`` : hits by bucket. ``real_size``, ``padded_size`` : elements of
+    the hits, without padding and with it (of several axes, the product of sizes). ``stalls`` : requests that waited
+    for a compilation (training, ``background=False``), ``stall_s`` their sum, ``longest_stall_s`` the longest.
+    ``compiles``, ``compile_s`` : graphs compiled and the time of it, the first run included. ``checked`` : graphs
+    whose answers were compared with unpadded ones; ``unchecked`` : those compiled without. ``failures`` : by bucket,
+    why it is served unpadded. ``replans`` : changes of the plan. ``evicted`` : graphs dropped for the limit.
+    ``ready``, ``waiting`` : graphs now.
     """
 
     requests: int = 0
-    hits: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    bucket_hits: Mapping[str, int] = field(default_factory=dict)
-    padding: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    bucket_hits: Counter[str] = field(default_factory=Counter)
+    real_size: int = 0
+    padded_size: int = 0
     compiles: int = 0
     compile_s: float = 0.0
     stalls: int = 0
@@ -50,6 +49,16 @@ class Stats:
     waiting: int = 0
     failures: Mapping[str, str] = field(default_factory=dict)
     buckets: str = ""
+
+    @property
+    def hits(self) -> int:
+        """Requests that a compiled bucket served."""
+        return self.bucket_hits.total()
+
+    @property
+    def padding(self) -> float:
+        """Padding over real size of the hits, 0 without one."""
+        return (self.padded_size - self.real_size) / self.real_size if self.real_size else 0.0
 
     @property
     def misses(self) -> int:
@@ -97,32 +106,3 @@ class Stats:
             f"{name}ready": self.ready,
             f"{name}waiting": self.waiting,
         }
-
-
-@dataclass
-class Counts:
-    """What is counted as calls come, by the names of :class:`Stats`.
-
-    ``n_real``, ``n_padded`` : elements of the hits, without padding and with it.
-    """
-
-    requests: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    bucket_hits: Counter[str] = field(default_factory=Counter)
-    n_real: int = 0
-    n_padded: int = 0
-    compiles: int = 0
-    compile_s: float = 0.0
-    stalls: int = 0
-    stall_s: float = 0.0
-    longest_stall_s: float = 0.0
-    checked: int = 0
-    unchecked: int = 0
-    evicted: int = 0
-
-    def stats(self, **now: Any) -> Stats:
-        """Return the counts, with what is the case now."""
-        counted = {name: value for name, value in vars(self).items() if not name.startswith("n_")}
-        counted |= {"reasons": dict(self.reasons), "bucket_hits": dict(self.bucket_hits)}
-        padding = (self.n_padded - self.n_real) / self.n_real if self.n_real else 0.0
-        return Stats(hits=self.bucket_hits.total(), padding=padding, **counted, **now)

@@ -74,12 +74,12 @@ def parse_amount(text: str) -> tuple[float, str] | None:
     return None
 
 
-def read_metrics(lines: Iterable[str]) -> Metrics:
-    """Return what a metrics report says; lines that are none of it are counted.
+def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics:
+    """Return what a metrics report says, added to those ``before``; lines that are none of it are counted.
 
     A report without its beginning or end is read as far as it goes.
     """
-    out = Metrics()
+    out = before or Metrics()
     kind = name = ""
     values: dict[str, str] = {}
 

@@ -134,7 +134,7 @@ def _take(read: _Read, path: Path, text: str) -> bool:
     known = False
     if _METRIC.search(text):
         report = itertools.dropwhile(lambda line: not line.startswith(("Metric: ", "Counter: ")), lines)
-        read.metrics = _merged(read.metrics, read_metrics(report))
+        read.metrics = read_metrics(report, read.metrics)
         known = True
     if _COMPILED_BY.search(text):
         read.analyses = [*(read.analyses or []), *read_debug(lines)]
@@ -154,18 +154,6 @@ def _take(read: _Read, path: Path, text: str) -> bool:
     messages = [match["text"].strip() for line in lines if (match := _OTHER.match(line))]
     read.messages += messages
     return known or bool(messages)
-
-
-def _merged(before: Metrics | None, now: Metrics) -> Metrics:
-    if before is None:
-        return now
-    before.repeated |= (before.metrics.keys() & now.metrics.keys()) | (before.counters.keys() & now.counters.keys())
-    before.metrics.update(now.metrics)
-    before.counters.update(now.counters)
-    before.n_lines += now.n_lines
-    before.n_skipped += now.n_skipped
-    before.cut = before.cut or now.cut
-    return before
 
 
 def _summary(name: str, read: _Read) -> XlaProgram:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -124,9 +124,8 @@ def _of_many(models: Sequence[XlaModel]) -> tuple[str, str, str]:
     ]
     third = "not timed"
     if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         third = (
-            f"steady step of dynamo over LazyTensor: {mean:.3g} in the geometric mean of"
+            f"steady step of dynamo over LazyTensor: {geometric_mean(ratios):.3g} in the geometric mean of"
             f" {len(ratios)}, {min(ratios):.2g} to {max(ratios):.3g}"
         )
     return first, second, third

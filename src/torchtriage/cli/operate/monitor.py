@@ -10,6 +10,7 @@ from torchtriage.cli.options import output_option
 from torchtriage.cli.output import check_outputs, emit, save
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
+from torchtriage.core.units import format_count
 
 if TYPE_CHECKING:
     from torchtriage.operate.detect.replay import StreamReplay
@@ -105,13 +106,13 @@ def replay(
         recover_s=recover_s,
         longest_s=max(600.0, recover_s),
     )
-    streams = [one for log in logs for one in run(log, labels)]
-    ladders = [] if modes is None else [_ladder(one, modes, policy) for one in streams]
+    streams = [stream for log in logs for stream in run(log, labels)]
+    ladders = [] if modes is None else [_ladder(stream, modes, policy) for stream in streams]
     if as_json:
-        told = document(streams)
-        for one, replayed in zip(told["streams"], ladders, strict=False):
-            one["ladder"] = asdict(replayed)
-        text = json.dumps(told, indent=2) + "\n"
+        content = document(streams)
+        for entry, replayed in zip(content["streams"], ladders, strict=False):
+            entry["ladder"] = asdict(replayed)
+        text = json.dumps(content, indent=2) + "\n"
     else:
         text = "\n".join(_text(streams, ladders)) + "\n"
     if output is None:
@@ -149,19 +150,19 @@ def _ladder_text(one: LadderReplay) -> list[str]:
     share = one.degraded_s / one.seconds if one.seconds else 0.0
     lines = [
         f"  ladder {', '.join(mode.name for mode in one.modes)}:"
-        f" {_count(one.n_switches, 'switch', 'switches')}, degraded for {one.degraded_s:,.0f} of"
+        f" {format_count(one.n_switches, 'switch', 'switches')}, degraded for {one.degraded_s:,.0f} of"
         f" {one.seconds:,.0f} s ({share:.1%}); {one.n_late:,} calls late or failed,"
         f" {one.n_late_without:,} without it"
     ]
     if one.outside_s is not None:
         answered = sum(row is not None for row in one.faults)
         lines.append(
-            f"    answered by a lower mode in {answered} of {_count(len(one.faults), 'fault')};"
+            f"    answered by a lower mode in {answered} of {format_count(len(one.faults), 'fault')};"
             f" degraded for {one.outside_s:,.0f} s outside of faults"
         )
     for step in one.log:
-        said = "" if step.kind == "switch" else f"{step.kind} "
-        lines.append(f"  {step.row:>7}  {said}{step.before} -> {step.after}: {step.why}")
+        kind = "" if step.kind == "switch" else f"{step.kind} "
+        lines.append(f"  {step.row:>7}  {kind}{step.before} -> {step.after}: {step.why}")
     return lines
 
 
@@ -228,7 +229,7 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
     for at, one in enumerate(streams):
         n = len(one.stream.samples)
         what = "requests" if one.stream.is_requests else "values"
-        title = f"{visible(one.stream.name)}: {n:,} {what}, {_count(len(one.alarms), 'alarm')}"
+        title = f"{visible(one.stream.name)}: {n:,} {what}, {format_count(len(one.alarms), 'alarm')}"
         if one.stream.n_skipped:
             title += f" ({one.stream.n_skipped:,} lines could not be read)"
         lines.append(title)
@@ -254,8 +255,8 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
 def _verdict(score: DetectionScore, *, metrics: bool) -> list[str]:
     hits = score.delays()
     lines = [
-        f"{len(hits)} of {_count(len(score.found), 'fault')} found,"
-        f" {_count(len(score.false_alarms), 'false alarm')} in {score.n_clean:,} clean rows"
+        f"{len(hits)} of {format_count(len(score.found), 'fault')} found,"
+        f" {format_count(len(score.false_alarms), 'false alarm')} in {score.n_clean:,} clean rows"
         f" ({score.per_10k:.2f} per 10,000)"
     ]
     if score.found:
@@ -265,9 +266,5 @@ def _verdict(score: DetectionScore, *, metrics: bool) -> list[str]:
         nab = f"; NAB score {score.nab_score:.1f}" if metrics else ""
         lines.append(f"found after a median of {late}{nab}")
     if score.benign_alarms:
-        lines.append(f"{_count(len(score.benign_alarms), 'alarm')} on changes that must not alarm")
+        lines.append(f"{format_count(len(score.benign_alarms), 'alarm')} on changes that must not alarm")
     return lines
-
-
-def _count(n: int, what: str, several: str = "") -> str:
-    return f"{n:,} " + (what if n == 1 else several or f"{what}s")

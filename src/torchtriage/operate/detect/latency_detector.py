@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torchtriage.operate.detect.baseline import DurationLevel, SizeShares
 from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts
-from torchtriage.operate.detect.tails import Cluster, TailCounter
+from torchtriage.operate.detect.tails import TailCounter
 
 __all__ = ["KINDS", "Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
 
@@ -212,7 +212,9 @@ class RequestDetector:
                     if alarm is not None:
                         alarm = alarm._replace(better=mean.mean < -1)  # scales
             if alarm is None and cluster.evidence >= 1:
-                alarm = self._clustered(sample, cluster, scale)
+                times = math.exp(min(cluster.rung * scale, 50.0))
+                text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
+                alarm = self._alarm("tail", sample, cluster.evidence, text)
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
                 alarm = self._alarm("surge", sample, off / self._surge, f"one took {times:.0f} x")
@@ -261,17 +263,11 @@ class RequestDetector:
         alarm = self._alarm("shift", sample, evidence, text, cause)
         return alarm._replace(better=True) if alarm is not None and shift < 0 else alarm
 
-    def _clustered(self, sample: Sample, cluster: Cluster, scale: float) -> Alarm | None:
-        times = math.exp(min(cluster.rung * scale, 50.0))
-        return self._alarm(
-            "tail", sample, cluster.evidence, f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
-        )
-
     def _alarm(self, kind: str, sample: Sample, evidence: float, message: str, cause: str = "") -> Alarm | None:
         """Return the alarm, unless one of its kind is on, or one that tells the same."""
         quiet_until = self._quiet.get(kind, -1)
         if kind in ONE_EVENT and self._row > quiet_until and evidence < OTHER_KIND:
-            others = (self._quiet.get(one, -1) for one in ONE_EVENT if one != kind)
+            others = (self._quiet.get(other, -1) for other in ONE_EVENT if other != kind)
             if any(self._row <= until for until in others):
                 return None
         self._quiet[kind] = self._row + self._clear

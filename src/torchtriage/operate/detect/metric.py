@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 from torchtriage.operate.detect.latency_detector import Alarm, Missing, Sample, Stuck
 from torchtriage.operate.detect.tails import TailCounter
@@ -92,11 +91,7 @@ class _Profile:
 class MetricDetector:
     """Finds readings, up or down, that no simple forecast explains, and clusters of odd ones."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._least = settings.get("least", LEAST)
-        self._rare_days = settings.get("rare_days", RARE_DAYS)
-        self._far = settings.get("far", FAR)
-        self._chance = settings.get("chance", CLUSTER_CHANCE)
+    def __init__(self) -> None:
         self._row = -1
         self._n = 0
         self._first: list[Sample] = []
@@ -139,38 +134,38 @@ class MetricDetector:
         return alarm
 
     def _begin(self, first: list[Sample]) -> None:
-        values = [one.value for one in first]
+        values = [sample.value for sample in first]
         pairs = list(pairwise(first))
         pace_s = max(sorted(b.at_s - a.at_s for a, b in pairs)[len(pairs) // 2], 1.0)
         steps = sorted(abs(a.value - b.value) for a, b in pairs if a.value != b.value)
         # half the least step between readings is what rounding hides
         self._rounding = max(1e-12, steps[0] / 2 if steps else 0.0, 0.01 * abs(sorted(values)[FIRST // 2]))
         self._day = max(24.0, min(DAY_S / pace_s, 2000.0))
-        self._rare = 1 / max(20.0, self._rare_days * DAY_S / pace_s)
+        self._rare = 1 / max(20.0, RARE_DAYS * DAY_S / pace_s)
         memory = 2 * self._day
         self._forecasts = [_Forecast(memory) for _ in range(4)]
         self._profiles = (_Profile(24, HOUR_S / pace_s, 5), _Profile(168, HOUR_S / pace_s, 2))
         self._level = self._last = values[0]
-        self._tails = (TailCounter(self._chance), TailCounter(self._chance))
+        self._tails = (TailCounter(CLUSTER_CHANCE), TailCounter(CLUSTER_CHANCE))
         self._odd = 0.0  # mean error of the readings that are off at all
         self._n_odd = 0
         self._n = 0
-        for one in first:
+        for sample in first:
             self._n += 1
-            self._judge(one)
+            self._judge(sample)
 
     def _judge(self, sample: Sample) -> Alarm | None:
         value = sample.value
         day, week = (profile.forecast(sample.at_s) for profile in self._profiles)
-        said = (self._level, self._last, day, week)
+        predictions = (self._level, self._last, day, week)
         forecasts = self._forecasts
         best, expected = 0, self._level
-        for at, one in enumerate(said):
+        for at, prediction in enumerate(predictions):
             enough = at == 0 or forecasts[at].n >= min(24, self._day)
-            if one is None or not enough:
+            if prediction is None or not enough:
                 continue
             if forecasts[at].error * NEW_FORECAST < forecasts[best].error:
-                best, expected = at, one
+                best, expected = at, prediction
         off = value - expected
         smallest = SMALLEST * max(abs(expected), abs(self._level))
         # a metric that rests at one value most of the time has errors of nothing: what counts
@@ -180,17 +175,17 @@ class MetricDetector:
             self._learn_odd(abs(off))
         level_scale = max(forecasts[0].scale(), self._rounding)
         from_level = value - self._level
-        for at, one in enumerate(said):
-            if one is not None:
-                forecasts[at].learn(value - one, self._rounding)
+        for at, prediction in enumerate(predictions):
+            if prediction is not None:
+                forecasts[at].learn(value - prediction, self._rounding)
         self._learn(sample, 3 * scale, 3 * max(forecasts[0].scale(), self._rounding))
         score = off / scale
         for sign, tail in zip((1, -1), self._tails, strict=True):
             usual = tail.highest(self._rare)
             cluster = tail.update(sign * score)
-            if best == LAST and sign * from_level <= self._far * level_scale:
+            if best == LAST and sign * from_level <= FAR * level_scale:
                 continue
-            limit = max(self._least, BEYOND * usual, smallest / scale)
+            limit = max(LEAST, BEYOND * usual, smallest / scale)
             if sign * score > limit:
                 word = "above" if sign > 0 else "below"
                 text = f"{value:.6g}, {abs(off):.3g} {word} what was expected"

@@ -92,7 +92,7 @@ def read_log(path: str | Path) -> list[RecordedStream]:
 
 def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
     columns = {(column or "").strip().lower(): column for column in rows.fieldnames or ()}
-    value = next((one for one in VALUES if one in columns), None)
+    value = next((column for column in VALUES if column in columns), None)
     if value is None:
         raise SampleError(
             f"expected a column named one of {', '.join(VALUES)}, found " + (", ".join(columns) or "no columns"),
@@ -100,7 +100,7 @@ def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
             hint="give the log a header line",
         )
     stream = RecordedStream(Path(name).stem, is_requests=value != "value")
-    time = next((one for one in TIMES if one in columns), None)
+    time = next((column for column in TIMES if column in columns), None)
 
     def number(row: dict[str, Any], column: str, scale: float = 1.0) -> float | None:
         return _number(row.get(columns[column]), scale) if column in columns else None
@@ -132,7 +132,7 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
         try:
             row = json.loads(line)
             key = (str(row.get("model", "")), str(row.get("version", "")))
-            value = next(one for one in VALUES if one in row)
+            value = next(column for column in VALUES if column in row)
             sample = Sample(
                 math.nan if row.get("nan") else float(row[value]) * VALUES[value],
                 float(row.get("at_s", row.get("t_s", 0.0))),
@@ -150,10 +150,10 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             streams[key] = RecordedStream(title, is_requests=value != "value")
         streams[key].samples.append(sample)
         streams[key].stamps.append(str(sample.at_s))
-    for stream in streams.values():
-        stream.n_skipped = n_skipped
-        break
-    return list(streams.values())
+    read = list(streams.values())
+    if read:
+        read[0].n_skipped = n_skipped
+    return read
 
 
 def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> StreamLabels:
@@ -167,38 +167,35 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
     SampleError
         It is neither.
     """
-    name = str(path)
     try:
         content = json.loads(Path(path).read_bytes())
         if isinstance(content, dict) and "faults" in content:
             faults = tuple(
                 LabelledFault(
-                    str(one.get("kind", "fault")),
-                    int(one["start"]),
-                    int(one["end"]),
-                    bool(one.get("benign")),
-                    _detail(one),
+                    str(fault.get("kind", "fault")),
+                    int(fault["start"]),
+                    int(fault["end"]),
+                    bool(fault.get("benign")),
+                    ", ".join(
+                        f"{name} {fault[name]:g}"
+                        for name in ("factor", "p", "every")
+                        if isinstance(fault.get(name), int | float)
+                    ),
                 )
-                for one in content["faults"]
+                for fault in content["faults"]
             )
             ambient = tuple((int(a), int(b)) for a, b in content.get("ambient", ()))
             return StreamLabels(faults, ambient)
         ending = "/".join(Path(log).parts[-2:])
-        windows = next(
-            (
-                content[one]
-                for one in (ending, Path(log).name, Path(log).stem)
-                if isinstance(content, dict) and one in content
-            ),
-            None,
-        )
+        names = (ending, Path(log).name, Path(log).stem) if isinstance(content, dict) else ()
+        windows = next((content[name] for name in names if name in content), None)
         if windows is None:
             return StreamLabels()
         return StreamLabels(tuple(_window(stream, str(a), str(b)) for a, b in windows))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SampleError(
             f"expected labels, found {type(error).__name__}: {error}",
-            where=name,
+            where=str(path),
             hint='{"faults": [{"kind": "shift", "start": 1000, "end": 1400}]}, in rows from 0',
         ) from error
 
@@ -213,12 +210,6 @@ def labelled_rows(stream: RecordedStream) -> StreamLabels:
             faults.append(LabelledFault("label", start, at))
             start = None
     return StreamLabels(tuple(faults))
-
-
-def _detail(fault: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {fault[name]:g}" for name in ("factor", "p", "every") if isinstance(fault.get(name), int | float)
-    )
 
 
 def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:

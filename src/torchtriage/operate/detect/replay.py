@@ -11,7 +11,7 @@ from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import RecordedStream, StreamLabels, labelled_rows, read_labels, read_log
 from torchtriage.operate.detect.score import DetectionScore, Scoring, score
 
-__all__ = ["SCHEMA", "StreamReplay", "alarms", "document", "replay"]
+__all__ = ["SCHEMA", "StreamReplay", "document", "replay"]
 
 SCHEMA = "torchtriage-monitor-replay/1"
 
@@ -26,11 +26,6 @@ class StreamReplay:
     score: DetectionScore | None
     on: tuple[tuple[int, int], ...] = ()
     """Rows ``[start, end)`` during which something alarmed."""
-
-
-def alarms(stream: RecordedStream) -> tuple[Alarm, ...]:
-    """Return the alarms of the default detector, which saw each value before the next."""
-    return _run(stream)[0]
 
 
 def _run(stream: RecordedStream) -> tuple[tuple[Alarm, ...], tuple[tuple[int, int], ...]]:
@@ -85,37 +80,36 @@ def _labels(stream: RecordedStream, log: str | Path, labels: str | Path | None) 
 
 def document(streams: list[StreamReplay]) -> dict[str, Any]:
     """Return everything as JSON's types."""
+    scores = [replayed.score for replayed in streams if replayed.score is not None]
     return {
         "schema": SCHEMA,
         "streams": [
             {
-                "log": one.log,
-                "stream": one.stream.name,
-                "kind": "requests" if one.stream.is_requests else "metric",
-                "n_values": len(one.stream.samples),
-                "n_skipped": one.stream.n_skipped,
-                "alarms": [alarm._asdict() for alarm in one.alarms],
-                "score": None if one.score is None else _score(one.score),
+                "log": replayed.log,
+                "stream": replayed.stream.name,
+                "kind": "requests" if replayed.stream.is_requests else "metric",
+                "n_values": len(replayed.stream.samples),
+                "n_skipped": replayed.stream.n_skipped,
+                "alarms": [alarm._asdict() for alarm in replayed.alarms],
+                "score": None if replayed.score is None else _score(replayed.score),
             }
-            for one in streams
+            for replayed in streams
         ],
-        "total": _score(DetectionScore.of(one.score for one in streams if one.score is not None))
-        if any(one.score is not None for one in streams)
-        else None,
+        "total": _score(DetectionScore.of(scores)) if scores else None,
     }
 
 
-def _score(one: DetectionScore) -> dict[str, Any]:
+def _score(score: DetectionScore) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return value if value == value else None  # NaN is not JSON
 
     return {
-        "recall": number(one.recall),
-        "false_alarms_per_10k": number(one.per_10k),
-        "chance_recall": number(one.chance()),
-        "nab_score": number(one.nab_score),
-        "n_clean": one.n_clean,
-        "false_alarms": list(one.false_alarms),
-        "benign_alarms": list(one.benign_alarms),
-        "faults": [asdict(found) for found in one.found],
+        "recall": number(score.recall),
+        "false_alarms_per_10k": number(score.per_10k),
+        "chance_recall": number(score.chance()),
+        "nab_score": number(score.nab_score),
+        "n_clean": score.n_clean,
+        "false_alarms": list(score.false_alarms),
+        "benign_alarms": list(score.benign_alarms),
+        "faults": [asdict(found) for found in score.found],
     }

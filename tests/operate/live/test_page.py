@@ -23,8 +23,7 @@ from torchtriage.operate.live import LivePage
 from torchtriage.operate.live import page as live_page
 from torchtriage.operate.live.events import LONGEST
 from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
-from torchtriage.operate.live.page import MAX_LISTENERS, MAX_WATCHED
-from torchtriage.operate.live.sse_feed import KEPT, EventFeed
+from torchtriage.operate.live.page import KEPT, MAX_LISTENERS, MAX_WATCHED, EventFeed
 from torchtriage.operate.monitor import Alert, Monitor
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.listener import Handler

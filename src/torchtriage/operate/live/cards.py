@@ -43,7 +43,7 @@ class LadderCard:
             entries.append(entry)
         if entries:
             self._last = entries[0]
-        return [self._told(entry) for entry in reversed(entries)]
+        return [self._event(entry) for entry in reversed(entries)]
 
     def state(self) -> dict[str, Any]:
         """Return what the page draws, as JSON's types."""
@@ -53,7 +53,7 @@ class LadderCard:
             mode["why"] = cut(mode["why"])
         return status | {"changes": list(self._changes)}
 
-    def _told(self, entry: LadderEntry) -> PageEvent:
+    def _event(self, entry: LadderEntry) -> PageEvent:
         moved = entry.kind in ("switch", "would switch", "hold", "release")
         tone: Tone = "plain"
         if moved and entry.before != entry.after:
@@ -80,7 +80,7 @@ class RolloutCard:
             self._changes.append((round(at_s, 3), now.share))
         if before is not None and before.epoch == now.epoch:
             return []
-        return [self._told(before, now)]
+        return [self._event(before, now)]
 
     def state(self) -> dict[str, Any]:
         """Return what the page draws, as JSON's types."""
@@ -98,7 +98,7 @@ class RolloutCard:
             "changes": list(self._changes),
         }
 
-    def _told(self, before: RolloutState | None, now: RolloutState) -> PageEvent:
+    def _event(self, before: RolloutState | None, now: RolloutState) -> PageEvent:
         name, candidate = self.name, self._rollout.plan.candidate
         if now.status == "rolled back":
             return PageEvent("rollout", name, "rolled back", cut(now.waiting), "bad")

@@ -26,5 +26,5 @@ class PageEvent(NamedTuple):
 
 def cut(text: str) -> str:
     """Return a text as it is shown."""
-    shown = visible(text)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    display = visible(text)
+    return display if len(display) <= LONGEST else f"{display[: LONGEST - 1]}…"

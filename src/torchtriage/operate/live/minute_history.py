@@ -41,7 +41,7 @@ class MinuteHistory:
         key = (model, version)
         aggregate = self._open.get(key)
         if aggregate is None:
-            if len(self._open.keys() | self._points.keys()) >= MAX_MODELS and (key not in self._points):
+            if len(self._open.keys() | self._points.keys()) >= MAX_MODELS and key not in self._points:
                 self.n_not_shown += len(rows)
                 return
             aggregate = self._open[key] = Aggregate()
@@ -53,18 +53,17 @@ class MinuteHistory:
         self._since_s = at_s
         ended, self._open = self._open, {}
         for key, aggregate in ended.items():
-            kept = self._points.setdefault(key, deque())
-            kept.append(_point(aggregate, at_s, span_s))
-        for key, kept in list(self._points.items()):
-            while kept and kept[0]["at_s"] < at_s - KEPT_S:
-                kept.popleft()
-            if not kept:
+            self._points.setdefault(key, deque()).append(_point(aggregate, at_s, span_s))
+        for key, points in list(self._points.items()):
+            while points and points[0]["at_s"] < at_s - KEPT_S:
+                points.popleft()
+            if not points:
                 del self._points[key]
         return [_model(key, [self._points[key][-1]]) for key in sorted(ended)]
 
     def models(self) -> list[dict[str, Any]]:
         """Return all models with all their points."""
-        return [_model(key, list(kept)) for key, kept in sorted(self._points.items())]
+        return [_model(key, list(points)) for key, points in sorted(self._points.items())]
 
 
 def _model(key: Key, points: list[Point]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from torchtriage.core.process import rss_bytes
 from torchtriage.core.version import __version__
 from torchtriage.operate.live.events import PageEvent, cut
 from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
-from torchtriage.operate.live.sse_feed import EventFeed
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.listener import Handler, Listener, check_host, is_loopback
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torchtriage.operate.monitor.monitor import Monitor
     from torchtriage.operate.rollout import Rollout
 
-__all__ = ["LivePage"]
+__all__ = ["EventFeed", "LivePage"]
 
 HEARTBEAT_S = 10.0
 LOOK_S = 0.1
@@ -47,6 +46,8 @@ POINT_S = 1.0
 MAX_LISTENERS = 16
 """Streams at a time; further ones are refused, and counted."""
 MAX_CONNECTIONS = 32
+KEPT = 64
+"""Messages a listener may be behind before it has to begin again."""
 MAX_TOLD = 200
 """Things that happened, the newest of which are kept."""
 MAX_WATCHED = 8
@@ -169,7 +170,12 @@ class LivePage:
         if forked:
             return
         self._monitor = monitor
-        self._page = self._render()
+        script, style = template("live.js"), template("page.css") + template("live.css")
+        self._policy = policy(style, script, connect="'self'") + "; frame-ancestors 'none'"
+        self._key = secrets.token_urlsafe()
+        data = {"key": self._key, "buttons": list(self._buttons), "keptS": KEPT_S}
+        parts = {"version": __version__, "style": style, "script": script, "data": as_data(data)}
+        self._page = filled("live.html", parts).encode()
         self._listener = Listener(
             (self._host, self.port),
             self._get,
@@ -223,9 +229,9 @@ class LivePage:
         with self._lock:
             at_s = self._now()
             watched: list[LadderCard | RolloutCard] = [*self._ladders.values(), *self._rollouts.values()]
-            for one in watched:
-                for told in one.look(at_s):
-                    self._tell(told)
+            for card in watched:
+                for event in card.look(at_s):
+                    self._tell(event)
             if measured is not None:
                 self._memory.append(measured["memory"] | {"at_s": round(at_s, 3)})
                 self._in_flight = measured["in_flight"]
@@ -257,8 +263,8 @@ class LivePage:
         return {
             "at_s": round(at_s, 3),
             "in_flight": self._in_flight,
-            "ladders": [one.state() for one in self._ladders.values()],
-            "rollouts": [one.state() for one in self._rollouts.values()],
+            "ladders": [card.state() for card in self._ladders.values()],
+            "rollouts": [card.state() for card in self._rollouts.values()],
             "n_not_shown": self._history.n_not_shown,
             "n_listeners": self._n_listeners,
             "n_refused": self.n_refused,
@@ -276,9 +282,9 @@ class LivePage:
             n = self._feed.n
         return n, _event("all", everything)
 
-    def _tell(self, told: PageEvent) -> None:
+    def _tell(self, event: PageEvent) -> None:
         self._n_told += 1
-        entry = told._asdict() | {"id": self._n_told, "at_s": round(self._now(), 3)}
+        entry = event._asdict() | {"id": self._n_told, "at_s": round(self._now(), 3)}
         self._told.append(entry)
         self._new = [*self._new, entry][-MAX_TOLD:]
 
@@ -286,14 +292,6 @@ class LivePage:
         return time.monotonic() - self._start_s
 
     # -- the listener's threads ------------------------------------------------------------
-
-    def _render(self) -> bytes:
-        script, style = template("live.js"), template("page.css") + template("live.css")
-        self._policy = policy(style, script, connect="'self'") + "; frame-ancestors 'none'"
-        self._key = secrets.token_urlsafe()
-        data = {"key": self._key, "buttons": list(self._buttons), "keptS": KEPT_S}
-        parts = {"version": __version__, "style": style, "script": script, "data": as_data(data)}
-        return filled("live.html", parts).encode()
 
     def _get(self, client: Handler) -> None:
         path = urlsplit(client.path).path
@@ -364,12 +362,48 @@ class LivePage:
         client.answer(status, f"{why}\n".encode(), "text/plain", {**HEADERS, **headers})
 
 
-def _keep(watched: dict[str, Any], name: str, one: object) -> None:
+def _keep(watched: dict[str, Any], name: str, card: object) -> None:
     watched.pop(name, None)
-    watched[name] = one
+    watched[name] = card
     if len(watched) > MAX_WATCHED:
         del watched[next(iter(watched))]
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: {as_data(data)}\n\n".encode()
+
+
+class EventFeed:
+    """Messages by number, each stored once for all listeners. Writers never wait for readers."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._messages: deque[bytes] = deque(maxlen=KEPT)
+        self.n = 0
+        """Messages so far."""
+        self.ended = False
+
+    def put(self, message: bytes) -> None:
+        """Send a message to whoever listens."""
+        with self._changed:
+            self._messages.append(message)
+            self.n += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let all listeners go."""
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
+    def after(self, n: int, timeout_s: float) -> list[bytes] | None:
+        """Return the messages from number ``n`` on, waiting for the first of them.
+
+        None once the feed has ended, or where the first is no longer kept.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.n > n or self.ended, timeout_s)
+            behind = self.n - n
+            if self.ended or behind > len(self._messages):
+                return None
+            return list(self._messages)[len(self._messages) - behind :]

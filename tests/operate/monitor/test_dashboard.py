@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from torchtriage.cli.main import cli
 from torchtriage.operate.monitor.dashboard import DASHBOARD, dashboard
-from torchtriage.operate.monitor.metrics import METRICS
-from torchtriage.operate.monitor.promql import metrics_of
+from torchtriage.operate.monitor.metrics import METRICS, metrics_of
 from torchtriage.operate.monitor.rules import ALERTS, RECORDED, rules
 
 # A monitored service with all that can be told. Where torch is not, what stands for it is put where

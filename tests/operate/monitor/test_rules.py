@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from torchtriage.cli.main import cli
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.monitor.promql import expand, metrics_of
+from torchtriage.operate.monitor.metrics import expand, metrics_of
 from torchtriage.operate.monitor.rules import RECORDED, alerts, rules
 
 LATENCY = {"": 0.2, "slow": 2.0}

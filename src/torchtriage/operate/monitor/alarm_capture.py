@@ -113,7 +113,8 @@ class AlarmCapture:
             self._rings = rings
             self._recorder.trigger()
             for ring in rings:
-                _watch(ring, self)
+                _armed[id(ring)] = self
+                ring.__class__ = _RecordedRing
         finally:
             self._lock.release()
 
@@ -143,7 +144,8 @@ class AlarmCapture:
     def _disarm(self) -> None:
         self._alert = None
         for ring in self._rings:
-            _leave(ring)
+            ring.__class__ = Ring
+            _armed.pop(id(ring), None)
         self._rings = []
 
     # -- in a request's thread -------------------------------------------------------------
@@ -231,16 +233,16 @@ class AlarmCapture:
             if hasattr(os, "setpriority"):
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, 19)
-            out, said = child.communicate(timeout=JUDGE_S)
+            output, errors = child.communicate(timeout=JUDGE_S)
         finally:
             if child.poll() is None:
                 child.kill()
                 child.communicate()
             self._child = None
         if child.returncode not in (0, 1):
-            raise RuntimeError(said.decode("utf-8", "replace").strip()[-MAX_TEXT:])
-        found: list[dict[str, Any]] = json.loads(out)["runs"][0]["results"]
-        return tuple(f"{one['ruleId']} {one['message']['text']}"[:MAX_TEXT] for one in found[:N_FINDINGS])
+            raise RuntimeError(errors.decode("utf-8", "replace").strip()[-MAX_TEXT:])
+        findings: list[dict[str, Any]] = json.loads(output)["runs"][0]["results"]
+        return tuple(f"{row['ruleId']} {row['message']['text']}"[:MAX_TEXT] for row in findings[:N_FINDINGS])
 
     def close(self) -> None:
         """Stop; what is being judged is given up."""
@@ -286,13 +288,3 @@ class _RecordedRing(Ring):
 
 _begun: Any = vars(Ring)["begun"]
 _armed: dict[int, AlarmCapture] = {}
-
-
-def _watch(ring: Ring, armed: AlarmCapture) -> None:
-    _armed[id(ring)] = armed
-    ring.__class__ = _RecordedRing
-
-
-def _leave(ring: Ring) -> None:
-    ring.__class__ = Ring
-    _armed.pop(id(ring), None)

@@ -22,32 +22,34 @@ SURE = 0.8
 
 @dataclass(frozen=True)
 class AlertCode:
-    """The identity of a cause, its fix and its page."""
+    """The identity of a cause, its fix and what its page says."""
 
     cause: Cause
     code: str
     name: str
     title: str
     fix: Fix
-    page: str
+    looks: str
+    slow: str
+    leave: str
 
+    @property
+    def page(self) -> str:
+        """Its page in the catalogue."""
+        return f"""{self.title}.
 
-def _code(cause: Cause, code: str, name: str, title: str, fix: Fix, *, looks: str, slow: str, leave: str) -> AlertCode:
-    page = f"""{title}.
-
-Looks like: {looks}
-Slow because: {slow}
+Looks like: {self.looks}
+Slow because: {self.slow}
 Cost: ``excess_s`` in the evidence, what the requests took beyond what was expected of them.
-Fix: {fix.text}
-Leave it when: {leave}
+Fix: {self.fix.text}
+Leave it when: {self.leave}
 Source: requests observed while the service runs; see ``docs/detection.md`` for how often the cause
     is right.
 """
-    return AlertCode(cause, code, name, title, fix, page)
 
 
 _EACH = (
-    _code(
+    AlertCode(
         "version change",
         "LIV001",
         "version-change",
@@ -58,7 +60,7 @@ _EACH = (
         slow="the new code or weights do more, or fail.",
         leave="the change was intended: it is the new normal after 250 requests.",
     ),
-    _code(
+    AlertCode(
         "input mix",
         "LIV002",
         "input-mix",
@@ -69,7 +71,7 @@ _EACH = (
         slow="larger inputs are more work, and new ones may be compiled for.",
         leave="the change of traffic is known.",
     ),
-    _code(
+    AlertCode(
         "host contention",
         "LIV003",
         "host-contention",
@@ -80,7 +82,7 @@ _EACH = (
         slow="a thread that waits does nothing.",
         leave="the other processes are short and known.",
     ),
-    _code(
+    AlertCode(
         "GC",
         "LIV004",
         "gc-pauses",
@@ -94,7 +96,7 @@ _EACH = (
         slow="a collection of the oldest generation walks over all objects, with the interpreter's lock held.",
         leave="they come between requests only.",
     ),
-    _code(
+    AlertCode(
         "recompile",
         "LIV005",
         "compiling-under-load",
@@ -107,7 +109,7 @@ _EACH = (
         slow="compiling takes seconds, and the request waits for it.",
         leave="it was the first call after a deployment.",
     ),
-    _code(
+    AlertCode(
         "errors",
         "LIV006",
         "failing-requests",
@@ -117,7 +119,7 @@ _EACH = (
         slow="it is not slow; it is wrong.",
         leave="callers ask for what cannot be answered.",
     ),
-    _code(
+    AlertCode(
         "stale metric",
         "LIV007",
         "stale-metric",
@@ -127,7 +129,7 @@ _EACH = (
         slow="it is not slow; its state is no longer known.",
         leave="the value is constant by its nature.",
     ),
-    _code(
+    AlertCode(
         "unknown",
         "LIV008",
         "unexplained-change",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from torchtriage.operate.monitor.metrics import Metric
-from torchtriage.operate.monitor.promql import expand, metrics_of
+from torchtriage.operate.monitor.metrics import Metric, expand, metrics_of
 
 __all__ = ["DASHBOARD", "Panel", "dashboard"]
 
@@ -198,7 +197,7 @@ def dashboard() -> str:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": _variables()},
+        "templating": {"list": [DATASOURCE, *(_variable(name, expand(query)) for name, query in VARIABLES.items())]},
         "annotations": {"list": []},
         "panels": panels,
     }
@@ -207,13 +206,16 @@ def dashboard() -> str:
 
 def _panel(panel: Panel) -> dict[str, Any]:
     helps = dict.fromkeys(metric.help for query, _ in panel.queries for metric in metrics_of(query))
-    heatmap = panel.kind == "heatmap"
+    field: dict[str, Any] = {"unit": panel.unit}
+    if panel.kind == "timeseries":
+        custom = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"}
+        field |= {"min": 0, "custom": custom}
     return {
         "type": panel.kind,
         "title": panel.title,
         "description": " ".join(helps),
         "datasource": SOURCE,
-        "fieldConfig": {"defaults": _field(panel), "overrides": []},
+        "fieldConfig": {"defaults": field, "overrides": []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
@@ -222,19 +224,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 "editorMode": "code",
                 "expr": expand(query, _matchers),
                 "legendFormat": legend,
-                "format": "heatmap" if heatmap else "time_series",
+                "format": "heatmap" if panel.kind == "heatmap" else "time_series",
                 "range": True,
             }
             for at, (query, legend) in enumerate(panel.queries)
         ],
     }
-
-
-def _field(panel: Panel) -> dict[str, Any]:
-    if panel.kind != "timeseries":
-        return {"unit": panel.unit}
-    custom = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"}
-    return {"unit": panel.unit, "min": 0, "custom": custom}
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -265,7 +260,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 VARIABLES = {
     "instance": "label_values(@monitor_pending, instance)",
     "model": 'label_values(@inference_in_flight{instance=~"$instance"}, model)',
-    "version": ('label_values(@inference_in_flight{instance=~"$instance",model=~"$model"}, version)'),
+    "version": 'label_values(@inference_in_flight{instance=~"$instance",model=~"$model"}, version)',
 }
 
 
@@ -274,19 +269,17 @@ def _matchers(metric: Metric) -> str:
     return ",".join(f'{name}=~"${name}"' for name in names)
 
 
-def _variables() -> list[dict[str, Any]]:
-    source = {
-        "name": "datasource",
-        "label": "Data source",
-        "type": "datasource",
-        "query": "prometheus",
-        "refresh": 1,
-        "includeAll": False,
-        "multi": False,
-        "options": [],
-        "current": {},
-    }
-    return [source, *(_variable(name, expand(query)) for name, query in VARIABLES.items())]
+DATASOURCE = {
+    "name": "datasource",
+    "label": "Data source",
+    "type": "datasource",
+    "query": "prometheus",
+    "refresh": 1,
+    "includeAll": False,
+    "multi": False,
+    "options": [],
+    "current": {},
+}
 
 
 def _variable(name: str, query: str) -> dict[str, Any]:

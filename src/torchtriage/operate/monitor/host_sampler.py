@@ -180,7 +180,7 @@ class HostSampler:
     def host(self, start_ns: int, end_ns: int | None = None) -> HostUsage | None:
         """Return what the machine did between the samples around a stretch; None: too few."""
         moments = list(self.moments)
-        times = [one.at_ns for one in moments]
+        times = [moment.at_ns for moment in moments]
         first = max(bisect_right(times, start_ns) - 1, 0)
         last = len(moments) - 1 if end_ns is None else bisect_right(times, end_ns) - 1
         return _between(moments[first], moments[last]) if last > first else None

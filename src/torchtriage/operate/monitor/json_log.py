@@ -7,7 +7,7 @@ import os
 import random
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -61,15 +61,23 @@ class JsonLog(BatchSink):
         status = {STATUS[name]: int(value) for name, _, value in process_metrics.read() if name in STATUS}
         lines = []
         for record in records:
-            fields = {name: _short(value) for name, value in msgspec.to_builtins(record).items()} | status
+            fields = {
+                name: value[:MAX_FIELD] if isinstance(value, str) else value
+                for name, value in msgspec.to_builtins(record).items()
+            }
             level = "warning" if record.error or record.nan else "info"
-            lines.append(json.dumps({**fields, "event": "request", "level": level}) + "\n")
+            lines.append(json.dumps({**fields, **status, "event": "request", "level": level}) + "\n")
         self._write("".join(lines).encode())
 
     def _write(self, data: bytes) -> None:
         """Append all or nothing: half a batch would come twice when it is tried again."""
-        if self._file is not None and self._was_moved(self._file):
-            self.release()
+        if self._file is not None:
+            try:
+                moved = not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+            except FileNotFoundError:
+                moved = True
+            if moved:
+                self.release()
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
@@ -84,12 +92,6 @@ class JsonLog(BatchSink):
             if written:
                 self._file.truncate(size)
             raise
-
-    def _was_moved(self, file: FileIO) -> bool:
-        try:
-            return not os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-        except FileNotFoundError:
-            return True
 
     def _rotate(self) -> None:
         """Rename the file to ``.1``, that to ``.2``; the oldest goes."""
@@ -106,7 +108,3 @@ class JsonLog(BatchSink):
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-
-def _short(value: Any) -> Any:
-    return value[:MAX_FIELD] if isinstance(value, str) else value

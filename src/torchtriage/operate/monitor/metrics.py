@@ -6,13 +6,14 @@ Dashboards, rules and documentation are made from :data:`METRICS`, so that they 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from torchtriage.operate.monitor.aggregate import BOUNDS_S
 
-__all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined"]
+__all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined", "expand", "metrics_of"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -174,3 +175,43 @@ def _labels(pairs: dict[str, str]) -> str:
 def _number(value: float) -> str:
     # 15 digits: a rate is the difference of two sums, which may be those of weeks
     return repr(value) if isinstance(value, int) else f"{value:.15g}"
+
+
+# -- PromQL that can only name metrics that exist ---------------------------------------------------
+
+NAME = re.compile(r"@([a-z_]+)(?:\{([^{}]*)\})?")
+PARTS = ("_bucket", "_count", "_sum")
+"""What a histogram's series are called."""
+
+
+def expand(query: str, matchers: Callable[[Metric], str] = lambda metric: "") -> str:
+    """Return the query with full names for ``@name``; ``matchers`` gives what to ask for beside what is asked.
+
+    >>> expand("sum(rate(@alarms_total[5m]))")
+    'sum(rate(torchtriage_alarms_total[5m]))'
+
+    Raises
+    ------
+    KeyError
+        It names no metric.
+    """
+
+    def spell(match: re.Match[str]) -> str:
+        metric, part = _queried(match[1])
+        inside = ",".join(filter(None, (match[2], matchers(metric))))
+        return f"{metric.name}{part}" + (f"{{{inside}}}" if inside else "")
+
+    return NAME.sub(spell, query)
+
+
+def metrics_of(query: str) -> list[Metric]:
+    """Return the metrics that a query names, each once, as they come."""
+    return list(dict.fromkeys(_queried(match[1])[0] for match in NAME.finditer(query)))
+
+
+def _queried(name: str) -> tuple[Metric, str]:
+    for part in PARTS:
+        whole = METRICS.get(name.removesuffix(part))
+        if name.endswith(part) and whole is not None and whole.kind == "histogram":
+            return whole, part
+    return METRICS[name], ""

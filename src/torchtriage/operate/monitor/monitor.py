@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,7 +75,7 @@ class MonitorSnapshot:
     """Distinct sizes seen, up to a bound."""
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Observes models and hands finished requests to ``sinks``, off the request path.
 
     Everything slow happens in one daemon thread, which starts with the first request's model and,
@@ -138,7 +139,9 @@ class Monitor:
                 name, version = OTHER, ""
             if (name, version) in self._models:
                 return self._models[name, version]
-            model = self._models[name, version] = Model(name, version, self._add_ring, Aggregate())
+            model = self._models[name, version] = Model(
+                name, version, lambda *pair: self._new_rings.append(pair), Aggregate()
+            )
         self._start()
         return model
 
@@ -146,9 +149,6 @@ class Monitor:
         """Return the queues of the threads that serve a model."""
         with self._lock:
             return [ring for owner, ring in self._all_rings() if owner is model]
-
-    def _add_ring(self, model: Model, ring: Ring) -> None:
-        self._new_rings.append((model, ring))
 
     # -- the monitor's thread --------------------------------------------------------------
 
@@ -282,10 +282,6 @@ class Monitor:
                 self.n_sink_failures += 1
         if self._models:
             self._start()
-
-    def __enter__(self) -> Monitor:
-        """Return the monitor, which the end of the block closes."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close."""

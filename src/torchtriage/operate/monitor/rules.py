@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.monitor.promql import expand
+from torchtriage.operate.monitor.metrics import expand
 
 __all__ = ["ALERTS", "RECORDED", "AlertRule", "alerts", "rules"]
 
@@ -41,7 +41,7 @@ RECORDED = {
 
 @dataclass(frozen=True)
 class AlertRule:
-    """An alert; ``wait`` is how long it must hold before anybody is told."""
+    """An alert; ``wait`` is how long it must hold before it is sent."""
 
     name: str
     query: str
@@ -225,7 +225,7 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
     """
     if not 0 < errors < 1:
         raise UsageError(f"expected a share of errors between 0 and 1, found {errors:g}")
-    found = [
+    chosen = [
         AlertRule(
             "TorchtriageErrors",
             f"{ERROR_RATIO} > {errors:g}",
@@ -238,7 +238,7 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
         )
     ]
     if latency:
-        found.append(
+        chosen.append(
             AlertRule(
                 "TorchtriageLatency",
                 _too_slow(latency),
@@ -250,7 +250,7 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
                 " (docs/recording.md).",
             )
         )
-    return [*found, *ALERTS]
+    return [*chosen, *ALERTS]
 
 
 def _too_slow(latency: Mapping[str, float]) -> str:
@@ -261,7 +261,7 @@ def _too_slow(latency: Mapping[str, float]) -> str:
             raise UsageError(f"expected seconds above 0, found {seconds:g}")
         asked = [f"model={json.dumps(model)}"]
         if not model:
-            asked = [f"model!={json.dumps(one)}" for one in named]
+            asked = [f"model!={json.dumps(name)}" for name in named]
         parts.append(f"{LATENCY}:p99_5m{{{','.join(asked)}}} > {seconds:.15g}")
     return " or ".join(parts)
 
@@ -270,21 +270,17 @@ def rules(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> s
     """Return the rules' file as YAML; parameters and errors as of :func:`alerts`."""
     lines = ["groups:", "  - name: torchtriage", "    rules:"]
     for name, query in RECORDED.items():
-        lines += [f"      - record: {name}", f"        expr: {_text(expand(query))}"]
-    for one in alerts(errors, latency):
+        lines += [f"      - record: {name}", f"        expr: {json.dumps(expand(query))}"]
+    for alert in alerts(errors, latency):
         lines += [
-            f"      - alert: {one.name}",
-            f"        expr: {_text(expand(one.query))}",
-            f"        for: {one.wait}",
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(expand(alert.query))}",
+            f"        for: {alert.wait}",
             "        labels:",
-            f"          severity: {one.severity}",
+            f"          severity: {alert.severity}",
             "        annotations:",
-            f"          summary: {_text(one.summary)}",
-            f"          description: {_text(one.description)}",
-            f"          runbook: {_text(DOCS)}",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          description: {json.dumps(alert.description)}",
+            f"          runbook: {json.dumps(DOCS)}",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["LONGEST", "WIDTH", "elide", "mask_secrets", "short_name", "visible"]
+__all__ = ["LONGEST", "WIDTH", "elide", "file_name", "mask_secrets", "short_name", "visible"]
 
 WIDTH = 60
 """Columns a short name may take."""
@@ -61,6 +61,11 @@ _IDENTIFIER = re.compile(r"(?<![\w:])(?:~?\w+::)*~?([A-Za-z_]\w*)")
 # What follows only says how the tile is scheduled.
 _GEMM_TAIL = re.compile(r"_(warpgroupsize|warpsize|stage\d|execute_)\w*$")
 _TENSILE_TILE = re.compile(r"_(MT\d+x\d+x\d+)")
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path: reports get shared, folders of a machine should not."""
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
 
 
 def visible(text: str) -> str:

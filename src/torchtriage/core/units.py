@@ -13,6 +13,7 @@ __all__ = [
     "format_count",
     "format_ms",
     "format_ns",
+    "format_range",
     "format_share",
     "ms",
 ]
@@ -49,6 +50,16 @@ def format_change_ns(value_ns: float) -> str:
     """Return a change with its sign: ``-30.6 ms``, ``+1.16 ms``, ``0 ns``."""
     text = format_ns(value_ns)
     return f"+{text}" if value_ns > 0 else text if value_ns < 0 else "0 ns"
+
+
+def format_range(low: str, high: str, *, from_zero: bool) -> str:
+    """Return ``19-25 %`` for two formatted numbers; ``up to 25 %`` when nothing is promised."""
+    if low == high:
+        return high
+    if from_zero:
+        return f"up to {high}"
+    number, _, unit = low.rpartition(" ")
+    return f"{number if unit == high.rpartition(' ')[2] else low}-{high}"
 
 
 def format_both_ns(one_ns: float, other_ns: float) -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchtriage.core.names import visible
+from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.diagnose.runs.result import CompileEvent, Recorded, WatchedMemory
 
@@ -20,7 +20,7 @@ def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
     ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
     rows = [("ran", f"{visible(recorded.command)}{ended}")] if recorded.command else []
     if recorded.loop:
-        where = f", {_user_file(recorded.file)}:{recorded.line}" if recorded.file else ""
+        where = f", {visible(file_name(recorded.file))}:{recorded.line}" if recorded.file else ""
         function = f" in {visible(recorded.function)}" if recorded.function else ""
         seen = format_count(recorded.n_steps, "step")
         rows.append(("loop", f"{visible(recorded.loop)}{where}{function}; {seen} seen"))
@@ -96,7 +96,7 @@ def compiled(recorded: Recorded | None) -> tuple[tuple[str, str], ...]:
 
 def _compile_event(one: CompileEvent) -> str:
     times = f", {one.count}x" if one.count > 1 else ""
-    at = f" at {_user_file(one.frame.file)}:{one.frame.line}" if one.frame else ""
+    at = f" at {visible(file_name(one.frame.file))}:{one.frame.line}" if one.frame else ""
     of = f" in {one.function}" if one.function else ""
     parts = [f"{one.what}{at}{of}{times}"]
     if one.total_ms:
@@ -110,10 +110,6 @@ def _compile_event(one: CompileEvent) -> str:
     elif one.kind == "graph break":
         parts.append("not in the recorded steps")
     return f"{'; '.join(parts)}. {one.fix.text}"
-
-
-def _user_file(path: str) -> str:
-    return visible(path.rpartition("/")[2])
 
 
 def _signed(ratio: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torchtriage.core.finding import Cost, Finding, Frame, NotChecked, Place, Quote
 from torchtriage.core.names import WIDTH, elide, short_name, visible
-from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_share
+from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_range, format_share
 from torchtriage.diagnose.ranks.result import JobResult, RankSummary
 from torchtriage.diagnose.verdict.result import Answer, PathSummary, Replay, Result, Summary, Suspicion, TraceFacts
 
@@ -72,23 +72,14 @@ def event_name(name: str) -> str:
 def saving(cost: Cost) -> str:
     """Return ``9.10-11.9 ms of 48.2 ms per step (19-25 %)``."""
     per = "per step" if cost.per == "step" else "in the window"
-    amount = _range(format_ms(cost.low_ms), format_ms(cost.high_ms), cost.low_ms <= 0)
+    amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
     return f"{amount} of {format_ms(cost.of_ms)} {per} ({saving_share(cost)})"
 
 
 def saving_share(cost: Cost) -> str:
     """Return ``19-25 %`` of the step or window, ``up to 31 %`` when nothing is promised."""
     low, high = format_share(cost.share_low), format_share(cost.share_high)
-    return _range(low, high, cost.share_low <= 0)
-
-
-def _range(low: str, high: str, from_zero: bool) -> str:
-    if low == high:
-        return high
-    if from_zero:
-        return f"up to {high}"
-    low_number, _, low_unit = low.rpartition(" ")
-    return f"{low_number if low_unit == high.rpartition(' ')[2] else low}-{high}"
+    return format_range(low, high, from_zero=cost.share_low <= 0)
 
 
 def rank_spread(finding: Finding) -> str:
@@ -100,7 +91,7 @@ def rank_spread(finding: Finding) -> str:
     text = f"{spread.n_with} of {format_count(spread.n_ranks, 'rank')}{which}"
     if spread.n_with < 2 or not spread.high_ms:
         return text
-    amount = _range(format_ms(spread.low_ms), format_ms(spread.high_ms), spread.low_ms <= 0)
+    amount = format_range(format_ms(spread.low_ms), format_ms(spread.high_ms), from_zero=spread.low_ms <= 0)
     return f"{text}, {amount} {'per step ' if finding.cost and finding.cost.per == 'step' else ''}each"
 
 
@@ -168,7 +159,7 @@ def answer(one: Answer) -> str:
     change = f"{format_ms(one.after_ms)} {per} instead of {format_ms(one.of_ms)}"
     ends = sorted((abs(one.low_ms), abs(one.high_ms)))
     of = max(one.of_ms, 1e-9)
-    share = _range(format_share(ends[0] / of), format_share(ends[1] / of), ends[0] <= 0)
+    share = format_range(format_share(ends[0] / of), format_share(ends[1] / of), from_zero=ends[0] <= 0)
     verb = "saves" if one.saving_ms >= 0 else "costs"
     text = f"{change}: {verb} {format_ms(abs(one.saving_ms))} ({share})"
     if one.naive_ms is not None and one.naive_ms > 2 * max(one.saving_ms, 0) and share != "0 %":

@@ -343,7 +343,7 @@ def test_joint_cost_is_none_without_lost_time(install: Install) -> None:
     result = diagnose(busy_steps().build())
     assert result.joint_cost is None
     assert result.findings[0].cost is None
-    assert result.verdict[1] == "No lost time found; 1 thing to know: Title of TST001 (TST001)."
+    assert result.verdict[1] == "No lost time found; 1 note: Title of TST001 (TST001)."
 
 
 # -- rank --------------------------------------------------------------------------------------

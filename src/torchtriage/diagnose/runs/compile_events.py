@@ -14,6 +14,7 @@ from torchtriage.compile.logs.read import read_logs
 from torchtriage.compile.logs.result import CompileResult, GraphBreak, Recompile
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Finding, Frame
+from torchtriage.core.names import file_name
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
@@ -191,8 +192,7 @@ def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
 
 
 def _event_line(one: CompileEvent) -> str:
-    name = one.frame.file.replace("\\", "/").rpartition("/")[2] if one.frame else ""
-    at = f" at {name}:{one.frame.line}" if one.frame else ""
+    at = f" at {file_name(one.frame.file)}:{one.frame.line}" if one.frame else ""
     return f"{one.what}{at}"
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
-
-import numpy as np
+from collections.abc import Iterable
 
 from torchtriage.core import intervals
 from torchtriage.core.finding import Finding
 from torchtriage.core.trace import Trace
-from torchtriage.core.units import format_ms, format_ns, format_share
+from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share
 from torchtriage.diagnose.verdict.result import Result
 
 __all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
@@ -28,7 +26,7 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     limits = [note.message for note in result.notes if note.level == "warn"]
     n_missing, n_failed = len(result.not_checked), len(result.crashes)
     trust = (
-        f"{_many(result.checked, 'pattern')} checked"
+        f"{format_count(len(result.checked), 'pattern')} checked"
         + (f", {n_missing} not checked (see torchtriage doctor)" if n_missing else "")
         + (f", {n_failed} failed" if n_failed else "")
     )
@@ -51,7 +49,7 @@ WORTH_SAYING = 0.02
 def _where_time_goes(trace: Trace) -> str:
     steps = trace.steps
     over = (
-        f"{_many(np.flatnonzero(steps.steady), 'steady step')} of {format_ns(steps.wall_ns)}"
+        f"{format_count(int(steps.steady.sum()), 'steady step')} of {format_ns(steps.wall_ns)}"
         if len(steps)
         else f"one window of {format_ns(trace.window.wall_ns)}"
     )
@@ -79,9 +77,10 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     timed = [(finding, finding.cost) for finding in findings if finding.cost and finding.cost.high_ms > 0]
     if timed and joint is not None:
         first, cost = timed[0]
-        more = f"; with {_many(timed[1:], 'more finding')} up to {format_ms(joint.high_ms)}"
+        amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
+        more = f"; with {format_count(len(timed[1:]), 'more finding')} up to {format_ms(joint.high_ms)}"
         return (
-            f"Largest saving: {first.title} ({first.code}), {_range(cost.low_ms, cost.high_ms)} of"
+            f"Largest saving: {first.title} ({first.code}), {amount} of"
             f" {format_ms(cost.of_ms)} per {cost.per}{more if len(timed) > 1 else ''}."
         )
     if not result.checked:
@@ -92,7 +91,8 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     if findings and much:
         return f"No finding explains that the device stands idle for {much} of {whole}."
     if findings:
-        return f"No lost time found; {_many(findings, 'thing')} to know: {findings[0].title} ({findings[0].code})."
+        notes = format_count(len(findings), "note")
+        return f"No lost time found; {notes}: {findings[0].title} ({findings[0].code})."
     idle = f", yet the device stands idle for {much} of it" if much else ""
     return f"Nothing found that saves {format_share(min_share)} of {whole} or more{idle}."
 
@@ -109,18 +109,3 @@ def unexplained_idle(trace: Trace, findings: Iterable[Finding]) -> float:
     idle = intervals.length(intervals.intersect(trace.devices[0].idle, judged))
     rest = idle - sum(finding.idle_ns for finding in findings)
     return max(rest, 0) / max(intervals.length(judged), 1)
-
-
-def _many(items: Sized, noun: str) -> str:
-    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
-
-
-def _range(low_ms: float, high_ms: float) -> str:
-    if low_ms <= 0:
-        return f"up to {format_ms(high_ms)}"
-    low, high = format_ms(low_ms), format_ms(high_ms)
-    if low == high:
-        return low
-    if low.split(" ")[1] == high.split(" ")[1]:
-        return f"{low.split(' ')[0]}-{high}"
-    return f"{low}-{high}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
-from torchtriage.core.names import elide, visible
+from torchtriage.core.names import elide, file_name, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
 from torchtriage.diagnose.compare.findings import STATUS_WORDS
 from torchtriage.diagnose.compare.result import Cause, Comparison, FindingChange, Part, Run
@@ -51,9 +50,11 @@ def document(result: Comparison) -> b.Document:
     total = result.total
     color = "" if total is None or not total.told else " green" if total.delta_ns < 0 else " red"
     style = "bold red" if total is None else f"bold{color}"
-    facts: list[tuple[str, b.Text]] = [(label, (b.bold(_file(side)), "\n", _run(side))) for label, side in sides]
+    facts: list[tuple[str, b.Text]] = [
+        (label, (b.bold(file_name(side.path)), "\n", _run(side))) for label, side in sides
+    ]
     rows = [row for label, side in sides for row in (b.Row(label, side.path, fit=True), b.Row("", b.dim(_run(side))))]
-    foot = ", ".join(f"{label} {_file(side)} ({_run(side)})" for label, side in sides)
+    foot = ", ".join(f"{label} {file_name(side.path)} ({_run(side)})" for label, side in sides)
     blocks: list[b.Block] = [
         b.Head("torchtriage compare", result.verdict, (style, ""), facts, hang=0),
         b.Rows(rows, on=b.TERMINAL),
@@ -61,7 +62,7 @@ def document(result: Comparison) -> b.Document:
         b.Foot(f"{foot}, torchtriage {result.version}"),
     ]
     remark = "Both traces were read and the page was made locally; it asks no server for anything."
-    title = f"{_file(result.before)} against {_file(result.after)}"
+    title = f"{file_name(result.before.path)} against {file_name(result.after.path)}"
     return b.Document(title, result.version, result.schema, blocks, "comparison.css", remark)
 
 
@@ -183,11 +184,6 @@ def _part(part: Part) -> str:
     if not part.before_ns:
         return f"{name} new, {after} {unit}"
     return f"{name} {before} to {after} {unit}" if part.after_ns else f"{name} gone, {before} {unit}"
-
-
-def _file(side: Run) -> str:
-    """Return the last part of a path: reports get shared, folders of a machine should not."""
-    return PurePosixPath(side.path.replace("\\", "/")).name or side.path
 
 
 def _run(side: Run) -> str:

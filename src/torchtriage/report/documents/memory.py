@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_count, format_share
 from torchtriage.memory.snapshot.result import (
     Device,
@@ -20,7 +21,7 @@ from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings
 from torchtriage.report.page import text
 
-__all__ = ["MemoryReport", "document", "file_name", "parts"]
+__all__ = ["MemoryReport", "document", "parts"]
 
 SETTINGS = "MEM050"
 N_LINES, N_LINES_ON_PAGE = 8, 30
@@ -48,11 +49,6 @@ def document(report: MemoryReport, drawn: Iterable[str] = ()) -> b.Document:
     pictures = frozenset(drawn)
     blocks = [block for i, result in enumerate(results) for block in _result(result, i, pictures, len(results) > 1)]
     return b.Document(title, report.version, report.schema, blocks)
-
-
-def file_name(path: str) -> str:
-    """Return the last part of a path."""
-    return path.replace("\\", "/").rstrip("/").split("/")[-1] or path
 
 
 def _result(result: MemoryResult, index: int, drawn: frozenset[str], several: bool) -> Iterator[b.Block]:

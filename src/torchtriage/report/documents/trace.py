@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from torchtriage.core.finding import Finding, Note, Quote
+from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
@@ -104,8 +104,7 @@ def _whole(results: Sequence[Result], blocks: Sequence[b.Block]) -> b.Document:
 
 def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
     path = result.trace.path * several
-    name = PurePosixPath(result.trace.path.replace("\\", "/")).name or result.trace.path
-    yield b.Head(name, result.verdict, (_verdict_style(result), ""), hang=0, path=path)
+    yield b.Head(file_name(result.trace.path), result.verdict, (_verdict_style(result), ""), hang=0, path=path)
     yield b.Rows(_ran(result), indent=0)
     yield from _recording(result, named=several)
     if result.summary is not None:

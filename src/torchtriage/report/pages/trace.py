@@ -13,12 +13,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from torchtriage.core.finding import Cost, Finding, Quote, TimeClasses
 from torchtriage.core.html import as_data, filled, policy, template
-from torchtriage.core.names import short_name, visible
+from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import PathSummary, Result, Summary, TimelineLane
 from torchtriage.report import recorded
@@ -152,14 +151,9 @@ def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail,
 def _title(results: Sequence[Result], jobs: Sequence[JobResult]) -> str:
     if jobs:
         return f"{len(jobs[0].ranks)} ranks of one job · torchtriage"
-    name = _clean(_file_name(results[0].trace.path), 80)
+    name = _clean(file_name(results[0].trace.path), 80)
     others = f" and {len(results) - 1} more" if len(results) > 1 else ""
     return f"{name}{others} · torchtriage"
-
-
-def _file_name(path: str) -> str:
-    """Return the last part of a path: pages get shared, folders of a machine should not."""
-    return PurePosixPath(path.replace("\\", "/")).name or path
 
 
 # -- the data ----------------------------------------------------------------------------------
@@ -216,7 +210,7 @@ class _Packer:
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
                 **self.fields(facts, "rank world_size resolution_ns"),
-                "file": self.value(_file_name(facts.path)),
+                "file": self.value(file_name(facts.path)),
                 "loss": self.value(self.take(facts.loss, 50, "loss lines")),
                 "devices": self.value(facts.device_names[:64]),
                 "flags": self.value(facts.torch_flags[:32]),
@@ -247,7 +241,7 @@ class _Packer:
                 "ranks": [
                     [
                         rank.rank,
-                        self.value(_file_name(rank.path)),
+                        self.value(file_name(rank.path)),
                         *self.row(rank, "host refused wall_ns"),
                         self.row(rank, parts),
                         *self.row(rank, "caused_wait_ns clock_offset_ns n_findings"),

@@ -84,7 +84,7 @@ def test_what_is_judged_is_said_after_a_second_of_reading(monkeypatch: pytest.Mo
         assert screen.getvalue() == ""
         now[0] = 1.5
         told("replaying the history")
-    assert screen.getvalue().endswith("judging snapshot.pickle: replaying the history\r\x1b[K")
+    assert screen.getvalue().endswith("analysing snapshot.pickle: replaying the history\r\x1b[K")
     with progress.doing("snapshot.pickle", quiet=True, since_s=0.0) as told:
         assert told is None
 

@@ -31,7 +31,7 @@ def with_config(
     """
     file, section = _section(start)
     where = f"[tool.torchtriage{'.' * bool(table)}{table}]"
-    section = section.get(table, {}) if table else _without_tables(section)
+    section = section.get(table, {}) if table else {key: value for key, value in section.items() if key not in TABLES}
     if not isinstance(section, dict):
         raise UsageError(f"expected a table {where}", where=str(file))
     out = dict(options)
@@ -47,10 +47,6 @@ def with_config(
         if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             out[name] = checked
     return out
-
-
-def _without_tables(section: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if key not in TABLES}
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -46,26 +46,14 @@ COMMANDS: dict[str, str] = {
     "completion": "Print a completion script for your shell.",
 }
 
-# the folder of a command's module; the others stand beside this one
+# folders of commands' modules; the others stand beside this one
 _WINGS = {
-    "run": "diagnose",
-    "analyze": "diagnose",
-    "verify": "measure",
-    "compare": "diagnose",
-    "bench": "measure",
-    "gate": "measure",
-    "rollout": "operate",
-    "monitor": "operate",
-    "memory": "memory",
-    "compile": "compile",
-    "xla": "compile",
-    "doctor": "diagnose",
-    "lint": "diagnose",
-    "explain": "diagnose",
-    "review": "learn",
-    "dataset": "learn",
-    "learn": "learn",
-    "demo": "diagnose",
+    "compile": ("compile", "xla"),
+    "diagnose": ("run", "analyze", "compare", "doctor", "lint", "explain", "demo"),
+    "learn": ("review", "dataset", "learn"),
+    "measure": ("verify", "bench", "gate"),
+    "memory": ("memory",),
+    "operate": ("rollout", "monitor"),
 }
 
 
@@ -78,7 +66,8 @@ class _Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"torchtriage.cli.{_module(cmd_name)}").command
+        wing = "".join(f"{wing}." for wing, names in _WINGS.items() if cmd_name in names)
+        command = import_module(f"torchtriage.cli.{wing}{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -117,10 +106,6 @@ class _Program(click.Group):
                 "  try: report it with the traceback of: python -X dev -m torchtriage …",
             )
         return value
-
-
-def _module(name: str) -> str:
-    return f"{_WINGS[name]}.{name}" if name in _WINGS else name
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

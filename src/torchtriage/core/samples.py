@@ -80,6 +80,11 @@ class Series:
     sessions: tuple[Session, ...]
 
     @property
+    def measures(self) -> tuple[str, str, str]:
+        """What must be equal to compare two series of a metric: unit, better, kind."""
+        return self.unit, self.better, self.kind
+
+    @property
     def n_values(self) -> int:
         """Number of values in all sessions."""
         return sum(len(session.values) for session in self.sessions)

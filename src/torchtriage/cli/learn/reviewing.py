@@ -93,18 +93,14 @@ def _llm(given: Mapping[str, Any]) -> Llm:
     prices = None
     if sent is not None:
         prices = Prices(sent, received, float("inf") if most is None else most)
-    folder = Path(given["cache"]) if given["cache"] else _cache_folder()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(given["cache"]) if given["cache"] else caches / "torchtriage" / "reviews"
     return Llm(
         Endpoint(given["model"], url, key),
         limits=Limits(total_s=given["timeout"], silence_s=min(given["timeout"], 60.0), at_once=given["at_once"]),
         prices=prices,
         cache=None if given["no_cache"] else folder,
     )
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "torchtriage" / "reviews"
 
 
 def review_with_progress(reviewer: Reviewer, evidence: Sequence[Evidence], *, quiet: bool) -> tuple[Outcome, ...]:

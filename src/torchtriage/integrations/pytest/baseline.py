@@ -26,6 +26,7 @@ from torchtriage.core.units import format_count
 from torchtriage.core.version import __version__
 from torchtriage.integrations.pytest.check import Check
 from torchtriage.measure.gate.baseline_selection import find_baseline
+from torchtriage.measure.gate.check import environment_changes
 from torchtriage.measure.gate.formatting import amount, change, commit, short
 from torchtriage.measure.gate.revision import find_revision
 from torchtriage.measure.gate.row_verdict import MAX_REGRESS
@@ -45,7 +46,6 @@ MISS = 0.05
 """How often a change of the smallest size of interest may pass as none, test by test."""
 LEAST_RUNS = 3
 STATISTIC = {"latency": "low", "memory": "peak"}
-OWN = frozenset({HOST, "torchtriage", "committed_at_s", "uncommitted changes"})
 
 
 @dataclass(frozen=True)
@@ -157,18 +157,19 @@ def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> lis
                 " pytest --perf-record on this one",
             )
         ]
-    differs = _differs(like, run)
+    changes = environment_changes(like, [run])
+    differs = f"more than the code differs: {changes[:300]}" if changes else ""
+    stored = [series for other in like for series in other.series]
     return [
-        _compared(one, [found for other in like for found in _same(one, other)], label, differs, n_tests)
-        for one in run.series
+        _compared(
+            series,
+            [old for old in stored if (old.metric, old.measures) == (series.metric, series.measures)],
+            label,
+            differs,
+            n_tests,
+        )
+        for series in run.series
     ]
-
-
-def _same(series: Series, run: Run) -> list[Series]:
-    def what(one: Series) -> tuple[str, str, str, str]:
-        return one.metric, one.unit, one.better, one.kind
-
-    return [one for one in run.series if what(one) == what(series)]
 
 
 def _unlike(before: Run, after: Run) -> str:
@@ -180,18 +181,6 @@ def _unlike(before: Run, after: Run) -> str:
         if one.get(name) != other.get(name)
     ]
     return "; ".join(differ) or "not told"
-
-
-def _differs(before: Sequence[Run], after: Run) -> str:
-    """Return what else than the code differs from the newest recording."""
-    one = dict(max(before, key=lambda run: run.recorded_at_s).environment)
-    other = dict(after.environment)
-    differ = [
-        f"{name} {one[name]} / {other[name]}"
-        for name in sorted(one.keys() & other.keys() - OWN)
-        if one[name] != other[name]
-    ]
-    return f"more than the code differs: {'; '.join(differ)[:300]}" if differ else ""
 
 
 def _compared(series: Series, before: Sequence[Series], label: str, differs: str, n_tests: int) -> Check:

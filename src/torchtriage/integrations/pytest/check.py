@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "failure"]
+from torchtriage.core.finding import Fix
+
+__all__ = ["Check", "failure", "fix_lines"]
 
 Verdict = Literal["within", "over", "inconclusive", "not checked"]
 
@@ -43,3 +45,10 @@ def failure(checks: Sequence[Check], name: str) -> str:
     for one in (one for one in checks if one.verdict != "over"):
         lines.append(f"fine: {of}{one}" if one.verdict == "within" else f"{of}{one}")
     return "\n".join(lines)
+
+
+def fix_lines(fix: Fix) -> Iterator[str]:
+    """Yield a fix and its code, as indented lines below a finding."""
+    yield f"   fix: {fix.text}"
+    if fix.code:
+        yield from (f"        {line}" for line in fix.code.splitlines())

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtriage.core.errors import LogError, MissingExtraError
-from torchtriage.core.finding import Fix
 from torchtriage.core.units import format_count, format_ms
-from torchtriage.integrations.pytest.budgets import LIMITS, read_budgets
-from torchtriage.integrations.pytest.check import Check
+from torchtriage.integrations.pytest.budgets import BUDGETS, LIMITS, read_budgets
+from torchtriage.integrations.pytest.check import Check, fix_lines
 
 if TYPE_CHECKING:
     from torchtriage.compile.logs.result import CompileResult
@@ -109,7 +108,7 @@ def judge_compiler(
 
     ``during`` : ``in the test``. ``found_code`` : something had been compiled before.
     """
-    budgets = {name: budgets[name] for name in _METRICS if name in budgets}
+    budgets = {name: budgets[name] for name in LIMITS.values() if name in budgets}
     found = [_check(result, name, limit, during, found_code) for name, limit in budgets.items()]
     if any(one.verdict == "over" for one in found[:-1]) and found[-1].metric == "graphs":
         # why there are more graphs is said by then
@@ -126,11 +125,8 @@ def counts(result: CompileResult) -> dict[str, int]:
     }
 
 
-_METRICS = {"graph_breaks": "graph breaks", "recompiles": "recompilations", "graphs": "graphs"}
-
-
 def _check(result: CompileResult | None, name: str, limit: float, during: str, found_code: bool) -> Check:
-    metric = _METRICS[name]
+    metric = BUDGETS[name]
     if result is None and found_code:
         if name != "graph_breaks":
             return Check(metric, "within", f"0 {during}, budget {limit:g}")
@@ -156,7 +152,7 @@ def _break_lines(result: CompileResult) -> Iterator[str]:
         yield f"{number}. {formatting.graph_break(one)}: {formatting.cut(one.type, 90)}{id}"
         if one.explanation:
             yield f"   why: {formatting.cut(one.explanation, 200)}"
-        yield from _fix(one.fix)
+        yield from fix_lines(one.fix)
     yield from _more(len(result.breaks))
 
 
@@ -174,7 +170,7 @@ def _recompile_lines(result: CompileResult) -> Iterator[str]:
         if one.limit:
             yield "   the recompile limit is reached: later calls run uncompiled"
         yield f"   {formatting.cures(one)}"
-        yield from _fix(one.fix)
+        yield from fix_lines(one.fix)
     yield from _more(len(result.recompiles))
 
 
@@ -192,12 +188,6 @@ def _graph_lines(result: CompileResult) -> Iterator[str]:
     for one in result.functions[:N_SHOWN]:
         yield f"{formatting.place(one.frame)}: {formatting.function(one)}"
     yield from _more(len(result.functions))
-
-
-def _fix(fix: Fix) -> Iterator[str]:
-    yield f"   fix: {fix.text}"
-    if fix.code:
-        yield from (f"        {line}" for line in fix.code.splitlines())
 
 
 def _more(n: int) -> Iterator[str]:

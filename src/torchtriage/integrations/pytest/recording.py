@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.errors import TriageError
 from torchtriage.core.units import format_count, format_share
-from torchtriage.integrations.pytest.check import Check
+from torchtriage.integrations.pytest.check import Check, fix_lines
 
 if TYPE_CHECKING:
     from torchtriage.core.finding import Finding
@@ -164,21 +164,13 @@ def judge_count(recorded: Recorded, name: str, budget: float) -> Check:
     said = f"{told} a step, budget {budget:,.0f}"
     if most <= budget:
         return Check(metric, "within", said)
-    lines = _kernel_lines(recorded) if kernels else _sync_lines(recorded)
+    if kernels:
+        launches = ", ".join(f"{name} {n:.4g}" for name, n in recorded.launches[:6])
+        lines = [f"launched by: {launches}"] if launches else []
+    else:
+        lines = [f"{n:.4g} a step: {name}" for name, n in recorded.waits[:6]]
+    lines += _findings(recorded, LAUNCHING if kernels else WAITING)
     return Check(metric, "over", f"{said}: {most - budget:,.0f} over", tuple(lines))
-
-
-def _kernel_lines(recorded: Recorded) -> Iterator[str]:
-    told = [f"{name} {n:.4g}" for name, n in recorded.launches[:6]]
-    if told:
-        yield f"launched by: {', '.join(told)}"
-    yield from _findings(recorded, LAUNCHING)
-
-
-def _sync_lines(recorded: Recorded) -> Iterator[str]:
-    for name, n in recorded.waits[:6]:
-        yield f"{n:.4g} a step: {name}"
-    yield from _findings(recorded, WAITING)
 
 
 def time_lines(recorded: Recorded) -> tuple[str, ...]:
@@ -219,9 +211,7 @@ def _findings(recorded: Recorded, families: frozenset[str] | None) -> Iterator[s
         yield f"{number}. {one.code} {one.message}{cost}"
         if one.place.frame is not None:
             yield f"   at {words.frame(one.place.frame)}"
-        yield f"   fix: {one.fix.text}"
-        if one.fix.code:
-            yield from (f"        {line}" for line in one.fix.code.splitlines())
+        yield from fix_lines(one.fix)
     if len(some) > N_SHOWN:
         yield f"and {format_count(len(some) - N_SHOWN, 'finding')} more"
     elif not some and result is not None:

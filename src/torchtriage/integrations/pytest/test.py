@@ -135,7 +135,8 @@ class MeasuredTest:
         """Tell what was found: properties for the summary, warnings, and a failure."""
         of = f"{name}: " if name else ""
         for one in checks:
-            self._item.user_properties.append((PROPERTY, f"{of}{_told(one)}"))
+            mark = "OVER " if one.verdict == "over" else ""
+            self._item.user_properties.append((PROPERTY, f"{of}{mark}{one}"))
         if any(one.verdict == "over" for one in checks):
             pytest.fail(failure(checks, name), pytrace=False)
         kinds = {"inconclusive": PerfInconclusive, "not checked": PerfNotChecked}
@@ -149,7 +150,3 @@ class MeasuredTest:
         except PerfWarning as error:
             # the user's filter makes it one: no traceback through our code
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-
-
-def _told(one: Check) -> str:
-    return f"OVER {one}" if one.verdict == "over" else str(one)

@@ -6,7 +6,7 @@ its own, exit code 3, and never passes as fine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from torchtriage.measure.gate.session_stats import SessionTable
 if TYPE_CHECKING:
     from torchtriage.measure.gate.root_cause import Read
 
-__all__ = ["check"]
+__all__ = ["check", "environment_changes"]
 
 ORDER = ("regression", "refused", "inconclusive", "improvement", "same")
 NOISY = 0.05
@@ -81,10 +81,10 @@ def check(
     rows: tuple[MetricRow, ...] = ()
     culprits: list[Culprit] = []
     if not any(note.level == "refuse" for note in notes):
-        matches = list(_matches(before, after, noisy=_declared_noisy(after)))
+        noisy = any(dict(run.environment).get(HOST, "").startswith("noisy") for run in after)
+        matches = list(_matches(before, after, noisy=noisy))
         spent = limits if look is None else replace(limits, alpha=look[0], miss=look[1])
-        rows = judge_rows(matches, spent)
-        rows = tuple(sorted(rows, key=_rank))
+        rows = tuple(sorted(judge_rows(matches, spent), key=_order))
         notes += _trust(matches, sides)
         notes += _lacking(before, after, labels)
         notes += _code(before, after)
@@ -112,7 +112,7 @@ def check(
     return replace(result, verdict=_verdict(result, labels))
 
 
-def _rank(row: MetricRow) -> tuple[bool, bool, int]:
+def _order(row: MetricRow) -> tuple[bool, bool, int]:
     return row.verdict != "regression", not row.decides, ORDER.index(row.verdict)
 
 
@@ -140,10 +140,6 @@ def _side(runs: Sequence[Run], label: str) -> Side:
         fingerprint=" ".join(fingerprints) or UNKNOWN,
         host=_host(runs),
     )
-
-
-def _declared_noisy(runs: Sequence[Run]) -> bool:
-    return any(dict(run.environment).get(HOST, "").startswith("noisy") for run in runs)
 
 
 def _host(runs: Sequence[Run]) -> HostNoise:
@@ -265,12 +261,8 @@ def _matches(before: Sequence[Run], after: Sequence[Run], *, noisy: bool) -> Ite
 
 def _of(metric: str, runs: Sequence[Run]) -> tuple[list[str], list[Series]]:
     found = [(run.commit, series) for run in runs for series in run.series if series.metric == metric]
-    alike = [(commit, series) for commit, series in found if _like(series, found[-1][1])]
+    alike = [(commit, series) for commit, series in found if series.measures == found[-1][1].measures]
     return [commit for commit, _ in alike], [series for _, series in alike]
-
-
-def _like(first: Series, other: Series) -> bool:
-    return (first.unit, first.better, first.kind) == (other.unit, other.better, other.kind)
 
 
 def _joined(series: Sequence[Series]) -> Series | None:
@@ -359,14 +351,19 @@ def _commands(runs: Sequence[Run]) -> set[str]:
 
 def _environments(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Note]:
     """Say what else than the code differs."""
-    facts, other = (dict(max(runs, key=lambda run: run.recorded_at_s).environment) for runs in (before, after))
-    differ = [
+    differ = environment_changes(before, after)
+    if differ:
+        yield Note("environment", "warn", f"more than the code differs: {differ[:400]}")
+
+
+def environment_changes(before: Sequence[Run], after: Sequence[Run]) -> str:
+    """Return where the environments of the newest runs differ, beside what differs by nature."""
+    facts, other = (dict(_newest(runs).environment) for runs in (before, after))
+    return "; ".join(
         f"{name} {facts[name]} / {other[name]}"
         for name in sorted(facts.keys() & other.keys() - OWN)
         if facts[name] != other[name]
-    ]
-    if differ:
-        yield Note("environment", "warn", f"more than the code differs: {'; '.join(differ)[:400]}")
+    )
 
 
 def _culprits(
@@ -396,9 +393,6 @@ def _verdict(result: GateResult, labels: tuple[str, str]) -> tuple[str, str, str
         result.outcome
     ]
     return (*first(result, labels[0]), _how(result))
-
-
-Told = Callable[[GateResult, str], tuple[str, str]]
 
 
 def _regressed(result: GateResult, base: str) -> tuple[str, str]:
@@ -433,17 +427,13 @@ def _undecided(result: GateResult, base: str) -> tuple[str, str]:
     needed = max((row.pairs_needed or 0 for row in waiting), default=0)
     more = ""
     if needed:
-        there = min(_n_sessions(row) for row in waiting)
+        there = min(side.n_sessions for row in waiting for side in (row.before, row.after) if side)
         n = max(needed - there, 1)
         what = "pair" if result.design == "interleaved" else "session"
         a_side = "" if result.design == "interleaved" else " a side"
         more = f"; about {n} more {what}{'' if n == 1 else 's'}{a_side} would tell"
     first = f"Undecided against {base}: {len(waiting)} of {format_count(len(decided), 'metric')}{more}."
     return first, f"{formatting.row_name(waiting[0])}: {waiting[0].sentence}."
-
-
-def _n_sessions(row: MetricRow) -> int:
-    return min((side.n_sessions for side in (row.before, row.after) if side), default=0)
 
 
 def _refused(result: GateResult, base: str) -> tuple[str, str]:
@@ -465,9 +455,7 @@ def _how(result: GateResult) -> str:
     rows = [row for row in result.rows if row.before is not None and row.after is not None]
     if not rows:
         return "Nothing was compared."
-    n_before, n_after = (
-        min(side.n_sessions for row in rows for side in [getattr(row, name)]) for name in ("before", "after")
-    )
+    n_before, n_after = (min(getattr(row, name).n_sessions for row in rows) for name in ("before", "after"))
     if result.design == "interleaved":
         how = f"{format_count(n_after, 'interleaved pair')} of fresh processes"
     else:

@@ -256,8 +256,7 @@ def _unusable(match: MetricMatch) -> str:
         return "new: the baseline does not have it"
     if after is None:
         return "the candidate does not have it, the baseline does"
-    for what in ("unit", "better", "kind"):
-        first, other = getattr(before, what), getattr(after, what)
+    for what, first, other in zip(("unit", "better", "kind"), before.measures, after.measures, strict=True):
         if first != other:
             return f"{what}s are unlike: {first} before, {other} after"
     return ""
@@ -305,9 +304,7 @@ def _too_short(before: SessionTable, after: SessionTable, name: str) -> str:
 
 
 def _too_few(row: MetricRow, least: int) -> MetricRow:
-    assert row.before is not None
-    assert row.after is not None
-    before, after = row.before, row.after
+    before, after = _both(row)
     n = f"{before.n_sessions} before, {after.n_sessions} after"
     return replace(
         row,
@@ -338,10 +335,9 @@ def _constant(table: SessionTable) -> bool:
 
 def _exact(row: MetricRow) -> MetricRow:
     """Judge what never varies on either side."""
-    assert row.before is not None
-    assert row.after is not None
-    before, after = row.before.value, row.after.value
-    n = f"the same in all {row.before.n_sessions} and {row.after.n_sessions} sessions"
+    sides = _both(row)
+    before, after = (side.value for side in sides)
+    n = f"the same in all {sides[0].n_sessions} and {sides[1].n_sessions} sessions"
     ratio = _ratio(before, after)
     less, more = sorted((before, after))
     worse = (after > before) == (row.better == "lower")
@@ -359,10 +355,14 @@ def _ratio(before: float, after: float) -> float | None:
     return after / before if before > 0 and after > 0 else None
 
 
-def _sides(row: MetricRow) -> str:
+def _both(row: MetricRow) -> tuple[SideAmount, SideAmount]:
     assert row.before is not None
     assert row.after is not None
-    before, after = (formatting.amount(side.value, row.unit) for side in (row.before, row.after))
+    return row.before, row.after
+
+
+def _sides(row: MetricRow) -> str:
+    before, after = (formatting.amount(side.value, row.unit) for side in _both(row))
     return before if before == after else f"{before} to {after}"
 
 
@@ -386,11 +386,10 @@ def _floor(match: MetricMatch, before: SessionTable, statistic: str) -> float:
 def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float, _miss: float) -> MetricRow:
     """Judge counts that vary: any rise counts, once ranks show one."""
     row = draft.row
-    assert row.before is not None
-    assert row.after is not None
-    said = f"{_range(row, row.before.sessions)} to {_range(row, row.after.sessions)}"
+    before, after = _both(row)
+    said = f"{_range(row, before.sessions)} to {_range(row, after.sessions)}"
     worse = "more" if row.better == "lower" else "fewer"
-    less, more = sorted((row.before.value, row.after.value))
+    less, more = sorted((before.value, after.value))
     beyond = more > less * (1 + row.max_regress) or not row.max_regress
     least = None
     if change.low > 1 and beyond:
@@ -409,7 +408,7 @@ def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p
         row,
         verdict=verdict,
         sentence=sentence,
-        ratio=_ratio(row.before.value, row.after.value),
+        ratio=_ratio(before.value, after.value),
         p_value=change.p_value,
         adjusted_p=adjusted_p,
         pairs_needed=least,
@@ -501,11 +500,10 @@ def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
 
 def _told(row: MetricRow) -> str:
     """Return both sides, the change and its interval."""
-    assert row.before is not None
-    assert row.after is not None
+    before, after = _both(row)
     assert row.ratio is not None
     told = f"{_sides(row)}, {formatting.change(row.ratio)}"
-    ratio = row.after.value / row.before.value
+    ratio = after.value / before.value
     known = row.low is not None and row.high is not None
     low, high = (row.low, row.high) if known else sorted((1.0, row.ratio))
     assert low is not None
@@ -513,7 +511,7 @@ def _told(row: MetricRow) -> str:
     if not low * (1 - 1e-9) <= ratio <= high * (1 + 1e-9):
         # neighbours came and went: the medians say nothing, the pairs or the ranks still do
         how = "pair by pair" if row.paired else "session by session"
-        told = f"{formatting.amount(row.before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
+        told = f"{formatting.amount(before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
     if not known or row.level is None:
         return told
     return f"{told} ({formatting.level(row.level)} interval {formatting.interval(low, high)})"

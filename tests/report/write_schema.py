@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.measure.gate.importers import schema as samples_schema
-from torchtriage.operate.monitor.alert_finding import ALERT_SCHEMA, AlertDocument
+from torchtriage.operate.monitor.alert import ALERT_SCHEMA, AlertDocument
 from torchtriage.report import json_report
 from torchtriage.report.formats import FORMATS
 

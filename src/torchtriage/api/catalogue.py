@@ -66,7 +66,7 @@ def pages() -> tuple[Page, ...]:
     from torchtriage.diagnose.lint import base as rules
     from torchtriage.diagnose.patterns import base
     from torchtriage.memory import findings as codes
-    from torchtriage.operate.monitor import alert_finding as alerts
+    from torchtriage.operate.monitor import alert as alerts
 
     found = []
     for entry in patterns.catalogue():

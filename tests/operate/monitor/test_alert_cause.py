@@ -15,9 +15,8 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.machine import Reading
 from torchtriage.operate.monitor import host_sampler as evidence_
 from torchtriage.operate.monitor.aggregate import RequestNote
-from torchtriage.operate.monitor.alert import Alert
+from torchtriage.operate.monitor.alert import CODES, Alert
 from torchtriage.operate.monitor.alert_cause import CAUSES, SizeCounts, SlowRequest, attribute
-from torchtriage.operate.monitor.alert_finding import CODES
 from torchtriage.operate.monitor.alerts import Detection
 from torchtriage.operate.monitor.host_sampler import HostSampler, UsageSample
 from torchtriage.operate.monitor.version_detector import COLD, CollectorLoad, VersionDetector

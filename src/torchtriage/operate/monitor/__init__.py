@@ -46,24 +46,20 @@ __all__ = [
 ]
 
 _LATER = {
-    "Alert": "torchtriage.operate.monitor.alert",
-    "Alertmanager": "torchtriage.operate.monitor.alerts",
-    "Collector": "torchtriage.operate.monitor.prometheus",
-    "Detection": "torchtriage.operate.monitor.alerts",
-    "JsonLog": "torchtriage.operate.monitor.json_log",
-    "Prometheus": "torchtriage.operate.monitor.prometheus",
-    "RedisStream": "torchtriage.operate.monitor.redis_stream",
-    "Slack": "torchtriage.operate.monitor.alerts",
-    "Webhook": "torchtriage.operate.monitor.alerts",
-    "log": "torchtriage.operate.monitor.alerts",
+    "alert": ["Alert"],
+    "alerts": ["Alertmanager", "Detection", "Slack", "Webhook", "log"],
+    "json_log": ["JsonLog"],
+    "prometheus": ["Collector", "Prometheus"],
+    "redis_stream": ["RedisStream"],
 }
 _default = Monitor()
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs more than the standard library's lightest parts when it is asked for."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,14 +1,143 @@
-"""An alarm of one model, as channels get it."""
+"""An alarm of one model, as channels get it: with a finding, whose code and fix go by the cause."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchtriage.core.finding import Finding
+from torchtriage.core.finding import Certainty, Finding, Fix, Place, Severity
+from torchtriage.operate.monitor.alert_cause import Cause
 
-__all__ = ["Alert"]
+__all__ = ["ALERT_SCHEMA", "CODES", "Alert", "AlertCode", "AlertDocument"]
+
+ALERT_SCHEMA = "torchtriage-alert/1"
+FAMILY = "live"
+SURE = 0.8
+"""Share of the excess from which a cause is certain."""
+
+
+@dataclass(frozen=True)
+class AlertCode:
+    """The identity of a cause, its fix and what its page says."""
+
+    cause: Cause
+    code: str
+    name: str
+    title: str
+    fix: Fix
+    looks: str
+    slow: str
+    leave: str
+
+    @property
+    def page(self) -> str:
+        """Its page in the catalogue."""
+        return f"""{self.title}.
+
+Looks like: {self.looks}
+Slow because: {self.slow}
+Cost: ``excess_s`` in the evidence, what the requests took beyond what was expected of them.
+Fix: {self.fix.text}
+Leave it when: {self.leave}
+Source: requests observed while the service runs; see ``docs/detection.md`` for how often the cause
+    is right.
+"""
+
+
+_EACH = (
+    AlertCode(
+        "version change",
+        "LIV001",
+        "version-change",
+        "A new version behaves differently",
+        Fix("Compare the versions with torchtriage compare or an experiment; roll back meanwhile."),
+        looks="an alarm within the first 2,000 requests of a version, compared with the version"
+        " before, that nothing measured explains; its first 100 requests are skipped.",
+        slow="the new code or weights do more, or fail.",
+        leave="the change was intended: it is the new normal after 250 requests.",
+    ),
+    AlertCode(
+        "input mix",
+        "LIV002",
+        "input-mix",
+        "Requests ask for other sizes than before",
+        Fix("Look at who sends what; plan buckets and capacity for the new sizes."),
+        looks="requests of sizes that fewer than one in fifty had explain half of the excess, or"
+        " most requests are far outside of the sizes known.",
+        slow="larger inputs are more work, and new ones may be compiled for.",
+        leave="the change of traffic is known.",
+    ),
+    AlertCode(
+        "host contention",
+        "LIV003",
+        "host-contention",
+        "Threads wait for a processor that others use",
+        Fix("Give the service processors of its own, or move what runs beside it.", "taskset -c 0-7 python serve.py"),
+        looks="what the process' threads waited in the queue for a processor, beyond the"
+        " usual, or time that a hypervisor took, explains half of the excess.",
+        slow="a thread that waits does nothing.",
+        leave="the other processes are short and known.",
+    ),
+    AlertCode(
+        "GC",
+        "LIV004",
+        "gc-pauses",
+        "Garbage collection delays requests",
+        Fix(
+            "Freeze what stays, collect less often or between requests; find what makes cycles.",
+            "gc.collect(); gc.freeze(); gc.set_threshold(50_000, 50, 50)",
+        ),
+        looks="pauses of Python's collector, seen through gc.callbacks, add a tenth to requests"
+        " and three times the usual. A single pause is no alarm: its time is subtracted.",
+        slow="a collection of the oldest generation walks over all objects, with the interpreter's lock held.",
+        leave="they come between requests only.",
+    ),
+    AlertCode(
+        "recompile",
+        "LIV005",
+        "compiling-under-load",
+        "torch.compile compiles while requests wait",
+        Fix(
+            "Compile the shapes that come before the service is ready, or let few come:"
+            " tt.BucketedModule; torchtriage compile names the guard that failed."
+        ),
+        looks="torch.compile began to compile while the requests ran that explain half of the excess.",
+        slow="compiling takes seconds, and the request waits for it.",
+        leave="it was the first call after a deployment.",
+    ),
+    AlertCode(
+        "errors",
+        "LIV006",
+        "failing-requests",
+        "Requests fail or answer NaN",
+        Fix("The kinds of errors and their number are in the evidence; look into the service's log at that time."),
+        looks="two failures or NaN within 20 requests where less than one in a hundred was usual.",
+        slow="it is not slow; it is wrong.",
+        leave="callers ask for what cannot be answered.",
+    ),
+    AlertCode(
+        "stale metric",
+        "LIV007",
+        "stale-metric",
+        "The same value again and again",
+        Fix("Look at what produces the value: a reader that hangs, a cache, a stopped clock."),
+        looks="a value that repeats so often that chance would do it once in 10⁹, or readings that stop.",
+        slow="it is not slow; its state is no longer known.",
+        leave="the value is constant by its nature.",
+    ),
+    AlertCode(
+        "unknown",
+        "LIV008",
+        "unexplained-change",
+        "Something changed, and nothing measured explains it",
+        Fix("Capture it: Detection(capture=tt.sample(...)) records such requests and says why."),
+        looks="none of the causes explains half of the excess, and no version is new.",
+        slow="something not measured: the network, the disk, a lock, the device.",
+        leave="the excess is of no concern.",
+    ),
+)
+CODES: dict[str, AlertCode] = {code.cause: code for code in _EACH}
 
 
 @dataclass(frozen=True)
@@ -50,12 +179,73 @@ class Alert:
 
     def finding(self) -> Finding:
         """Return the alert as a finding, with a fix."""
-        from torchtriage.operate.monitor.alert_finding import finding_of
-
-        return finding_of(self)
+        code = CODES.get(self.cause, CODES["unknown"])
+        return Finding(
+            code=code.code,
+            name=code.name,
+            family=FAMILY,
+            title=self.title()[:200],
+            severity=_severity(self),
+            certainty=_certainty(self),
+            message=self.message,
+            place=Place(),
+            cost=None,
+            evidence={
+                "model": self.model,
+                "version": self.version,
+                "kind": self.kind,
+                "explains": self.shares,
+                **self.facts,
+            },
+            fix=code.fix,
+            n_events=int(self.facts.get("requests", 0)),
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the alert with its finding as JSON's types: ``torchtriage-alert/1``."""
-        from torchtriage.operate.monitor.alert_finding import document_of
+        own = vars(self) | {"evidence": self.evidence if math.isfinite(self.evidence) else 1e308}
+        return asdict(AlertDocument(ALERT_SCHEMA, self.title(), finding=self.finding(), **own))
 
-        return document_of(self)
+
+def _severity(alert: Alert) -> Severity:
+    if alert.kind in ("missing", "stuck"):
+        return "high"
+    if alert.quicker:
+        return "note"
+    excess_s, expected_s = (alert.facts.get(name, 0.0) for name in ("excess_s", "expected_s"))
+    return "high" if excess_s > expected_s else "medium" if excess_s > expected_s / 5 else "low"
+
+
+def _certainty(alert: Alert) -> Certainty:
+    if alert.cause == "unknown":
+        return "hint"
+    measured = alert.shares.get(alert.cause)
+    if alert.cause in ("errors", "stale metric") or (measured is not None and measured >= SURE):
+        return "certain"
+    return "likely"
+
+
+@dataclass(frozen=True)
+class AlertDocument:
+    """What a webhook gets. ``at_s`` : seconds since the epoch. ``shares`` : of the excess.
+
+    ``n_before`` : equal alarms since the last one sent. ``capture`` : the recording of a request
+    after the alarm, and ``captured`` its findings, most important first: a follow-up of an earlier
+    alert.
+    """
+
+    schema: str
+    title: str
+    model: str
+    version: str
+    kind: str
+    message: str
+    cause: str
+    evidence: float
+    at_s: float
+    n_before: int
+    shares: dict[str, float]
+    facts: dict[str, Any]
+    capture: str
+    captured: tuple[str, ...]
+    finding: Finding

@@ -161,7 +161,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.post(self)
 
     def _authorized(self) -> bool:
-        """Return whether the client sent the token; if not, it has its answer."""
         if not self.server.token or self._sent(self.server.token.encode()):
             return True
         # a browser then asks its user: any name, and the token as the password

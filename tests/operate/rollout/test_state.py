@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.rollout.plan import RolloutPlan
-from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance, roll_back
+from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
 
 PLAN = RolloutPlan("int8", least_s=10)
 READY = RolloutState(PLAN, watched_s=100)

@@ -9,10 +9,9 @@
 """
 
 from torchtriage.operate.rollout.controller import Rollout, Ticket
-from torchtriage.operate.rollout.plan import STEPS, RolloutPlan
 from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult
 from torchtriage.operate.rollout.router import Router
-from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance
+from torchtriage.operate.rollout.state import STEPS, RolloutPlan, RolloutState, StageEvidence, advance
 from torchtriage.operate.rollout.store import DEFAULT_STORE, RolloutStore, open_rollouts
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The one that watches a rollout: collects what requests show, promotes, and rolls back."""
+"""The controller of a rollout: collects what requests show, promotes, and rolls back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
-from torchtriage.operate.rollout.plan import RolloutPlan
-from torchtriage.operate.rollout.state import RolloutState, StageEvidence, advance, roll_back
+from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
 from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, boot_seconds, open_rollouts
 
 __all__ = ["Rollout", "Ticket"]
@@ -238,7 +237,16 @@ class Rollout:
 
         Whoever sees it may act on it, owner or not.
         """
-        evidence, rows, why = self._seen(now_s)
+        evidence: StageEvidence | None = None
+        rows: tuple[MetricRow, ...] = ()
+        why = ""
+        if self._judge is None:
+            evidence, rows = self._stage.evidence(now_s)
+        else:
+            try:
+                evidence = self._judge(self._state)
+            except Exception as error:
+                why = f"the judge failed: {type(error).__name__}: {error}"
         alarm = ""
         if self._alarm is not None:
             try:
@@ -257,14 +265,6 @@ class Rollout:
         self._take(self.store.roll_back(self.plan.name, reason, actor=self.owner, at_s=self._wall(), rows=rows))
         self._unsaved = None
         return self._state
-
-    def _seen(self, now_s: float) -> tuple[StageEvidence | None, tuple[MetricRow, ...], str]:
-        if self._judge is None:
-            return *self._stage.evidence(now_s), ""
-        try:
-            return self._judge(self._state), (), ""
-        except Exception as error:
-            return None, (), f"the judge failed: {type(error).__name__}: {error}"
 
     def _after_fork(self) -> None:
         self._pid = os.getpid()

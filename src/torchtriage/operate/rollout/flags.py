@@ -167,8 +167,8 @@ def provider(flags: Flags) -> Any:
 def _holds(trait: str | None, want: str) -> bool:
     compared = _COMPARED.fullmatch(want.strip())
     if compared is None:
-        patterns = [one.strip().lower() for one in want.split("|")]
-        return trait is not None and any(fnmatch.fnmatchcase(trait.lower(), one) for one in patterns)
+        patterns = [pattern.strip().lower() for pattern in want.split("|")]
+        return trait is not None and any(fnmatch.fnmatchcase(trait.lower(), pattern) for pattern in patterns)
     sign, limit_text = compared.groups()
     limit = _numbers(limit_text)
     if not limit:
@@ -177,11 +177,11 @@ def _holds(trait: str | None, want: str) -> bool:
     if not numbers:
         return False
     width = max(len(numbers), len(limit))
-    one, other = (tuple(x) + (0,) * (width - len(x)) for x in (numbers, limit))
-    results = {">=": one >= other, "<=": one <= other, ">": one > other, "<": one < other}
-    return results.get(sign, (one == other) == (sign == "=="))
+    own, other = (tuple(x) + (0,) * (width - len(x)) for x in (numbers, limit))
+    results = {">=": own >= other, "<=": own <= other, ">": own > other, "<": own < other}
+    return results.get(sign, (own == other) == (sign == "=="))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    found = re.search(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    match = re.search(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

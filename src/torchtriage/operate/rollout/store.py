@@ -21,9 +21,8 @@ import msgspec
 from torchtriage.core.database import Database, Execute, Schema, open_sqlite, undamaged
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.experiment.result import MetricRow
-from torchtriage.operate.rollout.plan import RolloutPlan
 from torchtriage.operate.rollout.result import EventKind, RolloutEvent
-from torchtriage.operate.rollout.state import RolloutState, climb, roll_back
+from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, climb, roll_back
 
 __all__ = ["DEFAULT_STORE", "LEASE_S", "Lease", "RolloutStore", "boot_id", "boot_seconds", "open_rollouts"]
 

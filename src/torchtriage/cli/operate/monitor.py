@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,12 +68,9 @@ def replay(
     labels: str | None,
     ladder: str | None,
     deadline_ms: float | None,
-    enter: float,
-    leave: float,
-    dwell_s: float,
-    recover_s: float,
     as_json: bool,
     output: str | None,
+    **limits: Any,
 ) -> None:
     """Run the detectors over recorded requests or metrics: which alarms would fire, and when.
 
@@ -100,11 +97,8 @@ def replay(
         raise UsageError("expected --ladder beside --deadline-ms", hint="--ladder full,lite=0.2")
     policy = Policy(
         deadline_s=None if deadline_ms is None else deadline_ms * 1e-3,
-        enter=enter,
-        leave=leave,
-        dwell_s=dwell_s,
-        recover_s=recover_s,
-        longest_s=max(600.0, recover_s),
+        longest_s=max(600.0, limits["recover_s"]),
+        **limits,
     )
     streams = [stream for log in logs for stream in run(log, labels)]
     ladders = [] if modes is None else [_ladder(stream, modes, policy) for stream in streams]
@@ -121,46 +115,46 @@ def replay(
         save(output, text.encode())
 
 
-def _ladder(one: StreamReplay, modes: tuple[AssumedMode, ...], policy: Policy) -> LadderReplay:
+def _ladder(replayed: StreamReplay, modes: tuple[AssumedMode, ...], policy: Policy) -> LadderReplay:
     """Run a ladder over a stream; of one without times, its requests come one after the other."""
     import math
 
     from torchtriage.operate.ladder.replay import RecordedCall, replay_ladder
 
-    reasons = [""] * len(one.stream.samples)
-    for alarm in one.alarms:
+    reasons = [""] * len(replayed.stream.samples)
+    for alarm in replayed.alarms:
         if alarm.better:
             continue
-        end = next(end for start, end in one.on if start <= alarm.row < end)
+        end = next(end for start, end in replayed.on if start <= alarm.row < end)
         reasons[alarm.row : end] = [f"{alarm.kind}: {alarm.message}"] * (end - alarm.row)
-    timed = any(one.stream.stamps)
+    timed = any(replayed.stream.stamps)
     calls, clock_s = [], 0.0
-    for sample, alarm_ in zip(one.stream.samples, reasons, strict=True):
+    for sample, alarm_ in zip(replayed.stream.samples, reasons, strict=True):
         answered = sample.ok and math.isfinite(sample.value)
-        took_s = None if not answered else sample.value if one.stream.is_requests else 0.0
+        took_s = None if not answered else sample.value if replayed.stream.is_requests else 0.0
         clock_s += took_s or 0.0
         calls.append(RecordedCall(sample.at_s if timed else clock_s, took_s, alarm_))
     faults = None
-    if one.score is not None:
-        faults = [(found.fault.start, found.fault.end) for found in one.score.found]
+    if replayed.score is not None:
+        faults = [(found.fault.start, found.fault.end) for found in replayed.score.found]
     return replay_ladder(calls, modes, policy, faults)
 
 
-def _ladder_text(one: LadderReplay) -> list[str]:
-    share = one.degraded_s / one.seconds if one.seconds else 0.0
+def _ladder_text(replayed: LadderReplay) -> list[str]:
+    share = replayed.degraded_s / replayed.seconds if replayed.seconds else 0.0
     lines = [
-        f"  ladder {', '.join(mode.name for mode in one.modes)}:"
-        f" {format_count(one.n_switches, 'switch', 'switches')}, degraded for {one.degraded_s:,.0f} of"
-        f" {one.seconds:,.0f} s ({share:.1%}); {one.n_late:,} calls late or failed,"
-        f" {one.n_late_without:,} without it"
+        f"  ladder {', '.join(mode.name for mode in replayed.modes)}:"
+        f" {format_count(replayed.n_switches, 'switch', 'switches')}, degraded for {replayed.degraded_s:,.0f} of"
+        f" {replayed.seconds:,.0f} s ({share:.1%}); {replayed.n_late:,} calls late or failed,"
+        f" {replayed.n_late_without:,} without it"
     ]
-    if one.outside_s is not None:
-        answered = sum(row is not None for row in one.faults)
+    if replayed.outside_s is not None:
+        answered = sum(row is not None for row in replayed.faults)
         lines.append(
-            f"    answered by a lower mode in {answered} of {format_count(len(one.faults), 'fault')};"
-            f" degraded for {one.outside_s:,.0f} s outside of faults"
+            f"    answered by a lower mode in {answered} of {format_count(len(replayed.faults), 'fault')};"
+            f" degraded for {replayed.outside_s:,.0f} s outside of faults"
         )
-    for step in one.log:
+    for step in replayed.log:
         kind = "" if step.kind == "switch" else f"{step.kind} "
         lines.append(f"  {step.row:>7}  {kind}{step.before} -> {step.after}: {step.why}")
     return lines
@@ -226,28 +220,28 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
     from torchtriage.operate.detect.score import DetectionScore
 
     lines = []
-    for at, one in enumerate(streams):
-        n = len(one.stream.samples)
-        what = "requests" if one.stream.is_requests else "values"
-        title = f"{visible(one.stream.name)}: {n:,} {what}, {format_count(len(one.alarms), 'alarm')}"
-        if one.stream.n_skipped:
-            title += f" ({one.stream.n_skipped:,} lines could not be read)"
+    for at, replayed in enumerate(streams):
+        n = len(replayed.stream.samples)
+        what = "requests" if replayed.stream.is_requests else "values"
+        title = f"{visible(replayed.stream.name)}: {n:,} {what}, {format_count(len(replayed.alarms), 'alarm')}"
+        if replayed.stream.n_skipped:
+            title += f" ({replayed.stream.n_skipped:,} lines could not be read)"
         lines.append(title)
-        wrong = set(one.score.false_alarms) if one.score else set()
-        for alarm in one.alarms:
+        wrong = set(replayed.score.false_alarms) if replayed.score else set()
+        for alarm in replayed.alarms:
             cause = f" ({alarm.cause})" if alarm.cause else ""
             mark = "  FALSE" if alarm.row in wrong else ""
             lines.append(f"  {alarm.row:>7}  {alarm.kind:<9}  {alarm.message}{cause}{mark}")
-        if one.score:
-            missed = [found.fault for found in one.score.found if found.delay is None]
+        if replayed.score:
+            missed = [found.fault for found in replayed.score.found if found.delay is None]
             for fault in missed:
                 detail = f" ({fault.detail})" if fault.detail else ""
                 lines.append(f"  {fault.start:>7}  missed     {visible(fault.kind)}{detail}")
         if ladders:
             lines += _ladder_text(ladders[at])
-    scores = [one.score for one in streams if one.score is not None]
+    scores = [replayed.score for replayed in streams if replayed.score is not None]
     if scores:
-        metrics = not any(one.stream.is_requests for one in streams)
+        metrics = not any(replayed.stream.is_requests for replayed in streams)
         lines += ["", *_verdict(DetectionScore.of(scores), metrics=metrics)]
     return lines
 

@@ -63,7 +63,7 @@ class Charts:
     ) -> None:
         self._weights = weights
         matters = matters or ((0.0, 0.0),) * len(weights)
-        self._spans = tuple((one, *two) for one, two in zip(weights, matters, strict=True))
+        self._spans = tuple((weight, *pair) for weight, pair in zip(weights, matters, strict=True))
         self._limit = limit
         self._young = young
         self._means = [0.0] * len(weights)

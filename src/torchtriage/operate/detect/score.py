@@ -56,7 +56,7 @@ class DetectionScore:
     @property
     def recall(self) -> float:
         """Share of the faults that were found; NaN of none."""
-        hits = sum(one.delay is not None for one in self.found)
+        hits = sum(fault.delay is not None for fault in self.found)
         return hits / len(self.found) if self.found else math.nan
 
     @property
@@ -72,25 +72,25 @@ class DetectionScore:
 
     def chance(self) -> float:
         """Return the recall that random alarms of this rate would have."""
-        lengths = sorted(one.fault.end - one.fault.start for one in self.found)
+        lengths = sorted(found.fault.end - found.fault.start for found in self.found)
         if not lengths or not self.n_clean:
             return math.nan
         return 1 - math.exp(-self.per_10k / 1e4 * lengths[len(lengths) // 2])
 
     def delays(self) -> list[int]:
         """Return the delays of the faults found, sorted."""
-        return sorted(one.delay for one in self.found if one.delay is not None)
+        return sorted(found.delay for found in self.found if found.delay is not None)
 
     @classmethod
     def of(cls, scores: Iterable[DetectionScore]) -> DetectionScore:
         """Return the score of several streams together."""
         every = list(scores)
         return cls(
-            tuple(found for one in every for found in one.found),
-            tuple(row for one in every for row in one.false_alarms),
-            sum(one.n_clean for one in every),
-            tuple(row for one in every for row in one.benign_alarms),
-            sum(one.nab for one in every),
+            tuple(found for score in every for found in score.found),
+            tuple(row for score in every for row in score.false_alarms),
+            sum(score.n_clean for score in every),
+            tuple(row for score in every for row in score.benign_alarms),
+            sum(score.nab for score in every),
         )
 
 
@@ -140,12 +140,12 @@ def nab_points(starts: Sequence[int], faults: Sequence[LabelledFault], warm_up: 
     for row in starts:
         if row < warm_up:
             continue
-        fault = next((one for one in faults if one.start <= row < one.end), None)
+        fault = next((fault for fault in faults if fault.start <= row < fault.end), None)
         if fault is not None:
             into = -(fault.end - row) / max(fault.end - fault.start, 1)
             best[fault] = max(best.get(fault, -1.0), _sigmoid(into) / _sigmoid(-1.0))
             continue
-        before = [one for one in faults if one.end <= row]
+        before = [fault for fault in faults if fault.end <= row]
         if before:
             last = before[-1]
             points += NAB_FALSE * _sigmoid((row - last.end + 1) / max(last.end - last.start - 1, 1))

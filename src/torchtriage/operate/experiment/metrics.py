@@ -115,7 +115,7 @@ class SequentialTest:
         """Return what is known now."""
         raise NotImplementedError
 
-    def _row(self, metric: Metric, **told: Any) -> MetricRow:
+    def _row(self, metric: Metric, **fields: Any) -> MetricRow:
         return MetricRow(
             metric=metric.metric,
             role=self.role,
@@ -125,7 +125,7 @@ class SequentialTest:
             n=(self.n[0], self.n[1]),
             n_missing=(self.n_missing[0], self.n_missing[1]),
             decided_at=self.decided_at,
-            **told,
+            **fields,
         )
 
 
@@ -182,7 +182,7 @@ class _EventTest(SequentialTest):
     def _judged(self) -> Verdict:
         return "worse" if self.events.log_evidence >= -math.log(self.alpha) else "undecided"
 
-    def _rates(self, metric: Metric, **told: Any) -> MetricRow:
+    def _rates(self, metric: Metric, **fields: Any) -> MetricRow:
         low, high = self.events.interval(2 * self.alpha)
         counted, n = self.events.n_counted, self.events.n
         ratio = counted[1] * n[0] / (counted[0] * n[1]) if counted[0] and n[1] else None
@@ -193,7 +193,7 @@ class _EventTest(SequentialTest):
             low=low,
             high=high if math.isfinite(high) else None,
             n_events=(self.events.n_events[0], self.events.n_events[1]),
-            **told,
+            **fields,
         )
 
 
@@ -212,11 +212,11 @@ class _TailTest(_EventTest):
             return False
         if self.difference.add(treated, log) and self.difference.levels[0].n % EVERY == 0:
             # values that resemble their neighbours pass a threshold in bursts: one counts
-            told = self.difference.estimate()
-            if math.isinf(told.high):
-                self.pause = UNKNOWN * told.block
+            estimate = self.difference.estimate()
+            if math.isinf(estimate.high):
+                self.pause = UNKNOWN * estimate.block
             else:
-                self.pause = 0 if told.block == BLOCK else told.block
+                self.pause = 0 if estimate.block == BLOCK else estimate.block
         # both arms on one scale, on which the candidate may be as bad as the control
         scaled = log - math.log(self.spec.worse_than) if treated else log
         self.spread.add(scaled)

@@ -42,7 +42,7 @@ def answers_agree(
         raise UsageError(f"expected inputs and a share up to 1, found {len(inputs)} and {least}")
 
     def check() -> str:
-        reasons = [found.reason for one in inputs if not (found := compare(full(*one), lite(*one))).agrees]
+        reasons = [result.reason for args in inputs if not (result := compare(full(*args), lite(*args))).agrees]
         agree = 1 - len(reasons) / len(inputs)
         if agree >= least:
             return ""

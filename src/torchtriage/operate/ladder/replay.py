@@ -99,7 +99,7 @@ def read_modes(text: str) -> tuple[AssumedMode, ...]:
                 hint="the number is what the mode takes, as a share of what the first one takes",
             )
         modes.append(AssumedMode(name, share))
-    if len(modes) < 2 or len({one.name for one in modes}) < len(modes):
+    if len(modes) < 2 or len({mode.name for mode in modes}) < len(modes):
         raise UsageError(
             f"expected two modes or more, each with a name of its own, found {text!r}", hint="full,lite=0.2"
         )

@@ -87,22 +87,22 @@ class LocalStore:
         """Set another state."""
         with self._lock:
             now_s = self._clock()
-            found = self.read(ladder)
-            if found.epoch != before.epoch:
-                return Switched(found, "another worker has switched")
+            current = self.read(ladder)
+            if current.epoch != before.epoch:
+                return Switched(current, "another worker has switched")
             by_hand = after.held or before.held
             if not by_hand:
                 since_s = now_s - self._switched_s.get(ladder, float("-inf"))
                 if since_s < 0:
                     self._switched_s[ladder] = now_s  # the clock went back
                 if since_s < dwell_s:
-                    return Switched(found, f"the last switch is not {dwell_s:g} s ago")
-                others = sum(one.level > 0 for name, one in self._states.items() if name != ladder)
+                    return Switched(current, f"the last switch is not {dwell_s:g} s ago")
+                others = sum(state.level > 0 for name, state in self._states.items() if name != ladder)
                 if budget is not None and after.level > 0 and others + 1 > budget:
-                    return Switched(found, f"{others} other ladders are down, {budget} may be")
-            state = replace(after, epoch=found.epoch + 1, trouble=False)
+                    return Switched(current, f"{others} other ladders are down, {budget} may be")
+            state = replace(after, epoch=current.epoch + 1, trouble=False)
             self._states[ladder] = state
-            if state.level != found.level:
+            if state.level != current.level:
                 self._switched_s[ladder] = now_s
             return Switched(state)
 

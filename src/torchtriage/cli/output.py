@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,25 +14,13 @@ from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from torchtriage.core.finding import Quote
     from torchtriage.diagnose.ranks.result import JobResult
     from torchtriage.diagnose.verdict.result import Result
     from torchtriage.report.blocks import Document
 
-__all__ = [
-    "check_outputs",
-    "complain",
-    "emit",
-    "encode",
-    "present",
-    "print_report",
-    "put",
-    "put_document",
-    "save",
-    "screen",
-]
+__all__ = ["check_outputs", "complain", "emit", "encode", "present", "print_report", "put_document", "save", "screen"]
 
 
 def complain(message: str) -> None:
@@ -126,20 +114,10 @@ def put_document(document: Document, name: str | None = None) -> None:
     """
     from torchtriage.report import terminal
 
-    put(partial(terminal.render, document), name)
-
-
-def put(render: Callable[..., Text], name: str | None = None) -> None:
-    """Print the text that ``render`` makes, or write it to the file of this name.
-
-    Raises UsageError: the file cannot be written.
-    """
-    from torchtriage.report import terminal
-
     if name:
-        save(name, (render().plain + "\n").encode())
+        save(name, (terminal.render(document).plain + "\n").encode())
     else:
-        terminal.put(render, screen())
+        terminal.put(partial(terminal.render, document), screen())
 
 
 def _same(target: Path, other: str | Path) -> bool:

@@ -109,15 +109,12 @@ def doing(name: str, *, quiet: bool, since_s: float) -> Iterator[Callable[[str],
 
 
 @contextmanager
-def counting(noun: str, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+def counting(noun: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Yield a callback for a number of things done that shows a line on stderr after a second."""
     with _line(quiet=quiet) as line:
-        if line is None:
-            yield None
-            return
 
         def progress(number: int) -> None:
-            if line.due():
+            if line is not None and line.due():
                 line.show(f"{number:,} {noun}")
 
         yield progress

@@ -136,8 +136,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
         with counting(f"of {len(items):,} judged", quiet=quiet) as progress:
             for one in items:
                 said[one.id] = says(one)
-                if progress is not None:
-                    progress(len(said))
+                progress(len(said))
         found = Predictions(system, said)
     else:
         found = read_predictions(Path(system))

@@ -278,7 +278,7 @@ def measure(
 
     if given["against"] is None and given["before"] is None:
         with counting("processes", quiet=given["quiet"]) as progress:
-            measured = run_sessions(program, n, warm_up=warm_up, progress=progress or (lambda _n: None))
+            measured = run_sessions(program, n, warm_up=warm_up, progress=progress)
         return [run_of(measured, program, revision)]
 
     other, other_revision = program, revision
@@ -295,8 +295,7 @@ def measure(
     with counting("rounds", quiet=given["quiet"]) as progress:
 
         def told(*sides: Sequence[MeasuredProcess]) -> bool:
-            if progress is not None:
-                progress(len(sides[0]))
+            progress(len(sides[0]))
             if enough is None:
                 return False
             before, after = (

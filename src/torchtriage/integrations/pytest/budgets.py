@@ -34,21 +34,11 @@ def read_budgets(
 ) -> dict[str, float]:
     """Return budgets by name.
 
-    Parameters
-    ----------
-    given : mapping
-        What the user wrote, by the name it was given.
-    where : str
-        For messages: ``@pytest.mark.perf_budget``.
-    positional : iterable
-        What was given without a name.
-    names : mapping, optional
-        Names that can be given, and the budgets they are; ``BUDGETS`` as they are.
+    ``given`` : what the user wrote, by the name it was given. ``where`` : for messages:
+    ``@pytest.mark.perf_budget``. ``positional`` : what was given without a name. ``names`` : names
+    that can be given, and the budgets they are; ``BUDGETS`` as they are.
 
-    Raises
-    ------
-    UsageError
-        A name is not known, a number cannot be meant, or there is none.
+    Raises UsageError: a name is not known, a number cannot be meant, or there is none.
     """
     known = names or {name: name for name in BUDGETS}
     listed = ", ".join(known)

@@ -20,14 +20,8 @@ HELP = "a code, none, ? for the codes, s to skip, q to stop"
 class Person:
     """Asks at a terminal.
 
-    Parameters
-    ----------
-    who : str
-        The person's name, for the history of labels.
-    ask : callable
-        Shows a question and returns the line that is answered; EOFError and Ctrl-C end the review.
-    show : callable
-        Shows text.
+    ``who`` : the person's name, for the history of labels. ``ask`` : shows a question and returns
+    the line that is answered; EOFError and Ctrl-C end the review. ``show`` : shows text.
     """
 
     def __init__(self, who: str, ask: Callable[[str], str], show: Callable[[str], None]) -> None:

@@ -124,23 +124,11 @@ class _Reply:
 class Llm:
     """Asks a model for the review of each window.
 
-    Parameters
-    ----------
-    endpoint : Endpoint
-    limits : Limits
-    prices : Prices, optional
-        Without them nothing is known of cost.
-    cache : Path, optional
-        A folder of answers that were taken, by all that was asked.
-    wait : callable
-        Waits for some seconds before another attempt.
-    seed : int
-        Of the jitter of these waits.
+    ``prices`` : without them nothing is known of cost. ``cache`` : a folder of answers that were
+    taken, by all that was asked. ``wait`` : waits for some seconds before another attempt. ``seed``
+    : of the jitter of these waits.
 
-    Raises
-    ------
-    MissingExtraError
-        The openai package is not installed.
+    Raises MissingExtraError: the openai package is not installed.
     """
 
     def __init__(

@@ -53,8 +53,7 @@ def record(
 
         def told(outcome: Outcome) -> None:
             done.append(outcome)
-            if progress is not None:
-                progress(len(done))
+            progress(len(done))
 
         outcomes = record_all(items, folder, device=device, jobs=jobs, timeout_s=timeout, told=told)
     failed = [one for one in outcomes if one.failure]
@@ -93,8 +92,7 @@ def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
         def told(_: object) -> None:
             nonlocal n_done
             n_done += 1
-            if progress is not None:
-                progress(n_done)
+            progress(n_done)
 
         outcomes = make_all(items, folder, told=told)
     failed = [one for one in outcomes if one.failure]

@@ -84,7 +84,7 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
     history = History.read(folder / HISTORY)
     _tell_damage(history)
     with counting("recordings read", quiet=given["quiet"]) as progress:
-        found = examples(folder, told=progress or (lambda _: None))
+        found = examples(folder, told=progress)
 
     def review(evidence: Sequence[Evidence]) -> tuple[Outcome, ...]:
         return review_with_progress(reviewer, evidence, quiet=given["quiet"])

@@ -108,8 +108,7 @@ def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: b
 
         def told(name: str) -> None:
             done.append(name)
-            if progress is not None:
-                progress(len(done))
+            progress(len(done))
 
         click.echo(make(found, names, seed=seed, told=told))
 
@@ -118,7 +117,7 @@ def _examples(folder: Path, jobs: int, quiet: bool) -> list[Example]:
     from torchtriage_benchmark.training.training_set import examples
 
     with counting("recordings read", quiet=quiet) as progress:
-        return examples(folder, jobs=jobs, told=progress or (lambda _: None))
+        return examples(folder, jobs=jobs, told=progress)
 
 
 for _one in (labelling.iterate, labelling.audit, labelling.veto):

@@ -191,27 +191,12 @@ def iterate(
 ) -> Report:
     """Run the loop on the recordings of splits ``train`` and ``validation``.
 
-    Parameters
-    ----------
-    items : sequence of Example
-        Those of other splits are not looked at.
-    labels : Labels
-        Before any change; the history is applied to them.
-    reviewer : Reviewer
-    train : Train
-    history : History
-        Every change goes there before anything is learned from it.
-    review : callable, optional
-        Asks the reviewer, where that needs more than to call it.
-    evidence : Findings, optional
-        With what was gathered before.
-    told : callable
-        Is given each round.
+    ``items`` : those of other splits are not looked at. ``labels`` : before any change; the history
+    is applied to them. ``history`` : every change goes there before anything is learned from it.
+    ``review`` : asks the reviewer, where that needs more than to call it. ``evidence`` : with what
+    was gathered before. ``told`` : is given each round.
 
-    Raises
-    ------
-    UsageError
-        There are too few model families to learn from, or none to validate with.
+    Raises UsageError: there are too few model families to learn from, or none to validate with.
     """
     items = [*recorded(items, "train"), *recorded(items, "validation")]
     evidence = evidence or Findings()

@@ -127,7 +127,7 @@ def step(compiles: list[tuple[list[str], int]], executed: int) -> dict[str, Any]
 
 
 def saved(*hashes: str) -> list[SavedGraph]:
-    return [SavedGraph(one, (SYNC,), module(), 0) for one in hashes]
+    return [SavedGraph(one, (SYNC,), module()) for one in hashes]
 
 
 def test_counts_add_up_and_graphs_of_later_steps_are_told_apart() -> None:
@@ -158,7 +158,7 @@ def test_what_is_in_no_dump_is_not_guessed() -> None:
 def test_graphs_that_dynamo_runs_are_told_by_debug_output() -> None:
     fx = {"compile_id": "0/0", "kind": "inference", "n_ops": 3, "parts": [3], "unsupported": [], "step": 0}
     run = Analysis("execution", "dynamo is executing a compiled program", "a")
-    lowered = [SavedGraph("a", (LOWER,), module(), 0)]
+    lowered = [SavedGraph("a", (LOWER,), module())]
     stack = ["triage:fx:0", "triage:lower", "triage:part:1"]
     found = count("openxla", [step([(stack, 0)], 1), step([], 1)], [fx], [[run], [run]], [lowered, []], train=False)
     (graph,) = found.graphs

@@ -117,7 +117,6 @@ def test_a_metrics_report() -> None:
     compiled = found.metrics["CompileTime"]
     assert (compiled.n, compiled.unit) == (3, "ns")
     assert compiled.total == pytest.approx(29_996_941_409)
-    assert [name for name, _ in compiled.percentiles] == ["1%", "50%", "95%", "99%"]
     assert found.metrics["InboundData"].unit == "B"
     assert found.counters == {"aten::nonzero": 33, "MarkStep": 2}
     assert (found.n_skipped, found.cut, found.repeated) == (1, False, set())
@@ -145,18 +144,17 @@ def test_debug_output_between_lines_of_the_program() -> None:
         ("sync", "/x/torch_xla/core/xla_model.py", 1055),
         ("<module>", "/home/me/train (1).py", 73),
     ]
-    assert compilation.sizes == {"input": 1.548 * 2**30, "aliased": 1.547871 * 2**30}
     assert (execution.kind, execution.hash, execution.frames) == ("execution", "c74c3b91", ())
 
 
 def test_saved_graphs_as_hlo_and_as_text_and_a_cut_one_left_out() -> None:
     hlo, text = read_saved(SAVED.split("\n"))
-    assert (hlo.hash, hlo.frames[0].line, hlo.n_nodes) == ("97a5", 7, 0)
+    assert (hlo.hash, hlo.frames[0].line) == ("97a5", 7)
     module = hlo.module
     assert module is not None
     assert (module.inputs, module.outputs) == (("f32[8]", "f32[4,8]"), ("f32[4,8]", "f32[]"))
     assert dict(module.ops) == {"parameter": 2, "add": 1, "tuple": 1}
-    assert (text.hash, text.module, text.n_nodes) == ("11", None, 2)
+    assert (text.hash, text.module) == ("11", None)
 
 
 def test_aliases_of_a_module() -> None:

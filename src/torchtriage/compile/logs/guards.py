@@ -9,7 +9,6 @@ from dataclasses import dataclass
 __all__ = ["PYTHON_GUARDS", "GuardTree", "parse_guards", "parse_old_guards"]
 
 _LEAF = re.compile(r"^[| ]*\+- (?P<kind>[A-Z][A-Z_0-9]+): (?P<text>[^\n]*)$", re.MULTILINE)
-_MANAGER = re.compile(r"^[| ]*\+- \w*GuardManager", re.MULTILINE)
 _LATENCY = re.compile(r"Guard (?:eval )?latency = (?P<us>\d+(?:\.\d+)?) us")
 _PLACE = re.compile(r"# (?P<file>[^\s#]+):(?P<line>\d+) in (?P<name>\S+)")
 _SOURCE = re.compile(r"\b[LG]\['(\w+)'\]")
@@ -23,20 +22,14 @@ class GuardTree:
     """The guards of one graph.
 
     ``kinds`` : number of leaves by kind. ``places`` : by ``file:line`` of the code that asked for them (paths cut
-    short by PyTorch). ``sources`` : by local or global variable. ``n_managers`` : objects walked to reach them.
-    ``latency_us`` : of one evaluation; None where not told.
+    short by PyTorch). ``sources`` : by local or global variable.
+    ``latency_us`` : of one evaluation; None where the log has none.
     """
 
     kinds: Counter[str]
     places: Counter[str]
     sources: Counter[str]
-    n_managers: int
     latency_us: float | None
-
-    @property
-    def n_guards(self) -> int:
-        """Return the number of leaves."""
-        return sum(self.kinds.values())
 
 
 def parse_guards(text: str) -> GuardTree:
@@ -53,7 +46,7 @@ def parse_guards(text: str) -> GuardTree:
         if source is not None:
             sources[source[1]] += 1
     latency = _LATENCY.search(text)
-    return GuardTree(kinds, places, sources, len(_MANAGER.findall(text)), float(latency["us"]) if latency else None)
+    return GuardTree(kinds, places, sources, float(latency["us"]) if latency else None)
 
 
 def parse_old_guards(codes: list[str]) -> GuardTree:
@@ -66,4 +59,4 @@ def parse_old_guards(codes: list[str]) -> GuardTree:
         source = _SOURCE.search(code)
         if source is not None:
             sources[source[1]] += 1
-    return GuardTree(kinds, Counter(), sources, 0, None)
+    return GuardTree(kinds, Counter(), sources, None)

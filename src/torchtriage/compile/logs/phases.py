@@ -97,8 +97,6 @@ class Phases:
     spans: list[tuple[int, int, int, str, str]] = field(default_factory=list)
     by_compile_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     outer_ns: int = 0
-    n_instants: int = 0
-    n_unmatched: int = 0
     n_unended: int = 0
     _open: dict[tuple[object, object], list[_Open]] = field(default_factory=lambda: defaultdict(list))
     _last_ns: dict[tuple[object, object, str], int] = field(default_factory=dict)
@@ -120,7 +118,6 @@ class Phases:
             self._open[event.pid, event.tid].append(_Open(event.name, time_ns, compile_id))
             return None
         if event.ph != "E":
-            self.n_instants += 1
             return None
         stack = self._open[event.pid, event.tid]
         depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i].name == event.name), -1)
@@ -128,7 +125,6 @@ class Phases:
             if self._forced[event.name]:
                 self._forced[event.name] -= 1
                 return None
-            self.n_unmatched += 1
             return "an end without a beginning"
         while len(stack) > depth + 1:  # ends later, or an exception went through it
             self._forced[stack[-1].name] += 1

@@ -175,7 +175,6 @@ class ProcessLog:
     n_break_records: int = 0
     n_recompile_records: int = 0
     automatic_dynamic: bool = True
-    recompile_limit: int | None = None
     end: str = ""
     _now: dict[str, Compilation] = field(default_factory=dict)
     _shown: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)

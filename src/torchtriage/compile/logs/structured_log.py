@@ -251,9 +251,6 @@ class _EntryReader:
         config = str(values.get("dynamo_config") or "")
         if '"automatic_dynamic_shapes": false' in config:
             self.log.automatic_dynamic = False
-        limit = re.search(r'"(?:recompile_limit|cache_size_limit)": (\d{1,9})\b', config)
-        if limit is not None:
-            self.log.recompile_limit = int(limit[1])
         if values.get("co_name") and compilation.resumed_at is None:
             compilation.name = str(values["co_name"])
         if values.get("co_filename"):

@@ -124,12 +124,6 @@ class XlaSession(session_main.ModelSession):
             ]
         return check.hold(self.on_host, answers, train=self.train)
 
-    def report(self) -> str:
-        """Return torch_xla's metrics as text."""
-        import torch_xla.debug.metrics as metrics
-
-        return str(metrics.metrics_report())
-
     def _built(self, target: str, device: str) -> Case:
         function = targets.load(target)
         case = targets.build(function, batch_size=None, dtype="", device="", train=self.train)

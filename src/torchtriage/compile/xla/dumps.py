@@ -39,7 +39,6 @@ class XlaMetric:
     n: int
     total: float | None
     unit: str
-    percentiles: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass
@@ -48,7 +47,6 @@ class Metrics:
 
     metrics: dict[str, XlaMetric] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
-    n_lines: int = 0
     n_skipped: int = 0
     repeated: set[str] = field(default_factory=set)
     cut: bool = False
@@ -90,19 +88,13 @@ def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics
         elif kind == "Metric" and values.get("TotalSamples", "").isdecimal():
             # reports before 2.0 name the sum a counter
             total = parse_amount(values.get("Accumulator", values.get("Counter", "")))
-            shares = [mark.partition("=") for mark in values.get("Percentiles", "").split(";")]
-            marks = tuple(
-                (share.strip(), amount[0]) for share, _, text in shares if (amount := parse_amount(text)) is not None
-            )
-            unit = total[1] if total else ""
-            found = XlaMetric(name, int(values["TotalSamples"]), total[0] if total else None, unit, marks)
-            _keep(out, out.metrics, name, found)
+            value, unit = total or (None, "")
+            _keep(out, out.metrics, name, XlaMetric(name, int(values["TotalSamples"]), value, unit))
         elif kind:
             out.cut = True
         kind = ""
 
     for line in lines:
-        out.n_lines += 1
         head = re.match(r"^(Metric|Counter): (\S(?:.*\S)?)\s*$", line)
         if head:
             close()
@@ -111,9 +103,7 @@ def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics
         inside = re.match(r"^  (\w+): (.*)$", line)
         if inside and kind:
             values[inside[1]] = inside[2].rstrip()
-        elif kind and line.strip() and re.match(r"^\s+\d+%=", line):
-            values["Percentiles"] = f"{values.get('Percentiles', '')};{line}"
-        elif line.strip():
+        elif line.strip() and not (kind and re.match(r"^\s+\d+%=", line)):  # more percentiles
             out.n_skipped += 1
     close()
     return out
@@ -138,8 +128,6 @@ class Analysis:
     n_outputs: int | None = None
     frames: tuple[Frame, ...] = ()
     unexpected: bool = False
-    sizes: dict[str, float] = field(default_factory=dict)
-    """Of the compiled program, in bytes: input, output, aliased, intermediate, program."""
 
 
 _PREFIX = re.compile(
@@ -147,14 +135,11 @@ _PREFIX = re.compile(
     r"(?P<rest>.*)$"
 )
 _FRAME = re.compile(r"^\s+(?P<name>[^(\s](?:[^(\n]*[^(\s])?) \((?P<file>.+):(?P<line>\d{1,9})\)\s*$")
-_LAZY_NODE = re.compile(r"^\s+%\d+ = ")
-_GIB = re.compile(r"^(?:Graph )?(?P<what>\w+)(?: \w+)? size: (?P<size>[\d.]+) GB")
 
 
 def read_debug(lines: Iterable[str]) -> Iterator[Analysis]:
     """Yield the analyses of ``PT_XLA_DEBUG``, in order; other lines are passed over."""
     now: Analysis | None = None
-    last: Analysis | None = None
     expected = ""
     for line in lines:
         match = _PREFIX.search(line)
@@ -162,14 +147,10 @@ def read_debug(lines: Iterable[str]) -> Iterator[Analysis]:
             continue
         kind, rest = match["kind"], match["rest"]
         if kind == "Post Compilation":
-            size = _GIB.match(rest)
-            if size and last is not None:
-                last.sizes[size["what"].lower()] = float(size["size"]) * 2**30
             continue
         text = rest.strip()
         if text.startswith("-----") or (text.startswith("=====") and now is not None and now.frames):
             if now is not None:
-                last = now if now.kind == "compilation" else last
                 yield now
                 now = None
             continue
@@ -287,8 +268,6 @@ class SavedGraph:
     hash: str
     frames: tuple[Frame, ...]
     module: HloModule | None
-    n_nodes: int
-    """Of the lazy IR, where it was saved as text; 0 else."""
 
 
 def read_saved(lines: Iterable[str]) -> Iterator[SavedGraph]:
@@ -307,9 +286,7 @@ def read_saved(lines: Iterable[str]) -> Iterator[SavedGraph]:
             where = ""
         elif line.startswith("## END_GRAPH"):
             if hash_:
-                module = read_module("\n".join(text))
-                n_nodes = 0 if module else sum(bool(_LAZY_NODE.match(line)) for line in text)
-                yield SavedGraph(hash_, tuple(frames), module, n_nodes)
+                yield SavedGraph(hash_, tuple(frames), read_module("\n".join(text)))
             frames, text, hash_, where = [], [], "", ""
         elif where == "frames":
             match = _FRAME.match(line)

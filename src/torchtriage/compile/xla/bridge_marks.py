@@ -42,7 +42,7 @@ class BridgeWatch:
         from torch_xla._dynamo import dynamo_bridge as bridge
 
         backend.xla_backend_helper = self._handed(backend.xla_backend_helper)
-        lower = self._lowered(bridge.extract_compiled_graph)
+        lower = mark("lower")(bridge.extract_compiled_graph)
         bridge.extract_compiled_graph = public.extract_compiled_graph = lower
         bridge.extract_internal = self._part(bridge.extract_internal)
         collector = bridge.UnsupportedNodesCollector
@@ -89,14 +89,6 @@ class BridgeWatch:
 
         return wrapped
 
-    def _lowered(self, extract: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(extract)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with mark("lower"):
-                return extract(*args, **kwargs)
-
-        return wrapped
-
     def _part(self, extract: Callable[..., Any]) -> Callable[..., Any]:
         """Return an extraction that numbers an FX graph's parts, and marks tracing and running."""
 
@@ -107,13 +99,7 @@ class BridgeWatch:
             name = len(graph["parts"])
             with mark("part", name):
                 run = extract(module, *args, **kwargs)
-
-            @functools.wraps(run)
-            def called(*values: Any) -> Any:
-                with mark("run", name):
-                    return run(*values)
-
-            return called
+            return mark("run", name)(run)
 
         return wrapped
 

@@ -142,11 +142,8 @@ class MeasuredTest:
         kinds = {"inconclusive": PerfInconclusive, "not checked": PerfNotChecked}
         for one in checks:
             if one.verdict in kinds:
-                self._warn(kinds[one.verdict](f"{of}{one}"))
-
-    def _warn(self, warning: PerfWarning) -> None:
-        try:
-            self._item.warn(warning)
-        except PerfWarning as error:
-            # the user's filter makes it one: no traceback through our code
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
+                try:
+                    self._item.warn(kinds[one.verdict](f"{of}{one}"))
+                except PerfWarning as error:
+                    # the user's filter makes it an error: no traceback through our code
+                    raise pytest.fail.Exception(str(error), pytrace=False) from None

@@ -189,7 +189,8 @@ def _fastest(
         if found is not None and not found.tie and found.faster == chosen.setting.name:
             why += f", {times(found)} as fast as eager"
             if q == 0.5:
-                why += _paid(chosen)
+                calls = chosen.break_even_cold
+                why += "" if calls is None else f", its cold start paid for after {format_count(calls, 'call')}"
     why += choice.why
     size = chosen.setting.batch_size
     left = [row.label for row in rows if row.setting.batch_size == size and not is_right(row)]
@@ -203,12 +204,6 @@ def times(found: SettingComparison) -> str:
     if found.low is None or found.high is None:
         return f"{found.ratio:.3g} times"
     return f"{found.ratio:.3g} ({found.low:.3g}-{found.high:.3g}) times"
-
-
-def _paid(row: SettingRow) -> str:
-    if row.break_even_cold is None:
-        return ""
-    return f", its cold start paid for after {format_count(row.break_even_cold, 'call')}"
 
 
 def _smallest(same: Sequence[SettingRow]) -> BenchAdvice | None:

@@ -173,20 +173,16 @@ def _cold(plan: BenchPlan, store: Checkpoint, setting: Setting) -> dict[str, Any
             out["warm_up"] = _warmed(plan, worker, out["first"]["ns"])
             out["finish"] = worker.ask("finish", plan.timeout_s)
             out["peak"] = worker.ask("peak", plan.timeout_s)
-            _call_other_size(plan, worker, setting, out)
+            other = plan.other_size(setting)
+            if other is not None and setting.backend:
+                with suppress(SessionError):
+                    out["other"] = worker.ask("other_size", plan.timeout_s, batch_size=other)
             stage = "numerics"
             standard = plan.standard(setting)
             out["numerics"] = worker.ask("numerics", plan.timeout_s, standard=standard)
         except SessionError as error:
             out["failure"] = _failure(error, stage, "cold")
     return out
-
-
-def _call_other_size(plan: BenchPlan, worker: SessionClient, setting: Setting, out: dict[str, Any]) -> None:
-    other = plan.other_size(setting)
-    if other is not None and setting.backend:
-        with suppress(SessionError):
-            out["other"] = worker.ask("other_size", plan.timeout_s, batch_size=other)
 
 
 def _failure(error: SessionError, stage: str, session: str) -> dict[str, Any]:

@@ -55,10 +55,12 @@ def summarise(measured: Measurements) -> BenchResult:
     rows = [_row(measured, setting) for setting in plan.settings]
     noise = judge_noise(measured.uses())
     advice = advise(measured, rows)
+    where, _, name = plan.target.rpartition(":")
+    machine = {name: value for name, value in gather_machine().fields if name not in ("host", "kernel")}
     return BenchResult(
         schema=BENCH_SCHEMA,
         version=__version__,
-        target=_shown(plan.target),
+        target=f"{Path(where).name if where.endswith('.py') else where}:{name}",
         train=plan.train,
         device=measured.opened["device"],
         verdict=_verdict(measured, rows, advice, noise),
@@ -68,21 +70,9 @@ def summarise(measured: Measurements) -> BenchResult:
         noise=noise,
         n_rounds=len(measured.rounds),
         interleaved=measured.interleaved,
-        facts=_facts(measured),
+        facts=(*{**measured.opened["facts"], **machine}.items(), *sorted(variables().items())),
         notes=tuple(_notes(measured, rows, noise)),
     )
-
-
-def _shown(target: str) -> str:
-    where, _, name = target.rpartition(":")
-    return f"{Path(where).name if where.endswith('.py') else where}:{name}"
-
-
-def _facts(measured: Measurements) -> tuple[tuple[str, str], ...]:
-    facts = dict(measured.opened["facts"])
-    hidden = {"host", "kernel"}
-    facts |= {name: value for name, value in gather_machine().fields if name not in hidden}
-    return (*facts.items(), *sorted(variables().items()))
 
 
 def _row(measured: Measurements, setting: Setting) -> SettingRow:

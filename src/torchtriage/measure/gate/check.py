@@ -322,10 +322,10 @@ def _trust(matches: Sequence[MetricMatch], sides: Sequence[Side]) -> Iterator[No
 def _code(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Note]:
     """Say what the commits do not."""
     commits, other = ({run.commit for run in runs if run.commit} for runs in (before, after))
-    changed = any(UNCOMMITTED in dict(run.environment) for run in after)
-    if changed:
+    commands, others = ({dict(run.environment).get("command", "") for run in runs} for runs in (before, after))
+    if any(UNCOMMITTED in dict(run.environment) for run in after):
         yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")
-    elif commits & other and _commands(before) == _commands(after):
+    elif commits & other and commands == others:
         both = formatting.commit(min(commits & other))
         yield Note("same-commit", "info", f"both sides are of one commit, {both}")
 
@@ -343,10 +343,6 @@ def _lacking(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str
         )
     if min(run.recorded_at_s for run in before) > max(run.recorded_at_s for run in after) > 0:
         yield Note("later", "info", f"all runs of {labels[0]} were recorded later than {labels[1]}")
-
-
-def _commands(runs: Sequence[Run]) -> set[str]:
-    return {dict(run.environment).get("command", "") for run in runs}
 
 
 def _environments(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Note]:

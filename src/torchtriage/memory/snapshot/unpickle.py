@@ -47,83 +47,18 @@ MAX_SHAPES = 32
 """Of dicts that come by the million: each shape has a pattern, which takes time to make. A torch
 writes a handful of shapes, of twelve items at most."""
 CACHED = 200_000
-_HIGHEST_PROTOCOL = 5
 _TRY = "write it again with torch.cuda.memory._dump_snapshot(path), and pass that file"
 _TRUNCATED = "the file was cut: copy it again, or let the program that writes it finish"
-# what pickles hold that plain data never needs; the rest is said as a byte
-_NAMES = {
-    b"c": "GLOBAL",
-    b"\x93": "STACK_GLOBAL",
-    b"R": "REDUCE",
-    b"i": "INST",
-    b"o": "OBJ",
-    b"\x81": "NEWOBJ",
-    b"\x92": "NEWOBJ_EX",
-    b"b": "BUILD",
-    b"\x82": "EXT1",
-    b"\x83": "EXT2",
-    b"\x84": "EXT4",
-    b"P": "PERSID",
-    b"Q": "BINPERSID",
-    b"\x97": "NEXT_BUFFER",
-    b"\x98": "READONLY_BUFFER",
-    b"\x8f": "EMPTY_SET",
-    b"\x90": "ADDITEMS",
-    b"\x91": "FROZENSET",
-    b"\x96": "BYTEARRAY8",
-    b"0": "POP",
-    b"1": "POP_MARK",
-    b"2": "DUP",
-    b"F": "FLOAT",
-    b"I": "INT",
-    b"L": "LONG",
-    b"S": "STRING",
-    b"V": "UNICODE",
-    b"T": "BINSTRING",
-    b"U": "SHORT_BINSTRING",
-    b"d": "DICT",
-    b"l": "LIST",
-    b"p": "PUT",
-    b"g": "GET",
-}
-
-(
-    PROTO,
-    FRAME,
-    STOP,
-    MARK,
-    EMPTY_DICT,
-    EMPTY_LIST,
-    EMPTY_TUPLE,
-    SETITEM,
-    SETITEMS,
-    APPEND,
-    APPENDS,
-    TUPLE,
-    TUPLE1,
-    TUPLE2,
-    TUPLE3,
-    NONE,
-    TRUE,
-    FALSE,
-    BININT,
-    BININT1,
-    BININT2,
-    LONG1,
-    LONG4,
-    BINFLOAT,
-    BINUNICODE,
-    SHORT_BINUNICODE,
-    BINUNICODE8,
-    BINBYTES,
-    SHORT_BINBYTES,
-    BINBYTES8,
-    BINPUT,
-    LONG_BINPUT,
-    MEMOIZE,
-    BINGET,
-    LONG_BINGET,
-) = b"\x80\x95.(}])suaet\x85\x86\x87N\x88\x89JKM\x8a\x8bGX\x8c\x8dBC\x8eqr\x94hj"
+PROTO, FRAME, STOP, MARK = b"\x80\x95.("
+EMPTY_DICT, SETITEM, SETITEMS = b"}su"
+EMPTY_LIST, APPEND, APPENDS = b"]ae"
+EMPTY_TUPLE, TUPLE, TUPLE1, TUPLE2, TUPLE3 = b")t\x85\x86\x87"
+NONE, TRUE, FALSE = b"N\x88\x89"
+BININT, BININT1, BININT2, LONG1, LONG4, BINFLOAT = b"JKM\x8a\x8bG"
+BINUNICODE, SHORT_BINUNICODE, BINUNICODE8 = b"X\x8c\x8d"
+BINBYTES, SHORT_BINBYTES, BINBYTES8 = b"BC\x8e"
+BINPUT, LONG_BINPUT, MEMOIZE = b"qr\x94"
+BINGET, LONG_BINGET = b"hj"
 
 _GET = rb"(?:j....|h.)"
 _FLAT = rb"K.|M..|J....|\x8a(?:\x06.{6}|\x08.{8}|\x07.{7}|\x05.{5})|[N\x88\x89]"
@@ -407,8 +342,7 @@ class _Reader:
                 puts.append(raw[2:6])
             elif raw[0] == SHORT_BINUNICODE:
                 puts.append(raw[-4:])
-        first = len(self.memo)
-        return all(_INDEX(put)[0] == first + i for i, put in enumerate(puts))
+        return all(_INDEX(put)[0] == index for index, put in enumerate(puts, len(self.memo)))
 
     def decoded(self, raw: bytes) -> Any:
         """Return the value of one opcode with its argument."""
@@ -461,8 +395,7 @@ class _Reader:
             if len(self.data) - self.pos < 2 * MARGIN_BYTES and not self.is_end:
                 self.fill(WINDOW_BYTES)
                 self.check_kept(stack, outer)
-            data = self.data
-            pos = self.pos
+            data, pos = self.data, self.pos
             limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
             if pos >= limit and self.is_end:
                 raise IndexError
@@ -498,10 +431,8 @@ class _Reader:
                         push(value)
                         if data[match.start() + 1] == MEMOIZE:
                             memo.append(value)
-                        elif short is not None:
-                            self.put(short[0], value)
-                        elif long is not None:
-                            self.put(_INDEX(long)[0], value)
+                        elif short or long:
+                            self.put(int.from_bytes(short or long, "little"), value)
                     else:
                         push([])
                         self.kept += 1
@@ -558,14 +489,14 @@ class _Reader:
                 elif op == MEMOIZE:
                     memo.append(stack[-1])
                 elif op == APPENDS:
-                    items_list = stack
+                    values = stack
                     stack = outer.pop()
                     push = stack.append
                     target = stack[-1]
                     if type(target) is not list:
                         raise TypeError(f"values for {type(target).__name__}")
-                    target.extend(items_list)
-                    self.kept += 1 + len(items_list)
+                    target.extend(values)
+                    self.kept += 1 + len(values)
                 elif op == APPEND:
                     value = stack.pop()
                     target = stack[-1]
@@ -591,10 +522,8 @@ class _Reader:
                     limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
                 elif op == NONE:
                     push(None)
-                elif op == FALSE:
-                    push(False)
-                elif op == TRUE:
-                    push(True)
+                elif op in (TRUE, FALSE):
+                    push(op == TRUE)
                 elif op == BINFLOAT:
                     push(_FLOAT(data, pos)[0])
                     pos += 8
@@ -618,8 +547,8 @@ class _Reader:
                     push = stack.append
                     push(value)
                     self.kept += 1 + len(value)
-                elif op == FRAME:
-                    pos += 8
+                elif op in (FRAME, PROTO):
+                    pos += 8 if op == FRAME else 1
                     self.kept += 1  # what does nothing must not go on forever
                 elif op == SHORT_BINBYTES:
                     n_bytes = data[pos]
@@ -632,11 +561,7 @@ class _Reader:
                         raise TypeError("an end inside a value")
                     return stack[0]
                 elif op == LONG4:
-                    n_bytes = _INDEX(data, pos)[0]
-                    raise self.too_wide(n_bytes)
-                elif op == PROTO:
-                    pos += 1
-                    self.kept += 1
+                    raise self.too_wide(_INDEX(data, pos)[0])
                 else:
                     self.pos = pos
                     raise self.refusal(op)
@@ -645,19 +570,20 @@ class _Reader:
     def check_head(self) -> None:
         """Refuse what is no pickle by its first bytes."""
         head = self.data[:2]
-        if len(head) == 2 and head[0] == PROTO and 2 <= head[1] <= _HIGHEST_PROTOCOL:
-            self.pos = 2
-            return
-        if len(head) == 2 and head[0] == PROTO:
+        if len(head) < 2 or head[0] != PROTO:
+            raise SnapshotError("expected a memory snapshot (a pickle of protocol 2 to 5)", hint=_TRY)
+        if not 2 <= head[1] <= 5:
             raise SnapshotError(f"expected pickle protocol 2 to 5, found protocol {head[1]}", hint=_TRY)
-        raise SnapshotError("expected a memory snapshot (a pickle of protocol 2 to 5)", hint=_TRY)
+        self.pos = 2
 
     def too_wide(self, n_bytes: int) -> SnapshotError:
         return SnapshotError(f"expected numbers of 64 bits, found one of {n_bytes * 8:,}", hint=_TRY)
 
     def refusal(self, op: int) -> SnapshotError:
         """Return why an opcode is not read, and what to do."""
-        name = _NAMES.get(bytes([op]), f"0x{op:02x}")
+        import pickletools  # a refusal alone needs it
+
+        name = next((known.name for known in pickletools.opcodes if known.code == chr(op)), f"0x{op:02x}")
         return SnapshotError(
             f"expected plain data, found the opcode {name} at byte {self.position - 1:,}, which"
             " could run code or build objects: nothing was run",

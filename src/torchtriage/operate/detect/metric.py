@@ -172,7 +172,9 @@ class MetricDetector:
         # then is how far it usually goes when it moves
         scale = max(forecasts[best].scale(), self._rounding, self._odd / 2)
         if abs(off) > self._rounding or value != self._last:
-            self._learn_odd(abs(off))
+            self._n_odd += 1
+            odd = abs(off) if self._n_odd <= 6 else min(abs(off), 20 * self._odd)
+            self._odd += (odd - self._odd) * max(1 / self._n_odd, 1 / (2 * self._day))
         level_scale = max(forecasts[0].scale(), self._rounding)
         from_level = value - self._level
         for at, prediction in enumerate(predictions):
@@ -202,12 +204,6 @@ class MetricDetector:
         for profile in self._profiles:
             profile.learn(sample.at_s, sample.value, 2 * cut)
         self._last = sample.value
-
-    def _learn_odd(self, off: float) -> None:
-        self._n_odd += 1
-        if self._n_odd > 6:
-            off = min(off, 20 * self._odd)
-        self._odd += (off - self._odd) * max(1 / self._n_odd, 1 / (2 * self._day))
 
     def _alarm(self, sample: Sample, kind: str, evidence: float, message: str) -> Alarm | None:
         quiet_until, self._quiet_until = self._quiet_until, self._row + CLEAR

@@ -7,17 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-__all__ = [
-    "BOUNDS_S",
-    "MAX_ERRORS",
-    "MAX_SIZES",
-    "Aggregate",
-    "Histogram",
-    "RequestNote",
-    "RequestRow",
-    "error_name",
-    "plain",
-]
+__all__ = ["BOUNDS_S", "MAX_SIZES", "Aggregate", "Histogram", "RequestNote", "RequestRow", "error_name", "plain"]
 
 BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in (1, 2.5, 5))  # 10 us to 50 s
 """Upper bounds of the classic buckets, seconds."""

@@ -205,7 +205,7 @@ def _share_of_model(recent: Sequence[SlowRequest], now: HostUsage) -> float:
 
 
 def _host(slow: Sequence[SlowRequest], evidence: HostSampler) -> tuple[HostUsage | None, HostUsage | None]:
-    """Return the machine's usage before the slow requests, and since."""
+    # before the slow requests, and since
     start_ns = min(request.start_ns for request in slow)
     now = evidence.host(start_ns)
     return evidence.host(start_ns - int(USUAL_S * 1e9), start_ns), now

@@ -20,7 +20,7 @@ from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.listener import Handler, Listener, check_host
 from torchtriage.operate.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value, combined
-from torchtriage.operate.monitor.workers import ModelStates, WorkerFile, WorkerFolder
+from torchtriage.operate.monitor.workers import WorkerFile, WorkerFolder
 
 if TYPE_CHECKING:
     from torchtriage.operate.monitor.aggregate import RequestRow
@@ -112,16 +112,15 @@ class Prometheus:
         with self._render_lock:
             now_s = time.monotonic()
             if now_s - self._rendered_s >= RENDER_S:
-                self._text = self._exposition.render(*self._numbers())
+                if self._folder is None:
+                    models, values = self._monitor.state(), self._values()
+                else:
+                    self._flush()
+                    merged = WorkerFolder(self._folder).read()
+                    models, values = merged.models(), merged.values()
+                self._text = self._exposition.render(models, values)
                 self._rendered_s = time.monotonic()
             return self._text
-
-    def _numbers(self) -> tuple[ModelStates, list[Value]]:
-        if self._folder is None:
-            return self._monitor.state(), self._values()
-        self._flush()
-        merged = WorkerFolder(self._folder).read()
-        return merged.models(), merged.values()
 
     def _values(self) -> list[Value]:
         """Return the numbers of no model, of this process."""

@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MergedNumbers", "ModelStates", "WorkerFile", "WorkerFolder"]
+__all__ = ["WorkerFile", "WorkerFolder"]
 
 ModelStates = list[dict[str, Any]]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
 import pytest
 from fuzz.fuzz_reader import check_reading
 from hypothesis import given, settings
@@ -57,25 +58,21 @@ def test_mutated_traces(text: bytes, chunk_bytes: int) -> None:
     check_reading(text, chunk_bytes)
 
 
-class _PoolHere:
-    """Settles blocks in this process: the same cuts and merges, without the processes."""
+class _WorkersHere:
+    """Settle blocks in this process: the same cuts and merges, without the processes."""
 
-    alive = True
+    def __init__(self, n_workers: int, function: Callable[..., Any]) -> None:
+        self._function = function
 
-    def __init__(self, n_workers: int, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
-
-    def __enter__(self) -> _PoolHere:
+    def __enter__(self) -> _WorkersHere:
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def submit(self, offset: int, text: bytes) -> Any:
+    def submit(self, *task: Any) -> Any:
         future: Future[Any] = Future()
-        settled = parallel._settle(offset, text, self._chunk_bytes)
-        packed = msgspec.msgpack.encode(settled) if settled else None
-        future.set_result(parallel._decode_settled(packed) if packed else None)
+        future.set_result(pickle.loads(pickle.dumps(self._function(*task))))
         return future
 
 
@@ -89,7 +86,7 @@ def test_blocks_of_mutated_traces_give_the_same(text: bytes, chunk_bytes: int) -
             return str(error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "_Pool", _PoolHere)
+        patch.setattr(parallel, "Workers", _WorkersHere)
         patch.setattr(parallel, "BLOCK_CHUNKS", 2)
         one, other = read(1), read(2)
     if isinstance(one, str) or isinstance(other, str):

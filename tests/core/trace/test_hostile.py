@@ -15,7 +15,7 @@ from tests.core.trace.test_native import needs_library
 from tests.core.trace.test_parallel import mixed
 
 from torchtriage.core.trace.engine import READER_VARIABLE
-from torchtriage.core.trace.parallel import PROCESSES_VARIABLE
+from torchtriage.core.workers import PROCESSES_VARIABLE
 
 GOOD = json.dumps(mixed(300))[1:-1].encode()
 MEGABYTE = 1_000_000

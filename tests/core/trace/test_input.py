@@ -25,8 +25,8 @@ import pytest
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import read_trace
 from torchtriage.core.trace.input import open_source
-from torchtriage.core.trace.parallel import PROCESSES_VARIABLE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
+from torchtriage.core.workers import PROCESSES_VARIABLE
 
 TRACE = json.dumps(
     {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::é", "ts": 1, "dur": 2}]}, ensure_ascii=False

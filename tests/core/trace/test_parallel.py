@@ -21,7 +21,8 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace, parallel, read_trace
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.engine import READER_VARIABLE
-from torchtriage.core.trace.parallel import PROCESSES_VARIABLE, count_workers
+from torchtriage.core.trace.parallel import count_workers
+from torchtriage.core.workers import PROCESSES_VARIABLE, Workers
 
 COLUMNS = ("start_ns", "dur_ns", "name", "cat", "kind", "lane", "key", "value", "detail")
 TABLES = ("names", "cats", "lanes", "details", "labels", "meta")
@@ -158,17 +159,17 @@ def test_same_result_from_recordings(name: str, recordings: Path, monkeypatch: p
 
 
 def test_a_worker_that_dies_is_replaced_by_reading_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = parallel._Pool.submit
+    submit = Workers.submit
     n_calls = 0
 
-    def submit_and_kill(pool: Any, offset: int, text: bytes) -> Any:
+    def submit_and_kill(pool: Any, *task: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 4:
             pool._processes[0].kill()
-        return submit(pool, offset, text)
+        return submit(pool, *task)
 
-    monkeypatch.setattr(parallel._Pool, "submit", submit_and_kill)
+    monkeypatch.setattr(Workers, "submit", submit_and_kill)
     read_both(TEXT)
     assert n_calls >= 4
 
@@ -194,8 +195,8 @@ def test_no_more_processes_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_here_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = []
-    enter = parallel._Pool.__enter__
-    monkeypatch.setattr(parallel._Pool, "__enter__", lambda pool: (pools.append(pool), enter(pool))[1])
+    enter = Workers.__enter__
+    monkeypatch.setattr(Workers, "__enter__", lambda pool: (pools.append(pool), enter(pool))[1])
 
     def stop(*_: int) -> None:
         raise KeyboardInterrupt
@@ -274,11 +275,11 @@ HUGE = 1 << 40
 
 def test_small_inputs_use_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PROCESSES_VARIABLE, raising=False)
-    monkeypatch.setattr(parallel, "_n_cores", lambda: 64)
+    monkeypatch.setattr(parallel, "n_cores", lambda: 64)
     assert count_workers(1 << 20, None) == 1
     assert count_workers(HUGE, None) == parallel.MAX_WORKERS
     assert count_workers(1 << 20, 3) == 3
-    monkeypatch.setattr(parallel, "_n_cores", lambda: 1)
+    monkeypatch.setattr(parallel, "n_cores", lambda: 1)
     assert count_workers(HUGE, None) == 1
 
 

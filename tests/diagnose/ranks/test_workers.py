@@ -11,6 +11,7 @@ from diagnose.ranks.jobs import job, write
 
 import torchtriage as tt
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, UsageError
+from torchtriage.core.workers import Workers
 from torchtriage.diagnose.ranks import workers
 from torchtriage.diagnose.ranks.object_store import find_urls, is_url
 from torchtriage.diagnose.ranks.workers import examine_all
@@ -37,7 +38,7 @@ def test_a_file_that_cannot_be_read_is_left_out_in_processes_too(tmp_path: Path)
 
 def test_a_worker_that_dies_costs_its_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [str(one) for one in write(job(2), tmp_path)]
-    start = workers._Workers._start
+    start = Workers._start
 
     def broken(self: Any) -> Any:
         process = start(self)
@@ -46,12 +47,12 @@ def test_a_worker_that_dies_costs_its_file_only(tmp_path: Path, monkeypatch: pyt
             process.wait()
         return process
 
-    monkeypatch.setattr(workers._Workers, "_start", broken)
+    monkeypatch.setattr(Workers, "_start", broken)
     found = list(examine_all(files, Options(sources=None), processes=1 + 1))
     failed = [one for one in found if isinstance(one, TraceFormatError)]
     assert len(failed) <= 1
     assert len(found) == 2
-    monkeypatch.setattr(workers._Workers, "_start", start)
+    monkeypatch.setattr(Workers, "_start", start)
     assert not [
         one for one in examine_all(files, Options(sources=None), processes=2) if isinstance(one, TraceFormatError)
     ]

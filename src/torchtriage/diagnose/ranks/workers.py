@@ -7,22 +7,16 @@ come back in the order of the files: the engine shows in the time only.
 from __future__ import annotations
 
 import os
-import pickle
-import struct
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
-from torchtriage.core.trace.parallel import PROCESSES_VARIABLE
+from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
@@ -35,7 +29,7 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
-__all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all", "work"]
+__all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all"]
 
 ENGINES = ("local", "ray")
 WORTH_IT_BYTES = 24 << 20
@@ -43,7 +37,6 @@ WORTH_IT_BYTES = 24 << 20
 KEEP_TIMELINES = 64
 """With more files than this, results come without the picture of the timeline."""
 _KILLED = "the process that read it ended without an answer, most likely out of memory"
-_SIZE = struct.Struct("<Q")
 
 
 Outcome = RankRecord | TraceFormatError
@@ -200,11 +193,14 @@ def _outcome(answer: RankRecord | TriageError | str) -> Outcome:
 
 def _count(paths: Sequence[str]) -> int:
     """Return how many processes pay: small files are read sooner than processes start."""
-    if len(paths) < 2 or not Path(sys.executable or "").stem.startswith("python"):
+    if len(paths) < 2 or not can_start():
         return 1
     if any((is_url(path) and path.startswith("memory:")) or path == "-" for path in paths):
         return 1  # what only this process holds
-    return 1 if sum(map(_size_bytes, paths)) < WORTH_IT_BYTES else _n_cores()
+    if sum(map(_size_bytes, paths)) < WORTH_IT_BYTES:
+        return 1
+    setting = os.environ.get(PROCESSES_VARIABLE, "")
+    return max(int(setting), 1) if setting.isdigit() else n_cores()
 
 
 def _size_bytes(path: str) -> int:
@@ -214,15 +210,6 @@ def _size_bytes(path: str) -> int:
         return Path(path).stat().st_size
     except (OSError, ValueError):
         return 0  # the reader says what is wrong with it
-
-
-def _n_cores() -> int:
-    said = os.environ.get(PROCESSES_VARIABLE, "")
-    if said.isdigit():
-        return max(int(said), 1)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # -- what crosses between processes --------------------------------------------------------------
@@ -241,85 +228,17 @@ def _answer(path: str, options: Options, timeline: bool) -> RankRecord | TriageE
 def _by_processes(
     paths: Sequence[str], options: Options, timeline: bool, n_processes: int, starting: Callable[[str, int], Any] | None
 ) -> Iterator[Outcome]:
-    with _Workers(n_processes) as workers:
-        answers = [workers.submit(path, options, timeline) for path in paths]
+    with Workers(n_processes, _answer) as workers:
+        answers: list[Any] = [workers.submit(path, options, timeline) for path in paths]
         for done, path in enumerate(paths):
             if starting is not None:
                 starting(path, done)
-            yield _outcome(answers[done].result())
+            try:
+                outcome = _outcome(answers[done].result())
+            except WorkerLostError:
+                outcome = TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1")
             answers[done] = None  # its record is the reader's now
-
-
-class _Workers:
-    """Interpreters that examine files, each served by a thread.
-
-    Not ``multiprocessing``: that would run a user's script again where it lacks a ``__main__``
-    guard.
-    """
-
-    def __init__(self, n_workers: int) -> None:
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._threads = ThreadPoolExecutor(n_workers)
-        for _ in range(n_workers):
-            self._idle.put(self._start())
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for process in self._processes:
-            process.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for process in self._processes:
-            process.communicate()
-
-    def submit(self, *task: Any) -> Any:
-        return self._threads.submit(self._run, *task)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # the same import path as here, and never the current folder's modules by accident
-        code = "import sys; sys.path[:] = sys.argv[1:]\nfrom torchtriage.diagnose.ranks.workers import work; work()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # the files are shared out, each is read by one process
-            env={**os.environ, PROCESSES_VARIABLE: "1"},
-        )
-        self._processes.append(process)
-        return process
-
-    def _run(self, path: str, options: Options, timeline: bool) -> RankRecord | TriageError | str:
-        process = self._idle.get()
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            task = pickle.dumps((path, options, timeline))
-            process.stdin.write(_SIZE.pack(len(task)) + task)
-            process.stdin.flush()
-            (size,) = _SIZE.unpack(process.stdout.read(_SIZE.size))
-            answer: RankRecord | TriageError | str = pickle.loads(process.stdout.read(size))
-            return answer
-        except (OSError, ValueError, EOFError, struct.error, pickle.UnpicklingError):
-            # killed, most likely for its memory: the others go on with a fresh one in its place
-            process.kill()
-            process = self._start()
-            return TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1")
-        finally:
-            self._idle.put(process)
-
-
-def work() -> None:
-    """Examine files until standard input ends: the main loop of a worker process."""
-    tasks, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not end up between answers
-    while head := tasks.read(_SIZE.size):
-        task = pickle.loads(tasks.read(_SIZE.unpack(head)[0]))
-        answer = pickle.dumps(_answer(*task), protocol=pickle.HIGHEST_PROTOCOL)
-        answers.write(_SIZE.pack(len(answer)) + answer)
-        answers.flush()
+            yield outcome
 
 
 # -- Ray -----------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""Worker processes: fresh interpreters that call one function, each served by a thread here.
+
+Not ``multiprocessing``: that would run a user's script again where it lacks a ``__main__`` guard.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["PROCESSES_VARIABLE", "WorkerLostError", "Workers", "can_start", "n_cores", "serve"]
+
+PROCESSES_VARIABLE = "TORCHTRIAGE_PROCESSES"
+_BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexError, pickle.UnpicklingError)
+"""What reading an answer raises when it is cut off, or is not from our interpreter."""
+
+
+class WorkerLostError(Exception):
+    """A worker ended without an answer: killed, out of memory, or not our interpreter."""
+
+
+def can_start() -> bool:
+    """Return whether workers can be started: an embedding program's executable is no interpreter."""
+    return Path(sys.executable or "").stem.startswith("python")
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """Processes that call a module's function; one that is lost is replaced.
+
+    Raises
+    ------
+    OSError
+        The system has no more processes or memory.
+    """
+
+    def __init__(self, n_workers: int, function: Callable[..., Any]) -> None:
+        """Start them."""
+        self._function = function
+        self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads = ThreadPoolExecutor(n_workers)
+        try:
+            for _ in range(n_workers):
+                self._idle.put(self._start())
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Workers:
+        """Return the workers, which end with the context."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End them, whatever they are doing."""
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
+
+    def submit(self, *task: Any) -> Future[Any]:
+        """Have the function called with these arguments; a lost worker is a :class:`WorkerLostError`."""
+        return self._threads.submit(self._run, task)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        import subprocess  # few traces need processes
+
+        # the same import path as here, and never the current folder's modules by accident
+        code = "import sys; sys.path[:] = sys.argv[3:]\nfrom torchtriage.core.workers import serve; serve()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, self._function.__module__, self._function.__name__, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # the work is shared out: a worker starts no workers
+            env={**os.environ, PROCESSES_VARIABLE: "1"},
+        )
+        self._processes.append(process)
+        return process
+
+    def _run(self, task: tuple[Any, ...]) -> Any:
+        process = self._idle.get()
+        try:
+            process = process or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                pickle.dump(task, process.stdin, pickle.HIGHEST_PROTOCOL)
+                process.stdin.flush()
+                return pickle.load(process.stdout)
+            except _BROKEN as error:
+                process.kill()
+                process = None
+                raise WorkerLostError from error
+        finally:
+            self._idle.put(process)
+
+
+def serve() -> None:
+    """Call the function for each task on standard input: the main loop of a worker."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    tasks, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print must not end up between answers
+    module, name = sys.argv[1:3]
+    function = getattr(import_module(module), name)
+    while True:
+        try:
+            task = pickle.load(tasks)
+        except EOFError:
+            return
+        answers.write(pickle.dumps(function(*task), pickle.HIGHEST_PROTOCOL))
+        answers.flush()

@@ -10,8 +10,9 @@ import numpy as np
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, elide
-from torchtriage.core.trace.column_builder import NO_TIME_NS, Times, is_row
+from torchtriage.core.trace.column_builder import is_row
 from torchtriage.core.trace.columns import Trace
+from torchtriage.core.trace.event_numbers import NO_TIME_NS, Times
 from torchtriage.core.trace.event_types import Row
 from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
 from torchtriage.core.trace.input import open_source

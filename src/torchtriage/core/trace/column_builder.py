@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
 from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, Times, int64_of
 from torchtriage.core.trace.event_types import (
     ARROWS,
     CATEGORIES,
@@ -41,11 +39,7 @@ from torchtriage.core.trace.event_types import (
 from torchtriage.core.trace.events import Chunk
 from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
-__all__ = ["COLUMN_TYPES", "NO_TIME_NS", "ColumnBuilder", "Part", "Stretch", "Times", "is_row"]
-
-# Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
-# half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
-EXACT_BELOW_US = float(1 << 43)
+__all__ = ["COLUMN_TYPES", "ColumnBuilder", "Part", "Stretch", "is_row"]
 
 T = TypeVar("T")
 
@@ -221,12 +215,12 @@ class ColumnBuilder:
             args = [event.args or NO_ARGS for event in memory]
             columns = [
                 times.starts(memory),
-                _int64([a.memory_bytes for a in args]),
-                _int64([a.addr for a in args]),
-                _int64([a.allocated for a in args]),
-                _int64([a.reserved for a in args]),
-                _int64([a.device_type for a in args]),
-                _int64([a.device_id for a in args]),
+                int64_of([a.memory_bytes for a in args]),
+                int64_of([a.addr for a in args]),
+                int64_of([a.allocated for a in args]),
+                int64_of([a.reserved for a in args]),
+                int64_of([a.device_type for a in args]),
+                int64_of([a.device_id for a in args]),
             ]
             self._keep_memory(np.stack(columns, axis=1))
         for mark, row, at_ns in zip(marks, mark_rows, times.starts(marks).tolist(), strict=True):
@@ -261,7 +255,7 @@ class ColumnBuilder:
 
         negative = dur < 0
         if negative.any():
-            n_no_dur = int((dur == _NO_DUR_NS).sum())
+            n_no_dur = int((dur == NO_DUR_NS).sum())
             self._n_no_dur += n_no_dur
             self._n_negative += int(negative.sum()) - n_no_dur
             dur[negative] = 0
@@ -272,15 +266,15 @@ class ColumnBuilder:
             chosen = rows if len(at) == n else [rows[i] for i in at.tolist()]
             args: list[Any] = [row.args or NO_ARGS for row in chosen]
             if group == Group.FRAMES:
-                key[at] = _int64([a.python_id for a in args])
-                value[at] = _int64([a.python_parent for a in args])
+                key[at] = int64_of([a.python_id for a in args])
+                value[at] = int64_of([a.python_parent for a in args])
             elif group == Group.OPS:
-                key[at] = _int64([a.sequence for a in args])
-                value[at] = _int64([a.fwd_thread for a in args])
+                key[at] = int64_of([a.sequence for a in args])
+                value[at] = int64_of([a.fwd_thread for a in args])
                 detail[at] = [self._op_detail(a) for a in args]
             else:
-                key[at] = _int64([a.correlation for a in args])
-                value[at] = _int64([a.size_bytes for a in args])
+                key[at] = int64_of([a.correlation for a in args])
+                value[at] = int64_of([a.size_bytes for a in args])
                 if group == Group.DEVICES:
                     detail[at] = [self._kernel_detail(a) for a in args]
                     lane[at] = [
@@ -573,73 +567,3 @@ def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, ...]:
     if not args.collective:
         return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), b"", b"", b""
     return tuple(map(bytes, (args.collective, args.nelems, args.dtype, args.group, args.ranks, args.seq)))
-
-
-def _int64(values: list[Any]) -> NDArray[np.int64]:
-    """Return whole numbers as an array; -1 where one is missing, no number or too large."""
-    try:
-        return np.frombuffer(array("q", values), np.int64)
-    except (TypeError, OverflowError):
-        return np.array([whole(value) for value in values], np.int64)
-
-
-# -- times -------------------------------------------------------------------------------------
-
-_NO_DUR_NS = -1000
-_LARGEST_NS = 1 << 61
-"""Times beyond are damage (an epoch is below it), and sums of two must fit 64 bits."""
-NO_TIME_NS = -(1 << 62)
-
-
-class Times:
-    """Times of a chunk's events in ns, through doubles only where that is exact."""
-
-    def __init__(self, chunk: Chunk) -> None:
-        self._chunk = chunk
-
-    def starts(self, events: Sequence[Any]) -> NDArray[np.int64]:
-        """Return int64[n], ns: ``ts`` of these events."""
-        return self._ns([event.ts for event in events], events, 0)
-
-    def durations(self, events: Sequence[Any]) -> NDArray[np.int64]:
-        """Return int64[n], ns: ``dur`` of these events, negative when there is none."""
-        return self._ns([event.dur for event in events], events, 1)
-
-    def _ns(self, values: list[Any], events: Sequence[Any], which: int) -> NDArray[np.int64]:
-        try:
-            us = np.fromiter(values, np.float64, len(values))
-            if np.abs(us).max(initial=0.0) < EXACT_BELOW_US:
-                # apart, so that the product adds no rounding of its own
-                whole_us = np.floor(us)
-                ns: NDArray[np.int64] = np.rint((us - whole_us) * 1000).astype(np.int64)
-                return ns + whole_us.astype(np.int64) * 1000
-            integers = np.frombuffer(array("q", values), np.int64)
-            if np.abs(us).max() < _LARGEST_NS / 1000:
-                return integers * 1000
-        except (TypeError, OverflowError):
-            pass  # fractions of a microsecond, or no time at all
-        # an instant's duration is none, whatever its text says
-        exact = [
-            0 if value == 0 else self._exact[id(event)][which] for value, event in zip(values, events, strict=True)
-        ]
-        return np.array(exact, np.int64)
-
-    @cached_property
-    def _exact(self) -> dict[int, tuple[int, int]]:
-        return {
-            id(event): (_exact_ns(times.ts, NO_TIME_NS), _exact_ns(times.dur, _NO_DUR_NS))
-            for event, times in zip(self._chunk.events, self._chunk.text_times(), strict=True)
-        }
-
-
-def _exact_ns(text: bytes, missing: int) -> int:
-    """Return decimal microseconds as exact integer nanoseconds."""
-    us, _, decimals = text.partition(b".")
-    if us.isdigit() and len(decimals) == 3 and decimals.isdigit() and len(us) < 16:
-        return int(us) * 1000 + int(decimals)
-    try:
-        ns = Decimal(text.strip(b'"').decode("ascii", "replace")) * 1000
-        # an exponent can make a number that would take hours to write out
-        return round(ns) if abs(ns) < _LARGEST_NS else missing
-    except (ArithmeticError, ValueError):
-        return missing

@@ -239,7 +239,7 @@ def test_questions(text: str, target: str, factor: float, name: str) -> None:
         ("gpu*-1", "expected a question"),
         ("gpu=0.5", "only =0 can be asked"),
         ("no-gpu*0.5", "expected one factor"),
-        ("sync*0.5", "cannot be made shorter by hand"),
+        ("sync*0.5", "cannot be shortened by a factor"),
         ("gpu/0", "nothing can be divided by 0"),
         ("op:*0.5", "expected a question"),
         ("gpu:mm*0.5", "gpu takes no name"),

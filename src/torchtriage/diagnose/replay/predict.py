@@ -29,7 +29,6 @@ __all__ = ["INFERRED", "Model", "Prediction", "Scenario", "model"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 Edits = Sequence[Edit]
 
 INFERRED = 0.6
@@ -205,7 +204,7 @@ class Model:
             scenarios.append(self.scenario(together, hopeful=False))
         at = self._names.index(self._default)
         saving = self._base[at] - self._after(scenarios)[at]
-        return [float(one) for one in saving]
+        return [float(value) for value in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
@@ -268,8 +267,8 @@ class Model:
             rows = rows[np.isin(trace.lane[rows], list(lanes))]
             rows = rows[np.argsort(trace.lane[rows], kind="stable")]
             lane = trace.lane[rows]
-            for one, (a, b) in lanes.items():
-                mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+            for number, (a, b) in lanes.items():
+                mine = rows[slice(*np.searchsorted(lane, [number, number + 1]))]
                 at = np.searchsorted(graph.finish_ns[a:b], trace.start_ns[mine] - graph.origin_ns, side="right")
                 cost[a:b] += each * np.bincount(at[at < b - a], minlength=b - a)
         return cost
@@ -321,9 +320,9 @@ class Model:
             some = scenarios[first : first + size]
             width = len(some)
             columns = np.arange(len(variants)) * width
-            edge = [np.tile(one.edge, len(variants)) for one in some]
-            column = [np.repeat(columns + s, len(one.edge)) for s, one in enumerate(some)]
-            lags = [np.tile(one.lag_ns, len(variants)) for one in some]
+            edge = [np.tile(scenario.edge, len(variants)) for scenario in some]
+            column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(some)]
+            lags = [np.tile(scenario.lag_ns, len(variants)) for scenario in some]
             patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
             filled = _Steps(order, variants, some)
             walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
@@ -375,7 +374,10 @@ class Model:
             if dropped:
                 waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & (whole == 0))
                 change.cut.append(self._edges_into(waits))
-            self._apply_batches(change.keep, whole)
+            edges = np.flatnonzero(graph.edge_kind == EdgeKind.BATCH)
+            left = whole[graph.target[edges]]
+            hit = np.isfinite(left)
+            change.keep[graph.source[edges[hit]]] *= left[hit]
         keep = change.keep
         changed = np.flatnonzero(keep != 1.0)
         gone = np.zeros(len(graph.source), dtype=bool)
@@ -408,9 +410,15 @@ class Model:
 
     def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
         """Move device work beside the rest."""
-        alone = self._alone(node) & (left == 0)
-        # on a stream of its own it stays, and nothing waits for it
-        change.cut.append(self._edges_out(node[alone]))
+        graph = self.graph
+        lane = graph.lane_of()
+        moved_ns = np.bincount(lane[node], weights=graph.dur_ns[node], minlength=graph.n_lanes)
+        stream_ns = np.bincount(lane, weights=graph.dur_ns, minlength=graph.n_lanes)
+        # on a stream that does little else it stays, and nothing waits for it
+        alone = (moved_ns >= 0.9 * stream_ns)[lane[node]] & (left == 0)
+        leaving = np.zeros(graph.n_nodes, dtype=bool)
+        leaving[node[alone]] = True
+        change.cut.append(np.flatnonzero(leaving[graph.source]))
         moved = ~alone
         change.keep[node[moved]] *= left[moved]
         change.gone.append(node[moved & (left == 0)])
@@ -448,13 +456,6 @@ class Model:
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
                 whole[a:b][at[share >= COVERED]] = factor
         return whole
-
-    def _apply_batches(self, keep: Floats, whole: Floats) -> None:
-        graph = self.graph
-        edges = np.flatnonzero(graph.edge_kind == EdgeKind.BATCH)
-        left = whole[graph.target[edges]]
-        hit = np.isfinite(left)
-        keep[graph.source[edges[hit]]] *= left[hit]
 
     def _naive(self, edits: Edits) -> float:
         trace, total = self.trace, 0.0
@@ -523,8 +524,7 @@ class Model:
         pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
         nodes: Ints = self._wait_node[every].astype(np.int64)
-        found: Ints = nodes[nodes >= 0]
-        return found
+        return nodes[nodes >= 0]
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
         wanted = np.zeros(self.graph.n_nodes, dtype=bool)
@@ -533,20 +533,6 @@ class Model:
         if kind is not None:
             hit &= self.graph.edge_kind == kind
         return np.flatnonzero(hit)
-
-    def _edges_out(self, nodes: Ints) -> Ints:
-        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
-        wanted[nodes] = True
-        return np.flatnonzero(wanted[self.graph.source])
-
-    def _alone(self, nodes: Ints) -> Mask:
-        """Return bool[k]: nodes whose stream does little else than nodes of this set."""
-        graph = self.graph
-        lane = graph.lane_of()
-        mine = np.bincount(lane[nodes], weights=graph.dur_ns[nodes], minlength=graph.n_lanes)
-        every = np.bincount(lane, weights=graph.dur_ns, minlength=graph.n_lanes)
-        out: Mask = (mine >= 0.9 * every)[lane[nodes]]
-        return out
 
 
 def model(trace: Trace, *, step_ms: float | None = None) -> Model:
@@ -602,7 +588,8 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
 
 
 def _lanes(trace: Trace, rows: Ints) -> list[int]:
-    return [int(one) for one in np.flatnonzero(np.bincount(trace.lane[rows]))]
+    lanes: list[int] = np.flatnonzero(np.bincount(trace.lane[rows])).tolist()
+    return lanes
 
 
 def _joined(parts: list[Ints]) -> Ints:

@@ -106,8 +106,8 @@ def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
     rows = rows[np.argsort(trace.lane[rows], kind="stable")]
     lane = trace.lane[rows]
     out = []
-    for one in lanes.tolist():
-        mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+    for number in lanes.tolist():
+        mine = rows[slice(*np.searchsorted(lane, [number, number + 1]))]
         spans = intervals.spans(trace.start_ns[mine], trace.end_ns[mine])
         # an event below the resolution still happened
         spans[:, 1] = np.maximum(spans[:, 1], spans[:, 0] + 1)

@@ -39,28 +39,8 @@ class Target(NamedTuple):
     edits: Callable[[Trace, float], list[Edit]]
 
 
-def _shrink(rows: NDArray[np.bool_], factor: float) -> list[Edit]:
-    return [Edit("shrink", np.flatnonzero(rows), factor)]
-
-
-def _compute(trace: Trace, factor: float) -> list[Edit]:
-    return _shrink(trace.is_kind(Kind.KERNEL, Kind.MEMSET) & ~communicates(trace), factor)
-
-
-def _comm(trace: Trace, factor: float) -> list[Edit]:
-    return _shrink(communicates(trace), factor)
-
-
-def _copy(trace: Trace, factor: float) -> list[Edit]:
-    return _shrink(trace.kind == Kind.MEMCPY, factor)
-
-
-def _cpu(trace: Trace, factor: float) -> list[Edit]:
-    return [Edit("threads", factor=factor)]
-
-
-def _launch(trace: Trace, factor: float) -> list[Edit]:
-    return _shrink(trace.links.launches & (trace.kind == Kind.RUNTIME), factor)
+def _shrink(rows: Callable[[Trace], NDArray[np.bool_]]) -> Callable[[Trace, float], list[Edit]]:
+    return lambda trace, factor: [Edit("shrink", np.flatnonzero(rows(trace)), factor)]
 
 
 def _sync(trace: Trace, factor: float) -> list[Edit]:
@@ -70,18 +50,25 @@ def _sync(trace: Trace, factor: float) -> list[Edit]:
 
 
 def _loader(trace: Trace, factor: float) -> list[Edit]:
-    rows = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(r"DataLoader\w*Iter\.__next__")
-    if factor == 0:
-        return [Edit("drop", np.flatnonzero(rows))]
-    return _shrink(rows, factor)
+    fetches = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(r"DataLoader\w*Iter\.__next__")
+    rows = np.flatnonzero(fetches)
+    return [Edit("drop", rows) if factor == 0 else Edit("shrink", rows, factor)]
 
 
 TARGETS: dict[str, Target] = {
-    "gpu": Target("kernels that compute, on every device", _compute),
-    "cpu": Target("everything host threads do between waits, Python included", _cpu),
-    "comm": Target("communication kernels, with the waiting for other ranks inside", _comm),
-    "copy": Target("copies between memories", _copy),
-    "launch": Target("calls that launch work", _launch),
+    "gpu": Target(
+        "kernels that compute, on every device",
+        _shrink(lambda trace: trace.is_kind(Kind.KERNEL, Kind.MEMSET) & ~communicates(trace)),
+    ),
+    "cpu": Target(
+        "everything host threads do between waits, Python included",
+        lambda trace, factor: [Edit("threads", factor=factor)],
+    ),
+    "comm": Target("communication kernels, with the waiting for other ranks inside", _shrink(communicates)),
+    "copy": Target("copies between memories", _shrink(lambda trace: trace.kind == Kind.MEMCPY)),
+    "launch": Target(
+        "calls that launch work", _shrink(lambda trace: trace.links.launches & (trace.kind == Kind.RUNTIME))
+    ),
     "sync": Target("waits of the host for the device (only =0)", _sync),
     "loader": Target("fetching batches in the main thread, or waiting for them", _loader),
 }

@@ -266,8 +266,8 @@ class Module:
         """Whether it is a program for the CPU: it builds its module and never names a device."""
         if self.uses_device:
             return False
-        if "__name__" in self.text and any(
-            package or _MODEL.search(name, 1) for package, name in _BUILDS.findall(self.text)
+        if "__name__" in self.text and (
+            _BUILDS_LAYER.search(self.text) or any(_MODEL.search(match[1], 1) for match in _BUILDS.finditer(self.text))
         ):
             return True
         return any(
@@ -306,7 +306,9 @@ class Module:
         return self.aliases.get(root, root) + dot + rest
 
 
-_BUILDS = re.compile(r"(?<!class )\b(nn\.)?([A-Z]\w+)\(")
+# the letter or the literal comes first, so that the search skips to it
+_BUILDS_LAYER = re.compile(r"nn\.(?<!\wnn\.)(?<!class nn\.)[A-Z]\w+\(")
+_BUILDS = re.compile(r"([A-Z](?<!\w.)(?<!class .)\w+)\(")
 _MODEL = re.compile(r"(?:Model|Net)$|For[A-Z]\w")
 
 

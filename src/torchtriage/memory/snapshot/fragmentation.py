@@ -257,37 +257,35 @@ def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -
 
 def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
     """Return what happened, in sentences."""
-    where = f" at {_place(failure)}" if failure.stack else ""
-    said = [
+    where = ""
+    if failure.stack:
+        frame = failure.stack[0]
+        where = f" at {frame.file}:{frame.line} {frame.function}"
+    sentences = [
         f"An allocation of {format_bytes(failure.wanted_bytes)} failed{where}"
         f" while {format_bytes(failure.allocated_bytes)} were allocated and"
         f" {format_bytes(failure.reserved_bytes)} reserved."
     ]
     if failure.device_free_bytes is not None:
-        said.append(f"The driver had {format_bytes(failure.device_free_bytes)} left.")
+        sentences.append(f"The driver had {format_bytes(failure.device_free_bytes)} left.")
     if failure.free_bytes:
         causes = "; ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in failure.parts)
-        said.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
-        said.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
+        sentences.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
+        sentences.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
     usable = sum(part.size_bytes for part in failure.parts if part.name in _USABLE)
     if usable + max(failure.device_free_bytes or 0, 0) >= failure.wanted_bytes:
-        said.append("All of it in one piece would have held it: fragmentation is the cause.")
+        sentences.append("All of it in one piece would have held it: fragmentation is the cause.")
     elif failure.would_fit:
-        said.append(
+        sentences.append(
             "It would have fitted only with what is cached for other streams, pools or size"
             " classes: memory is split between them."
         )
     else:
         short = failure.wanted_bytes - failure.free_bytes - max(failure.device_free_bytes or 0, 0)
-        said.append(f"All free memory together was too little by {format_bytes(short)}: too much was alive.")
+        sentences.append(f"All free memory together was too little by {format_bytes(short)}: too much was alive.")
     if failure.holders:
         top = failure.holders[0]
-        said.append(
+        sentences.append(
             f"{top.label} held most: {format_bytes(top.size_bytes)} in {format_count(top.n_allocations, 'allocation')}."
         )
-    return tuple(said)
-
-
-def _place(failure: OutOfMemory) -> str:
-    frame = failure.stack[0]
-    return f"{frame.file}:{frame.line} {frame.function}"
+    return tuple(sentences)

@@ -88,10 +88,6 @@ _USUAL = {"action", "addr", "size", "stream", "frames"}
 _SNAPSHOT = "pass the file written by torch.cuda.memory._dump_snapshot(path)"
 
 
-def _column(code: str) -> Any:
-    return array(code)
-
-
 class SnapshotBuilder:
     """A sink of :func:`unpickle.unpickle`: dicts become rows as soon as they are complete."""
 
@@ -103,7 +99,7 @@ class SnapshotBuilder:
         self.fx: dict[int, str] = {}
         self.stack_ids: dict[bytes, int] = {}
         self.lists: dict[int, tuple[Any, int]] = {}
-        self.stack_frames = _column("i")
+        self.stack_frames = array("i")
         self.stack_start = array("q", [0])
         self.segment = {name: array("q") for name in _SEGMENT_COLUMNS}
         self.block = {name: array("q") for name in _BLOCK_COLUMNS}

@@ -72,12 +72,12 @@ def judge(
         told(f"memory over time, device {device}")
         devices.append(_device(snapshot, timeline(snapshot, device), owners))
     told("growth from step to step")
-    leak = _asked("leak", lambda: _leak(snapshot), crashes)
+    leak = _asked("leak", lambda: growth_test.judge_snapshot(snapshot), crashes)
     told("replaying the history")
     settings = _asked("allocator settings", lambda: _advice(snapshot, told), crashes)
     told("checkpointing")
     again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
-    findings = [found for device in devices for found in _findings(device, settings)]
+    findings = [finding for device in devices for finding in _findings(device, settings)]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
     for opinion in (leak, settings, again):
@@ -316,10 +316,6 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
     except Exception as error:
         crashes.append(Crash(what, f"{type(error).__name__}: {error}"))
         return Opinion("")
-
-
-def _leak(snapshot: Snapshot) -> Opinion:
-    return growth_test.judge_snapshot(snapshot)
 
 
 def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:

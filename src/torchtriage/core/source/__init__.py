@@ -4,8 +4,9 @@ Reads with ``ast`` alone: nothing is imported or run.
 """
 
 from torchtriage.core.source.align import Alignment, Called, align
-from torchtriage.core.source.call_sites import Flow, Site, flow_of
+from torchtriage.core.source.call_sites import flow_of
 from torchtriage.core.source.files import SourceFile, Sources, parse, read
+from torchtriage.core.source.flow import Flow, Site
 from torchtriage.core.source.functions import Function, find_functions
 
 __all__ = [

@@ -11,7 +11,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtriage.core.source.call_sites import CONSTRUCTORS, Flow, Site
+from torchtriage.core.source.flow import Flow, Site
+from torchtriage.core.source.operators import CONSTRUCTORS
 
 __all__ = ["Alignment", "Called", "align"]
 

@@ -9,131 +9,25 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
+from torchtriage.core.source.flow import Edge, Flow, FlowBuilder, Loop, Site
 from torchtriage.core.source.functions import COMPREHENSIONS, Function
+from torchtriage.core.source.operators import (
+    BINARY,
+    COMPARE,
+    CONSUMERS,
+    NUMBER,
+    NUMBERS,
+    READ,
+    TRUTH,
+    UNARY,
+    VIEWED,
+    VIEWS,
+    WRITE,
+)
 from torchtriage.core.source.scopes import Names, called_name
 
-__all__ = ["CONSTRUCTORS", "Edge", "Flow", "Site", "flow_of"]
-
-MAX_STATES = 20_000
-"""Beyond, a body is generated code; nobody reads its lines."""
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_BINARY: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
-    ast.Add: ("add", ("add",)),
-    ast.Sub: ("sub", ("sub", "rsub")),
-    ast.Mult: ("mul", ("mul",)),
-    ast.Div: ("truediv", ("div", "true_divide", "reciprocal")),
-    ast.FloorDiv: ("floordiv", ("floor_divide", "div")),
-    ast.Mod: ("mod", ("remainder", "fmod")),
-    ast.Pow: ("pow", ("pow",)),
-    ast.MatMult: ("matmul", ("matmul", "mm", "bmm", "mv", "dot")),
-    ast.BitAnd: ("and", ("bitwise_and", "__and__", "__iand__", "logical_and")),
-    ast.BitOr: ("or", ("bitwise_or", "__or__", "__ior__", "logical_or")),
-    ast.BitXor: ("xor", ("bitwise_xor", "__xor__", "__ixor__", "logical_xor")),
-    ast.LShift: ("lshift", ("__lshift__", "__ilshift__", "bitwise_left_shift")),
-    ast.RShift: ("rshift", ("__rshift__", "__irshift__", "bitwise_right_shift")),
-}
-_COMPARE: dict[type[ast.cmpop], tuple[str, ...]] = {
-    ast.Eq: ("eq",),
-    ast.NotEq: ("ne",),
-    ast.Lt: ("lt", "gt"),
-    ast.LtE: ("le", "ge"),
-    ast.Gt: ("gt", "lt"),
-    ast.GtE: ("ge", "le"),
-    ast.In: ("contains",),
-    ast.NotIn: ("contains",),
-}
-_UNARY: dict[type[ast.unaryop], str] = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-_TRUTH = ("is_nonzero",)
-_NUMBER = ("item", "_local_scalar_dense")
-_NUMBERS = frozenset({"int", "float", "bool", "complex"})
-_READ = _words("""
-    select slice index unsqueeze alias lift_fresh to detach view masked_select nonzero item permute index_select
-""")
-_WRITE = (*_READ, "copy", "fill", "index_put", "masked_fill", "expand")
-_VIEWS = frozenset(_words("T mT H mH real imag data"))
-_VIEWED = _words("""
-    numpy_T transpose permute adjoint conj real imag view_as_real select detach alias t
-""")
-CONSUMERS = frozenset(
-    _words("""
-    list tuple set frozenset dict enumerate zip map filter reversed bytes bytearray str int float bool complex
-    range slice type object super property staticmethod classmethod memoryview defaultdict deque Counter partial
-    Path
-""")
-)
-"""C types and the like: calling them leaves no frame, yet may run frames of what they read."""
-CONSTRUCTORS = frozenset(
-    _words("""
-    __init__ __new__ __call__ __post_init__ __prepare__ __init_subclass__ __set_name__
-""")
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """One place in a body that can call something.
-
-    ``names`` : what a frame called from here is named, if it is named after the text.
-    ``ops`` : operators (``add`` for ``aten::add``, ``aten::add_``) it can become directly.
-    ``classes`` : classes whose instance is called, where an assignment tells.
-    ``kind`` : ``call`` leaves a frame; ``silent`` (an operator, an attribute), ``consume`` (a C
-    type, an unpacking) and ``loop`` (its head, an ``await``) may leave none, or many.
-    ``open`` : what is called has no name of its own (a parameter, a variable): any frame fits.
-    ``callee`` : text of what is called: ``self.layer``, ``model``.
-    """
-
-    line: int
-    kind: str
-    name: str
-    names: frozenset[str] = frozenset()
-    ops: frozenset[str] = frozenset()
-    classes: frozenset[str] = frozenset()
-    open: bool = False
-    callee: str = ""
-    known: bool = False
-    """Whether it calls a function or a class of this file."""
-    builtin: bool = False
-    """Whether it calls a built-in function, which frames of Python stand below, not beside."""
-
-
-@dataclass(frozen=True, eq=False)
-class Edge:
-    """A step of the automaton: from state to state by way of a site."""
-
-    start: int
-    end: int
-    site: Site
-
-
-@dataclass(eq=False)
-class Flow:
-    """The automaton of one body.
-
-    ``skips`` : states that follow without any call. ``entries`` : states a resumed generator or
-    coroutine starts from, with the line it waits on; ``leaves`` : states it can be left at.
-    """
-
-    edges: list[Edge] = field(default_factory=list)
-    skips: list[list[int]] = field(default_factory=list)
-    entries: list[tuple[int, int]] = field(default_factory=list)
-    leaves: list[int] = field(default_factory=list)
-    start: int = 0
-    exit: int = 1
-    lines: list[int] = field(default_factory=list)
-    """The line that was last begun, for each state."""
-
-    @property
-    def sites(self) -> list[Site]:
-        """Return each site once, in the order of the text."""
-        unique = {id(edge.site): edge.site for edge in self.edges}
-        return sorted(unique.values(), key=lambda site: site.line)
+__all__ = ["flow_of"]
 
 
 def flow_of(function: Function, module: ast.Module) -> Flow:
@@ -154,51 +48,13 @@ def _text(func: ast.expr) -> str:
         return ""
 
 
-@dataclass
-class _Loop:
-    again: int
-    after: int
-
-
-class _Builder:
+class _Builder(FlowBuilder):
     """Walks a body in the order it runs; every method takes a state and returns the next."""
 
     def __init__(self, function: Function, module: ast.Module) -> None:
+        super().__init__(function.first_line)
         self.function = function
-        self.flow = Flow(skips=[[], []], lines=[function.first_line] * 2)
         self.names = Names(function, module)
-        self.loops: list[_Loop] = []
-        self.handlers: list[list[int]] = []
-        self.line = function.first_line
-
-    # -- the automaton ---------------------------------------------------------------------
-
-    def state(self) -> int:
-        """Return a new state; in a ``try`` body it may go to the handlers."""
-        if len(self.flow.skips) >= MAX_STATES:
-            raise RecursionError("body too large")
-        self.flow.skips.append([])
-        self.flow.lines.append(self.line)
-        number = len(self.flow.skips) - 1
-        if self.handlers:
-            self.flow.skips[number] += self.handlers[-1]
-        return number
-
-    def skip(self, start: int, end: int) -> None:
-        if start != end:
-            self.flow.skips[start].append(end)
-
-    def join(self, *states: int) -> int:
-        """Return one state that all of these lead to."""
-        end = self.state()
-        for one in states:
-            self.skip(one, end)
-        return end
-
-    def step(self, start: int, site: Site) -> int:
-        end = self.state()
-        self.flow.edges.append(Edge(start, end, site))
-        return end
 
     def build(self) -> Flow:
         node = self.function.node
@@ -219,11 +75,7 @@ class _Builder:
         """Add a site that may leave nothing, or several frames."""
         line = getattr(node, "lineno", self.line)
         site = Site(line, "silent", name, frozenset(names), frozenset(ops))
-        self.flow.edges.append(Edge(at, at, site))
-        # a state of its own, so that order is kept
-        end = self.state()
-        self.skip(at, end)
-        return end
+        return self.passing(at, site)
 
     def call(self, at: int, node: ast.Call) -> int:
         name = called_name(node.func)
@@ -232,8 +84,8 @@ class _Builder:
             # the line a method's name stands on, as in long chains
             line = node.func.end_lineno or line
         if isinstance(node.func, ast.Name) and name in CONSUMERS and name not in self.names.local:
-            ops = (_TRUTH if name == "bool" else _NUMBER) if name in _NUMBERS else ()
-            read = node.args if name not in _NUMBERS else []
+            ops = (TRUTH if name == "bool" else NUMBER) if name in NUMBERS else ()
+            read = node.args if name not in NUMBERS else []
             inner = {i for one in read for i in self.names.pending(one)} - CONSUMERS
             site = Site(
                 line,
@@ -245,10 +97,7 @@ class _Builder:
                 frozenset(ops),
                 callee=name,
             )
-            self.flow.edges.append(Edge(at, at, site))
-            end = self.state()
-            self.skip(at, end)
-            return end
+            return self.passing(at, site)
         classes, nameless, known = self.names.of(node.func)
         names = self.names.frames(node.func)
         if any(isinstance(one, ast.GeneratorExp) for one in node.args):
@@ -257,10 +106,7 @@ class _Builder:
         if names & self.names.generators:
             # runs when it is read; its frames are found there
             site = Site(line, "consume", name, frozenset(names), callee=_text(node.func))
-            self.flow.edges.append(Edge(at, at, site))
-            end = self.state()
-            self.skip(at, end)
-            return end
+            return self.passing(at, site)
         site = Site(
             line,
             "call",
@@ -288,7 +134,7 @@ class _Builder:
                 ends.append(at)
             return self.join(*ends)
         at = self.expr(node, at)
-        return self.silent(at, node, "bool", ("__bool__", "__len__"), _TRUTH)
+        return self.silent(at, node, "bool", ("__bool__", "__len__"), TRUTH)
 
     # -- expressions -----------------------------------------------------------------------
 
@@ -315,7 +161,7 @@ class _Builder:
             at = self.expr(node.value, at)
             names = ("__getattr__", "__getattribute__", "__get__", node.attr, *self.names.properties.get(node.attr, ()))
             line_of = ast.Name(node.attr, lineno=node.end_lineno or node.lineno)
-            return self.silent(at, line_of, node.attr, names, _VIEWED if node.attr in _VIEWS else ())
+            return self.silent(at, line_of, node.attr, names, VIEWED if node.attr in VIEWS else ())
         if isinstance(node, ast.BinOp):
             at = self.expr(node.right, self.expr(node.left, at))
             return self.binary(node, node.op, at)
@@ -323,7 +169,7 @@ class _Builder:
             if isinstance(node.op, ast.Not):
                 return self.test(node.operand, at)
             at = self.expr(node.operand, at)
-            name = _UNARY.get(type(node.op), "")
+            name = UNARY.get(type(node.op), "")
             ops = (name, "bitwise_not", "positive")
             return self.silent(at, node, name, (f"__{name}__",), ops)
         if isinstance(node, ast.Compare):
@@ -331,9 +177,9 @@ class _Builder:
             ends: list[int] = []
             for op, right in zip(node.ops, node.comparators, strict=True):
                 if ends:
-                    at = self.silent(at, node, "bool", ("__bool__", "__len__"), _TRUTH)
+                    at = self.silent(at, node, "bool", ("__bool__", "__len__"), TRUTH)
                 at = self.expr(right, at)
-                words = _COMPARE.get(type(op), ())
+                words = COMPARE.get(type(op), ())
                 dunders = [f"__{word}__" for word in (*words, "iter", "next")]
                 at = self.silent(at, node, words[0] if words else "is", dunders, words)
                 ends.append(at)
@@ -351,7 +197,7 @@ class _Builder:
         if isinstance(node, ast.Subscript):
             at = self.exprs((node.value, node.slice), at)
             names = ("__getitem__", "__class_getitem__", "__missing__", "__index__", "__hash__")
-            return self.silent(at, node, "getitem", names, _READ)
+            return self.silent(at, node, "getitem", names, READ)
         if isinstance(node, tuple(COMPREHENSIONS)):
             return self.comprehension(node, at)
         if isinstance(node, ast.Lambda):
@@ -399,7 +245,7 @@ class _Builder:
         return self.call(at, node)
 
     def binary(self, node: ast.AST, op: ast.operator, at: int, *, inplace: bool = False) -> int:
-        word, ops = _BINARY[type(op)]
+        word, ops = BINARY[type(op)]
         names = [f"__{word}__", f"__r{word}__"] + [f"__i{word}__"] * inplace
         if isinstance(op, ast.Mod):
             names += ["__str__", "__repr__", "__format__"]
@@ -414,10 +260,7 @@ class _Builder:
             frozenset({"__iter__", "__next__", "__len__", "keys", "__getitem__"} | names),
             frozenset({"unbind"}),
         )
-        self.flow.edges.append(Edge(at, at, site))
-        end = self.state()
-        self.skip(at, end)
-        return end
+        return self.passing(at, site)
 
     def pause(self, node: ast.expr, at: int) -> int:
         """Leave the frame here; another one begins behind."""
@@ -533,15 +376,12 @@ class _Builder:
             return self.silent(at, target, "setattr", names)
         if isinstance(target, ast.Subscript):
             at = self.exprs((target.value, target.slice), at)
-            return self.silent(at, target, "setitem", ("__setitem__", "__index__"), _WRITE)
+            return self.silent(at, target, "setitem", ("__setitem__", "__index__"), WRITE)
         if isinstance(target, ast.Tuple | ast.List):
             at = self.unpack(target, at)
             for one in target.elts:
                 at = self.unpacked(one, at)
         return at
-
-    def dead(self) -> int:
-        return self.state()
 
     def stmt(self, node: ast.stmt, at: int) -> int:
         if isinstance(node, ast.Expr):
@@ -557,12 +397,12 @@ class _Builder:
                 at = self.expr(loaded, at)
             elif isinstance(loaded, ast.Subscript):
                 at = self.exprs((loaded.value, loaded.slice), at)
-                at = self.silent(at, loaded, "getitem", ("__getitem__", "__missing__"), _READ)
+                at = self.silent(at, loaded, "getitem", ("__getitem__", "__missing__"), READ)
             at = self.binary(node, node.op, self.expr(node.value, at), inplace=True)
             if isinstance(loaded, ast.Attribute):
                 return self.silent(at, node, "setattr", ("__setattr__", "__set__", loaded.attr))
             if isinstance(loaded, ast.Subscript):
-                return self.silent(at, node, "setitem", ("__setitem__",), _WRITE)
+                return self.silent(at, node, "setitem", ("__setitem__",), WRITE)
             return at
         if isinstance(node, ast.AnnAssign):
             if node.value is not None:
@@ -573,19 +413,17 @@ class _Builder:
         if isinstance(node, ast.Return):
             at = self.exprs((node.value,), at)
             self.finish(at)
-            return self.dead()
+            return self.state()
         if isinstance(node, ast.Raise):
             at = self.exprs((node.exc, node.cause), at)
             # raising a class makes an instance
             at = self.silent(at, node, "raise", ("__init__", "__new__"))
-            for handler in self.handlers[-1] if self.handlers else [self.flow.exit]:
-                self.skip(at, handler)
-            return self.dead()
+            self.raises(at)
+            return self.state()
         if isinstance(node, ast.Assert):
             tested = self.test(node.test, at)
             failed = self.exprs((node.msg,), tested)
-            for handler in self.handlers[-1] if self.handlers else [self.flow.exit]:
-                self.skip(failed, handler)
+            self.raises(failed)
             return self.join(at, tested)
         if isinstance(node, ast.If):
             return self.branch(node, at)
@@ -595,7 +433,7 @@ class _Builder:
                 self.flow.leaves.append(head)
                 self.flow.entries.append((head, node.iter.lineno))
             after = self.state()
-            self.loops.append(_Loop(head, after))
+            self.loops.append(Loop(head, after))
             self.skip(self.body(node.body, self.unpacked(node.target, begun)), head)
             self.loops.pop()
             self.skip(self.body(node.orelse, head), after)
@@ -604,7 +442,7 @@ class _Builder:
             head = self.join(at)
             after = self.state()
             tested = self.test(node.test, head)
-            self.loops.append(_Loop(head, after))
+            self.loops.append(Loop(head, after))
             self.skip(self.body(node.body, tested), head)
             self.loops.pop()
             endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
@@ -615,7 +453,7 @@ class _Builder:
             if self.loops:
                 loop = self.loops[-1]
                 self.jump(at, loop.after if isinstance(node, ast.Break) else loop.again)
-            return self.dead()
+            return self.state()
         if isinstance(node, ast.With | ast.AsyncWith):
             return self.with_(node, at)
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
@@ -656,18 +494,14 @@ class _Builder:
 
     def finish(self, at: int) -> None:
         """Return from the function, maybe through ``finally`` and ``__exit__``."""
-        if not self.handlers:
+        self.raises(at)
+        if self.handlers:
             self.skip(at, self.flow.exit)
-            return
-        for handler in self.handlers[-1]:
-            self.skip(at, handler)
-        self.skip(at, self.flow.exit)
 
     def branch(self, node: ast.If, at: int) -> int:
         at = self.test(node.test, at)
-        known = node.test.value if isinstance(node.test, ast.Constant) else None
         if isinstance(node.test, ast.Constant):
-            return self.body(node.body if known else node.orelse, at)
+            return self.body(node.body if node.test.value else node.orelse, at)
         return self.join(self.body(node.body, at), self.body(node.orelse, at))
 
     def decorated(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, at: int) -> int:
@@ -675,10 +509,7 @@ class _Builder:
             name = called_name(one.func if isinstance(one, ast.Call) else one)
             names = {name, "__init__", "__new__", "__call__", "decorator", "wrap", "wrapper"}
             site = Site(one.lineno, "consume", name, frozenset(names - {""}), open=True)
-            self.flow.edges.append(Edge(at, at, site))
-            end = self.state()
-            self.skip(at, end)
-            at = end
+            at = self.passing(at, site)
         return at
 
     def with_(self, node: ast.With | ast.AsyncWith, at: int) -> int:
@@ -711,8 +542,7 @@ class _Builder:
         return at
 
     def onward(self, at: int) -> None:
-        for handler in self.handlers[-1] if self.handlers else [self.flow.exit]:
-            self.skip(at, handler)
+        self.raises(at)
         for loop in self.loops[-1:]:
             self.skip(at, loop.after)
             self.skip(at, loop.again)
@@ -755,7 +585,7 @@ class _Builder:
                 if isinstance(one, ast.MatchValue):
                     at = self.expr(one.value, at)
             names = ("__eq__", "__getattr__", "__instancecheck__", "__len__", "__getitem__")
-            at = self.silent(at, case.pattern, "match", names, ("eq", *_TRUTH))
+            at = self.silent(at, case.pattern, "match", names, ("eq", *TRUTH))
             inside = self.test(case.guard, at) if case.guard is not None else at
             ends.append(self.body(case.body, inside))
             at = self.join(at, inside) if case.guard is not None else at

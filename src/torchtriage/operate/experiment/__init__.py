@@ -16,7 +16,7 @@
 from torchtriage.operate.experiment.experiment import Experiment
 from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical
 from torchtriage.operate.experiment.output_agreement import Agreement, agreement
-from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
+from torchtriage.operate.experiment.result import ExperimentResult, ExperimentRow
 from torchtriage.operate.experiment.shadow import Shadow, ShadowReport
 from torchtriage.operate.experiment.split import Split, point
 
@@ -24,8 +24,8 @@ __all__ = [
     "Agreement",
     "Experiment",
     "ExperimentResult",
+    "ExperimentRow",
     "Metric",
-    "MetricRow",
     "Rate",
     "Shadow",
     "ShadowReport",

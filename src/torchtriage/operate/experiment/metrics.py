@@ -10,7 +10,7 @@ import msgspec
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.stats.sequential_ab import BLOCK, Difference, EventRatio, Moments
-from torchtriage.operate.experiment.result import MetricRow, Verdict
+from torchtriage.operate.experiment.result import ExperimentRow, Verdict
 
 __all__ = ["Metric", "Rate", "Role", "SequentialTest", "Tail", "Typical", "begin", "finite"]
 
@@ -111,12 +111,12 @@ class SequentialTest:
     def _judged(self) -> Verdict:
         raise NotImplementedError
 
-    def row(self) -> MetricRow:
+    def row(self) -> ExperimentRow:
         """Return what is known now."""
         raise NotImplementedError
 
-    def _row(self, metric: Metric, **fields: Any) -> MetricRow:
-        return MetricRow(
+    def _row(self, metric: Metric, **fields: Any) -> ExperimentRow:
+        return ExperimentRow(
             metric=metric.metric,
             role=self.role,
             verdict=self.verdict if all(self.n) else "no data",
@@ -158,7 +158,7 @@ class _TypicalTest(SequentialTest):
         # an interval misses at either end; a guardrail has one that matters
         return self.alpha if self.role == "metric" else min(2 * self.alpha, 0.5)
 
-    def row(self) -> MetricRow:
+    def row(self) -> ExperimentRow:
         centre, low, high, _, _, block = self.difference.estimate(self._level)
         return self._row(
             self.spec,
@@ -182,7 +182,7 @@ class _EventTest(SequentialTest):
     def _judged(self) -> Verdict:
         return "worse" if self.events.log_evidence >= -math.log(self.alpha) else "undecided"
 
-    def _rates(self, metric: Metric, **fields: Any) -> MetricRow:
+    def _rates(self, metric: Metric, **fields: Any) -> ExperimentRow:
         low, high = self.events.interval(2 * self.alpha)
         counted, n = self.events.n_counted, self.events.n
         ratio = counted[1] * n[0] / (counted[0] * n[1]) if counted[0] and n[1] else None
@@ -232,7 +232,7 @@ class _TailTest(_EventTest):
         self.threshold += STEP * math.sqrt(self.spread.variance) * (passes - (1 - self.spec.p))
         return True
 
-    def row(self) -> MetricRow:
+    def row(self) -> ExperimentRow:
         name = f"{self.spec.metric} p{100 * self.spec.p:g}"
         row = self._rates(self.spec, name=name, kind="tail", block=self.pause or 1)
         # without a threshold nothing has been compared
@@ -250,7 +250,7 @@ class _RateTest(_EventTest):
         self.events.add(treated, value != 0)
         return True
 
-    def row(self) -> MetricRow:
+    def row(self) -> ExperimentRow:
         return self._rates(self.spec, name=self.spec.metric, kind="rate")
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
 
-__all__ = ["EXPERIMENT_SCHEMA", "Arm", "Decision", "ExperimentResult", "MetricRow", "Verdict"]
+__all__ = ["EXPERIMENT_SCHEMA", "Arm", "Decision", "ExperimentResult", "ExperimentRow", "Verdict"]
 
 EXPERIMENT_SCHEMA = "torchtriage-experiment/1"
 
@@ -30,7 +30,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class MetricRow:
+class ExperimentRow:
     """One metric, compared.
 
     ``kind`` : ``typical`` compares geometric means, ``tail`` how often requests pass the control's
@@ -75,7 +75,7 @@ class ExperimentResult:
     verdict: tuple[str, ...]
     control: Arm
     candidate: Arm
-    rows: tuple[MetricRow, ...]
+    rows: tuple[ExperimentRow, ...]
     unit: str = "request"
     notes: tuple[Note, ...] = ()
     version: str = __version__

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count, format_share
-from torchtriage.operate.experiment.result import Arm, Decision, MetricRow
+from torchtriage.operate.experiment.result import Arm, Decision, ExperimentRow
 
 __all__ = ["change", "notes", "sentence", "verdict"]
 
@@ -19,7 +19,7 @@ def change(ratio: float) -> str:
     return f"+{text}" if ratio > 1 else text
 
 
-def sentence(row: MetricRow) -> str:
+def sentence(row: ExperimentRow) -> str:
     """Return what is known of one metric."""
     if row.verdict == "no data":
         missing = [arm for arm, n in zip(("control", "candidate"), row.n, strict=True) if not n]
@@ -44,7 +44,7 @@ def sentence(row: MetricRow) -> str:
 
 
 def verdict(
-    decision: Decision, control: Arm, candidate: Arm, rows: Sequence[MetricRow], split: tuple[int, int]
+    decision: Decision, control: Arm, candidate: Arm, rows: Sequence[ExperimentRow], split: tuple[int, int]
 ) -> tuple[str, ...]:
     """Return the first line that decides, and the ones that say why."""
     n = control.n_requests + candidate.n_requests
@@ -70,7 +70,7 @@ def verdict(
 
 
 def notes(
-    control: Arm, candidate: Arm, rows: Sequence[MetricRow], unit: str, split: tuple[int, int]
+    control: Arm, candidate: Arm, rows: Sequence[ExperimentRow], unit: str, split: tuple[int, int]
 ) -> tuple[Note, ...]:
     """Return what limits the numbers."""
     limits = []

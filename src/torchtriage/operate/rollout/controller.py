@@ -15,7 +15,7 @@ from torchtriage.core.errors import StoreError, TriageError, UsageError
 from torchtriage.core.units import format_share
 from torchtriage.operate.experiment.experiment import Experiment
 from torchtriage.operate.experiment.metrics import finite
-from torchtriage.operate.experiment.result import ExperimentResult, MetricRow
+from torchtriage.operate.experiment.result import ExperimentResult, ExperimentRow
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
@@ -90,7 +90,7 @@ class Rollout:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error = ""
-        self._unsaved: tuple[int, str, tuple[MetricRow, ...]] | None = None
+        self._unsaved: tuple[int, str, tuple[ExperimentRow, ...]] | None = None
         self._pid = os.getpid()
         self._state: RolloutState
         self._take(self.store.start(plan, actor=self.owner, at_s=wall()))
@@ -232,13 +232,13 @@ class Rollout:
 
     def _look_for_worse(
         self, state: RolloutState, now_s: float
-    ) -> tuple[StageEvidence | None, tuple[MetricRow, ...], str]:
+    ) -> tuple[StageEvidence | None, tuple[ExperimentRow, ...], str]:
         """Return what is seen; where it is worse, send nothing to the candidate from now on.
 
         Whoever sees it may act on it, owner or not.
         """
         evidence: StageEvidence | None = None
-        rows: tuple[MetricRow, ...] = ()
+        rows: tuple[ExperimentRow, ...] = ()
         why = ""
         if self._judge is None:
             evidence, rows = self._stage.evidence(now_s)
@@ -261,7 +261,7 @@ class Rollout:
             self._unsaved = state.epoch, reason, rows
         return None if why else evidence, rows, why
 
-    def _roll_back(self, reason: str, rows: tuple[MetricRow, ...]) -> RolloutState:
+    def _roll_back(self, reason: str, rows: tuple[ExperimentRow, ...]) -> RolloutState:
         self._take(self.store.roll_back(self.plan.name, reason, actor=self.owner, at_s=self._wall(), rows=rows))
         self._unsaved = None
         return self._state
@@ -320,7 +320,7 @@ class _StageData:
         with self._lock:
             self._number = max(self._number, number)
 
-    def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[MetricRow, ...]]:
+    def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         """Return what is known of the stage, and the comparisons behind it."""
         with self._lock:
             age_s = None if self._newest_s is None else now_s - self._newest_s
@@ -333,7 +333,9 @@ class _StageData:
             ]
             return StageEvidence(self.epoch, self._number, age_s, 0, self._n, tuple(missing)), ()
 
-    def _compared(self, result: ExperimentResult, age_s: float | None) -> tuple[StageEvidence, tuple[MetricRow, ...]]:
+    def _compared(
+        self, result: ExperimentResult, age_s: float | None
+    ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         """Return what an experiment shows of the stage.
 
         A metric without which a regression could not be seen is missing: without data, with too few

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
-from torchtriage.operate.experiment.result import MetricRow
+from torchtriage.operate.experiment.result import ExperimentRow
 from torchtriage.operate.rollout.state import Status
 
 __all__ = ["ROLLOUT_SCHEMA", "EventKind", "RolloutEvent", "RolloutResult", "Stage"]
@@ -35,7 +35,7 @@ class RolloutEvent:
     share_after: float
     reason: str
     token: int | None = None
-    rows: tuple[MetricRow, ...] = ()
+    rows: tuple[ExperimentRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RolloutResult:
     owner: str
     watched_s: float
     events: tuple[RolloutEvent, ...]
-    rows: tuple[MetricRow, ...] = ()
+    rows: tuple[ExperimentRow, ...] = ()
     notes: tuple[Note, ...] = ()
     version: str = __version__
     schema: str = field(default=ROLLOUT_SCHEMA, kw_only=True)

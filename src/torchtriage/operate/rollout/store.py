@@ -20,7 +20,7 @@ import msgspec
 
 from torchtriage.core.database import Database, Execute, Schema, open_sqlite, undamaged
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.experiment.result import MetricRow
+from torchtriage.operate.experiment.result import ExperimentRow
 from torchtriage.operate.rollout.result import EventKind, RolloutEvent
 from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, climb, roll_back
 
@@ -60,7 +60,7 @@ _SCHEMA = Schema(
         ),
     )
 )
-Rows = tuple[MetricRow, ...]
+Rows = tuple[ExperimentRow, ...]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from torchtriage.core.units import format_count
 from torchtriage.operate.experiment.result import ExperimentResult
-from torchtriage.operate.experiment.result import MetricRow as Metric
+from torchtriage.operate.experiment.result import ExperimentRow as Metric
 from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult
 from torchtriage.operate.rollout.summary import percent
 from torchtriage.report import blocks as b

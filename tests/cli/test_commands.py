@@ -269,3 +269,18 @@ def test_output_that_is_no_utf8_terminal(folder: Path) -> None:
     ):
         done = subprocess.run([*PROGRAM, *line.split()], capture_output=True, check=False, env=environment)
         assert (done.returncode, done.stderr) == (0, b""), line
+
+
+def test_without_the_benchmark_package_its_commands_are_listed_and_say_what_they_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("torchtriage_benchmark")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchtriage_benchmark", None)
+    listed = CliRunner().invoke(cli, ["dataset", "--help"])
+    assert listed.exit_code == 0
+    assert all(f"  {name} " in listed.output for name in ("export", "record", "score", "synthesize", "verify"))
+    for words in (["record", "--help"], ["record", "--count", "3"], ["verify"]):
+        done = CliRunner().invoke(cli, ["dataset", *words])
+        assert done.exit_code == 2
+        assert "pip install ./packages/torchtriage-benchmark" in done.output

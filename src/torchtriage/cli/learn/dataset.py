@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "folder_option", "not_installed"]
 
-_MAKING = ("record", "synthesize", "verify")
+_MAKING = {
+    "record": "Record the benchmark's programs.",
+    "synthesize": "Make GPU timelines from the CPU recordings.",
+    "verify": "Say where recordings differ from their index.",
+}
+"""What each does, for the list of commands where the distribution is not installed."""
 
 folder_option = click.option(
     "--dir",
@@ -40,6 +45,17 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     )
 
 
+def _missing(name: str, error: Exception) -> click.Command:
+    """Return a command that is listed, and raises whatever it is asked."""
+
+    def refuse(**_: object) -> None:
+        raise error
+
+    words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+    any_option = {"ignore_unknown_options": True}
+    return click.Command(name, any_option, refuse, [words], _MAKING[name], add_help_option=False)
+
+
 class _Dataset(click.Group):
     """Commands that make recordings are those of the distribution torchtriage-benchmark."""
 
@@ -52,7 +68,7 @@ class _Dataset(click.Group):
         try:
             from torchtriage_benchmark.commands.dataset import COMMANDS
         except ModuleNotFoundError as error:
-            raise not_installed(error) from None
+            return _missing(cmd_name, not_installed(error))
         return COMMANDS[cmd_name]
 
 

@@ -5,7 +5,7 @@ import re
 
 from torchtriage.diagnose.lint.base import Call, Module, keyword, literal, text_of, unpacks
 
-__all__ = ["in_memory", "workers"]
+__all__ = ["in_memory", "moves_batch", "workers"]
 
 N_WORKERS = 5  # its place among the positional arguments
 
@@ -68,3 +68,8 @@ def _hands_out(getter: ast.FunctionDef) -> bool:
         re.search(r"(^|\.)(clone|tensor|as_tensor|from_numpy|long|float|dict|len|int)$", ast.unparse(one.func))
         for one in calls
     )
+
+
+def moves_batch(call: Call) -> bool:
+    """Return whether a call copies what came out of a loader to the device."""
+    return call.receiver.data and call.value.kind == "tensor" and call.value.device == 2

@@ -30,7 +30,7 @@ for batch in loader:
 def find(module: Module) -> Iterator[Hit]:
     """Yield compilations in each step."""
     for call in module.called("torch.compile"):
-        if _each_step(call.context) and not _over_settings(call) and not _kept(call):
+        if _each_step(call.context) and not _over_settings(call) and not call.target.startswith("self."):
             yield Hit(call.node, "torch.compile is called in every step")
 
 
@@ -45,7 +45,3 @@ def _over_settings(call: Call) -> bool:
     targets = {name for loop in call.context.loops() for name in loop.targets}
     given = arguments(call.node)
     return any(isinstance(node, ast.Name) and node.id in targets for one in given for node in ast.walk(one))
-
-
-def _kept(call: Call) -> bool:
-    return call.target.startswith("self.")

@@ -12,6 +12,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, add_keyword, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.rules._loaders import moves_batch
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("CPY008", "h2d-not-overlapped", "copy", "Uploads that nothing overlaps", "low", device=True)
@@ -30,7 +31,7 @@ def find(module: Module) -> Iterator[Hit]:
     flags = [call.value.pinned for call in module.called(*LOADERS)]
     all_pinned = bool(flags) and all(flag is True for flag in flags)
     for call in module.sent("to", "cuda"):
-        if not _is_move(call) or keyword(call.node, "non_blocking") is not None:
+        if not moves_batch(call) or keyword(call.node, "non_blocking") is not None:
             continue
         if unpacks(call.node) or len(call.node.args) > 1:
             continue
@@ -44,10 +45,6 @@ def find(module: Module) -> Iterator[Hit]:
                 call.attr,
                 autofix=_mend(module, call),
             )
-
-
-def _is_move(call: Call) -> bool:
-    return call.receiver.data and call.value.kind == "tensor" and call.value.device == 2
 
 
 def _mend(module: Module, call: Call) -> Autofix | None:

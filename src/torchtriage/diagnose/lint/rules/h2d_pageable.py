@@ -12,7 +12,8 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, add_keyword
+from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, add_keyword
+from torchtriage.diagnose.lint.rules._loaders import moves_batch
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("CPY007", "h2d-pageable", "copy", "Large uploads from pageable host memory", "medium", device=True)
@@ -29,7 +30,7 @@ SAFE = "the values stay the same; without an accelerator PyTorch warns and goes 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield loaders that do not pin, where batches move to a device."""
-    moved = _moves_batches(module)
+    moved = any(moves_batch(call) for call in module.sent("to", "cuda"))
     for call in module.called(*LOADERS):
         if call.value.pinned is not False or not moved or call.context.aside:
             continue
@@ -43,11 +44,3 @@ def find(module: Module) -> Iterator[Hit]:
             "batches of this loader go to the device from memory that is not pinned",
             autofix=Autofix((edit,), SAFE) if edit is not None and known else None,
         )
-
-
-def _moves_batches(module: Module) -> bool:
-    return any(_is_move(call) for call in module.sent("to", "cuda"))
-
-
-def _is_move(call: Call) -> bool:
-    return call.receiver.data and call.value.kind == "tensor" and call.value.device == 2

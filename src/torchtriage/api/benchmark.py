@@ -57,7 +57,7 @@ def benchmark(
         The target cannot be used, a setting does not exist, or the folder holds something else.
     """
     name = check_target(target) if isinstance(target, str) else target_of(target)
-    unknown = sorted(set(plan) - {one.name for one in fields(BenchPlan)})
+    unknown = sorted(set(plan) - {field_.name for field_ in fields(BenchPlan)})
     if unknown:
         raise UsageError(
             f"a benchmark has no {', '.join(unknown)}", hint="see torchtriage.measure.bench.plan.BenchPlan"
@@ -65,4 +65,4 @@ def benchmark(
     ways = settings(modes, backends, batch_sizes, dynamic, dtypes)
     folder = Path(out) if out is not None else folder_of(name)
     result = run(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress)
-    return BenchReport(**{one.name: getattr(result, one.name) for one in fields(result)})
+    return BenchReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})

@@ -110,8 +110,8 @@ def pages() -> tuple[Page, ...]:
         )
     )
     found += [
-        Page(one.code, one.name, alerts.FAMILY, one.title, "alerts", one.page, base.SECTIONS, one.fix)
-        for one in alerts.CODES.values()
+        Page(value.code, value.name, alerts.FAMILY, value.title, "alerts", value.page, base.SECTIONS, value.fix)
+        for value in alerts.CODES.values()
     ]
     return tuple(sorted(found, key=lambda page: (page.code, [*PARTS].index(page.part))))
 

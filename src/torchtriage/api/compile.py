@@ -79,7 +79,7 @@ def compile_logs(
     logs, refused = read_logs([os.fspath(path) for path in paths])
     result = judge(logs)
     if refused:
-        left = tuple(Note("log-left-out", "warn", f"left out: {one}") for one in refused)
+        left = tuple(Note("log-left-out", "warn", f"left out: {item}") for item in refused)
         result = replace(result, notes=(*result.notes, *left))
     if trace is not None:
         from torchtriage.compile.logs.join import join
@@ -128,7 +128,7 @@ def compile_report(
         )
     if hasattr(calls, "shape"):  # its rows would be taken for calls
         raise UsageError("expected several calls, found one tensor", hint="calls=[x, y]")
-    several = [one if isinstance(one, tuple) else (one,) for one in calls]
+    several = [call if isinstance(call, tuple) else (call,) for call in calls]
     if several and args:
         raise UsageError("expected arguments or calls, found both")
     if find_spec("torch") is None:
@@ -143,8 +143,8 @@ def compile_report(
         log = StructuredLog(Path(folder))
         log.start()
         try:
-            for one in several or [args]:
-                target(*one, **kwargs)
+            for item in several or [args]:
+                target(*item, **kwargs)
         except Exception as error:
             log.stop()
             with contextlib.suppress(Exception):  # that of fn is what counts
@@ -169,8 +169,8 @@ def _report(log: StructuredLog, name: str) -> CompileReport:
         logs, _ = read_logs([str(log.folder)])
     except LogError:
         logs = [ProcessLog("")]
-    for one in logs:
-        one.path = name  # the file is about to go
+    for item in logs:
+        item.path = name  # the file is about to go
     result = judge(logs)
     return _shown(replace(result, notes=(*result.notes, *_notes(log, result))), logs)
 
@@ -178,11 +178,11 @@ def _report(log: StructuredLog, name: str) -> CompileReport:
 def _notes(log: StructuredLog, result: CompileResult) -> Iterable[Note]:
     if log.problem:
         yield Note("log-cut", "warn", f"the compiler's log could not be written: {log.problem}")
-    if any(one.n_compiles for one in result.processes):
+    if any(process.n_compiles for process in result.processes):
         return
     import torch._dynamo.utils
 
-    off = next((one for one in OFF if os.environ.get(one, "0") not in ("", "0")), None)
+    off = next((item for item in OFF if os.environ.get(item, "0") not in ("", "0")), None)
     if off is not None:
         yield Note("compile-off", "warn", f"${off} is set, so nothing is compiled", f"unset {off}")
     elif torch._dynamo.utils.counters["frames"].get("total"):
@@ -196,6 +196,6 @@ def _notes(log: StructuredLog, result: CompileResult) -> Iterable[Note]:
 
 def _shown(result: CompileResult, logs: Sequence[ProcessLog]) -> CompileReport:
     """Return a result that shows itself, with the logs that its graphs are drawn from."""
-    report = CompileReport(**{one.name: getattr(result, one.name) for one in fields(result)})
+    report = CompileReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})
     object.__setattr__(report, "_logs", tuple(logs))
     return report

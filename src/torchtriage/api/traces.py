@@ -217,7 +217,7 @@ def compare(
         for source in (before, after)
     ]
     result = verdict.compare(*sides, promised=promise)
-    return ComparisonReport(**{one.name: getattr(result, one.name) for one in fields(result)})
+    return ComparisonReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def verify(
     results: tuple[Result, Result] | None = None
     if record:
         tell("recording both once")
-        found = [_recorded(one, folder / name) for name, one in zip(("promise", "kept"), commands, strict=True)]
+        found = [_recorded(command, folder / name) for name, command in zip(("promise", "kept"), commands, strict=True)]
         if all(found):
             results = found[0][0], found[1][0]
     trial = run_trial(
@@ -403,7 +403,7 @@ def _recorded(command: Command, folder: Path) -> tuple[Result, ...]:
 
 
 def _script(words: Sequence[str]) -> str:
-    return next((Path(one).name for one in words if one.endswith(".py")), "")
+    return next((Path(word).name for word in words if word.endswith(".py")), "")
 
 
 def overlay(path: TracePath, result: Result, out: TracePath, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -490,7 +490,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
 
 
 def _expanded(pattern: Path) -> list[Path]:
-    some = sorted(one for one in pattern.parent.glob(pattern.name) if one.is_file())
+    some = sorted(path for path in pattern.parent.glob(pattern.name) if path.is_file())
     if not some:
         raise TraceFormatError("expected files of this pattern, found none", where=str(pattern))
     return some

@@ -52,9 +52,9 @@ def with_config(
 def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if param.multiple != isinstance(value, list):
         raise click.BadParameter(f"expected {'a list' if param.multiple else 'one value'}, found {value!r}")
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, bool) or not isinstance(one, str | int | float):
-            raise click.BadParameter(f"expected text or a number, found {one!r}")
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise click.BadParameter(f"expected text or a number, found {item!r}")
     return param.process_value(ctx, value)
 
 

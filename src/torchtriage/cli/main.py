@@ -118,7 +118,7 @@ def _means_analyze(args: list[str]) -> bool:
     if not args or args[0] in COMMANDS or args[0] in ("-h", "--help", "-V", "--version"):
         return False
     if _is_option(args[0]):
-        return any(_may_be_path(one) for one in args[1:])
+        return any(_may_be_path(arg) for arg in args[1:])
     return _may_be_path(args[0])
 
 

@@ -54,4 +54,4 @@ def fails(findings: Iterable[Any], fail_on: str) -> bool:
     """Return whether a finding is as severe as ``--fail-on`` says, or worse."""
     if fail_on == "never":
         return False
-    return not {one.severity for one in findings}.isdisjoint(LEVELS[LEVELS.index(fail_on) :])
+    return not {finding.severity for finding in findings}.isdisjoint(LEVELS[LEVELS.index(fail_on) :])

@@ -314,14 +314,14 @@ def judge_noise(uses: Sequence[HostUse]) -> Noise:
         return Noise("not checked", ("nothing was run",))
     reasons = []
     watched = [use for use in uses if use.others_s is not None and use.stolen_s is not None]
-    wall_s = sum(one.wall_s for one in watched)
+    wall_s = sum(item.wall_s for item in watched)
     enough = len(watched) == len(uses) and wall_s >= LEAST_WATCHED_S
     if enough:
-        n_cores = max(one.n_cores for one in watched)
+        n_cores = max(item.n_cores for item in watched)
         all_s = wall_s * n_cores
-        own_s = sum(one.own_s or 0.0 for one in watched)
-        others_s = sum(one.others_s or 0.0 for one in watched)
-        stolen = sum(one.stolen_s or 0.0 for one in watched) / all_s
+        own_s = sum(item.own_s or 0.0 for item in watched)
+        others_s = sum(item.others_s or 0.0 for item in watched)
+        stolen = sum(item.stolen_s or 0.0 for item in watched) / all_s
         if stolen > STOLEN:
             reasons.append(f"{format_share(stolen)} of CPU time was stolen by the hypervisor")
         crowded = (own_s + others_s) / all_s >= CROWDED and others_s / wall_s >= LEAST_OTHERS

@@ -130,7 +130,7 @@ class Run:
     @property
     def n_values(self) -> int:
         """Number of values in all series."""
-        return sum(one.n_values for one in self.series)
+        return sum(item.n_values for item in self.series)
 
     def check(self) -> None:
         """Refuse what nothing can be concluded from.
@@ -148,7 +148,7 @@ class Run:
         pairs = (*self.machine.fields, *self.environment)
         _check_text(where, self.commit, self.branch, self.parent or "", *self.traces)
         _check_text(*(text for pair in pairs for text in pair))
-        _check_text(*(text for one in self.series for text in (one.metric, one.unit)))
+        _check_text(*(text for item in self.series for text in (item.metric, item.unit)))
         if not math.isfinite(self.recorded_at_s):
             raise SampleError(f"expected recorded_at_s as a number, found {self.recorded_at_s}", where=where)
         if not self.series:
@@ -216,7 +216,7 @@ def _check_values(sessions: Sequence[tuple[float, ...]], kind: str, where: str, 
         return
     number, bad = next((number, session) for number, session in enumerate(sessions, 1) if not _are_fine(session, kind))
     where = f"{where}, session {number}{of}"
-    place = next((place for place, one in enumerate(bad) if not math.isfinite(one)), None)
+    place = next((place for place, item in enumerate(bad) if not math.isfinite(item)), None)
     if place is not None:
         raise SampleError(
             f"expected finite numbers, found {bad[place]} as value {place + 1} of {len(bad)}",

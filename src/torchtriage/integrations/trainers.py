@@ -47,7 +47,7 @@ class _Callback:
 
     def __reduce__(self) -> Any:
         # the class is made anew, where it is copied or sent to
-        plain = next(one for one in type(self).__mro__ if one.__dict__.get("trainers"))
+        plain = next(item for item in type(self).__mro__ if item.__dict__.get("trainers"))
         return _again, (plain, self._settings)
 
     @property

@@ -50,7 +50,7 @@ def events(result: Result) -> list[dict[str, Any]]:
 def _intervals(finding: Finding) -> list[tuple[int, int]]:
     if finding.place.intervals_ns:
         return list(finding.place.intervals_ns)
-    return [(one.start_ns, one.start_ns + max(one.dur_ns, 1)) for one in finding.place.examples]
+    return [(example.start_ns, example.start_ns + max(example.dur_ns, 1)) for example in finding.place.examples]
 
 
 def _args(finding: Finding) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def notification(code: str, level: str, text: str) -> dict[str, Any]:
 
 def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Result:
     rank = finding.evidence.get("shown_rank", finding.evidence.get("late_rank"))
-    path = next((one.path for one in job.ranks if one.rank == rank), job.ranks[0].path)
+    path = next((item.path for item in job.ranks if item.rank == rank), job.ranks[0].path)
     return next((result for result in results if result.trace.path == path), results[0])
 
 

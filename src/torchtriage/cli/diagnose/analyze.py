@@ -136,7 +136,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     results, jobs, n_unusable = _judge(files, asked, options)
     _report(results, jobs, files, options)
     speaking = _speaking(results, jobs)
-    if fails((one for told in speaking for one in told.findings), options["fail_on"]):
+    if fails((finding for told in speaking for finding in told.findings), options["fail_on"]):
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)

@@ -72,7 +72,7 @@ def _promised(path: str, before: str) -> Any:
         raise UsageError(f"cannot be read: {error}", where=path) from error
     results = json_report.decode(data)
     name = Path(before).name
-    named = [one for one in results if Path(one.trace.path).name == name]
+    named = [result for result in results if Path(result.trace.path).name == name]
     if len(results) == 1:
         return results[0]
     if len(named) != 1:

@@ -16,8 +16,8 @@ __all__ = ["command"]
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from torchtriage.api.catalogue import pages
 
-    names = dict.fromkeys(one for page in pages() for one in (page.code, page.name))
-    return [one for one in names if one.lower().startswith(incomplete.lower())]
+    names = dict.fromkeys(item for page in pages() for item in (page.code, page.name))
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
 @click.command("explain")
@@ -38,7 +38,7 @@ def command(code: str | None) -> None:
         return
     first = {page.code: page for page in reversed(pages())}
     family = ""
-    for page in sorted(first.values(), key=lambda one: (one.family, one.code)):
+    for page in sorted(first.values(), key=lambda value: (value.family, value.code)):
         if page.family != family:
             family = page.family
             click.secho(f"\n{family}", bold=True)

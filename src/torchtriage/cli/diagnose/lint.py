@@ -69,7 +69,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     options = with_config(ctx, given, Path.cwd(), table="lint", keys=CONFIG)
     if "-" in paths and len(paths) > 1:
         raise UsageError("- stands alone: standard input is one source")
-    check_outputs([options["output"]], [one for one in paths if one != "-"])
+    check_outputs([options["output"]], [path for path in paths if path != "-"])
     result = _look(paths, options)
     if options["trace"]:
         from torchtriage.diagnose.lint.trace_match import join
@@ -79,7 +79,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     _report(result, options)
     if fails(result.findings, options["fail_on"]):
         ctx.exit(1)
-    looked = result.n_files - result.n_without_torch - len({one.file for one in result.odd})
+    looked = result.n_files - result.n_without_torch - len({item.file for item in result.odd})
     if result.odd and looked <= 0:
         ctx.exit(2)
 

@@ -23,7 +23,10 @@ class _Run(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         takes_value = {
-            name for one in self.params if isinstance(one, click.Option) and not one.is_flag for name in one.opts
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
         }
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
@@ -122,17 +125,17 @@ def _complain_of_watches(out: Path) -> None:
     """Say what was seen beside the recordings, where there is no report to say it in."""
     from torchtriage.diagnose.runs.run_folder import find_recordings
 
-    for one in find_recordings(out):
-        if one.memory is not None:
-            complain(str(one.memory))
-        if one.compile_log is not None:
-            complain(f"to see what torch.compile did: torchtriage compile {one.compile_log}")
+    for recording in find_recordings(out):
+        if recording.memory is not None:
+            complain(str(recording.memory))
+        if recording.compile_log is not None:
+            complain(f"to see what torch.compile did: torchtriage compile {recording.compile_log}")
 
 
 def _remove_if_empty(out: Path) -> None:
     """Remove a folder of ours that holds no recording and no failure to report."""
     kept = ("*/*.json.gz", "*/*.pickle", "compile/*.log", "errors-*.txt")
-    if not any(one for pattern in kept for one in out.glob(pattern)):
+    if not any(path for pattern in kept for path in out.glob(pattern)):
         shutil.rmtree(out, ignore_errors=True)
 
 

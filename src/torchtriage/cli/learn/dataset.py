@@ -98,7 +98,7 @@ def export(folder: Path, number: str, output: Path | None, parquet: Path | None)
     from torchtriage.learn.dataset.parquet import write_parquet
     from torchtriage.learn.dataset.recordings import kept
 
-    item = next((one for one in kept(folder) if one.id == number), None)
+    item = next((item for item in kept(folder) if item.id == number), None)
     if item is None:
         raise UsageError(f"expected a recording's number, found {number}", where=str(folder))
     path = parquet or output or Path(f"{number}.json")
@@ -118,7 +118,7 @@ def windows(folder: Path) -> None:
     """
     from torchtriage.learn.dataset.recordings import kept
 
-    click.echo(json.dumps({one.id: one.windows_ns.tolist() for one in kept(folder)}))
+    click.echo(json.dumps({item.id: item.windows_ns.tolist() for item in kept(folder)}))
 
 
 @command.command("score")
@@ -150,8 +150,8 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     if says is not None:
         said = {}
         with counting(f"of {len(items):,} judged", quiet=quiet) as progress:
-            for one in items:
-                said[one.id] = says(one)
+            for item in items:
+                said[item.id] = says(item)
                 progress(len(said))
         found = Predictions(system, said)
     else:
@@ -170,7 +170,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
         "line_accuracy",
         "saving",
     )
-    heads = (found.system, "recordings", *(one.replace("_", " ") for one in columns))
+    heads = (found.system, "recordings", *(column.replace("_", " ") for column in columns))
     click.echo(f"| {' | '.join(heads)} |")
     click.echo(f"|:--|{'--:|' * (len(columns) + 1)}")
     for row in score_all(items, found):

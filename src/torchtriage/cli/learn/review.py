@@ -90,7 +90,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
     spans = _asked_for(given["spans"], begin_ns, end_ns)
     left: list[tuple[Suspect, str]] = []
     if spans:
-        chosen, chosen_by = [Suspect(one, 1.0, "") for one in spans], "your --window"
+        chosen, chosen_by = [Suspect(span, 1.0, "") for span in spans], "your --window"
         n_windows = len(spans)
     else:
         found, chosen_by = _suspects(trace, findings, given["detector"])
@@ -101,17 +101,17 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
         gather(
             trace,
             findings,
-            one.window_ns,
-            probability=one.probability,
-            types=one.types,
-            unusual=one.unusual,
+            item.window_ns,
+            probability=item.probability,
+            types=item.types,
+            unusual=item.unusual,
             redact=not given["no_redact"],
             codes=codes,
         )
-        for one in chosen
+        for item in chosen
     ]
     if given["show_evidence"]:
-        click.echo("\n\n".join(one.text for one in evidence))
+        click.echo("\n\n".join(item.text for item in evidence))
         return
     outcomes = review_with_progress(reviewer, evidence, quiet=given["quiet"])
     problem = getattr(reviewer, "problem", "")
@@ -128,7 +128,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
         notes=[problem] * bool(problem),
     )
     present(result, given)
-    if any(one.reason == INTERRUPTED for one in outcomes):
+    if any(outcome.reason == INTERRUPTED for outcome in outcomes):
         raise KeyboardInterrupt  # what was done is printed; the rest as for any command
     if not result.complete:
         ctx.exit(1)
@@ -158,7 +158,7 @@ def _asked_for(spans: tuple[str, ...], begin_ns: int, end_ns: int) -> list[tuple
     found = []
     for text in spans:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text.strip())
-        first, last = (float(one) for one in match.groups()) if match else (0.0, 0.0)
+        first, last = (float(group) for group in match.groups()) if match else (0.0, 0.0)
         whole_ms = (end_ns - begin_ns) / 1e6
         if not first < last or first >= whole_ms:
             raise UsageError(

@@ -70,7 +70,7 @@ def make_reviewer(name: str, given: Mapping[str, Any]) -> Reviewer:
         return _llm(given)
     from torchtriage.learn.review.rule_reviewer import Offline
 
-    used = [f"--{one.replace('_', '-')}" for one in OF_LLM if given[one] is not None]
+    used = [f"--{item.replace('_', '-')}" for item in OF_LLM if given[item] is not None]
     if used:
         raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of --reviewer llm")
     return Offline()

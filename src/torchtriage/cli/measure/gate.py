@@ -73,10 +73,10 @@ def _history(given: dict[str, Any]) -> HistoryResult:
     branch = given["branch"]
     with open_store(given["store"], create=False) as store:
         entries = store.find(benchmark=given["name"], branch=branch, limit=given["last"])
-        committed = [one for one in entries if UNCOMMITTED not in dict(one.run.environment)]
+        committed = [entry for entry in entries if UNCOMMITTED not in dict(entry.run.environment)]
         runs = store.load(committed, metrics=given["metrics"] or None)
         told = {series.metric for run in runs for series in run.series}
-        unknown = [one for one in given["metrics"] if one not in told]
+        unknown = [item for item in given["metrics"] if item not in told]
         newest = store.load(committed[:1]) if unknown else ()
     if not entries:
         raise UsageError(
@@ -92,7 +92,7 @@ def _history(given: dict[str, Any]) -> HistoryResult:
             hint=f"metrics of the newest run: {', '.join(known[:8])}",
         )
     return find_history(
-        [one for one in runs if one.series],
+        [run for run in runs if run.series],
         branch=branch,
         min_change=share(given["min_change"]),
         order=commits_along(Path.cwd(), branch),

@@ -273,7 +273,7 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
 
 
 def _named(runs: Sequence[Run], name: str | None) -> list[Run]:
-    return [one for one in runs if name is None or one.benchmark == name]
+    return [run for run in runs if name is None or run.benchmark == name]
 
 
 def _read(name: str) -> tuple[Run, ...]:

@@ -182,7 +182,7 @@ def _record(words: Sequence[str], given: dict[str, Any]) -> None:
     with open_store(given["store"]) as store, contextlib.ExitStack() as checkouts:
         runs = _import(given) if given["imports"] else measure(words, given, checkouts)
         if given["output"]:
-            save(given["output"], encode_runs([_lasting(one, given) for one in runs]))
+            save(given["output"], encode_runs([_lasting(run, given) for run in runs]))
         for run in runs:
             new = store.add(run)
             click.echo(_summary(run, store.name, new=new))
@@ -221,7 +221,7 @@ def _import(given: dict[str, Any]) -> list[Run]:
     for note in told.notes:
         complain(note)
     traces = _traces(given["traces"], Path())
-    return [replace(one, traces=one.traces + traces) for one in told.runs]
+    return [replace(run, traces=run.traces + traces) for run in told.runs]
 
 
 def measure(
@@ -302,12 +302,12 @@ def measure(
                 assemble(
                     measured,
                     benchmark=benchmark,
-                    program=one,
+                    program=item,
                     revision=at,
                     machine=machine,
                     environment={INTERLEAVING: mark},
                 )[0]
-                for measured, one, at in zip(sides, (other, program), (other_revision, revision), strict=True)
+                for measured, item, at in zip(sides, (other, program), (other_revision, revision), strict=True)
             )
             return enough(before, after)
 
@@ -357,14 +357,14 @@ def _summary(run: Run, place: str, *, new: bool) -> str:
     """Return what was stored, a line for each of the first metrics."""
     from torchtriage.measure.gate.run import SIDE
 
-    n = max(len(one.sessions) for one in run.series)
+    n = max(len(item.sessions) for item in run.series)
     side = dict(run.environment).get(SIDE)
     at = f" at {run.commit[:12]}" if run.commit else " at no commit"
     on = f" on {run.branch}" if run.branch else ""
     did = f"stored in {place}" if new else f"was in {place} before"
     which = f" ({side})" if side else ""
     lines = [f"{run.benchmark}{which}{at}{on}: {n} session{'' if n == 1 else 's'}, {did}"]
-    lines += [f"  {_told(one)}" for one in run.series[:SHOWN]]
+    lines += [f"  {_told(item)}" for item in run.series[:SHOWN]]
     if len(run.series) > SHOWN:
         lines.append(f"  and {len(run.series) - SHOWN} metrics more")
     return "\n".join(lines)
@@ -373,8 +373,8 @@ def _summary(run: Run, place: str, *, new: bool) -> str:
 def _told(series: Series) -> str:
     from torchtriage.measure.gate import formatting as words
 
-    middles = [statistics.median(one.values) for one in series.sessions]
+    middles = [statistics.median(session.values) for session in series.sessions]
     low, middle, high = (
-        words.amount(one, series.unit) for one in (min(middles), statistics.median(middles), max(middles))
+        words.amount(item, series.unit) for item in (min(middles), statistics.median(middles), max(middles))
     )
     return f"{series.metric}: {middle}" + (f" ({low} to {high})" if low != high else "")

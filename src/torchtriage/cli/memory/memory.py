@@ -71,7 +71,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         from torchtriage.report.documents.memory import MemoryReport
 
         present(MemoryReport(results[0].schema, results[0].version, tuple(results)), given)
-    if fails((one for result in results for one in result.findings), given["fail_on"]):
+    if fails((finding for result in results for finding in result.findings), given["fail_on"]):
         ctx.exit(1)
     if n_unusable:
         ctx.exit(2)

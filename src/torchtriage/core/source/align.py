@@ -81,7 +81,7 @@ def align(
         Calls before the first or after the last were not seen.
     """
     asked = range(len(word)) if wanted is None else wanted
-    letters = sorted(set(word), key=lambda one: (one.kind, one.name, one.file, one.line))
+    letters = sorted(set(word), key=lambda item: (item.kind, item.name, item.file, item.line))
     code = {letter: index for index, letter in enumerate(letters)}
     text = [code[letter] for letter in word]
     plain = _never_resumed(word)
@@ -129,11 +129,11 @@ class _Machine:
     def __init__(self, flow: Flow, letters: Sequence[Called], plain: Set[Called], *, doubtful: Set[str] | None) -> None:
         self.flow, self.letters = flow, letters
         sites = flow.sites
-        strong = {id(site): [index for index, one in enumerate(letters) if _strong(site, one)] for site in sites}
+        strong = {id(site): [index for index, letter in enumerate(letters) if _strong(site, letter)] for site in sites}
         has_strong = {index for found in strong.values() for index in found}
         later = {name for site in sites if site.kind in ("consume", "loop") for name in site.names}
         # a built-in is no generator: it runs where it is called
-        runs_later = {index for index, one in enumerate(letters) if one.kind == "python" and one.name in later}
+        runs_later = {index for index, letter in enumerate(letters) if letter.kind == "python" and letter.name in later}
         self.required = {
             id(site)
             for site in sites
@@ -164,7 +164,7 @@ class _Machine:
             own = [edge.site for edge in flow.edges if index in strong[id(edge.site)]]
             unnamed = [edge.site for edge in fits if edge.site.open]
             both = own + unnamed if own else []
-            self.named.append(tuple({id(one): one for one in both}.values()))
+            self.named.append(tuple({id(item): item for item in both}.values()))
         self.inserted = [not found for found in self.accepts]
         self.strict = list(self.inserted)
         self.weak_letters = [index not in has_strong for index in range(len(letters))]
@@ -241,8 +241,8 @@ class _Machine:
         last = ahead[-1]
         if not any_end:
             final = 1 << self.flow.exit
-            for one in self.flow.leaves:
-                final |= 1 << one
+            for leaf in self.flow.leaves:
+                final |= 1 << leaf
             last &= final
         if not last:
             return None
@@ -293,9 +293,9 @@ def _only_resumes(site: Site) -> bool:
 def _never_resumed(word: Sequence[Called]) -> Set[Called]:
     """Return functions that always began on one line: a generator goes on where it stopped."""
     seen: dict[tuple[str, str], list[Called]] = {}
-    for one in word:
-        if one.kind == "python" and not one.name.startswith("<gen"):
-            seen.setdefault((one.file, one.name), []).append(one)
+    for item in word:
+        if item.kind == "python" and not item.name.startswith("<gen"):
+            seen.setdefault((item.file, item.name), []).append(item)
     return {some[0] for some in seen.values() if len(some) > 1 and len(set(some)) == 1}
 
 

@@ -86,7 +86,7 @@ class _Builder(FlowBuilder):
         if isinstance(node.func, ast.Name) and name in CONSUMERS and name not in self.names.local:
             ops = (TRUTH if name == "bool" else NUMBER) if name in NUMBERS else ()
             read = node.args if name not in NUMBERS else []
-            inner = {i for one in read for i in self.names.pending(one)} - CONSUMERS
+            inner = {i for item in read for i in self.names.pending(item)} - CONSUMERS
             site = Site(
                 line,
                 "consume",
@@ -100,7 +100,7 @@ class _Builder(FlowBuilder):
             return self.passing(at, site)
         classes, nameless, known = self.names.of(node.func)
         names = self.names.frames(node.func)
-        if any(isinstance(one, ast.GeneratorExp) for one in node.args):
+        if any(isinstance(arg, ast.GeneratorExp) for arg in node.args):
             # run by what is called, or by Python itself where that is a C type
             at = self.silent(at, node, "<genexpr>", ("<genexpr>",))
         if names & self.names.generators:
@@ -225,7 +225,7 @@ class _Builder(FlowBuilder):
             return self.silent(at, node, "dict", ("__hash__", "__eq__", "keys", "__getitem__"))
         if isinstance(node, ast.Slice):
             return self.exprs((node.lower, node.upper, node.step), at)
-        children = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+        children = [item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
         return self.exprs(children, at)
 
     def _call(self, node: ast.Call, at: int, *, pending: bool = False) -> int:
@@ -237,8 +237,8 @@ class _Builder(FlowBuilder):
             at = self.silent(at, func, func.attr, lookup)
         else:
             at = self.expr(func, at)
-        arguments: list[ast.expr] = [*node.args, *(one.value for one in node.keywords)]
-        arguments.sort(key=lambda one: (one.lineno, one.col_offset))
+        arguments: list[ast.expr] = [*node.args, *(keyword.value for keyword in node.keywords)]
+        arguments.sort(key=lambda argument: (argument.lineno, argument.col_offset))
         at = self.exprs(arguments, at)
         if pending and called_name(func) not in CONSUMERS:
             return at
@@ -295,9 +295,9 @@ class _Builder(FlowBuilder):
             at = self.expr(iterable, at)
         inner = self.names.pending(iterable)
         if name in CONSUMERS:
-            for one in ast.walk(iterable):
-                if isinstance(one, ast.expr):
-                    inner |= self.names.pending(one)
+            for node in ast.walk(iterable):
+                if isinstance(node, ast.expr):
+                    inner |= self.names.pending(node)
         head = self.join(at)
         names = frozenset({"__iter__", "__next__", "__getitem__", "__aiter__", "__anext__", *inner} - CONSUMERS)
         site = Site(iterable.lineno, "loop", name or "iter", names, frozenset({"unbind"}), callee=_text(iterable))
@@ -326,19 +326,19 @@ class _Builder(FlowBuilder):
     def rounds(self, node: ast.expr, generators: list[ast.comprehension], at: int, *, own: bool) -> int:
         assert isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
         heads: list[int] = []
-        for index, one in enumerate(generators):
+        for index, generator in enumerate(generators):
             if own and index == 0:
                 # the outermost iterable was evaluated outside
                 head = self.join(at)
-                names = frozenset({"__iter__", "__next__", "__getitem__"} | self.names.pending(one.iter))
-                site = Site(one.iter.lineno, "loop", "iter", names, frozenset({"unbind"}))
+                names = frozenset({"__iter__", "__next__", "__getitem__"} | self.names.pending(generator.iter))
+                site = Site(generator.iter.lineno, "loop", "iter", names, frozenset({"unbind"}))
                 self.flow.edges.append(Edge(head, head, site))
                 begun = self.join(head)
             else:
-                head, begun = self.iterate(one.iter, at)
+                head, begun = self.iterate(generator.iter, at)
             heads.append(head)
-            at = self.unpacked(one.target, begun)
-            for condition in one.ifs:
+            at = self.unpacked(generator.target, begun)
+            for condition in generator.ifs:
                 at = self.test(condition, at)
                 self.skip(at, head)
         if isinstance(node, ast.DictComp):
@@ -379,8 +379,8 @@ class _Builder(FlowBuilder):
             return self.silent(at, target, "setitem", ("__setitem__", "__index__"), WRITE)
         if isinstance(target, ast.Tuple | ast.List):
             at = self.unpack(target, at)
-            for one in target.elts:
-                at = self.unpacked(one, at)
+            for element in target.elts:
+                at = self.unpacked(element, at)
         return at
 
     def stmt(self, node: ast.stmt, at: int) -> int:
@@ -464,12 +464,12 @@ class _Builder(FlowBuilder):
             at = self.exprs(node.decorator_list, at)
             at = self.exprs((*node.args.defaults, *node.args.kw_defaults), at)
             given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            annotated = self.exprs((*(one.annotation for one in given), node.returns), at)
+            annotated = self.exprs((*(item.annotation for item in given), node.returns), at)
             return self.decorated(node, self.join(at, annotated))
         if isinstance(node, ast.ClassDef):
             at = self.exprs(node.decorator_list, at)
-            at = self.exprs((*node.bases, *(one.value for one in node.keywords)), at)
-            line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            at = self.exprs((*node.bases, *(keyword.value for keyword in node.keywords)), at)
+            line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             at = self.step(at, Site(line, "call", "__build_class__", frozenset({"__build_class__"})))
             return self.decorated(node, at)
         if isinstance(node, ast.Delete):
@@ -505,10 +505,10 @@ class _Builder(FlowBuilder):
         return self.join(self.body(node.body, at), self.body(node.orelse, at))
 
     def decorated(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, at: int) -> int:
-        for one in reversed(node.decorator_list):
-            name = called_name(one.func if isinstance(one, ast.Call) else one)
+        for decorator in reversed(node.decorator_list):
+            name = called_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
             names = {name, "__init__", "__new__", "__call__", "decorator", "wrap", "wrapper"}
-            site = Site(one.lineno, "consume", name, frozenset(names - {""}), open=True)
+            site = Site(decorator.lineno, "consume", name, frozenset(names - {""}), open=True)
             at = self.passing(at, site)
         return at
 
@@ -581,9 +581,9 @@ class _Builder(FlowBuilder):
         at = self.expr(node.subject, at)
         ends = []
         for case in node.cases:
-            for one in ast.walk(case.pattern):
-                if isinstance(one, ast.MatchValue):
-                    at = self.expr(one.value, at)
+            for item in ast.walk(case.pattern):
+                if isinstance(item, ast.MatchValue):
+                    at = self.expr(item.value, at)
             names = ("__eq__", "__getattr__", "__instancecheck__", "__len__", "__getitem__")
             at = self.silent(at, case.pattern, "match", names, ("eq", *TRUTH))
             inside = self.test(case.guard, at) if case.guard is not None else at

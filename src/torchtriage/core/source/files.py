@@ -49,11 +49,15 @@ class SourceFile:
 
     def starting(self, name: str, line: int) -> list[Function]:
         """Return the functions with this name whose code starts on this line."""
-        return [one for one in self.functions if one.name == name and one.first_line == line]
+        return [function for function in self.functions if function.name == name and function.first_line == line]
 
     def spanning(self, name: str, line: int) -> list[Function]:
         """Return the functions with this name whose text holds this line."""
-        return [one for one in self.functions if one.name == name and one.first_line <= line <= one.last_line]
+        return [
+            function
+            for function in self.functions
+            if function.name == name and function.first_line <= line <= function.last_line
+        ]
 
 
 def read(path: Path | str) -> SourceFile:
@@ -102,14 +106,14 @@ class Sources:
 
     def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
         """Look for files below ``roots``."""
-        self.roots = tuple(Path(one) for one in roots)
+        self.roots = tuple(Path(root) for root in roots)
         self._read: dict[Path, SourceFile] = {}
 
     def quote(self, file: str, function: str, line: int) -> str:
         """Return the text of one line of a function, empty where no such file is at hand."""
-        for one in self.find(file):
-            if one.spanning(function, line):
-                return one.lines[line - 1].rstrip()
+        for item in self.find(file):
+            if item.spanning(function, line):
+                return item.lines[line - 1].rstrip()
         return ""
 
     def find(self, file: str) -> list[SourceFile]:
@@ -125,20 +129,20 @@ class Sources:
         windows = "\\" in file or re.match(r"[A-Za-z]:", file) is not None
         parts = PureWindowsPath(file).parts if windows else Path(file).parts
         absolute = Path(file).is_absolute()
-        inside = [one for one in parts if one not in (parts[0] if absolute or windows else "", ".")]
+        inside = [part for part in parts if part not in (parts[0] if absolute or windows else "", ".")]
         if ".." in inside:
             return []
         candidates = [root.joinpath(*inside[first:]) for first in range(len(inside)) for root in self.roots]
         if absolute:
             candidates.insert(0, Path(file))
         found = []
-        for one in dict.fromkeys(candidates):
-            if one not in self._read:
+        for candidate in dict.fromkeys(candidates):
+            if candidate not in self._read:
                 try:
-                    exists = one.is_file()
+                    exists = candidate.is_file()
                 except (OSError, ValueError):
                     exists = False
-                self._read[one] = read(one) if exists else SourceFile("", reason="none")
-            if self._read[one].path:
-                found.append(self._read[one])
+                self._read[candidate] = read(candidate) if exists else SourceFile("", reason="none")
+            if self._read[candidate].path:
+                found.append(self._read[candidate])
         return found

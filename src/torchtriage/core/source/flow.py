@@ -106,8 +106,8 @@ class FlowBuilder:
     def join(self, *states: int) -> int:
         """Return one state that all of these lead to."""
         end = self.state()
-        for one in states:
-            self.skip(one, end)
+        for state in states:
+            self.skip(state, end)
         return end
 
     def step(self, start: int, site: Site) -> int:

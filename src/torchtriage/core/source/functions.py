@@ -48,7 +48,7 @@ class Function:
         if isinstance(node, ast.AsyncFunctionDef | ast.GeneratorExp):
             return True
         if isinstance(node, ast.FunctionDef | ast.Lambda):
-            return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(node))
+            return any(isinstance(item, ast.Yield | ast.YieldFrom) for item in own_nodes(node))
         return False
 
 
@@ -65,7 +65,7 @@ def _collect(node: ast.AST, owner: ast.ClassDef | None, found: list[Function]) -
     while stack:
         node, owner = stack.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             found.append(Function(node.name, first, node.end_lineno or first, node, owner))
             owner = node if isinstance(node, ast.ClassDef) else None
         elif isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):

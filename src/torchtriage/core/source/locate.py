@@ -71,7 +71,7 @@ class Locator:
     def module(self, trace: Trace, row: int) -> str:
         """Return the module path around a host row as its attributes are named, else by class."""
         rows = module_rows(trace, row)
-        names = [self._attribute(trace, one) for one in rows[1:]]
+        names = [self._attribute(trace, row) for row in rows[1:]]
         if names and all(names):
             return ".".join(name for name in names if name is not None)
         return module_path(trace, row)
@@ -112,7 +112,7 @@ class Locator:
         index = _index(calls, below)
         if index is None:
             return _Found()
-        word = [Called(one.kind, one.name, one.file, one.line) for one in calls.calls]
+        word = [Called(call.kind, call.name, call.file, call.line) for call in calls.calls]
         if function not in self._flows:
             try:
                 self._flows[function] = flow_of(function, file.tree)
@@ -122,7 +122,7 @@ class Locator:
         if flow is None:
             return _Found()
         # modules called before say which round of a loop this one is
-        modules = [i for i, one in enumerate(calls.calls[:index]) if one.kind == "module"]
+        modules = [i for i, call in enumerate(calls.calls[:index]) if call.kind == "module"]
         found = align(
             flow,
             word,
@@ -170,8 +170,8 @@ class Locator:
                 return None
             if frame.file.endswith("torch/nn/modules/container.py") and frame.function == "forward":
                 # Sequential: one call for each element, in order
-                calls = [one for one in calls_of(trace, above, below).calls if one.kind == "module"]
-                return next((str(i) for i, one in enumerate(calls) if one.row == below), None)
+                calls = [call for call in calls_of(trace, above, below).calls if call.kind == "module"]
+                return next((str(i) for i, call in enumerate(calls) if call.row == below), None)
             found = self._find(trace, above, below)
             if not found.exact or len(found.sites) != 1 or found.function is None:
                 return None
@@ -197,7 +197,7 @@ class Locator:
 
 def _index(calls: Calls, below: int) -> int | None:
     """Return which of a frame's calls a row is; None for calls that no operator or frame shows."""
-    return next((index for index, one in enumerate(calls.calls) if one.row == below), None)
+    return next((index for index, call in enumerate(calls.calls) if call.row == below), None)
 
 
 def _loops(function: Function) -> dict[str, str]:

@@ -34,10 +34,10 @@ class _ModuleNames:
         self.imported: set[str] = set()
         self.generators: set[str] = set()
         self.properties: dict[str, set[str]] = {}
-        for one in own_nodes(module):
-            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self.functions[one.name] = one
-            _bind(one, self.globals)
+        for node in own_nodes(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.functions[node.name] = node
+            _bind(node, self.globals)
         for one in ast.walk(module):
             if isinstance(one, ast.Import | ast.ImportFrom):
                 self.imported |= {(i.asname or i.name).split(".")[0] for i in one.names}
@@ -91,11 +91,11 @@ class Names:
                     self.params.add(extra.arg)
         self.local: dict[str, list[ast.expr]] = {}
         self.held: dict[str, list[ast.expr]] = {}
-        for one in own_nodes(node):
-            _bind(one, self.local)
-            if not isinstance(one, ast.For | ast.AsyncFor | ast.comprehension):
+        for item in own_nodes(node):
+            _bind(item, self.local)
+            if not isinstance(item, ast.For | ast.AsyncFor | ast.comprehension):
                 # what a loop hands out is not what it reads
-                _bind(one, self.held)
+                _bind(item, self.held)
         around = _module_names(module)
         self.globals, self.functions = around.globals, around.functions
         self.imported, self.generators = around.imported, around.generators
@@ -123,8 +123,8 @@ class Names:
             outer = called_name(value.func) if isinstance(value, ast.Call) else ""
             made = isinstance(value, ast.ListComp | ast.List | ast.Tuple)
             if made or _upper(outer) or outer in ("list", "dict"):
-                inside = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
-                classes |= {name for one in inside if _upper(name := called_name(one.func))}
+                inside = [node for node in ast.walk(value) if isinstance(node, ast.Call)]
+                classes |= {name for item in inside if _upper(name := called_name(item.func))}
             else:
                 nameless = True
         return (frozenset() if nameless else frozenset(classes)), nameless, False
@@ -134,7 +134,7 @@ class Names:
         if not isinstance(func, ast.Name) or not hasattr(builtins, func.id):
             return False
         hiding = (self.params, self.local, self.globals, self.functions, self.imported)
-        return not any(func.id in one for one in hiding)
+        return not any(func.id in item for item in hiding)
 
     def frames(self, func: ast.expr) -> set[str]:
         """Return what a frame called this way can be named, aliases included."""
@@ -160,12 +160,12 @@ class Names:
                 found.add("<genexpr>")
             if isinstance(value, ast.Call):
                 found |= self.frames(value.func)
-                for one in ast.walk(value):
-                    if isinstance(one, ast.Call):
+                for item in ast.walk(value):
+                    if isinstance(item, ast.Call):
                         # closing(lines()) reads lines(), map(f, lines) calls f
-                        found |= self.frames(one.func) & self.generators
-                        if called_name(one.func) in ("map", "filter") and one.args:
-                            found |= self.frames(one.args[0])
+                        found |= self.frames(item.func) & self.generators
+                        if called_name(item.func) in ("map", "filter") and item.args:
+                            found |= self.frames(item.args[0])
         return found
 
     def _values(self, func: ast.expr) -> tuple[list[ast.expr] | None, str]:
@@ -192,8 +192,8 @@ class Names:
 
 def _self_attribute(value: ast.expr) -> str | None:
     if isinstance(value, ast.Call) and called_name(value.func) in ("enumerate", "zip", "reversed"):
-        for one in value.args:
-            if (name := _self_attribute(one)) is not None:
+        for arg in value.args:
+            if (name := _self_attribute(arg)) is not None:
                 return name
     while isinstance(value, ast.Subscript):
         value = value.value
@@ -221,8 +221,13 @@ def _bind(node: ast.AST, into: dict[str, list[ast.expr]], owner: str = "") -> No
         elif len(targets) > 1 and not isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
             # what a tuple unpacks to is nobody's class
             values = [ast.Constant(None)] * len(targets)
-        for one, what in zip(targets, values, strict=True):
-            if not owner and isinstance(one, ast.Name):
-                into.setdefault(one.id, []).append(what)
-            elif owner and isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == owner:
-                into.setdefault(one.attr, []).append(what)
+        for item, what in zip(targets, values, strict=True):
+            if not owner and isinstance(item, ast.Name):
+                into.setdefault(item.id, []).append(what)
+            elif (
+                owner
+                and isinstance(item, ast.Attribute)
+                and isinstance(item.value, ast.Name)
+                and item.value.id == owner
+            ):
+                into.setdefault(item.attr, []).append(what)

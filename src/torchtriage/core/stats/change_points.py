@@ -101,7 +101,7 @@ def find(values: Floats, *, min_effect: float = 0.0, risk: float = 0.003, min_si
     found: list[ChangePoint] = []
     while cuts:
         found = _describe(logs, cuts, places, min_size)
-        small = [abs(math.log(one.ratio)) < math.log1p(min_effect) for one in found]
+        small = [abs(math.log(item.ratio)) < math.log1p(min_effect) for item in found]
         weakest = max(range(len(cuts)), key=lambda i: (small[i], found[i].p_value))
         if not small[weakest] and found[weakest].p_value <= risk:
             break

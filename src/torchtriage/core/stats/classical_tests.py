@@ -43,7 +43,7 @@ def welch(before: Floats, after: Floats) -> Welch:
         Fewer than 2 values on a side, or values that are not finite.
     """
     _check(before, after)
-    errors = [float(one.var(ddof=1)) / len(one) for one in (before, after)]
+    errors = [float(item.var(ddof=1)) / len(item) for item in (before, after)]
     total = sum(errors)
     if total == 0:
         return Welch(math.nan, math.nan, math.nan)

@@ -182,7 +182,7 @@ def _difference(
     df = np.divide(total**2, weight, out=np.full(k, df_b + df_a), where=weight > 0)
     known: dict[float, float] = {}
     reach = np.sqrt(total) * [
-        known.setdefault(one, student_quantile((1 + level) / 2, one)) for one in np.round(df, 1).tolist()
+        known.setdefault(item, student_quantile((1 + level) / 2, item)) for item in np.round(df, 1).tolist()
     ]
     return Interval(to - from_ - reach, to - from_ + reach)
 

@@ -92,4 +92,4 @@ def two_sided_p(shifts: Floats, below: Floats) -> float:
 
 def _normal_below(size: int, variance: float) -> Floats:
     z = (np.arange(size) + 0.5 - (size - 1) / 2) / math.sqrt(variance)
-    return np.array([math.erfc(-one / math.sqrt(2)) / 2 for one in z.tolist()])
+    return np.array([math.erfc(-item / math.sqrt(2)) / 2 for item in z.tolist()])

@@ -159,7 +159,7 @@ def _crossing(first: int, end: int, bound: float) -> float:
         edge = bound * (n / end) ** (SHAPE - 0.5) * math.sqrt(n)
         deviation = math.sqrt(n - last)
         beyond = ((edge - inside) / deviation / math.sqrt(2)).tolist()
-        crossed += float(np.dot([math.erfc(one) / 2 for one in beyond], density))
+        crossed += float(np.dot([math.erfc(item) / 2 for item in beyond], density))
         places = nodes * edge
         kernel = np.exp(-(((places[:, None] - inside[None, :]) / deviation) ** 2) / 2)
         density = kernel @ density * weights * (edge / deviation / math.sqrt(2 * math.pi))

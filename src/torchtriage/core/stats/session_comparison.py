@@ -126,7 +126,7 @@ def compare_sessions(
         or not positive, sessions that are all alike (a clock that stands still; allowed for
         ``peak``), or a tail quantile of too few values.
     """
-    from_, to = (np.array([session_value(one, statistic) for one in side]) for side in (before, after))
+    from_, to = (np.array([session_value(item, statistic) for item in side]) for side in (before, after))
     return compare_values(from_, to, paired=paired, level=level, floor=floor, statistic=statistic)
 
 
@@ -276,7 +276,7 @@ def pairs_to_tell(change: Change, limit: float, *, miss: float) -> int | None:
     least = least_sessions(1 - 2 * risk, paired=change.paired)
     if math.isnan(change.spread):
         return least
-    z_power, z_risk = (student_quantile(one, 200) for one in (POWER, 1 - risk))
+    z_power, z_risk = (student_quantile(item, 200) for item in (POWER, 1 - risk))
     errors = max((z_risk + z_power) / reach, z_power / beyond)
     return max(least, math.ceil((errors * change.spread) ** 2 + z_risk**2 / 2))
 
@@ -325,7 +325,7 @@ def _strongest_cut(logs: Floats) -> tuple[int, int] | None:
     within = np.maximum(squares[n] - squares[a] - n_old * old**2 - n_new * new**2, 0)
     deviation = np.maximum(np.sqrt(within / degrees), RESOLUTION)
     t = np.abs(new - old) / (deviation * np.sqrt(1 / n_old + 1 / n_new))
-    asked = np.array([_step_needed(n, one) for one in range(1, n - 1)])[degrees - 1]
+    asked = np.array([_step_needed(n, item) for item in range(1, n - 1)])[degrees - 1]
     best = int(np.argmax(t / asked))
     return (int(a[best]), int(b[best])) if t[best] > asked[best] else None
 
@@ -362,7 +362,7 @@ def noise_floor(
     levels = 2 if change else 1
     if len(runs) < levels + 2:
         raise ValueError(f"expected at least {levels + 2} runs of the baseline, found {len(runs)}")
-    centres = np.log([np.median([session_value(one, statistic) for one in run]) for run in runs])
+    centres = np.log([np.median([session_value(item, statistic) for item in run]) for run in runs])
     for part in (centres[:change], centres[change:]) if change else (centres,):
         part -= part.mean()
     degrees = len(runs) - levels

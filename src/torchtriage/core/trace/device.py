@@ -154,10 +154,10 @@ class Device:
         by_lane = np.argsort(gap_lane, kind="stable")
         gap_lane, spans = gap_lane[by_lane], spans[by_lane]
         found = [intervals.EMPTY]
-        for one in distinct(gap_lane).tolist():
-            mine = rows[slice(*np.searchsorted(lane, [one, one + 1]))]
+        for item in distinct(gap_lane).tolist():
+            mine = rows[slice(*np.searchsorted(lane, [item, item + 1]))]
             work = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
-            waiting = spans[slice(*np.searchsorted(gap_lane, [one, one + 1]))]
+            waiting = spans[slice(*np.searchsorted(gap_lane, [item, item + 1]))]
             found.append(intervals.intersect(waiting, work))
         return intervals.union(np.concatenate(found))
 
@@ -232,4 +232,4 @@ def find_devices(trace: Trace) -> tuple[Device, ...]:
         # ROCm numbers agents, not devices: fall back on the order of appearance
         name = names[index] if 0 <= index < len(names) else names[order % len(names)] if names else ""
         found.append(Device(trace, index, name, mine, comm[mine]))
-    return tuple(sorted(found, key=lambda one: -intervals.length(one.busy)))
+    return tuple(sorted(found, key=lambda item: -intervals.length(item.busy)))

@@ -165,13 +165,13 @@ def calls_of(trace: Trace, row: int, around: int, *, limit: int = 20_000) -> Cal
     # what is still open when the recording stops ends with it
     stopped = int(trace.end_ns[row]) >= int(trace.end_ns[members].max())
     calls = []
-    for one in rows[first:last].tolist():
-        name = trace.name_of(one)
-        if trace.kind[one] == Kind.PYTHON:
+    for item in rows[first:last].tolist():
+        name = trace.name_of(item)
+        if trace.kind[item] == Kind.PYTHON:
             kind, short, file, line = call_name(name)
-            calls.append(Call(kind, short, one, file, line))
+            calls.append(Call(kind, short, item, file, line))
         else:
-            calls.append(Call("op", op_name(name), one))
+            calls.append(Call("op", op_name(name), item))
     return Calls(tuple(calls), first > 0, last < len(rows) or stopped)
 
 
@@ -206,7 +206,7 @@ def user_rows(trace: Trace, row: int, *, limit: int = 6) -> list[tuple[int, int]
     """
     chain = open_rows(trace, row)
     below = [-1 if chain[:1] == [row] else _outermost_op(trace, row, chain), *chain]
-    names = [trace.name_of(one) for one in chain]
+    names = [trace.name_of(item) for item in chain]
     user = [index for index, name in enumerate(names) if is_user_frame(name)]
     chosen = user or [index for index, name in enumerate(names) if parse_frame(name) is not None]
     return [(chain[index], below[index]) for index in chosen[:limit]]
@@ -216,9 +216,9 @@ def _outermost_op(trace: Trace, row: int, chain: list[int]) -> int:
     if not chain or not trace.hosts[row]:
         return row
     inside = [
-        one
-        for one in [row, *trace.tree.chain(row)]
-        if trace.kind[one] == Kind.OP and trace.start_ns[one] >= trace.start_ns[chain[0]]
+        item
+        for item in [row, *trace.tree.chain(row)]
+        if trace.kind[item] == Kind.OP and trace.start_ns[item] >= trace.start_ns[chain[0]]
     ]
     return inside[-1] if inside else row
 
@@ -248,7 +248,7 @@ def module_rows(trace: Trace, row: int) -> list[int]:
         return []
     inner = int(trace.frames.at(trace.lane[[row]], trace.start_ns[np.array([row])])[0])
     chain = [inner, *trace.frames.chain(inner)] if inner >= 0 else []
-    return [one for one in reversed(chain) if trace.name_of(one).startswith(_MODULE)]
+    return [item for item in reversed(chain) if trace.name_of(item).startswith(_MODULE)]
 
 
 def module_path(trace: Trace, row: int) -> str:

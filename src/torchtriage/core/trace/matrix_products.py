@@ -201,12 +201,12 @@ def _numbers(concrete: Any, index: int) -> list[int]:
         value = json.loads(concrete[index])
     except (TypeError, ValueError):
         return []
-    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
 
 
 def _dtype(types: Any) -> str:
     if not isinstance(types, list):
         return ""
-    if _HALF.intersection(one for one in types if isinstance(one, str)):
+    if _HALF.intersection(type_ for type_ in types if isinstance(type_, str)):
         return "half"
     return "float" if "float" in types else ""

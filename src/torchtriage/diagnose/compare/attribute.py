@@ -96,19 +96,19 @@ def attribute(before: Account, after: Account) -> Attribution:
     least = SMALL * max(before.mean_ns, after.mean_ns)
     interval = _interval(matrices, CAUSE_LEVEL)
     causes = [
-        _cause(key, pairs[key], _change(one, other, interval, i, max(bar, least)), before, after)
-        for i, (key, one, other, bar) in enumerate(
+        _cause(key, pairs[key], _change(item, other, interval, i, max(bar, least)), before, after)
+        for i, (key, item, other, bar) in enumerate(
             zip(order, *(side.tolist() for side in means), bars.tolist(), strict=True)
         )
     ]
     causes = [
-        _certain(one, pairs[key], least)
-        for key, one in zip(order, causes, strict=True)
-        if one.change.before_ns or one.change.after_ns
+        _certain(cause, pairs[key], least)
+        for key, cause in zip(order, causes, strict=True)
+        if cause.change.before_ns or cause.change.after_ns
     ]
-    causes.sort(key=lambda one: (-abs(one.change.delta_ns), _name(one)))
+    causes.sort(key=lambda cause: (-abs(cause.change.delta_ns), _name(cause)))
     classes = _classes(order, matrices, means, bars, least)
-    if not any(cause.change.told for cause in causes) and not any(one.told for one in classes.values()):
+    if not any(cause.change.told for cause in causes) and not any(class_.told for class_ in classes.values()):
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
     return Attribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
@@ -231,8 +231,8 @@ def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict
     if len(pairs) <= MAX_CAUSES:
         return pairs
     size = {
-        key: max(one.time_ns.sum() / before.n_steps, other.time_ns.sum() / after.n_steps)
-        for key, (one, other) in pairs.items()
+        key: max(item.time_ns.sum() / before.n_steps, other.time_ns.sum() / after.n_steps)
+        for key, (item, other) in pairs.items()
     }
     kept = set(sorted(pairs, key=lambda key: (-size[key], key))[:MAX_CAUSES])
     out = {key: pair for key, pair in pairs.items() if key in kept}
@@ -305,15 +305,15 @@ def _classes(
 ) -> dict[str, Change]:
     names = list(dict.fromkeys(key.time_class for key in order))
     members = [[i for i, key in enumerate(order) if key.time_class == name] for name in names]
-    sums = [np.array([one[some].sum() for some in members]) for one in means]
+    sums = [np.array([mean[some].sum() for some in members]) for mean in means]
     both = [
         (np.sum([matrices[i][0] for i in some], axis=0), np.sum([matrices[i][1] for i in some], axis=0))
         for some in members
     ]
     interval = _interval(both, CAUSE_LEVEL)
     changes = [
-        _change(int(one), int(other), interval, i, max(float(bars[some].sum()), least))
-        for i, (one, other, some) in enumerate(zip(*sums, members, strict=True))
+        _change(int(item), int(other), interval, i, max(float(bars[some].sum()), least))
+        for i, (item, other, some) in enumerate(zip(*sums, members, strict=True))
     ]
     return {name: change for name, change in zip(names, changes, strict=True) if change.before_ns or change.after_ns}
 

@@ -30,8 +30,8 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
             codes[finding.code][i].append(finding)
     out = []
     for old, new in codes.values():
-        for one, other in _pairs(old, new):
-            change = _change(one, other)
+        for item, other in _pairs(old, new):
+            change = _change(item, other)
             if change is not None:
                 out.append(change)
     return tuple(sorted(out, key=_rank))
@@ -39,8 +39,8 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
 
 def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | None:
     """Return what the findings that went had promised against what was saved; None without any."""
-    went = [one for one in found if one.status == "went"]
-    costs = [(one, one.before) for one in went if one.before and one.before.high_ms > 0]
+    went = [item for item in found if item.status == "went"]
+    costs = [(item, item.before) for item in went if item.before and item.before.high_ms > 0]
     if not costs:
         return None
     whole = costs[0][1].of_ms
@@ -50,7 +50,7 @@ def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | N
     ends = (None, None) if total.low_ns is None or total.high_ns is None else (ms(-total.high_ns), ms(-total.low_ns))
     least, most = (saved if end is None else end for end in ends)
     return Promise(
-        codes=tuple(dict.fromkeys(one.code for one, _ in costs)),
+        codes=tuple(dict.fromkeys(item.code for item, _ in costs)),
         low_ms=round(low, 6),
         high_ms=round(high, 6),
         measured_ms=saved,
@@ -64,10 +64,10 @@ def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | N
 def _pairs(old: list[Finding], new: list[Finding]) -> list[tuple[Finding | None, Finding | None]]:
     """Return the findings of one code two by two, the most alike first; None where one is alone."""
     ranked = sorted(
-        (-_likeness(one, other), i, j)
-        for i, one in enumerate(old)
+        (-_likeness(item, other), i, j)
+        for i, item in enumerate(old)
         for j, other in enumerate(new)
-        if _likeness(one, other) > 0
+        if _likeness(item, other) > 0
     )
     left, right = set(range(len(old))), set(range(len(new)))
     pairs: list[tuple[Finding | None, Finding | None]] = []
@@ -135,5 +135,5 @@ STATUS_WORDS = {"went": "gone", "came": "new", "stayed": "stayed"}
 
 
 def _rank(change: FindingChange) -> tuple[int, float, str, str]:
-    cost = max((one.high_ms for one in (change.before, change.after) if one), default=0.0)
+    cost = max((item.high_ms for item in (change.before, change.after) if item), default=0.0)
     return list(STATUS_WORDS).index(change.status), -cost, change.code, change.place

@@ -219,7 +219,7 @@ def _before(trace: Trace, spans: Spans, rows: Ints, time_class: TimeClass) -> _P
 
 def _pieces(spans: Spans, time_class: TimeClass, *columns: NDArray[np.integer] | int) -> _Pieces:
     whole = np.ones(len(spans), np.int64)
-    return _Pieces(spans, whole * CLASSES.index(time_class), *(whole * one for one in columns))
+    return _Pieces(spans, whole * CLASSES.index(time_class), *(whole * column for column in columns))
 
 
 # -- time of the host --------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _pace(trace: Trace, rows: Ints, step: Ints, dur: Ints, sizes: tuple[str, ...
     for kind, values in zip(kinds.tolist(), found.tolist(), strict=True):
         name, detail = divmod(kind, width)
         held = trace.details[detail - 1] if detail else None
-        size = b"|".join(getattr(held, one) for one in sizes) if held else b""
+        size = b"|".join(getattr(held, size) for size in sizes) if held else b""
         key = trace.names[name], size
         out[key] = added(out.get(key), values)
     return out

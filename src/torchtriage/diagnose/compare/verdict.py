@@ -142,7 +142,7 @@ N_NAMED = 3
 
 def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
     first, *others = reasons
-    more = "; ".join(one.message for one in others)
+    more = "; ".join(other.message for other in others)
     return (
         f"Not comparable: {first.message}.",
         f"Also: {more}." if more else "There is no other reason.",
@@ -178,8 +178,8 @@ def _causes(attribution: Attribution) -> str:
     told = [cause for cause in attribution.causes if cause.change.told]
     if not told:
         return "No cause exceeds the noise."
-    named = [f"{one.label} {format_change_ns(one.change.delta_ns)}" for one in told[:N_NAMED]]
-    rest = attribution.total.delta_ns - sum(one.change.delta_ns for one in told[:N_NAMED])
+    named = [f"{item.label} {format_change_ns(item.change.delta_ns)}" for item in told[:N_NAMED]]
+    rest = attribution.total.delta_ns - sum(item.change.delta_ns for item in told[:N_NAMED])
     more = len(told) - len(named)
     other = f"{format_count(more, 'more cause')} and the rest" if more else "the rest"
     head = "Why" if attribution.total.told else "Beyond the noise"

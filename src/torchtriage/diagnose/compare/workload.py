@@ -238,8 +238,8 @@ def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
 
 
 def _shapes(shapes: frozenset[tuple[int, ...]]) -> str:
-    ordered = sorted(shapes, key=lambda one: (-math.prod(one), one))[:3]
-    return ", ".join("x".join(map(str, one)) for one in ordered)
+    ordered = sorted(shapes, key=lambda shape: (-math.prod(shape), shape))[:3]
+    return ", ".join("x".join(map(str, item)) for item in ordered)
 
 
 def _top(names: dict[str, float], others: dict[str, float]) -> str:
@@ -347,16 +347,16 @@ def _sizes_unknown(before: Workload, after: Workload) -> Iterator[Note]:
 
 
 def _other_code(before: Workload, after: Workload) -> Iterator[Note]:
-    for what, one, other in (
+    for what, item, other in (
         ("compiled code (torch.compile)", before.compiles, after.compiles),
         ("graph replays", before.replays, after.replays),
     ):
-        if one != other:
+        if item != other:
             yield Note(
                 "other-code",
                 "info",
-                f"{what} in the run {'before' if one else 'after'} only: operators whose work it"
-                f" does show as {'new' if one else 'gone'} or {'larger' if one else 'smaller'}",
+                f"{what} in the run {'before' if item else 'after'} only: operators whose work it"
+                f" does show as {'new' if item else 'gone'} or {'larger' if item else 'smaller'}",
             )
 
 
@@ -458,9 +458,9 @@ def _products(trace: Trace) -> tuple[frozenset[tuple[int, ...]], NDArray[np.floa
 def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
     """Return the weight's shape and the multiply-adds of one product; nothing if it has none."""
     shapes = [
-        one
-        for one in (dims if isinstance(dims, list) else [])
-        if isinstance(one, list) and one and all(isinstance(size, int) for size in one)
+        item
+        for item in (dims if isinstance(dims, list) else [])
+        if isinstance(item, list) and item and all(isinstance(size, int) for size in item)
     ]
     if name in ("aten::addmm", "aten::_addmm_activation", "aten::addmv"):
         shapes = shapes[1:]  # the first is the bias

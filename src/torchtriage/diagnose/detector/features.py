@@ -125,7 +125,7 @@ def windows(trace: Trace) -> Ints:
     steps = trace.steps
     begin_ns, end_ns = steps.host_start_ns, steps.host_end_ns
     if not len(steps):
-        begin_ns, end_ns = (np.array([one], np.int64) for one in steps.window[:2])
+        begin_ns, end_ns = (np.array([item], np.int64) for item in steps.window[:2])
     at = np.linspace(0, 1, PER_STEP + 1)
     edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
     return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)
@@ -436,7 +436,7 @@ class _Shapes(dict[bytes, tuple[float, list[int], list[int]]]):
             value = msgspec.json.decode(text) if text else None
         except msgspec.DecodeError:
             value = None
-        shapes = [one for one in value if _is_shape(one)] if type(value) is list else []
+        shapes = [item for item in value if _is_shape(item)] if type(value) is list else []
         most = float(min(max(map(math.prod, shapes), default=0), _MOST))
         first, second = [*shapes, [], []][:2]
         self[text] = out = most, first, second

@@ -118,12 +118,12 @@ COMPARED = Value("unknown", mask=True)
 def placed(values: list[Value]) -> tuple[int, bool]:
     """Return device and autograd history of what is computed from ``values``."""
     device, grad, seen = CPU, False, False
-    for one in values:
-        if one.kind == "tensor" or one.kind == "unknown":
+    for value in values:
+        if value.kind == "tensor" or value.kind == "unknown":
             seen = True
-            device = max(device, one.device)
-            grad = grad or one.grad
-        for item in one.items:
+            device = max(device, value.device)
+            grad = grad or value.grad
+        for item in value.items:
             if item.kind == "tensor":
                 seen = True
                 device = max(device, item.device)
@@ -133,7 +133,7 @@ def placed(values: list[Value]) -> tuple[int, bool]:
 
 def common(items: tuple[Value, ...]) -> Value:
     """Return what all items are, where they are of one kind: the first stands for them."""
-    return items[0] if len({one.kind for one in items}) == 1 else UNKNOWN
+    return items[0] if len({item.kind for item in items}) == 1 else UNKNOWN
 
 
 def element(value: Value) -> Value:
@@ -154,16 +154,16 @@ def element(value: Value) -> Value:
 def together(left: Value, right: Value) -> Value:
     """Return what an operator gives on two operands."""
     if left.kind == "tensor" or right.kind == "tensor":
-        tensors = [one for one in (left, right) if one.kind == "tensor"]
+        tensors = [item for item in (left, right) if item.kind == "tensor"]
         device, grad = placed(tensors)
-        others = [one for one in (left, right) if one.kind not in ("tensor", "host", "numpy")]
+        others = [item for item in (left, right) if item.kind not in ("tensor", "host", "numpy")]
         return Value(
             "tensor",
             max(device, MAYBE if others else CPU) if device > CPU else device,
             grad=grad,
-            scalar=all(one.scalar for one in tensors) and not others,
-            guess=all(one.guess for one in tensors),
-            data=all(one.data for one in tensors),
+            scalar=all(tensor.scalar for tensor in tensors) and not others,
+            guess=all(tensor.guess for tensor in tensors),
+            data=all(tensor.data for tensor in tensors),
             mask=left.mask and right.mask,
         )
     if left.kind == "clock" or right.kind == "clock":

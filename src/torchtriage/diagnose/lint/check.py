@@ -92,8 +92,8 @@ def lint_text(
 
 class _Run:
     def __init__(self, only: Collection[str], skip: Collection[str], *, notes: bool, fix: bool) -> None:
-        wanted = {lookup(one).rule.code for one in only}
-        unwanted = {lookup(one).rule.code for one in skip}
+        wanted = {lookup(item).rule.code for item in only}
+        unwanted = {lookup(item).rule.code for item in skip}
         self.entries = [
             entry
             for entry in catalogue()
@@ -121,7 +121,7 @@ class _Run:
             self.tally.odd.append(Odd(source.path, 0, "nested too deeply to be looked at"))
             return
         found = _specific(found)
-        found.sort(key=lambda one: (one[1].node.lineno, one[1].node.col_offset, one[0].rule.code))
+        found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))
         allowed = allowances(source.text, source.tree)
         kept: list[tuple[RuleEntry, Hit]] = []
         for entry, hit in found:
@@ -131,7 +131,7 @@ class _Run:
                 self.n_notes += 1
             else:
                 kept.append((entry, hit))
-        starts = [(one.node.lineno, one.node.end_lineno or 0, one) for one in module.functions]
+        starts = [(function.node.lineno, function.node.end_lineno or 0, function) for function in module.functions]
         self.findings += [_finding(entry, hit, source, shown, starts) for entry, hit in kept]
         self._unused(shown, allowed)
         self._patch(source, shown, kept)
@@ -139,19 +139,19 @@ class _Run:
 
     def _unused(self, shown: str, allowed: list[Allowance]) -> None:
         known = {key for entry in catalogue() for key in (entry.rule.code, entry.rule.name)}
-        running = {key for one in self.entries for key in (one.rule.code, one.rule.name)}
-        for one in allowed:
-            if not one.codes:
+        running = {key for entry in self.entries for key in (entry.rule.code, entry.rule.name)}
+        for item in allowed:
+            if not item.codes:
                 message = "expected codes after 'allow', found none"
-                self.unused.append(Unused(shown, one.line, (), message))
-            strange = tuple(code for code in one.codes if _key(code) not in known)
+                self.unused.append(Unused(shown, item.line, (), message))
+            strange = tuple(code for code in item.codes if _key(code) not in known)
             if strange:
                 message = f"no rule is called {', '.join(strange)}"
-                self.unused.append(Unused(shown, one.line, strange, message))
-            idle = tuple(code for code in one.codes if _key(code) in running and code not in one.used)
+                self.unused.append(Unused(shown, item.line, strange, message))
+            idle = tuple(code for code in item.codes if _key(code) in running and code not in item.used)
             if idle:
                 message = f"allows {', '.join(idle)}, which is not found here"
-                self.unused.append(Unused(shown, one.line, idle, message))
+                self.unused.append(Unused(shown, item.line, idle, message))
 
     def _patch(self, source: Source, shown: str, kept: list[tuple[RuleEntry, Hit]]) -> None:
         offered = [(entry.rule.code, hit.autofix) for entry, hit in kept if hit.autofix is not None]
@@ -176,7 +176,7 @@ class _Run:
             schema=SCHEMA,
             version=__version__,
             findings=tuple(self.findings),
-            odd=tuple(Odd(_shown(one.file), one.line, one.message) for one in self.tally.odd),
+            odd=tuple(Odd(_shown(item.file), item.line, item.message) for item in self.tally.odd),
             unused=tuple(self.unused),
             patches=tuple(self.patches),
             n_files=self.tally.n_files,
@@ -231,15 +231,15 @@ def _extent(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _allow(entry: RuleEntry, hit: Hit, allowed: list[Allowance]) -> bool:
     silenced = False
-    for one in allowed:
+    for item in allowed:
         line, last = hit.node.lineno, hit.node.lineno
         if isinstance(hit.node, ast.expr):
             last = hit.node.end_lineno or line
-        if not (one.first <= line <= one.last or one.first <= last <= one.last):
+        if not (item.first <= line <= item.last or item.first <= last <= item.last):
             continue
-        for code in one.codes:
+        for code in item.codes:
             if _key(code) in (entry.rule.code, entry.rule.name):
-                one.used.add(code)
+                item.used.add(code)
                 silenced = True
     return silenced
 
@@ -250,7 +250,7 @@ def _finding(
     rule, node = entry.rule, hit.node
     line = node.lineno
     evidence: dict[str, Any] = {"column": _column(source, node), "end_line": node.end_lineno}
-    around = [one for first, last, one in functions if first <= line <= last]
+    around = [item for first, last, item in functions if first <= line <= last]
     function = around[-1].qualname if around else "<module>"
     if source.cells:
         cell, line = source.cells[min(line, len(source.cells)) - 1]

@@ -56,11 +56,13 @@ def _allowance(line: int, codes: str, alone: bool, statements: list[ast.stmt], t
     if alone:
         if not tree.body or line < _first_line(tree.body[0]):
             return Allowance(line, named, 1, 1 << 60)
-        following = [one for one in statements if _first_line(one) > line]
-        target = min(following, key=lambda one: (_first_line(one), -(one.end_lineno or 0)), default=None)
+        following = [statement for statement in statements if _first_line(statement) > line]
+        target = min(following, key=lambda item: (_first_line(item), -(item.end_lineno or 0)), default=None)
     else:
-        around = [one for one in statements if _first_line(one) <= line <= (one.end_lineno or 0)]
-        heads = [one for one in around if line < _body_line(one)]
+        around = [
+            statement for statement in statements if _first_line(statement) <= line <= (statement.end_lineno or 0)
+        ]
+        heads = [item for item in around if line < _body_line(item)]
         target = max(heads, key=_first_line, default=None)
     if target is None:
         return Allowance(line, named, line, line)
@@ -71,7 +73,7 @@ def _allowance(line: int, codes: str, alone: bool, statements: list[ast.stmt], t
 
 def _first_line(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
-    return min((int(one.lineno) for one in decorators), default=node.lineno)
+    return min((int(decorator.lineno) for decorator in decorators), default=node.lineno)
 
 
 def _body_line(node: ast.stmt) -> int:

@@ -26,11 +26,11 @@ def _words(node: ast.expr) -> list[str]:
         if isinstance(part, ast.expr):
             found += _words(part)
         elif isinstance(part, list):
-            for one in part:
-                if isinstance(one, ast.expr):
-                    found += _words(one)
-                elif isinstance(one, ast.keyword):
-                    found += _words(one.value)
+            for item in part:
+                if isinstance(item, ast.expr):
+                    found += _words(item)
+                elif isinstance(item, ast.keyword):
+                    found += _words(item.value)
     return found
 
 
@@ -74,14 +74,14 @@ def is_rare(test: ast.expr, *, negated: bool = False) -> bool:
     if isinstance(test, ast.BoolOp):
         # all must hold: one rare part is enough
         every = isinstance(test.op, ast.And) != negated
-        parts = [is_rare(one, negated=negated) for one in test.values]
+        parts = [is_rare(value, negated=negated) for value in test.values]
         return any(parts) if every else all(parts)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         op = test.ops[0]
         if takes_remainder(test):
             left = isinstance(op, ast.Eq | ast.Lt | ast.LtE)
             return left != negated
-        names_ = [part for one in (test.left, *test.comparators) for part in _words(one)]
+        names_ = [part for comparator in (test.left, *test.comparators) for part in _words(comparator)]
         if any(map(_counts, names_)) and isinstance(op, ast.Eq | ast.NotEq):
             return isinstance(op, ast.Eq) != negated
         if (
@@ -110,7 +110,7 @@ def is_switch(test: ast.expr) -> bool:
     """Return whether a condition is a switch that is off in normal runs, whatever is inside."""
     if isinstance(test, ast.UnaryOp):
         return False
-    if isinstance(test, ast.Compare) and any(isinstance(one, ast.NotEq) for one in test.ops):
+    if isinstance(test, ast.Compare) and any(isinstance(item, ast.NotEq) for item in test.ops):
         return False
     return any(map(_switch_word, _words(test)))
 

@@ -56,11 +56,11 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str) -> Edit | None
     if unpacks(node):
         return None  # **options may hold it already
     last = max(
-        (*node.args, *(one.value for one in node.keywords)),
-        key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0),
+        (*node.args, *(keyword.value for keyword in node.keywords)),
+        key=lambda arg: (arg.end_lineno or 0, arg.end_col_offset or 0),
         default=None,
     )
-    if last is None or any(isinstance(one, ast.GeneratorExp | ast.Starred) for one in node.args):
+    if last is None or any(isinstance(arg, ast.GeneratorExp | ast.Starred) for arg in node.args):
         return None
     lines = lines_of(text)
     assert node.end_lineno is not None
@@ -112,16 +112,16 @@ def apply(text: str, fixes: list[Autofix]) -> tuple[str, list[Autofix]]:
     for fix in fixes:
         new = [
             (
-                _index(lines, one.line, one.column),
-                _index(lines, one.end_line, one.end_column),
-                one.text.replace("\n", newline),
+                _index(lines, edit.line, edit.column),
+                _index(lines, edit.end_line, edit.end_column),
+                edit.text.replace("\n", newline),
             )
-            for one in fix.edits
+            for edit in fix.edits
         ]
-        if all(one in spans for one in new):
+        if all(item in spans for item in new):
             done.append(fix)  # the same edit for two findings
             continue
-        if any(_overlap(one, other) for one in new for other in spans):
+        if any(_overlap(item, other) for item in new for other in spans):
             continue
         if _parses(_changed(text, [*spans, *new])):
             spans += new
@@ -132,8 +132,8 @@ def apply(text: str, fixes: list[Autofix]) -> tuple[str, list[Autofix]]:
 def diff(before: str, after: str, path: str) -> str:
     """Return a unified diff of two versions of a file."""
     rows = difflib.unified_diff(
-        [_shown(one) for one in lines_of(before)],
-        [_shown(one) for one in lines_of(after)],
+        [_shown(item) for item in lines_of(before)],
+        [_shown(item) for item in lines_of(after)],
         f"a/{path.lstrip('/')}",
         f"b/{path.lstrip('/')}",
         lineterm="",
@@ -178,7 +178,7 @@ def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
 
 def _changed(text: str, spans: list[tuple[int, int, str]]) -> str:
     # from the end; insertions at one place keep their order
-    for start, end, new in sorted(spans, key=lambda one: one[0])[::-1]:
+    for start, end, new in sorted(spans, key=lambda span: span[0])[::-1]:
         text = text[:start] + new + text[end:]
     return text
 

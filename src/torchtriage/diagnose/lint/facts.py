@@ -93,7 +93,7 @@ class Loop:
     @property
     def trains(self) -> bool:
         """Whether its own body trains, itself or through a function of the file."""
-        return self.backward or self.optimizes or any(one.steps for one in self.calls)
+        return self.backward or self.optimizes or any(call.steps for call in self.calls)
 
     @property
     def over_loader(self) -> bool:
@@ -107,7 +107,7 @@ class Loop:
             return False
         if self.trains or self.over_loader or self.runs_module:
             return True
-        return any(one.runs_module for one in self.calls)
+        return any(call.runs_module for call in self.calls)
 
 
 @dataclass(eq=False, slots=True)
@@ -174,7 +174,7 @@ def is_step(function: Function) -> bool:
         return owner.is_module
     if function.name in ("training_step", "validation_step", "predict_step", "test_step"):
         return owner.is_lightning or function.name == "training_step"
-    return function.name == "compute_loss" and any(one.endswith("Trainer") for one in owner.bases)
+    return function.name == "compute_loss" and any(base.endswith("Trainer") for base in owner.bases)
 
 
 @dataclass(eq=False, slots=True)

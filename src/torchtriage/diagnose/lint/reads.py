@@ -70,14 +70,14 @@ def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
         if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
             yield call.node, call.context, call.attr
     for call in module.called("torch.equal", "torch.allclose", "torch.is_nonzero"):
-        if any(one.on_device and not one.guess for one in call.arguments):
+        if any(argument.on_device and not argument.guess for argument in call.arguments):
             yield call.node, call.context, call.attr
     for test in module.tests:
         if test.value.on_device and not test.value.guess and not _is_call_of(test.node):
             yield test.node, test.context, test.kind
-    for one in module.formats:
-        if one.value.on_device and one.value.scalar and not one.value.guess:
-            yield one.node, one.context, one.kind
+    for item in module.formats:
+        if item.value.on_device and item.value.scalar and not item.value.guess:
+            yield item.node, item.context, item.kind
 
 
 def _is_call_of(node: ast.expr) -> bool:

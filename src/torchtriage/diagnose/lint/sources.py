@@ -93,11 +93,11 @@ def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator
         if not os.path.lexists(path):
             raise UsageError("expected a Python file or a folder, found nothing", where=path)
         found = _below(path, tally, patterns) if Path(path).is_dir() else iter([path])
-        for one in found:
-            real = os.path.realpath(one)
+        for item in found:
+            real = os.path.realpath(item)
             if real not in seen:
                 seen.add(real)
-                yield one
+                yield item
 
 
 def read(path: str, tally: Tally) -> Source | None:
@@ -144,11 +144,11 @@ def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]
         below = os.path.relpath(root, folder)
         in_tests = any(part in _TESTS for part in Path(below).parts)
         folders[:] = sorted(
-            one
-            for one in folders
-            if not one.startswith(".")
-            and one not in _SKIPPED
-            and not _matches(os.path.normpath(f"{below}/{one}"), exclude)
+            folder
+            for folder in folders
+            if not folder.startswith(".")
+            and folder not in _SKIPPED
+            and not _matches(os.path.normpath(f"{below}/{folder}"), exclude)
         )
         for name in sorted(files):
             if not name.endswith((".py", ".ipynb")) or name.startswith("."):
@@ -164,7 +164,7 @@ def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     slashed = path.replace(os.sep, "/")
-    return any(fnmatch(slashed, one) or fnmatch(slashed.rpartition("/")[2], one) for one in patterns)
+    return any(fnmatch(slashed, pattern) or fnmatch(slashed.rpartition("/")[2], pattern) for pattern in patterns)
 
 
 def _bytes(path: str) -> bytes:

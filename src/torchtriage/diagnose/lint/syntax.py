@@ -26,7 +26,7 @@ __all__ = [
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Return the expression of a keyword argument, None when it is absent."""
-    return next((one.value for one in call.keywords if one.arg == name), None)
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
 def arguments(call: ast.Call) -> list[ast.expr]:
@@ -99,23 +99,23 @@ def moves(node: ast.Call) -> bool:
         return word != "cpu"
     if keyword(node, "device") is not None:
         return True
-    for one in node.args[:1]:
-        path = path_of(one).lower()
+    for arg in node.args[:1]:
+        path = path_of(arg).lower()
         if "dtype" in path or path.startswith(("torch.", "np.")):
             return False
         if re.search(r"(^|[._])(device|dev|cuda|gpu|rank|local_rank|device_id)s?(_?\w*)$", path):
             return True
-        if isinstance(one, ast.Call) and path_of(one.func).endswith("device"):
+        if isinstance(arg, ast.Call) and path_of(arg.func).endswith("device"):
             return True
-        if isinstance(one, ast.Constant) and isinstance(one.value, int):
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, int):
             return True
     return False
 
 
 def turns(node: ast.Call) -> int | None:
     """Return how often ``range(...)`` turns, when it says so."""
-    numbers = [literal(one) for one in node.args]
-    if not numbers or any(not isinstance(one, int) for one in numbers):
+    numbers = [literal(arg) for arg in node.args]
+    if not numbers or any(not isinstance(number, int) for number in numbers):
         return None
     try:
         return len(range(*numbers))  # type: ignore[call-overload,unused-ignore]

@@ -34,16 +34,18 @@ def join(result: LintResult, trace: Result) -> LintResult:
     agree with one finding of the trace share its cost; ``evidence["cost_shared_by"]`` counts them.
     A result can be joined with one process after the other: what one of them showed stays.
     """
-    partner = [_partner(one, trace) for one in result.findings]
+    partner = [_partner(finding, trace) for finding in result.findings]
     shared = Counter(index for index in partner if index is not None)
-    findings = tuple(_joined(one, trace, index, shared) for one, index in zip(result.findings, partner, strict=True))
+    findings = tuple(
+        _joined(finding, trace, index, shared) for finding, index in zip(result.findings, partner, strict=True)
+    )
     codes = {entry.rule.code for entry in catalogue()}
     rest = tuple(
         finding
         for index, finding in enumerate(trace.findings)
         if index not in shared
         and finding.code in codes
-        and not any(one.code == finding.code and _unplaced(finding) for one in result.findings)
+        and not any(item.code == finding.code and _unplaced(finding) for item in result.findings)
     )
     path = f"{result.trace}, {trace.trace.path}" if result.trace else trace.trace.path
     return replace(result, findings=findings, trace=path, trace_only=(*result.trace_only, *rest))

@@ -87,14 +87,14 @@ class Pieces:
         row = int(trace.frames.at(np.array(self.lanes[:1]), np.array([middle]))[0])
         if row < 0:
             return ""
-        names = [trace.name_of(one) for one in [row, *trace.frames.chain(row)]]
+        names = [trace.name_of(item) for item in [row, *trace.frames.chain(row)]]
         return next((name for name in names if is_user_frame(name)), "")
 
     def _outer(self, row: int) -> str:
         if row < 0:
             return ""
         chain = [row, *self.trace.tree.chain(row)]
-        names = [self.trace.name_of(one) for one in chain]
+        names = [self.trace.name_of(item) for item in chain]
         inside = [name for name in names if not name.startswith("ProfilerStep#")]
         return inside[-1] if inside else ""
 

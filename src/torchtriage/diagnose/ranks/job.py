@@ -74,7 +74,7 @@ def judge(
     steady = waits.steady
     n_steady = max(int(steady.sum()), 1)
     scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
-    wait_ms = [ms(float(one)) for one in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
+    wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
     notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
@@ -85,7 +85,7 @@ def judge(
         found = straggler_finding(ranks, numbers, job, straggler, waits, findings)
         if scale != 1.0:
             found = replace(found, cost=_scaled(found.cost, scale))
-        also = (*found.also_explains, *(one.code for one in gone))
+        also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     findings = [finding for finding in findings if _worth(finding, min_share)]
     findings.sort(key=rank_order)
@@ -238,7 +238,7 @@ def _collectives(numbers: Sequence[int], matches: Matches, waits: Waiting) -> tu
                     late_share=round(float(count.max() / len(some)), 6),
                 )
             )
-    out.sort(key=lambda one: (-one.n_per_step * (one.wait_ns + one.transfer_ns), one.group, one.name))
+    out.sort(key=lambda item: (-item.n_per_step * (item.wait_ns + item.transfer_ns), item.group, item.name))
     return tuple(out[:MAX_COLLECTIVES])
 
 
@@ -295,7 +295,7 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
                 )
             )
     if matches.alone:
-        names = ", ".join(visible(one.name) or "?" for one in matches.alone[:4])
+        names = ", ".join(visible(item.name) or "?" for item in matches.alone[:4])
         notes.append(
             Note(
                 "group-alone",

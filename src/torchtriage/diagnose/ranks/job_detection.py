@@ -73,7 +73,7 @@ def _recordings(records: Sequence[RankRecord], positions: list[int], ranks: dict
     # a profiler that records again and again: one recording after the other
     out: list[list[int]] = []
     reach = None
-    for at in sorted(positions, key=lambda one: (records[one].start_ns, one)):
+    for at in sorted(positions, key=lambda position: (records[position].start_ns, position)):
         if reach is None or records[at].start_ns > reach:
             out.append([])
         out[-1].append(at)

@@ -120,7 +120,7 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
             continue
         raw.append(_match_group(ranks, numbers, group, members))
     offset = _clocks(ranks, raw)
-    groups = tuple(_judged(ranks, one, offset) for one in raw)
+    groups = tuple(_judged(ranks, item, offset) for item in raw)
     rank, row, match_id, first = [], [], [], 0
     for one in groups:
         for column, position in enumerate(one.members.tolist()):
@@ -159,8 +159,8 @@ def _match_group(ranks: Sequence[RankRecord], numbers: Sequence[int], group: Gro
         table = ranks[position].collectives
         here = [
             code
-            for code, one in enumerate(table.groups)
-            if one == group or (one.name, one.what) == (group.name, group.what)
+            for code, item in enumerate(table.groups)
+            if item == group or (item.name, item.what) == (group.name, group.what)
         ]
         at = np.flatnonzero(np.isin(table.group, here))
         places.append(at)
@@ -266,7 +266,7 @@ def _same_counts(
         odd = np.flatnonzero((counts[:, uneven] != usual).any(axis=1))
         if len(odd) * 2 >= len(numbers):
             odd = np.arange(len(numbers))
-        who = ", ".join(str(numbers[one]) for one in odd[:8].tolist())
+        who = ", ".join(str(numbers[item]) for item in odd[:8].tolist())
         unmatched.append(
             f"different numbers of collectives in {int(uneven.sum())} of {int(inside.sum())} steps"
             f" (rank{'s' if len(odd) > 1 else ''} {who})"
@@ -304,7 +304,7 @@ def align(n_ranks: int, groups: Sequence[GroupMatch]) -> Ints:
     placed = np.zeros(n_ranks, bool)
     waiting = [group for group in groups if len(_together(group))]
     while waiting:
-        near = [one for one in waiting if placed[one.members].any()] or waiting[:1]
+        near = [item for item in waiting if placed[item.members].any()] or waiting[:1]
         one = max(near, key=lambda group: (len(group.members), len(group)))
         waiting.remove(one)
         if not placed[one.members].any():

@@ -75,7 +75,7 @@ def _merged(
     by_rank: dict[int, list[Finding]] = {}
     for at, finding in found:
         by_rank.setdefault(at, []).append(finding)
-    middles = [sum(_middle(one.cost) for one in mine) for mine in by_rank.values()]
+    middles = [sum(_middle(item.cost) for item in mine) for mine in by_rank.values()]
     cost = _job_cost(by_rank, chosen, wait_ms, step_ms)
     spread = RankSpread(
         n_with=len(by_rank),
@@ -84,7 +84,7 @@ def _merged(
         high_ms=round(max(middles), 6),
         ranks=tuple(numbers[at] for at in sorted(by_rank)[:MAX_NAMED]),
     )
-    severity = min((one.severity for _, one in found), key=SEVERITIES.index)
+    severity = min((item.severity for _, item in found), key=SEVERITIES.index)
     message = chosen.message
     if cost is not None and chosen.cost is not None and chosen.cost.high_ms > 0:
         severity = severity_of(cost, chosen.certainty)
@@ -121,7 +121,8 @@ def _job_cost(
 
     def smallest(what: str) -> float:
         own = [
-            sum(float(getattr(one.cost, what)) for one in by_rank.get(at, ()) if one.cost) for at in range(len(wait_ms))
+            sum(float(getattr(item.cost, what)) for item in by_rank.get(at, ()) if item.cost)
+            for at in range(len(wait_ms))
         ]
         # exposed communication holds the waiting already
         extra = [0.0] * len(own) if chosen.family == "comm" else wait_ms
@@ -137,7 +138,7 @@ def _job_cost(
         of_ms=round(step_ms, 6),
         share_low=round(min(low, high) / step_ms, 6) if step_ms else 0.0,
         share_high=round(high / step_ms, 6) if step_ms else 0.0,
-        naive_ms=round(max(one.cost.naive_ms for mine in by_rank.values() for one in mine if one.cost), 6),
+        naive_ms=round(max(item.cost.naive_ms for mine in by_rank.values() for item in mine if item.cost), 6),
         method="smallest over the ranks of what each saves and waits"
         + (f"; {chosen.cost.method}" if chosen.cost.method else ""),
     )
@@ -163,7 +164,7 @@ def merge_notes(results: Sequence[Result], numbers: Sequence[int]) -> list[Note]
     out = []
     for notes in found.values():
         number, first = notes[0]
-        ranks = [one for one, _ in notes]
+        ranks = [item for item, _ in notes]
         where = _on(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1
         which = "" if same else f", as rank {number}:"
@@ -199,8 +200,8 @@ def merge_checks(
     missing: dict[str, list[NotChecked]] = {}
     crashes: dict[tuple[str, str], list[int]] = {}
     for number, result in zip(numbers, results, strict=True):
-        for one in result.not_checked:
-            missing.setdefault(one.code, []).append(one)
+        for unchecked in result.not_checked:
+            missing.setdefault(unchecked.code, []).append(unchecked)
         for crash in result.crashes:
             crashes.setdefault((crash.code, crash.error), []).append(number)
     not_checked = []

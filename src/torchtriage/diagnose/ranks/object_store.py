@@ -35,14 +35,14 @@ def find_urls(url: str) -> list[str]:
         if any(mark in path for mark in "*?["):
             found = sorted(store.glob(path))
         elif store.isdir(path):
-            found = sorted(one for one in store.find(path) if one.endswith(SUFFIXES))
+            found = sorted(item for item in store.find(path) if item.endswith(SUFFIXES))
         else:
             found = [path]
     except Exception as error:  # each store raises its own
         raise _unreachable(url, error) from error
     if not found:
         raise TraceFormatError("expected traces here, found no .json, .json.gz or .zip file", where=url)
-    return [str(store.unstrip_protocol(one)) for one in found]
+    return [str(store.unstrip_protocol(item)) for item in found]
 
 
 @contextmanager

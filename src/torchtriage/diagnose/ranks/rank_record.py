@@ -263,10 +263,10 @@ def _listed(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         if "..." in value:
             return ()
-        value = [int(one) for one in re.findall(r"\d+", value)]
+        value = [int(match) for match in re.findall(r"\d+", value)]
     if not isinstance(value, list):
         return ()
-    return tuple(one for one in value if isinstance(one, int))
+    return tuple(item for item in value if isinstance(item, int))
 
 
 def _numbers(trace: Trace) -> Ints:
@@ -376,7 +376,7 @@ def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: in
     else:
         works = intervals.union(pieces.spans[pieces.activity == 0])
         cover = [works, intervals.subtract(exposed, works), intervals.EMPTY]
-    parts = [intervals.covered(spans, one) for one in cover]
+    parts = [intervals.covered(spans, item) for item in cover]
     rest = np.maximum(end - start - sum(parts), 0)
     return RankSteps(numbers, start + base, end + base, steady, np.stack([*parts, rest], axis=1))
 

@@ -130,9 +130,9 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
-    late = [int((one.members[one.late] == worst).sum()) for one in mine]
+    late = [int((item.members[item.late] == worst).sum()) for item in mine]
     group = mine[int(np.argmax(late))]
-    reached = distinct(np.concatenate([one.members for one in mine]))
+    reached = distinct(np.concatenate([item.members for item in mine]))
     return Straggler(
         position=worst,
         gain_ns=gain,
@@ -206,7 +206,7 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
 def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> tuple[Ints, Ints]:
     """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
     mine = [group for group in matches.groups if not group.fault and late in group.members]
-    others = distinct(np.concatenate([one.members for one in mine]))
+    others = distinct(np.concatenate([item.members for item in mine]))
     others = others[others != late]
     gain = np.full((len(others), len(waits.step)), 0, np.int64)
     for place, position in enumerate(others.tolist()):

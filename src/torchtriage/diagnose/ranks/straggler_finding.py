@@ -142,7 +142,7 @@ def _moment(record: RankRecord, cause: Any, waits: Waiting) -> Moment | None:
     found = [record.moments[number, cell] for number in steps if (number, cell) in record.moments]
     if not found:
         return None
-    found.sort(key=lambda one: one.dur_ns)
+    found.sort(key=lambda item: item.dur_ns)
     return found[len(found) // 2]
 
 

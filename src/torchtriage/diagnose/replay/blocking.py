@@ -93,12 +93,12 @@ def find_blocking(trace: Trace, streams: Streams) -> Blocking:
         _memory(trace, streams, runtime),
         _launches(trace, streams, runtime),
     ]
-    row = np.concatenate([one.row for one in found])
-    own = np.concatenate([one.own_ns for one in found])
-    what = np.concatenate([one.what for one in found])
-    offset = np.cumsum([0, *(len(one.row) for one in found)])
-    wait = np.concatenate([one.edges.wait + at for one, at in zip(found, offset, strict=False)])
-    position, lag, from_start = (np.concatenate([one.edges[column] for one in found]) for column in (1, 2, 3))
+    row = np.concatenate([item.row for item in found])
+    own = np.concatenate([item.own_ns for item in found])
+    what = np.concatenate([item.what for item in found])
+    offset = np.cumsum([0, *(len(item.row) for item in found)])
+    wait = np.concatenate([item.edges.wait + at for item, at in zip(found, offset, strict=False)])
+    position, lag, from_start = (np.concatenate([item.edges[column] for item in found]) for column in (1, 2, 3))
     # the outermost wait of a thread stands for those inside it
     order = np.lexsort((-trace.end_ns[row], trace.start_ns[row], trace.lane[row]))
     start, end, lane = trace.start_ns[row][order], trace.end_ns[row][order], trace.lane[row][order]

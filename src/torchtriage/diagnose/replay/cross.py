@@ -119,7 +119,7 @@ def _several(
     join = (depth < last.shape[1]) & (joins >= 0)
     join &= launch.lane[np.maximum(joins, 0)] == launch.lane[target]
     # who launches next without a wait of its own
-    following = np.sort(np.stack([one[target] for one in nexts], axis=1), axis=1)
+    following = np.sort(np.stack([item[target] for item in nexts], axis=1), axis=1)
     forks = following[every, np.minimum(depth, following.shape[1] - 1)]
     fork = (depth < following.shape[1]) & (forks < count)
     at = np.minimum(forks, count - 1)

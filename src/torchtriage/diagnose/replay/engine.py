@@ -445,8 +445,8 @@ def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:
         needs[lane] = _needs_of(graph, lane_of, lane, np.concatenate(cut))
         waiting.clear()
         ready.extend(stuck)
-        for one in stuck:
-            queued[one] = True
+        for item in stuck:
+            queued[item] = True
 
 
 def _needs(graph: Graph, lane_of: Ints) -> list[list[tuple[int, Ints, Ints]]]:

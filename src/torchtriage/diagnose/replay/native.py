@@ -39,7 +39,7 @@ def run_nodes(library: Any, table: Ints, before: Ints, edge_first: Ints, source:
     lag : int64[edges, groups], ns
         For equal groups of consecutive columns.
     """
-    arrays = [np.ascontiguousarray(one) for one in (before, edge_first, source, lag)]
+    arrays = [np.ascontiguousarray(item) for item in (before, edge_first, source, lag)]
     stretch = _Stretch(
         table.shape[1],
         len(table) - len(before),

@@ -98,7 +98,7 @@ def device_streams(trace: Trace) -> Streams:
     lane, first = np.unique(trace.lane[row], return_index=True)
     first = np.append(first, len(row)).astype(np.int64)
     stream = np.repeat(np.arange(len(lane)), np.diff(first))
-    device = np.array([trace.lanes[one].device for one in lane.tolist()], np.int64)
+    device = np.array([trace.lanes[item].device for item in lane.tolist()], np.int64)
     return Streams(
         trace, row, stream, trace.start_ns[row], trace.end_ns[row], call, launch, first, lane.astype(np.int64), device
     )

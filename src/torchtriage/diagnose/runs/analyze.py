@@ -98,7 +98,7 @@ def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[R
     watched = [recording.memory for recording in usable if recording.memory is not None]
     # one leak is the job's; that there is none must be known of every rank
     answers = ("leak", "too early", "no leak")
-    seen = min(watched, key=lambda one: answers.index(one.answer), default=None)
+    seen = min(watched, key=lambda item: answers.index(item.answer), default=None)
     leaks = [
         replace(result, findings=tuple(found for found in result.findings if found.code == LEAK)) for result in results
     ]

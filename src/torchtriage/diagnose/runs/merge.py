@@ -124,13 +124,13 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
         elif not ours:
             sure = code not in light.checked
             kept = [finding for finding in theirs if sure or finding.certainty == "certain"]
-            out += [_on_light_clock(_heavy_only(one), []) for one in kept]
+            out += [_on_light_clock(_heavy_only(item), []) for item in kept]
         elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
             out += [_on_light_clock(_heavy_only(finding), []) for finding in theirs]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
-                told = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(one) for one in some_theirs]
-                out += [_on_light_clock(one, some_ours) for one in told]
+                told = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(their) for their in some_theirs]
+                out += [_on_light_clock(item, some_ours) for item in told]
     return tuple(sorted(out, key=rank_order))
 
 
@@ -213,7 +213,7 @@ def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) 
     The heavy recording knows all findings, the light one some of them.
     """
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
-    most = max((one for one in (light, heavy) if one is not None), key=lambda cost: cost.high_ms, default=None)
+    most = max((item for item in (light, heavy) if item is not None), key=lambda cost: cost.high_ms, default=None)
     if most is None or not costs:
         return None
     high = min(most.high_ms, sum(cost.high_ms for cost in costs), most.of_ms)

@@ -60,10 +60,10 @@ def find_recordings(out: Path) -> list[Recording]:
         found.append(Recording(facts, measured, light, heavy, memory, snapshot, log))
     return sorted(
         found,
-        key=lambda one: (
-            one.light is None and one.heavy is None,
-            -1 if one.facts.get("rank") is None else one.facts["rank"],
-            one.facts.get("pid", 0),
+        key=lambda item: (
+            item.light is None and item.heavy is None,
+            -1 if item.facts.get("rank") is None else item.facts["rank"],
+            item.facts.get("pid", 0),
         ),
     )
 

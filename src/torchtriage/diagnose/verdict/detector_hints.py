@@ -87,7 +87,7 @@ def _suspicion(windows_ns: Ints, judged: Judged, by_step: Mask, first: int, last
         for code, likely in judged.types[row].items():
             types[code] = types.get(code, 0.0) + likely / len(rows)
     steps = np.flatnonzero(inside.any(axis=1))
-    ordered = sorted(types.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(types.items(), key=lambda item: (-item[1], item[0]))
     return Suspicion(
         begins=first / PER_STEP,
         ends=last / PER_STEP,

@@ -108,7 +108,7 @@ def _kernels(trace: Trace) -> tuple[tuple[KernelSummary, ...], int]:
     longest = np.zeros(len(code), np.int64)
     np.maximum.at(longest, where, dur)
     whole = max(int(total.sum()), 1)
-    names = [trace.names[one] for one in code.tolist()]
+    names = [trace.names[item] for item in code.tolist()]
     order = sorted(range(len(code)), key=lambda i: (-int(total[i]), names[i]))[:N_KERNELS]
     return tuple(
         KernelSummary(
@@ -244,8 +244,8 @@ def _merge(trace: Trace, rows: Ints, what: NDArray[np.int64]) -> tuple[tuple[int
     most = time.reshape(len(head), len(_CLASS)).argmax(axis=1)
     single = np.diff(head, append=len(start)) == 1
     return tuple(
-        (begin, until, _CLASS[code], short_name(trace.name_of(row)) if one else "")
-        for begin, until, code, row, one in zip(
+        (begin, until, _CLASS[code], short_name(trace.name_of(row)) if item else "")
+        for begin, until, code, row, item in zip(
             start[head].tolist(),
             np.maximum.reduceat(end, head).tolist(),
             most.tolist(),
@@ -304,7 +304,7 @@ def _shown(path: CriticalPath) -> list[PathPiece]:
             out[-1] = (before if lengths[0] >= lengths[1] else one, out[-1][1], b)
         else:
             out.append((one, a, b))
-    return [_piece(path, *one) for one in out]
+    return [_piece(path, *item) for item in out]
 
 
 def _alike(path: CriticalPath, one: int, two: int) -> bool:

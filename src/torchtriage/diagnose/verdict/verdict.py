@@ -312,11 +312,11 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
     stack: tuple[Frame, ...] = ()
     module = lane = ""
     if host >= 0:
-        chain = [one for one in [host, *trace.tree.chain(host)] if trace.hosts[one]]
+        chain = [item for item in [host, *trace.tree.chain(host)] if trace.hosts[item]]
         ops = tuple(
-            frame_label(trace.name_of(one))
-            for one in reversed(chain[:8])
-            if not trace.name_of(one).startswith("ProfilerStep#")
+            frame_label(trace.name_of(item))
+            for item in reversed(chain[:8])
+            if not trace.name_of(item).startswith("ProfilerStep#")
         )
         stack = places.stack(trace, host)
         module = places.module(trace, host)

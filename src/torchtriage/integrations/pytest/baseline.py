@@ -132,8 +132,8 @@ def _versions() -> dict[str, str]:
 
 def series_of(timing: Timing, counts: Mapping[str, float], memory: Memory | None) -> tuple[Series, ...]:
     """Return what was measured as series of one session; ``counts`` by metric."""
-    wall = tuple(one / 1e9 for one in timing.wall_ns)
-    cpu = tuple(one / 1e9 for one in timing.cpu_ns)
+    wall = tuple(item / 1e9 for item in timing.wall_ns)
+    cpu = tuple(item / 1e9 for item in timing.cpu_ns)
     out = [Series("step time", "s", "lower", "latency", (Session(wall, cpu),))]
     out += [Series(name, "1", "lower", "count", (Session((float(value),)),)) for name, value in counts.items()]
     if memory is not None:
@@ -147,7 +147,7 @@ def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> lis
     """Return a check of each metric against the stored runs."""
     if not before:
         return [Check("baseline", "not checked", f"nothing is recorded for {label}; pytest --perf-record records it")]
-    like = [one for one in before if one.machine.fingerprint == run.machine.fingerprint]
+    like = [item for item in before if item.machine.fingerprint == run.machine.fingerprint]
     if not like:
         return [
             Check(
@@ -195,7 +195,7 @@ def _compared(series: Series, before: Sequence[Series], label: str, differs: str
 
 def _counted(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...]) -> Check:
     now = series.sessions[0].values[0]
-    known = sorted(value for one in before for value in one.sessions[0].values)
+    known = sorted(value for item in before for value in item.sessions[0].values)
     ends = f"{known[0]:,.0f}" if known[0] == known[-1] else f"{known[0]:,.0f} to {known[-1]:,.0f}"
     said = f"{now:,.0f}, {ends} in {format_count(len(before), 'recording')}"
     if now <= known[-1]:
@@ -214,11 +214,11 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
         found = session_value(values, STATISTIC[series.kind])  # type: ignore[arg-type]
         return found
 
-    if min(min(one.sessions[0].values) for one in (series, *before)) <= 0:
+    if min(min(item.sessions[0].values) for item in (series, *before)) <= 0:
         return Check(metric, "not checked", "a recording of zero has no ratio")
     now = value(series)
-    known = np.array([value(one) for one in before])
-    ends = " to ".join(dict.fromkeys(amount(one, series.unit) for one in (known.min(), known.max())))
+    known = np.array([value(item) for item in before])
+    ends = " to ".join(dict.fromkeys(amount(item, series.unit) for item in (known.min(), known.max())))
     n = len(known)
     said = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
     if n < LEAST_RUNS:

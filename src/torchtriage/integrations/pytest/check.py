@@ -40,9 +40,9 @@ def failure(checks: Sequence[Check], name: str) -> str:
     """
     of = f"{name}: " if name else ""
     lines = []
-    for one in (one for one in checks if one.verdict == "over"):
-        lines += [f"{of}{one}", *(f"  {line}" for line in one.lines)]
-    for one in (one for one in checks if one.verdict != "over"):
+    for item in (check for check in checks if check.verdict == "over"):
+        lines += [f"{of}{item}", *(f"  {line}" for line in item.lines)]
+    for one in (check for check in checks if check.verdict != "over"):
         lines.append(f"fine: {of}{one}" if one.verdict == "within" else f"{of}{one}")
     return "\n".join(lines)
 

@@ -80,7 +80,7 @@ class CompileLog:
         except LogError:
             return None
         result = judge(logs)
-        return result if any(one.n_compiles for one in result.processes) else None
+        return result if any(process.n_compiles for process in result.processes) else None
 
     def stop(self) -> None:
         """Listen no more."""
@@ -110,7 +110,7 @@ def judge_compiler(
     """
     budgets = {name: budgets[name] for name in LIMITS.values() if name in budgets}
     found = [_check(result, name, limit, during, found_code) for name, limit in budgets.items()]
-    if any(one.verdict == "over" for one in found[:-1]) and found[-1].metric == "graphs":
+    if any(item.verdict == "over" for item in found[:-1]) and found[-1].metric == "graphs":
         # why there are more graphs is said by then
         found[-1] = replace(found[-1], lines=found[-1].lines[:1])
     return found
@@ -120,8 +120,8 @@ def counts(result: CompileResult) -> dict[str, int]:
     """Return what can be limited: breaks of one cause at one line count once."""
     return {
         "graph_breaks": len(result.breaks),
-        "recompiles": sum(one.count for one in result.recompiles),
-        "graphs": sum(one.n_graphs or 0 for one in result.processes),  # None: of text logs alone
+        "recompiles": sum(recompile.count for recompile in result.recompiles),
+        "graphs": sum(process.n_graphs or 0 for process in result.processes),  # None: of text logs alone
     }
 
 
@@ -133,7 +133,7 @@ def _check(result: CompileResult | None, name: str, limit: float, during: str, f
         why = f"nothing was compiled {during}, and breaks of what was before are not seen"
         return Check(metric, "not checked", why)
     if result is None:
-        off = next((one for one in OFF if os.environ.get(one, "0") not in ("", "0")), None)
+        off = next((item for item in OFF if os.environ.get(item, "0") not in ("", "0")), None)
         why = f"${off} is set" if off else f"torch.compile compiled nothing {during}"
         return Check(metric, "not checked", why)
     found = counts(result)[name]
@@ -147,30 +147,30 @@ def _check(result: CompileResult | None, name: str, limit: float, during: str, f
 def _break_lines(result: CompileResult) -> Iterator[str]:
     from torchtriage.compile.logs import formatting
 
-    for number, one in enumerate(result.breaks[:N_SHOWN], 1):
-        id = f" [{one.id}]" if one.id else ""
-        yield f"{number}. {formatting.graph_break(one)}: {formatting.cut(one.type, 90)}{id}"
-        if one.explanation:
-            yield f"   why: {formatting.cut(one.explanation, 200)}"
-        yield from fix_lines(one.fix)
+    for number, item in enumerate(result.breaks[:N_SHOWN], 1):
+        id = f" [{item.id}]" if item.id else ""
+        yield f"{number}. {formatting.graph_break(item)}: {formatting.cut(item.type, 90)}{id}"
+        if item.explanation:
+            yield f"   why: {formatting.cut(item.explanation, 200)}"
+        yield from fix_lines(item.fix)
     yield from _more(len(result.breaks))
 
 
 def _recompile_lines(result: CompileResult) -> Iterator[str]:
     from torchtriage.compile.logs import formatting
 
-    for number, one in enumerate(result.recompiles[:N_SHOWN], 1):
-        seen = f" ({formatting.values(one)})" if one.values else ""
-        took = f", {format_ms(one.total_ms)}" if one.total_ms else ""
+    for number, recompile in enumerate(result.recompiles[:N_SHOWN], 1):
+        seen = f" ({formatting.values(recompile)})" if recompile.values else ""
+        took = f", {format_ms(recompile.total_ms)}" if recompile.total_ms else ""
         yield (
-            f"{number}. {formatting.place(one.function)}: {formatting.recompile(one)} changed{seen},"
-            f" {format_count(one.count, 'time')}{took}"
+            f"{number}. {formatting.place(recompile.function)}: {formatting.recompile(recompile)} changed{seen},"
+            f" {format_count(recompile.count, 'time')}{took}"
         )
-        yield f"   guard: {formatting.cut(one.guard, 160)}"
-        if one.limit:
+        yield f"   guard: {formatting.cut(recompile.guard, 160)}"
+        if recompile.limit:
             yield "   the recompile limit is reached: later calls run uncompiled"
-        yield f"   {formatting.cures(one)}"
-        yield from fix_lines(one.fix)
+        yield f"   {formatting.cures(recompile)}"
+        yield from fix_lines(recompile.fix)
     yield from _more(len(result.recompiles))
 
 
@@ -185,8 +185,8 @@ def _graph_lines(result: CompileResult) -> Iterator[str]:
         yield from _break_lines(result)
         yield from _recompile_lines(result)
         return
-    for one in result.functions[:N_SHOWN]:
-        yield f"{formatting.place(one.frame)}: {formatting.function(one)}"
+    for function in result.functions[:N_SHOWN]:
+        yield f"{formatting.place(function.frame)}: {formatting.function(function)}"
     yield from _more(len(result.functions))
 
 

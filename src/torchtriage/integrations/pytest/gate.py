@@ -115,9 +115,9 @@ class PerfGate:
         """
         wanted = {**self.budgets, **read_budgets(budgets, where="perf_gate")}
         self._check_call(step, name, warmup=warmup, repeats=repeats)
-        for one in wanted:
-            if one in COMPILER or one in RECORDED:
-                need_torch(f"perf_gate: {one}")
+        for item in wanted:
+            if item in COMPILER or item in RECORDED:
+                need_torch(f"perf_gate: {item}")
         baseline = self._baseline()
         self.n_calls += 1
         if not wanted and baseline is None:
@@ -180,9 +180,9 @@ class PerfGate:
         recorded = None
         if baseline is not None or wanted.keys() & set(RECORDED) or _failed(checks):
             recorded = record(step, step_ms=timing.median_ns / 1e6)
-            checks = [_explained(one, recorded) for one in checks]
-            checks += [judge_count(recorded, one, wanted[one]) for one in RECORDED if one in wanted]
-        limits = {one: limit for one, limit in wanted.items() if one in COMPILER}
+            checks = [_explained(check, recorded) for check in checks]
+            checks += [judge_count(recorded, item, wanted[item]) for item in RECORDED if item in wanted]
+        limits = {item: limit for item, limit in wanted.items() if item in COMPILER}
         checks += judge_compiler(compiled, limits, during="in the test")
         if "peak_memory_mb" in wanted:
             checks.append(judge_memory(memory, wanted["peak_memory_mb"]))
@@ -216,7 +216,7 @@ class PerfGate:
     ) -> list[Check]:
         from torchtriage.integrations.pytest.baseline import compare, series_of
 
-        known = {one.replace("_", " "): float(value) for one, value in counted.items() if value is not None}
+        known = {item.replace("_", " "): float(value) for item, value in counted.items() if value is not None}
         benchmark = f"{self.benchmark} {name}".strip()
         series = series_of(timing, known, memory)
         run = baseline.run_of(benchmark, series, timing.noise)
@@ -242,7 +242,7 @@ def _time(timing: Timing, step: Step, wait: Callable[[], None], budget_ms: float
 
 
 def _failed(checks: list[Check]) -> bool:
-    return any(one.verdict == "over" for one in checks)
+    return any(check.verdict == "over" for check in checks)
 
 
 def _explained(check: Check, recorded: Recorded) -> Check:

@@ -51,7 +51,8 @@ class Step:
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)[1:]
             place = next(
-                (one for one in reversed(frames) if "site-packages" not in one.filename), frames[-1] if frames else None
+                (frame for frame in reversed(frames) if "site-packages" not in frame.filename),
+                frames[-1] if frames else None,
             )
             text = " ".join(str(error).split())[:300]
             told = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -118,14 +119,14 @@ class Timing:
 
 def _sum(uses: Sequence[HostUse]) -> HostUse:
     def total(values: Sequence[float | None]) -> float | None:
-        known = [one for one in values if one is not None]
+        known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
     return HostUse(
-        sum(one.wall_s for one in uses),
-        total([one.own_s for one in uses]),
-        total([one.others_s for one in uses]),
-        total([one.stolen_s for one in uses]),
+        sum(use.wall_s for use in uses),
+        total([use.own_s for use in uses]),
+        total([use.others_s for use in uses]),
+        total([use.stolen_s for use in uses]),
         uses[0].n_cores,
     )
 
@@ -146,7 +147,7 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
     values = np.asarray(timing.wall_ns, dtype=np.float64)
     budget_ns = budget_ms * 1e6
     value, low, high = quantile_interval(values, 0.5, level)
-    ends = " to ".join("?" if math.isnan(one) else format_ns(one) for one in (low, high))
+    ends = " to ".join("?" if math.isnan(item) else format_ns(item) for item in (low, high))
     said = f"{format_ns(value)} ({ends}, {len(values):,} calls), budget {format_ns(budget_ns)}"
     noise = timing.noise
     if high <= budget_ns:
@@ -223,7 +224,7 @@ class MemoryWatch:
         names = _accelerators()
         if names:
             peaks = {name: _allocated(name, "max_memory_allocated") for name in names}
-            name = max(peaks, key=lambda one: peaks[one])
+            name = max(peaks, key=lambda peak: peaks[peak])
             return Memory(name, peaks[name], self._allocated.get(name, 0))
         peak = _status_bytes("VmHWM")
         if peak is None or self._resident is None or not self._can_reset:
@@ -287,13 +288,13 @@ def waiting() -> Callable[[], None]:
     waits = [getattr(getattr(torch, name), "synchronize", None) for name in devices()]
     if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
         waits.append(torch.mps.synchronize)
-    found = [one for one in waits if one is not None]
+    found = [wait for wait in waits if wait is not None]
     if len(found) == 1:
         only: Callable[[], None] = found[0]
         return only
 
     def wait() -> None:
-        for one in found:
-            one()
+        for item in found:
+            item()
 
     return wait

@@ -113,7 +113,7 @@ def count(trace: Trace, result: Result | None, *, on_device: bool) -> Recorded:
     step_of = steps.of_work(kernels)
     # the profiler's own wait at its end is nobody's
     wait_step = np.where(waits.profiler, -1, steps.of_host(waits.row))
-    n_kernels, n_waits = (np.bincount(one[one >= 0], minlength=n_steps) for one in (step_of, wait_step))
+    n_kernels, n_waits = (np.bincount(item[item >= 0], minlength=n_steps) for item in (step_of, wait_step))
     return Recorded(
         kernels=tuple(n_kernels.tolist()),
         syncs=tuple(n_waits.tolist()),
@@ -187,14 +187,14 @@ def _operators(result: Result) -> Iterator[str]:
     summary = result.summary
     if summary is None:
         return
-    kernels = sorted(summary.top_kernels, key=lambda one: -one.total_ns)[:N_SHOWN]
+    kernels = sorted(summary.top_kernels, key=lambda top_kernel: -top_kernel.total_ns)[:N_SHOWN]
     if kernels:
-        told = (f"{one.short_name} {format_share(one.share_of_kernel_sum)}" for one in kernels)
+        told = (f"{kernel.short_name} {format_share(kernel.share_of_kernel_sum)}" for kernel in kernels)
         yield f"kernels: {', '.join(told)} of kernel time"
-    total = sum(one.self_ns for one in summary.top_ops)
-    ops = sorted(summary.top_ops, key=lambda one: -one.self_ns)[:N_SHOWN]
+    total = sum(item.self_ns for item in summary.top_ops)
+    ops = sorted(summary.top_ops, key=lambda item: -item.self_ns)[:N_SHOWN]
     if total:
-        told = (f"{event_name(one.name)} {format_share(one.self_ns / total)}" for one in ops)
+        told = (f"{event_name(item.name)} {format_share(item.self_ns / total)}" for item in ops)
         yield f"operators: {', '.join(told)} of their own time on the host"
 
 
@@ -204,8 +204,8 @@ def _findings(recorded: Recorded, families: frozenset[str] | None) -> Iterator[s
     result = recorded.result
     found: Sequence[Finding] = () if result is None else result.findings
     # the recording is ours: how it was made is not what is judged
-    judged = [one for one in found if one.family != "measure"]
-    some = [one for one in judged if families is None or one.family in families]
+    judged = [item for item in found if item.family != "measure"]
+    some = [item for item in judged if families is None or item.family in families]
     for number, one in enumerate(some[:N_SHOWN], 1):
         cost = f", saves {words.saving(one.cost)}" if one.cost is not None else ""
         yield f"{number}. {one.code} {one.message}{cost}"

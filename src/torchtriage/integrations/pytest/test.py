@@ -66,10 +66,10 @@ class MeasuredTest:
         with _one_line():
             for name, known, into in ((PERF, None, self._budgets), (COMPILE, LIMITS, self._limits)):
                 markers = list(self._item.iter_markers(name))
-                for one in reversed(markers):
+                for marker in reversed(markers):
                     where = f"@pytest.mark.{name}"
-                    into.update(read_budgets(one.kwargs, where=where, positional=one.args, names=known))
-                    if not one.kwargs:
+                    into.update(read_budgets(marker.kwargs, where=where, positional=marker.args, names=known))
+                    if not marker.kwargs:
                         listed = ", ".join(known or BUDGETS)
                         raise UsageError(f"expected one or more of {listed}, found none", where=where)
             if self._limits or self._budgets.keys() & COMPILER:
@@ -128,22 +128,22 @@ class MeasuredTest:
             # a test may have changed the folder
             place = str(Path(folder) / place)
         session = self._item.session
-        n_tests = sum("perf_gate" in getattr(one, "fixturenames", ()) for one in session.items)
+        n_tests = sum("perf_gate" in getattr(item, "fixturenames", ()) for item in session.items)
         return Baseline(place, record, config.getoption("--perf-base"), config.rootpath, max(n_tests, 1))
 
     def _say(self, checks: list[Check], name: str) -> None:
         """Tell what was found: properties for the summary, warnings, and a failure."""
         of = f"{name}: " if name else ""
-        for one in checks:
-            mark = "OVER " if one.verdict == "over" else ""
-            self._item.user_properties.append((PROPERTY, f"{of}{mark}{one}"))
-        if any(one.verdict == "over" for one in checks):
+        for item in checks:
+            mark = "OVER " if item.verdict == "over" else ""
+            self._item.user_properties.append((PROPERTY, f"{of}{mark}{item}"))
+        if any(check.verdict == "over" for check in checks):
             pytest.fail(failure(checks, name), pytrace=False)
         kinds = {"inconclusive": PerfInconclusive, "not checked": PerfNotChecked}
-        for one in checks:
-            if one.verdict in kinds:
+        for item in checks:
+            if item.verdict in kinds:
                 try:
-                    self._item.warn(kinds[one.verdict](f"{of}{one}"))
+                    self._item.warn(kinds[item.verdict](f"{of}{item}"))
                 except PerfWarning as error:
                     # the user's filter makes it an error: no traceback through our code
                     raise pytest.fail.Exception(str(error), pytrace=False) from None

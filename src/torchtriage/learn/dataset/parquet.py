@@ -32,11 +32,11 @@ def write_parquet(document: dict[str, Any], path: Path) -> None:
     events = document["traceEvents"]
     columns = {
         **{
-            key: pa.array([_text(one.get(key)) for one in events], pa.string())
+            key: pa.array([_text(event.get(key)) for event in events], pa.string())
             for key in ("ph", "cat", "name", "pid", "tid", "id")
         },
-        **{f"{key}_ns": pa.array([_ns(one.get(key)) for one in events], pa.int64()) for key in ("ts", "dur")},
-        "args": pa.array([_text(one.get("args")) for one in events], pa.string()),
+        **{f"{key}_ns": pa.array([_ns(event.get(key)) for event in events], pa.int64()) for key in ("ts", "dur")},
+        "args": pa.array([_text(event.get("args")) for event in events], pa.string()),
     }
     beside = {key: value for key, value in document.items() if key != "traceEvents"}
     table = pa.table(columns).replace_schema_metadata({"trace": json.dumps(beside)})

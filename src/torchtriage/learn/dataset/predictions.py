@@ -55,7 +55,7 @@ class Predictions:
     def to_json(self) -> str:
         """Return the document."""
         return json.dumps(
-            {"system": self.system, "items": {key: asdict(one) for key, one in self.items.items()}}, indent=1
+            {"system": self.system, "items": {key: asdict(item) for key, item in self.items.items()}}, indent=1
         )
 
 
@@ -83,7 +83,7 @@ def _prediction(key: object, row: Any, path: Path) -> Prediction:
 
 
 def _read(row: Any) -> Prediction:
-    windows = tuple(float(one) for one in row["windows"])
+    windows = tuple(float(item) for item in row["windows"])
     if not all(map(math.isfinite, windows)):
         raise ValueError("a window's number is not finite")
     saving = row.get("saving_ms")
@@ -116,7 +116,7 @@ def rules(item: Kept) -> Prediction:
         types,
         (frame.lines or (frame.line,)) if frame and frame.file.endswith("train.py") else (),
         (cost.low_ms, cost.high_ms) if cost else None,
-        any(one.severity == "high" for one in found),
+        any(item.severity == "high" for item in found),
     )
 
 

@@ -93,7 +93,7 @@ def kept(folder: Path) -> Iterator[Kept]:
 
     Raises UsageError: there are none, or what is known of one cannot be read.
     """
-    found = sorted(one for one in folder.glob("*.json") if _ID.fullmatch(one.stem))
+    found = sorted(path for path in folder.glob("*.json") if _ID.fullmatch(path.stem))
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",

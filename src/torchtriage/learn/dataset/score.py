@@ -97,8 +97,8 @@ def score(
 
     Raises UsageError: a prediction has other windows than its recording.
     """
-    twins = {one.id: one for one in items if not one.code}
-    rows = [(one, _row(one, predictions.items.get(one.id), twins)) for one in items]
+    twins = {item.id: item for item in items if not item.code}
+    rows = [(item, _row(item, predictions.items.get(item.id), twins)) for item in items]
     return tuple(
         _score(
             name,
@@ -112,9 +112,9 @@ def score(
 
 
 def _groups(items: Sequence[Kept]) -> dict[str, Callable[[Kept], bool]]:
-    groups = _groups_of([one for one in items if not _is_synthetic(one)], "")
+    groups = _groups_of([item for item in items if not _is_synthetic(item)], "")
     # what a model made of recordings says nothing of recordings
-    return groups | _groups_of([one for one in items if _is_synthetic(one)], f"{SYNTHETIC} ")
+    return groups | _groups_of([item for item in items if _is_synthetic(item)], f"{SYNTHETIC} ")
 
 
 def _is_synthetic(item: Kept) -> bool:
@@ -122,20 +122,20 @@ def _is_synthetic(item: Kept) -> bool:
 
 
 def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept], bool]]:
-    members = {"all": {one.id for one in items}}
+    members = {"all": {item.id for item in items}}
     for split in SPLITS:
-        members[split] = {one.id for one in items if one.about["split"] == split}
+        members[split] = {item.id for item in items if item.about["split"] == split}
     for key in ("part", "device", "torch"):
-        values = sorted({str(one.about.get(key, "")) for one in items} - {""})
+        values = sorted({str(item.about.get(key, "")) for item in items} - {""})
         for value in values if len(values) > 1 else ():
-            members[f"{key} {value}"] = {one.id for one in items if one.about.get(key) == value}
-    alike = {one.id for one in items if one.about.get("lookalike")}
+            members[f"{key} {value}"] = {item.id for item in items if item.about.get(key) == value}
+    alike = {item.id for item in items if item.about.get("lookalike")}
     if alike:
         members["look-alikes"] = alike
     members |= _by_severity(items)
-    for code in sorted({one.code for one in items if one.code}):
-        faulty = [one for one in items if one.code == code]
-        members[code] = {one.id for one in faulty} | {one.about["twin"] for one in faulty}
+    for code in sorted({item.code for item in items if item.code}):
+        faulty = [item for item in items if item.code == code]
+        members[code] = {item.id for item in faulty} | {item.about["twin"] for item in faulty}
     if not items and prefix:
         return {}
     return {
@@ -147,17 +147,17 @@ def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept],
 def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
     """Return the faulty recordings at the least, the greatest and the other severities."""
     severities: dict[tuple[str, str], set[float]] = {}
-    for one in items:
-        if one.code:
-            kind = one.code, str(one.about.get("variant", ""))
-            severities.setdefault(kind, set()).add(one.about["severity"])
+    for item in items:
+        if item.code:
+            kind = item.code, str(item.about.get("variant", ""))
+            severities.setdefault(kind, set()).add(item.about["severity"])
     members: dict[str, set[str]] = {"light": set(), "middle": set(), "heavy": set()}
-    for one in items:
-        known = severities.get((one.code, str(one.about.get("variant", ""))), set())
+    for item in items:
+        known = severities.get((item.code, str(item.about.get("variant", ""))), set())
         if len(known) > 1:
-            severity = one.about["severity"]
+            severity = item.about["severity"]
             light, heavy = severity == min(known), severity == max(known)
-            members["light" if light else "heavy" if heavy else "middle"].add(one.id)
+            members["light" if light else "heavy" if heavy else "middle"].add(item.id)
     return {f"severity {name}": ids for name, ids in members.items() if ids}
 
 
@@ -213,7 +213,7 @@ def _figure(rows: list[_Row], value: Callable[[list[_Row]], float], rng: np.rand
     if not rows:
         return Figure(np.nan, np.nan, np.nan, 0)
     drawn = [value([rows[at] for at in rng.integers(0, len(rows), len(rows))]) for _ in range(RESAMPLED)]
-    told = [one for one in drawn if not np.isnan(one)]
+    told = [item for item in drawn if not np.isnan(item)]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(told, [tail, 1 - tail]) if told else (np.nan, np.nan)
     return Figure(value(rows), float(low), float(high), len(rows))

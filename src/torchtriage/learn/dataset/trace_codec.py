@@ -145,7 +145,7 @@ def _template(shape: list[tuple[bool, str]]) -> str:
         if top:
             members.append(f"{name}:%s")
         elif args:
-            inside = ",".join(f"{one.replace('%', '%%')}%s" for one in args)
+            inside = ",".join(f"{arg.replace('%', '%%')}%s" for arg in args)
             members.append(f'"args":{{{inside}}}')
             args = []
     return "{" + ",".join(members) + "}"
@@ -154,7 +154,7 @@ def _template(shape: list[tuple[bool, str]]) -> str:
 def _texts(coder: str, column: Ints, texts: list[str]) -> list[str]:
     if coder == "texts":
         return [texts[code] for code in column.tolist()]
-    return [repr(one) for one in _decode(coder, column, texts)]
+    return [repr(item) for item in _decode(coder, column, texts)]
 
 
 def _opened(data: bytes) -> tuple[dict[str, Any], Iterator[Ints]]:
@@ -208,9 +208,9 @@ def _events(n: int, has_args: bool, columns: list[tuple[bool, str, list[Any]]]) 
 
 def _encode(values: list[Any], texts: dict[str, int]) -> tuple[str, Ints]:
     """Return how a column is kept, and its numbers."""
-    if all(type(one) is int and -(2**62) < one < 2**62 for one in values):
+    if all(type(value) is int and -(2**62) < value < 2**62 for value in values):
         return "differences", _differences(np.array(values, np.int64))
-    if all(type(one) is float for one in values):
+    if all(type(value) is float for value in values):
         micros = np.array(values)
         if np.isfinite(micros).all() and np.abs(micros).max() < 2**52 / 1000:
             nanos = np.rint(micros * 1000).astype(np.int64)
@@ -218,12 +218,12 @@ def _encode(values: list[Any], texts: dict[str, int]) -> tuple[str, Ints]:
                 return "thousandths", _differences(nanos)
     known: dict[tuple[type, Any], int] = {}
     codes = []
-    for one in values:
+    for item in values:
         # 0.0 and -0.0 are equal but two texts; of what is listed here equal is the same
-        key = (type(one), one) if type(one) in (str, int, bool, NoneType) else None
+        key = (type(item), item) if type(item) in (str, int, bool, NoneType) else None
         code = known.get(key) if key is not None else None
         if code is None:
-            code = texts.setdefault(json.dumps(one, separators=(",", ":")), len(texts))
+            code = texts.setdefault(json.dumps(item, separators=(",", ":")), len(texts))
             if key is not None:
                 known[key] = code
         codes.append(code)
@@ -246,4 +246,4 @@ def _differences(column: Ints) -> Ints:
 
 def _type_of(column: Ints) -> type[np.signedinteger[Any]]:
     least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
-    return next(one for one in _TYPES if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+    return next(item for item in _TYPES if np.iinfo(item).min <= least and most <= np.iinfo(item).max)

@@ -52,7 +52,7 @@ def count_tokens(text: str) -> int:
     """
     if text.isascii():
         return len(_TOKEN.findall(text)) + text.count("\n")
-    wide = sum(len(one.encode("utf-8", "replace")) - 1 for one in text if not one.isascii())
+    wide = sum(len(item.encode("utf-8", "replace")) - 1 for item in text if not item.isascii())
     return len(_TOKEN.findall(text)) + text.count("\n") + wide
 
 
@@ -144,7 +144,7 @@ def gather(
     codes : tuple of str, optional
         What :func:`applicable` says of the trace, where many windows are asked for.
     """
-    window = _Window(trace, Names(trace, redact=redact), *(int(one) for one in window_ns))
+    window = _Window(trace, Names(trace, redact=redact), *(int(item) for item in window_ns))
     drafts = [
         *window.facts(),
         *_findings(findings, window, redact=redact),
@@ -157,7 +157,7 @@ def gather(
     opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
     last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
     kept, left_out = _within(drafts, budget - count_tokens(last))
-    lines = [Line(f"e{number}", one.kind, one.text, one.facts) for number, one in enumerate(kept, 1)]
+    lines = [Line(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(kept, 1)]
     if left_out:
         lines.append(Line(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
     allowed = applicable(trace) if codes is None else codes
@@ -279,7 +279,7 @@ class _Window:
             longest[path] = max(longest.get(path, (-1, 0)), (in_ns, -row))
         chosen = sorted(total, key=lambda path: (-total[path], path))
         chosen = [path for path in chosen if total[path] >= MIN_SHARE * self.long_ns][:N_OPS]
-        for path in sorted(chosen, key=lambda one: self._order(one, longest)):
+        for path in sorted(chosen, key=lambda item: self._order(item, longest)):
             row = -longest[path][1]
             name, shapes = path[-1], self._shapes(row)
             yield _Draft(
@@ -303,10 +303,10 @@ class _Window:
             todo.append(row)
             row = int(self.trace.tree.parent[row])
         path = known.get(row, ())
-        for one in reversed(todo):
-            if not self.trace.name_of(one).startswith("ProfilerStep#"):
-                path = (*path, self.names.of(one))
-            known[one] = path
+        for item in reversed(todo):
+            if not self.trace.name_of(item).startswith("ProfilerStep#"):
+                path = (*path, self.names.of(item))
+            known[item] = path
         return path
 
     @staticmethod
@@ -315,13 +315,13 @@ class _Window:
     ) -> tuple[tuple[int, str], ...]:
         """Return a key that puts children below their parents, siblings by their longest time."""
         ways = (path[: depth + 1] for depth in range(len(path)))
-        return tuple((-longest.get(one, (0, 0))[0], one[-1]) for one in ways)
+        return tuple((-longest.get(way, (0, 0))[0], way[-1]) for way in ways)
 
     def _shapes(self, row: int) -> str:
         dims = self.trace.details_of("dims", [row])[0]
         if not dims:
             return ""
-        told = [str(one).replace(" ", "") for one in dims if _is_shape(one)][:3]
+        told = [str(dim).replace(" ", "") for dim in dims if _is_shape(dim)][:3]
         return f", the longest of shapes {' '.join(told)[:60]}" if told else ""
 
     def device(self) -> Iterator[_Draft]:
@@ -453,7 +453,7 @@ def _is_shape(value: object) -> bool:
     """Return whether a recorded dimension is a tensor's shape, or several tensors'."""
     if not isinstance(value, list) or not value:
         return False
-    sizes = [size for one in value for size in (one if isinstance(one, list) else [one])]
+    sizes = [size for item in value for size in (item if isinstance(item, list) else [item])]
     return all(type(size) is int for size in sizes)
 
 

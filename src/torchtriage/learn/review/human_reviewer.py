@@ -33,11 +33,11 @@ class Person:
         """Return an outcome for each window; those after a stop say so."""
         outcomes: list[Outcome] = []
         stopped = False
-        for place, one in enumerate(evidence):
+        for place, item in enumerate(evidence):
             try:
-                outcome = Outcome(one, None, INTERRUPTED) if stopped else self._review(place, evidence)
+                outcome = Outcome(item, None, INTERRUPTED) if stopped else self._review(place, evidence)
             except (EOFError, KeyboardInterrupt):  # what was judged before is kept
-                outcome = Outcome(one, None, INTERRUPTED)
+                outcome = Outcome(item, None, INTERRUPTED)
             stopped = stopped or outcome.reason == INTERRUPTED
             outcomes.append(outcome)
             told(place, outcome)

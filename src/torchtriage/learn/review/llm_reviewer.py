@@ -150,7 +150,7 @@ class Llm:
             ) from error
         client = self._openai.DefaultAsyncHttpxClient
         # the HTTP library below the SDK, httpx or its successor
-        below = next(one for one in client.__mro__ if one.__module__.startswith("httpx"))
+        below = next(item for item in client.__mro__ if item.__module__.startswith("httpx"))
         self._http = import_module(below.__module__.partition(".")[0])
         self.endpoint, self.limits, self.prices, self.cache = endpoint, limits, prices, cache
         self._wait = wait
@@ -181,9 +181,9 @@ class Llm:
 
     def notice(self, evidence: Sequence[Evidence]) -> str:
         """Return what will be sent, and where, for whoever is about to send it."""
-        sent = [one for one in evidence if self._cached(one) is None]
-        tokens = sum(self._prompt_tokens(prompt.messages(one)) for one in sent)
-        raw = any(not one.redacted for one in sent)
+        sent = [item for item in evidence if self._cached(item) is None]
+        tokens = sum(self._prompt_tokens(prompt.messages(item)) for item in sent)
+        raw = any(not item.redacted for item in sent)
         what = "with names, paths and messages as recorded" if raw else "names redacted"
         parts = [
             f"sends evidence of {len(sent)} windows, at most {tokens:,} tokens, {what}, "
@@ -210,7 +210,7 @@ class Llm:
         except KeyboardInterrupt:
             interrupted = True
         reason = INTERRUPTED if interrupted else NOT_STARTED
-        return tuple(outcomes.get(place) or Outcome(one, None, reason) for place, one in enumerate(evidence))
+        return tuple(outcomes.get(place) or Outcome(item, None, reason) for place, item in enumerate(evidence))
 
     async def _review_all(self, evidence: Sequence[Evidence], done: Callable[[int, Outcome], None]) -> None:
         limits = self.limits
@@ -406,7 +406,7 @@ class Llm:
             "response_format": ("response_format", "json_schema", "schema", "grammar"),
         }
         refused = next(
-            (name for name, known in words.items() if name in options and any(one in said for one in known)), None
+            (name for name, known in words.items() if name in options and any(item in said for item in known)), None
         )
         if refused is None and error.status_code in (400, 422) and "response_format" in options:
             refused = "response_format"  # what endpoints know least
@@ -459,7 +459,7 @@ class Llm:
     # -- money and memory ----------------------------------------------------------------------
 
     def _prompt_tokens(self, sent: list[Message]) -> int:
-        return sum(count_tokens(one["content"]) + 8 for one in sent)
+        return sum(count_tokens(item["content"]) + 8 for item in sent)
 
     def _place_of(self, evidence: Evidence) -> Path | None:
         if self.cache is None:
@@ -553,7 +553,7 @@ def _text(holder: Any, name: str) -> str:
 def _usage(holder: Any) -> tuple[int, int] | None:
     usage = getattr(holder, "usage", None)
     counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-    if not all(isinstance(one, int) and one >= 0 for one in counts):
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
         return None
     return counts[0], counts[1]  # type: ignore[return-value]
 

@@ -190,7 +190,7 @@ class Names:
 
     @cached_property
     def _threads(self) -> dict[int, int]:
-        hosts = [at for at, one in enumerate(self.trace.lanes) if one.kind != "stream"]
+        hosts = [at for at, lane in enumerate(self.trace.lanes) if lane.kind != "stream"]
         return {lane: number for number, lane in enumerate(hosts, 1)}
 
     def _of(self, kind: int, code: int) -> str:
@@ -267,8 +267,8 @@ def _kernel(name: str, code: int) -> str:
         return ""
     text = name.replace(_ANONYMOUS, "").replace(_ANONYMOUS[:-2], "")
     known = len(name) <= _MAX_SIGNATURE and all(
-        one == function or _ARGUMENT.fullmatch(one) or _of_vendor(one.partition("::")[0])
-        for one in _IDENTIFIER.findall(text)
+        match == function or _ARGUMENT.fullmatch(match) or _of_vendor(match.partition("::")[0])
+        for match in _IDENTIFIER.findall(text)
     )
     return short_name(name) if known else short_name(function.rpartition("::")[2])
 

@@ -93,7 +93,7 @@ class ReviewResult:
     @property
     def complete(self) -> bool:
         """Whether every window has a review that was meant to have one."""
-        return not any(one.failed for one in self.not_reviewed)
+        return not any(item.failed for item in self.not_reviewed)
 
 
 def collect(
@@ -113,15 +113,15 @@ def collect(
 
     ``begin_ns`` : the recording's first event.
     """
-    windows = [_window(*one, begin_ns) for one in reviewed if one[1].review is not None]
-    failed = [_left(one, two.reason, begin_ns, failed=True) for one, two in reviewed if two.review is None]
-    others = [_left(one, reason, begin_ns, failed=False) for one, reason in left]
+    windows = [_window(*item, begin_ns) for item in reviewed if item[1].review is not None]
+    failed = [_left(item, two.reason, begin_ns, failed=True) for item, two in reviewed if two.review is None]
+    others = [_left(item, reason, begin_ns, failed=False) for item, reason in left]
     outcomes = [outcome for _, outcome in reviewed]
     usage = Usage(
-        sum(one.attempts for one in outcomes),
-        sum(one.cached for one in outcomes),
-        sum(one.prompt_tokens for one in outcomes),
-        sum(one.reply_tokens for one in outcomes),
+        sum(outcome.attempts for outcome in outcomes),
+        sum(outcome.cached for outcome in outcomes),
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.reply_tokens for outcome in outcomes),
         cost,
     )
     return ReviewResult(

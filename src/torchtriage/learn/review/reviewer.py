@@ -151,7 +151,7 @@ def _sentence(row: Any, where: str, evidence: Evidence) -> Sentence:
     cited = row.get("evidence")
     if not isinstance(cited, list) or not cited:
         raise RejectedError(f"expected the ids of evidence in {where}", _shown(cited))
-    unknown = [one for one in cited if not isinstance(one, str) or one not in evidence.ids]
+    unknown = [item for item in cited if not isinstance(item, str) or item not in evidence.ids]
     if unknown:
         raise RejectedError(
             f"expected ids from e1 to e{len(evidence.lines)} in {where}", ", ".join(map(_shown, unknown[:3]))

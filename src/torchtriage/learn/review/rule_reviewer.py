@@ -40,8 +40,8 @@ class Offline:
     def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome with a review for each window."""
         outcomes = []
-        for place, one in enumerate(evidence):
-            outcomes.append(Outcome(one, self.review(one)))
+        for place, item in enumerate(evidence):
+            outcomes.append(Outcome(item, self.review(item)))
             told(place, outcomes[-1])
         return tuple(outcomes)
 
@@ -60,8 +60,8 @@ class Offline:
             for code in {*by_rule, *types}
             if code in evidence.codes
         }
-        scores = {code: by_rule.get(code, 0.0) + one for code, one in votes.items()}
-        code = max(sorted(scores), key=lambda one: (scores[one], by_rule.get(one, 0.0)), default=NONE)
+        scores = {code: by_rule.get(code, 0.0) + vote for code, vote in votes.items()}
+        code = max(sorted(scores), key=lambda score: (scores[score], by_rule.get(score, 0.0)), default=NONE)
         if code == NONE:
             return Review(NONE, round(_sigmoid(odds) / 2, 4), _healthy(evidence, rules, detector))
         why = _faulty(evidence, rules.get(code), detector, code)

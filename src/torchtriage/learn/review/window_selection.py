@@ -86,13 +86,13 @@ def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], l
     """
     chosen: dict[str, Suspect] = {}
     left: list[tuple[Suspect, str]] = []
-    for one in found:
-        if one.suspicion < LEAST:
+    for item in found:
+        if item.suspicion < LEAST:
             break
-        if one.stands_out in chosen:
-            left.append((one, f"another window stands for {one.stands_out}"))
+        if item.stands_out in chosen:
+            left.append((item, f"another window stands for {item.stands_out}"))
         elif len(chosen) < limit:
-            chosen[one.stands_out] = one
+            chosen[item.stands_out] = item
         else:
-            left.append((one, f"{format_count(limit, 'window is', 'windows are')} more suspicious"))
+            left.append((item, f"{format_count(limit, 'window is', 'windows are')} more suspicious"))
     return list(chosen.values()), left

@@ -65,21 +65,21 @@ def agreement(control: Any, candidate: Any, *, relative: float = 1e-3, absolute:
     """
     largest, error, size, n_nan, compared, reason = 0.0, 0.0, 0.0, 0, False, ""
     scale = 1.0
-    for place, one, other in _pairs(control, candidate, "", 0):
+    for place, item, other in _pairs(control, candidate, "", 0):
         where = f" at {place}" if place else ""
         if isinstance(other, str):
             reason = reason or f"{other}{where}"
             continue
-        if one.shape != other.shape:
-            reason = reason or f"shape {one.shape} became {other.shape}{where}"
+        if item.shape != other.shape:
+            reason = reason or f"shape {item.shape} became {other.shape}{where}"
             continue
-        if one.dtype.kind not in "fc" and other.dtype.kind not in "fc":
-            n_apart = int((one != other).sum())
+        if item.dtype.kind not in "fc" and other.dtype.kind not in "fc":
+            n_apart = int((item != other).sum())
             if n_apart:
-                reason = reason or f"{n_apart} of {one.size} values differ{where}"
+                reason = reason or f"{n_apart} of {item.size} values differ{where}"
             continue
         with np.errstate(all="ignore"):
-            a, b = one.astype(np.complex128), other.astype(np.complex128)
+            a, b = item.astype(np.complex128), other.astype(np.complex128)
             fine, fine_b = np.isfinite(a), np.isfinite(b)
             lost = int((fine & ~fine_b).sum())
             same = fine & fine_b
@@ -94,10 +94,10 @@ def agreement(control: Any, candidate: Any, *, relative: float = 1e-3, absolute:
             largest = max(largest, min(float(apart.max()) / scale, sys.float_info.max))
         error, size = math.hypot(error, norm_apart), math.hypot(size, norm)
         if lost:
-            reason = reason or f"{lost} of {one.size} values became NaN or infinite{where}"
+            reason = reason or f"{lost} of {item.size} values became NaN or infinite{where}"
         elif (~fine & ((a != b) & ~(np.isnan(a) & np.isnan(b)))).any():
             reason = reason or f"infinities or NaN differ{where}"
-        elif not norm_apart <= scale * absolute * math.sqrt(max(one.size, 1)) + relative * norm:
+        elif not norm_apart <= scale * absolute * math.sqrt(max(item.size, 1)) + relative * norm:
             apart_text = f"{100 * norm_apart / norm:.3g} %" if norm else f"{norm_apart / scale:.3g}"
             reason = reason or f"values differ by {apart_text}{where}"
     return Agreement(

@@ -53,7 +53,7 @@ def _commands(result: GateResult) -> Iterator[str]:
     worse = [row for row in result.rows if row.verdict == "regression"]
     for row in worse[:MAX_ANNOTATIONS]:
         file, line = _place(result, row)
-        causes = "".join(f". {one.sentence}" for one in result.culprits if one.benchmark == row.benchmark)
+        causes = "".join(f". {culprit.sentence}" for culprit in result.culprits if culprit.benchmark == row.benchmark)
         yield _command("error", f"{formatting.row_name(row)} is worse", f"{row.sentence}{causes}", file, line)
     if len(worse) > MAX_ANNOTATIONS:
         yield _command("error", "and more", f"{len(worse) - MAX_ANNOTATIONS} more are worse")

@@ -436,7 +436,7 @@ def _idle_by_cause(result: Result) -> dict[str, Any] | None:
     summary = result.summary
     if summary is None or not summary.devices:
         return None
-    causes = [[index, one.idle_ns] for index, one in enumerate(result.findings) if one.idle_ns > 0]
+    causes = [[index, finding.idle_ns] for index, finding in enumerate(result.findings) if finding.idle_ns > 0]
     rest_ns = summary.judged_idle_ns - sum(own_ns for _, own_ns in causes)
     return {
         "idleNs": summary.judged_idle_ns,

@@ -56,10 +56,10 @@ def record(
             progress(len(done))
 
         outcomes = record_all(items, folder, device=device, jobs=jobs, timeout_s=timeout, told=told)
-    failed = [one for one in outcomes if one.failure]
+    failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder, seed)
-    n_kept = sum(one.kept for one in outcomes)
+    n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} recorded, {n_kept} were there, {len(failed)} failed: {folder}")
     for one in failed:
         item = one.item
@@ -95,13 +95,13 @@ def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
             progress(n_done)
 
         outcomes = make_all(items, folder, told=told)
-    failed = [one for one in outcomes if one.failure]
+    failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder)
-    n_kept = sum(one.kept for one in outcomes)
+    n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} made, {n_kept} were there, {len(failed)} failed: {folder}")
-    for one in failed:
-        click.echo(f"  {one.item.id} from {one.item.source}: {one.failure}", err=True)
+    for item in failed:
+        click.echo(f"  {item.item.id} from {item.item.source}: {item.failure}", err=True)
     click.get_current_context().exit(int(bool(failed)))
 
 

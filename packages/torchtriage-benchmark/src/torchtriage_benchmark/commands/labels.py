@@ -107,7 +107,7 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
         learn, tune = relabelled(found, report.labels)
         given["out"].write_bytes(fit(learn, tune, seed=given["seed"]).to_bytes())
         click.echo(f"written to {given['out']}", err=True)
-    if any(one.not_reviewed for one in report.rounds):
+    if any(item.not_reviewed for item in report.rounds):
         ctx.exit(1)
 
 
@@ -157,13 +157,13 @@ def audit(folder: Path, who: str | None, as_json: bool) -> None:
 
     history = History.read(folder / HISTORY)
     _tell_damage(history)
-    shown = [one for one in history.changes if who in (None, one.who)]
+    shown = [change for change in history.changes if who in (None, change.who)]
     if as_json:
         for one in shown:
             click.echo(json.dumps({"action": one.action, **asdict(one)}))
         return
-    standing = {one.number for one in history.standing}
-    counts = Counter((one.who, one.action) for one in shown)
+    standing = {item.number for item in history.standing}
+    counts = Counter((item.who, item.action) for item in shown)
     for (name, action), n in sorted(counts.items()):
         click.echo(f"{visible(name)}: {n:,} {'vetoes' if action == 'veto' else 'changes'}")
     for one in shown:

@@ -31,7 +31,7 @@ def write_index(folder: Path, seed: int | None = None) -> None:
     path = folder / NAME
     if seed is None:
         seed = _read(path)[0] if path.exists() else 0
-    rows = {one.id: _row(one) for one in kept(folder)}
+    rows = {item.id: _row(item) for item in kept(folder)}
     path.write_text(f"{json.dumps({'seed': seed, 'items': rows}, indent=1)}\n", encoding="utf-8")
 
 
@@ -41,9 +41,9 @@ def differences(folder: Path) -> Iterator[str]:
     Raises UsageError: there is no index, or no recordings.
     """
     seed, rows = _read(folder / NAME)
-    found = {one.id: one for one in kept(folder)}
-    yield from (f"{one}: missing" for one in sorted(rows.keys() - found.keys()))
-    yield from (f"{one}: not in the index" for one in sorted(found.keys() - rows.keys()))
+    found = {item.id: item for item in kept(folder)}
+    yield from (f"{row}: missing" for row in sorted(rows.keys() - found.keys()))
+    yield from (f"{item}: not in the index" for item in sorted(found.keys() - rows.keys()))
     for key in sorted(rows.keys() & found.keys()):
         now = _row(found[key])
         yield from (
@@ -77,12 +77,14 @@ def _row(item: Kept) -> dict[str, str]:
 def _unplanned(found: list[Kept], seed: int) -> Iterator[str]:
     """Yield the recordings whose script is not the one that the plan has for their id."""
     for part, prefix in PREFIX.items():
-        mine = [one for one in found if one.about.get("part", "eager") == part]
+        mine = [item for item in found if item.about.get("part", "eager") == part]
         if not mine:
             continue
-        last = max(int(one.id.removeprefix(prefix)) for one in mine)
+        last = max(int(item.id.removeprefix(prefix)) for item in mine)
         scripts: dict[str, Any] = {item.id: item.script().text for item in plan(last + 1, seed, part)}
-        yield from (f"{one.id}: not the plan's program" for one in mine if scripts.get(one.id) != one.about["script"])
+        yield from (
+            f"{item.id}: not the plan's program" for item in mine if scripts.get(item.id) != item.about["script"]
+        )
 
 
 def _sha256(data: bytes) -> str:

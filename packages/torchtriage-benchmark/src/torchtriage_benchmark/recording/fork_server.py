@@ -70,7 +70,7 @@ def _forked(item: dict[str, Any]) -> str:
     code = os.waitstatus_to_exitcode(done[1])
     if not code:
         return ""
-    lines = [one for one in said.read_text(errors="replace").splitlines() if one.strip()]
+    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
     return f"exit code {code}: {lines[-1] if lines else 'nothing said'}"
 
 

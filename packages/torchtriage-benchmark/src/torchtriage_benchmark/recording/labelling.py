@@ -47,15 +47,15 @@ def label(
     are events with names that these patterns find, with ``OUTER > INNER`` those inside another.
     """
     wanted = {f"{MARK}line {line}" for line in lines}
-    marks = [one for one in events if _is_mark(one)]
-    inside = [one for one in marks if one["name"].startswith(_MODULE) and one["name"].endswith(modules)]
-    at_work = [_interval(one) for one in marks if one["name"] in wanted]
-    at_work += [_interval(one) for one in inside]
+    marks = [event for event in events if _is_mark(event)]
+    inside = [mark for mark in marks if mark["name"].startswith(_MODULE) and mark["name"].endswith(modules)]
+    at_work = [_interval(mark) for mark in marks if mark["name"] in wanted]
+    at_work += [_interval(item) for item in inside]
     if inside:
         at_work += _backward(events, inside)
     for name in names:
         at_work += _named(events, name)
-    kept = _without_frames([one for one in events if not _is_mark(one)])
+    kept = _without_frames([event for event in events if not _is_mark(event)])
     for keys in _COUNTED:
         _renumber(kept, *keys)
     return Labelled(kept, tuple(_union(at_work)))
@@ -71,10 +71,10 @@ def _interval(event: Event) -> tuple[float, float]:
 
 def _named(events: list[Event], name: str) -> list[tuple[float, float]]:
     outer, _, inner = name.rpartition(" > ")
-    complete = [one for one in events if one.get("ph") == "X"]
-    found = [_interval(one) for one in complete if re.search(inner, str(one["name"]))]
+    complete = [event for event in events if event.get("ph") == "X"]
+    found = [_interval(item) for item in complete if re.search(inner, str(item["name"]))]
     if outer:
-        around = _union(_interval(one) for one in complete if re.search(outer, str(one["name"])))
+        around = _union(_interval(item) for item in complete if re.search(outer, str(item["name"])))
         found = [(a, b) for a, b in found if any(begin < a and b <= end for begin, end in around)]
     return found
 
@@ -102,12 +102,12 @@ def _backward(events: list[Event], marks: list[Event]) -> list[tuple[float, floa
             candidates.append(event)
         elif any(begin <= event["ts"] < end for begin, end in spans):
             forward.add(args["Sequence number"])
-    return [_interval(one) for one in candidates if one["args"]["Sequence number"] in forward]
+    return [_interval(candidate) for candidate in candidates if candidate["args"]["Sequence number"] in forward]
 
 
 def _without_frames(events: list[Event]) -> list[Event]:
     """Return the events without the marks' Python frames, and the script as the outermost one."""
-    frames = {one["args"]["Python id"]: one for one in events if one.get("cat") == "python_function"}
+    frames = {event["args"]["Python id"]: event for event in events if event.get("cat") == "python_function"}
     outer: set[int] = set()  # those that the script runs in
     for frame in frames.values():
         if _SCRIPT.fullmatch(frame["name"]):
@@ -144,7 +144,7 @@ def _is_marking(frame: str) -> bool:
 
 def _renumber(events: list[Event], *keys: str) -> None:
     """Give the numbers under these keys out anew, in their order, without gaps; zero stays."""
-    seen = sorted({one["args"][key] for one in events for key in keys if one.get("args", {}).get(key)})
+    seen = sorted({event["args"][key] for event in events for key in keys if event.get("args", {}).get(key)})
     new = {old: at + 1 for at, old in enumerate(seen)}
     for event in events:
         changed = {key: new[event["args"][key]] for key in keys if event.get("args", {}).get(key)}

@@ -125,11 +125,11 @@ def _items(chance: random.Random, part: str) -> Iterator[Item]:
         for program, mode, loader in kinds:
             batch = max(int(program.batch * chance.choice(sizes)), 1)
             seed, stacks = chance.randrange(10**6), chance.random() < 0.5
-            fitting = [one for one in changes.values() if one.fits(program, mode, loader)]
+            fitting = [change for change in changes.values() if change.fits(program, mode, loader)]
             chance.shuffle(fitting)
-            fitting.sort(key=lambda one: taken[one.name])
+            fitting.sort(key=lambda item: taken[item.name])
             chosen = fitting[:FAULTY_PER_CLEAN]
-            stacks = stacks and not any(one.code in WITHOUT_STACKS for one in chosen)
+            stacks = stacks and not any(item.code in WITHOUT_STACKS for item in chosen)
             clean = number
             for change in (None, *chosen):
                 severity, code, variant, lookalike = 0, "", "", ""

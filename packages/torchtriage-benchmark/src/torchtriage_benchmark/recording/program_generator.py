@@ -132,8 +132,8 @@ def faults(part: str = "eager") -> Mapping[str, Fault]:
 @cache
 def fault_modules() -> tuple[str, ...]:
     """Return the classes of modules that show a fault; marked in every program, so none tells."""
-    effects = (one for row in faults().values() for one in row.effect)
-    return tuple(sorted(one.removeprefix("*") for one in effects if one.startswith("*")))
+    effects = (item for row in faults().values() for item in row.effect)
+    return tuple(sorted(effect.removeprefix("*") for effect in effects if effect.startswith("*")))
 
 
 @cache
@@ -161,7 +161,7 @@ def _changes(file: str, part: str) -> Mapping[str, Fault]:
         )
         for name, row in _rows(file).items()
     }
-    return {name: one for name, one in named.items() if part in one.parts}
+    return {name: item for name, item in named.items() if part in item.parts}
 
 
 def _rows(name: str) -> dict[str, dict[str, Any]]:
@@ -368,7 +368,7 @@ def write(
                 ]
     assert not replace, f"no section {', '.join(replace)}"
     assert not after, f"no section {', '.join(after)}"
-    modules, events = (tuple(one[1:] for one in effects if one.startswith(kind)) for kind in ("*", "~"))
+    modules, events = (tuple(effect[1:] for effect in effects if effect.startswith(kind)) for kind in ("*", "~"))
     if fault is not None and not fault.code:
         fault_lines, effect = [], []
     text = "\n".join(lines) + "\n"

@@ -86,7 +86,7 @@ def record(
         compiled = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchtriage-"))
         for _ in range(jobs):
             servers.put(stack.enter_context(_Server(compiled)))
-        waiting = [pool.submit(one_of, one) for one in runs.values()]
+        waiting = [pool.submit(one_of, run) for run in runs.values()]
         try:
             for done in as_completed(waiting):
                 for outcome in done.result():
@@ -94,7 +94,7 @@ def record(
                     told(outcome)
         finally:
             pool.shutdown(cancel_futures=True)
-    return tuple(sorted(outcomes, key=lambda one: one.item.id))
+    return tuple(sorted(outcomes, key=lambda outcome: outcome.item.id))
 
 
 def _record(run: list[Item], folder: Path, device: str, timeout_s: float, server: _Server) -> list[Outcome]:
@@ -115,7 +115,7 @@ def _record(run: list[Item], folder: Path, device: str, timeout_s: float, server
                 outcomes = [_keep(item, work, folder, device) for item in run]
             except (OSError, ValueError, KeyError, ZeroDivisionError) as error:
                 outcomes = [Outcome(item, f"what was recorded is unusable: {error!r}")]
-            if not any(one.failure for one in outcomes):
+            if not any(outcome.failure for outcome in outcomes):
                 break
     return outcomes
 
@@ -178,7 +178,7 @@ def _doubt(item: Item, labelled: Labelled) -> str:
 
 
 def _time_of(events: list[Event], begin: str) -> float:
-    return sum(float(one["dur"]) for one in events if str(one.get("name", "")).startswith(begin))
+    return sum(float(event["dur"]) for event in events if str(event.get("name", "")).startswith(begin))
 
 
 class _Server:

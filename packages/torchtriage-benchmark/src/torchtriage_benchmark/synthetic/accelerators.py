@@ -69,8 +69,8 @@ class Accelerator:
 
 
 ACCELERATORS = {
-    one.name: one
-    for one in (
+    item.name: item
+    for item in (
         Accelerator(
             "A100",
             "NVIDIA A100-SXM4-40GB",

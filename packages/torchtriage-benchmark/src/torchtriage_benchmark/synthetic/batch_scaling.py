@@ -63,8 +63,8 @@ def scaled(stream: Stream, batch: int, by: int) -> None:
     for step in stream.steps:
         for op in step.ops:
             if not op.name.startswith(LOADER):
-                for one in op.walk():
-                    _scale(one, batch, by, weights)
+                for node in op.walk():
+                    _scale(node, batch, by, weights)
 
 
 def _weights(stream: Stream) -> set[tuple[int, ...]]:
@@ -75,8 +75,8 @@ def _weights(stream: Stream) -> set[tuple[int, ...]]:
             if at < len(dims):
                 found.add(tuple(dims[at]))
         if op.name in _LISTS and dims and isinstance(dims[0], list):
-            found |= {tuple(one) for one in dims[0] if isinstance(one, list)}
-    return found | {one[::-1] for one in found if len(one) == 2}
+            found |= {tuple(item) for item in dims[0] if isinstance(item, list)}
+    return found | {item[::-1] for item in found if len(item) == 2}
 
 
 def _scale(op: Op, batch: int, by: int, weights: set[tuple[int, ...]]) -> None:
@@ -92,17 +92,17 @@ def _scale(op: Op, batch: int, by: int, weights: set[tuple[int, ...]]) -> None:
         if not isinstance(size, list) or not size:
             return size
         if isinstance(size[0], list):
-            return [resized(one, most) for one in size]
+            return [resized(item, most) for item in size]
         return more(size) if len(size) >= most else size
 
     op.args = dict(op.args)
     if op.name == "aten::mm" and _is_weight_gradient(dims, weights):
         op.args["Input Dims"] = [[dims[0][0], dims[0][1] * by], [dims[1][0] * by, dims[1][1]]]
         return
-    ranks = [len(one) for one in dims if isinstance(one, list) and one and isinstance(one[0], int)]
+    ranks = [len(dim) for dim in dims if isinstance(dim, list) and dim and isinstance(dim[0], int)]
     # what is broadcast along the batch has fewer dimensions
     most = max(ranks, default=0) if _broadcasts(op.name) else 0
-    op.args["Input Dims"] = [resized(one, most) for one in dims]
+    op.args["Input Dims"] = [resized(dim, most) for dim in dims]
     at = _SAMPLES.get(op.name)
     if at is not None and dims[at] and dims[at] == op.args["Input Dims"][at]:
         # as large as a weight by chance

@@ -59,15 +59,15 @@ def document_of(stream: Stream, run: Run, accelerator: Accelerator) -> dict[str,
 
 
 def _metadata(stream: Stream, run: Run) -> list[Event]:
-    rows = [one for one in stream.document["traceEvents"] if one["ph"] == "M"]
-    own = [one for one in rows if one["pid"] == stream.pid]
+    rows = [item for item in stream.document["traceEvents"] if item["ph"] == "M"]
+    own = [row for row in rows if row["pid"] == stream.pid]
     ts = own[0]["ts"]
 
     def row(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
         return {"ph": "M", "name": name, "ts": ts, "pid": pid, "tid": tid, "args": args}
 
     found = list(own)
-    process = next((one["args"]["name"] for one in own if one["name"] == "process_name"), "python")
+    process = next((item["args"]["name"] for item in own if item["name"] == "process_name"), "python")
     if any(host.thread == "backward" for host in run.hosts):
         tid = stream.tid + ENGINE_TID
         found.append(row("thread_name", stream.pid, tid, {"name": f"thread {tid} (pt_autograd_0)"}))
@@ -79,7 +79,7 @@ def _metadata(stream: Stream, run: Run) -> list[Event]:
             row("process_labels", device, 0, {"labels": f"GPU {device}"}),
             row("process_sort_index", device, 0, {"sort_index": _GPU_SORT + device}),
         ]
-    for number in sorted({one.stream for one in run.works}):
+    for number in sorted({work.stream for work in run.works}):
         found.append(row("thread_name", 0, number, {"name": f"stream {number} "}))
         found.append(row("thread_sort_index", 0, number, {"sort_index": number}))
     return found
@@ -91,19 +91,19 @@ def _tid(stream: Stream, thread: str) -> int:
 
 def _hosts(stream: Stream, run: Run, clock: Clock) -> list[Event]:
     found = []
-    for number, one in enumerate(run.hosts):
-        args = dict(one.args)
+    for number, host in enumerate(run.hosts):
+        args = dict(host.args)
         args["External id"] = number + 1
         if "Ev Idx" in args:
             args["Ev Idx"] = number
         found.append(
             {
                 "ph": "X",
-                "cat": "user_annotation" if one.annotation else "cpu_op",
-                "name": one.name,
+                "cat": "user_annotation" if host.annotation else "cpu_op",
+                "name": host.name,
                 "pid": stream.pid,
-                "tid": _tid(stream, one.thread),
-                **clock.span(one.begin, one.end),
+                "tid": _tid(stream, host.thread),
+                **clock.span(host.begin, host.end),
                 "args": args,
             }
         )
@@ -116,7 +116,7 @@ def _flows(stream: Stream, run: Run, clock: Clock) -> list[Event]:
     for one in run.hosts:
         if one.op is not None and not one.op.put_in:
             came.setdefault(round(one.op.begin_ns), one)
-    arrows = [one for one in stream.document["traceEvents"] if one.get("cat") == "fwdbwd"]
+    arrows = [item for item in stream.document["traceEvents"] if item.get("cat") == "fwdbwd"]
     ends: dict[int, list[Event]] = {}
     for arrow in arrows:
         ends.setdefault(arrow["id"], []).append(arrow)
@@ -136,30 +136,30 @@ def _frames(stream: Stream, run: Run, clock: Clock) -> list[Event]:
     if not stream.frames:
         return []
     rows: list[tuple[int, int, int, Event]] = []
-    for one in stream.frames:
-        begin = clock.ns(run.at(one["ts"] * 1000))
-        end = clock.ns(run.at((one["ts"] + one["dur"]) * 1000))
-        rows.append((begin, -end, one["args"]["Python id"], one))
+    for frame in stream.frames:
+        begin = clock.ns(run.at(frame["ts"] * 1000))
+        end = clock.ns(run.at((frame["ts"] + frame["dur"]) * 1000))
+        rows.append((begin, -end, frame["args"]["Python id"], frame))
     frame_args = {"Python parent id": 0, "Python id": 0, "Ev Idx": 0}
     for number, (name, begun, ended, _) in enumerate(run.frames):
         new = {"name": name, "args": dict(frame_args)}
         rows.append((clock.ns(begun), -clock.ns(ended), 1_000_000_000 + number, new))
-    rows.sort(key=lambda one: one[:3])
+    rows.sort(key=lambda row: row[:3])
     found: list[Event] = []
     around: list[tuple[int, int]] = []
-    for number, (begin, minus_end, _, one) in enumerate(rows, 1):
+    for number, (begin, minus_end, _, item) in enumerate(rows, 1):
         while around and -minus_end > around[-1][0]:
             around.pop()
         parent = around[-1][1] if around else None
         around.append((-minus_end, number))
-        args = dict(one["args"])
+        args = dict(item["args"])
         args["Python parent id"], args["Python id"] = parent, number
         args["Ev Idx"] = len(run.hosts) + number - 1
         found.append(
             {
                 "ph": "X",
                 "cat": "python_function",
-                "name": one["name"],
+                "name": item["name"],
                 "pid": stream.pid,
                 "tid": stream.tid,
                 "ts": begin / 1000,
@@ -173,17 +173,17 @@ def _frames(stream: Stream, run: Run, clock: Clock) -> list[Event]:
 def _device(stream: Stream, run: Run, clock: Clock, accelerator: Accelerator) -> list[Event]:
     found: list[Event] = []
     begun, ended = run.window
-    works = [one for one in run.works if one.end > begun and one.begin < ended]
-    seen = {one.correlation for one in run.calls}
+    works = [work for work in run.works if work.end > begun and work.begin < ended]
+    seen = {call.correlation for call in run.calls}
     rows: list[tuple[float, int, CallRow | WorkRow]] = [
-        *((one.begin, 0, one) for one in run.calls),
-        *((one.begin, 1, one) for one in works),
+        *((call.begin, 0, call) for call in run.calls),
+        *((work.begin, 1, work) for work in works),
     ]
-    for _, _, one in sorted(rows, key=lambda row: row[:2]):
-        if isinstance(one, CallRow):
-            found += _call(stream, one, clock)
+    for _, _, item in sorted(rows, key=lambda row: row[:2]):
+        if isinstance(item, CallRow):
+            found += _call(stream, item, clock)
         else:
-            found += _work(one, clock, accelerator, one.seen and one.correlation in seen)
+            found += _work(item, clock, accelerator, item.seen and item.correlation in seen)
     found += _annotations(run, works, clock)
     return found
 
@@ -249,11 +249,11 @@ def _occupancy(work: Work, accelerator: Accelerator) -> dict[str, Any]:
 def _annotations(run: Run, works: Iterable[WorkRow], clock: Clock) -> list[Event]:
     """Return the annotations' spans on each stream: from their first work to their last."""
     spans: dict[tuple[int, int], tuple[float, float]] = {}
-    for one in works:
-        if one.annotation >= 0 and one.seen:
-            key = one.annotation, one.stream
-            begin, end = spans.get(key, (one.begin, one.end))
-            spans[key] = min(begin, one.begin), max(end, one.end)
+    for work in works:
+        if work.annotation >= 0 and work.seen:
+            key = work.annotation, work.stream
+            begin, end = spans.get(key, (work.begin, work.end))
+            spans[key] = min(begin, work.begin), max(end, work.end)
     return [
         {
             "ph": "X",
@@ -271,11 +271,11 @@ def _annotations(run: Run, works: Iterable[WorkRow], clock: Clock) -> list[Event
 def _ends(stream: Stream, run: Run, clock: Clock) -> list[Event]:
     """Return the profiler's own rows, as long as the run took."""
     found = []
-    for one in stream.document["traceEvents"]:
-        if one.get("cat") == "Trace":
+    for item in stream.document["traceEvents"]:
+        if item.get("cat") == "Trace":
             end = clock.ns(run.window[1]) / 1000
-            found.append(one | {"dur": round(end - one["ts"], 3)})
-        elif one["ph"] == "i" or (one["ph"] == "M" and one["pid"] != stream.pid):
-            late = one["name"] == "Record Window End"
-            found.append(one | ({"ts": clock.ns(run.window[1]) / 1000} if late else {}))
+            found.append(item | {"dur": round(end - item["ts"], 3)})
+        elif item["ph"] == "i" or (item["ph"] == "M" and item["pid"] != stream.pid):
+            late = item["name"] == "Record Window End"
+            found.append(item | ({"ts": clock.ns(run.window[1]) / 1000} if late else {}))
     return found

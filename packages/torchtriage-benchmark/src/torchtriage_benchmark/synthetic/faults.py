@@ -37,14 +37,14 @@ def _op(
     reads: int = 0,
 ) -> Op:
     """Return an operator. ``inputs`` : a tensor's dims and type, or a scalar as text."""
-    tensors = [one if isinstance(one, tuple) else None for one in inputs]
+    tensors = [input_ if isinstance(input_, tuple) else None for input_ in inputs]
     args = {
         "External id": 0,
         "Record function id": 0,
-        "Concrete Inputs": ["" if isinstance(one, tuple) else one for one in inputs],
-        "Input type": [one[1] if one else "Scalar" for one in tensors],
-        "Input Strides": [_strides(one[0]) if one else [] for one in tensors],
-        "Input Dims": [list(one[0]) if one else [] for one in tensors],
+        "Concrete Inputs": ["" if isinstance(input_, tuple) else input_ for input_ in inputs],
+        "Input type": [tensor[1] if tensor else "Scalar" for tensor in tensors],
+        "Input Strides": [_strides(tensor[0]) if tensor else [] for tensor in tensors],
+        "Input Dims": [list(tensor[0]) if tensor else [] for tensor in tensors],
         "Ev Idx": 0,
     }
     return Op(
@@ -126,11 +126,13 @@ class Spots:
     """The moments of a step where a statement of the program may stand."""
 
     def __init__(self, stream: Stream) -> None:
-        self.frames = sorted((round(one["ts"] * 1000), round((one["ts"] + one["dur"]) * 1000)) for one in stream.frames)
+        self.frames = sorted(
+            (round(frame["ts"] * 1000), round((frame["ts"] + frame["dur"]) * 1000)) for frame in stream.frames
+        )
 
     def between(self, begin_ns: float, end_ns: float) -> float:
         """Return the moment in between with the fewest Python frames around."""
-        near = [one for one in self.frames if one[0] < end_ns and one[1] > begin_ns]
+        near = [frame for frame in self.frames if frame[0] < end_ns and frame[1] > begin_ns]
         times = [begin_ns + 0.1, *(end + 0.1 for _, end in near if begin_ns < end < end_ns)]
         best: float = min(times, key=lambda at: (sum(a <= at < b for a, b in near), at))
         return best
@@ -169,13 +171,13 @@ def _is_backward(op: Op) -> bool:
 
 def put(step: Step, at_ns: float, ops: Iterable[Op]) -> None:
     """Put operators into a step at a moment, behind what was put there before."""
-    there = [one.begin_ns for one in step.ops if one.put_in and 0 <= one.begin_ns - at_ns < 50]
+    there = [item.begin_ns for item in step.ops if item.put_in and 0 <= item.begin_ns - at_ns < 50]
     begin_ns = max(there) + APART_NS if there else at_ns
     for number, op in enumerate(ops):
-        for one in op.walk():
-            one.begin_ns = one.end_ns = begin_ns + APART_NS * number
+        for node in op.walk():
+            node.begin_ns = node.end_ns = begin_ns + APART_NS * number
         step.ops.append(op)
-    step.ops.sort(key=lambda one: one.begin_ns)
+    step.ops.sort(key=lambda item: item.begin_ns)
 
 
 # -- uploads: every healthy program has them ---------------------------------------------------
@@ -209,17 +211,19 @@ def graphed(stream: Stream) -> None:
         first = next(at for at, op in enumerate(step.ops) if not op.put_in and _computes(op))
         rest = step.ops[first:]
         gone.append((rest[0].begin_ns, step.end_ns))
-        work = tuple(one for op in rest for inner in op.walk() for one in inner.work if one.kind == "kernel")
+        work = tuple(item for op in rest for inner in op.walk() for item in inner.work if item.kind == "kernel")
         step.ops = step.ops[:first]
         step.end_ns = round(rest[0].begin_ns) + 1
         frames = ("torch/cuda/graphs.py(140): replay", "<built-in method replay of CUDAGraph>")
         launch = _bare(Graph(work), frames=frames)
         put(step, rest[0].begin_ns, [launch])
-    stream.frames = [one for one in stream.frames if not any(begin <= one["ts"] * 1000 < end for begin, end in gone)]
+    stream.frames = [
+        frame for frame in stream.frames if not any(begin <= frame["ts"] * 1000 < end for begin, end in gone)
+    ]
 
 
 def _computes(op: Op) -> bool:
-    return not op.name.startswith(LOADER) and any(one.work for one in op.walk())
+    return not op.name.startswith(LOADER) and any(node.work for node in op.walk())
 
 
 # -- faults ------------------------------------------------------------------------------------
@@ -449,8 +453,8 @@ def _nothing(_scene: Scene, _n: int) -> None:
 
 
 FAULTS = {
-    one.code: one
-    for one in (
+    item.code: item
+    for item in (
         Fault("SYN001", _scalar_reads, (1, 4, 12)),
         Fault("SYN002", _mask_selects, (1, 3)),
         Fault("SYN003", _synchronizes, (1, 6)),

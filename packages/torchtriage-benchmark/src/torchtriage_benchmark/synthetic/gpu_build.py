@@ -246,8 +246,8 @@ class _Build:
         ``step_counts`` : scalars are the optimizer's counts, which stay on the host.
         """
         if op.name.startswith(LOADER) or op.kept:
-            for one in op.walk():
-                one.kept = True
+            for node in op.walk():
+                node.kept = True
             return op
         step_counts = step_counts or op.name.startswith(OPTIMIZER)
         op.args = self._typed(op.args)
@@ -270,7 +270,7 @@ class _Build:
             op.host_us = _HOST_US.get(op.name, POINTWISE_US)
             if "_foreach_" in op.name or "_fused_" in op.name:
                 dims = op.args.get("Input Dims") or [[]]
-                op.host_us += 0.15 * sum(len(one) for one in dims)
+                op.host_us += 0.15 * sum(len(dim) for dim in dims)
             allocates = op.name in _ALLOCATES
             op.children = [child for child in op.children if allocates and child.name.startswith("aten::empty")]
             return op
@@ -281,7 +281,7 @@ class _Build:
         """Whether an operator enqueues work itself."""
         if not op.name.startswith("aten::") or op.name in _FREE or op.name in _DELEGATES:
             return False
-        return op.name not in _EITHER or not any(self._computes(one) for one in op.children)
+        return op.name not in _EITHER or not any(self._computes(child) for child in op.children)
 
     def _typed(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return arguments in this precision and memory layout."""
@@ -333,7 +333,7 @@ class _Build:
             add = self._child(op, "aten::add_", (0, 2))
             add.args["Input Dims"] = [_output_of(op.args), [1, bias[0], 1, 1]]
             add.args["Input Strides"] = [[], [1, 1, 1, 1]]
-            add.work = [one for one in kernels_of("aten::add_", add.args, self.accelerator, self.precision) if pixels]
+            add.work = [item for item in kernels_of("aten::add_", add.args, self.accelerator, self.precision) if pixels]
             add.host_us = POINTWISE_US
             op.children += [view, add]
         return op
@@ -348,7 +348,7 @@ class _Build:
         inner.work = kernels_of(inner.name, inner.args, self.accelerator, self.precision)
         inner.args = dict(inner.args)
         inner.args["Input Dims"] = [
-            [one[0], one[2], one[1], one[3]] if len(one) == 4 else one for one in inner.args["Input Dims"]
+            [item[0], item[2], item[1], item[3]] if len(item) == 4 else item for item in inner.args["Input Dims"]
         ]
         inner.host_us = 10.0
         moved = [self._child(op, "aten::transpose", (at,)) for at in range(1 if back else 0, 3)]
@@ -414,7 +414,7 @@ def _is_scalar(op: Op) -> bool:
     dims = op.args.get("Input Dims")
     if not dims or not op.name.startswith("aten::") or "_fused" in op.name:
         return False
-    sizes = [one for one in dims if isinstance(one, list)]
-    if any(one and isinstance(one[0], list) for one in sizes):
+    sizes = [dim for dim in dims if isinstance(dim, list)]
+    if any(size and isinstance(size[0], list) for size in sizes):
         return False
-    return all(math.prod(one) <= 1 for one in sizes)
+    return all(math.prod(size) <= 1 for size in sizes)

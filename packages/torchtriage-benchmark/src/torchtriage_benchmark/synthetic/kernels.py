@@ -156,8 +156,8 @@ for _name in (
 def kernels_of(name: str, args: dict[str, Any], accelerator: Accelerator, precision: Precision) -> list[Work]:
     """Return the work an operator enqueues, none for one on empty tensors."""
     inputs = tensors_of(args)
-    flat = [one for each in inputs if each for one in (each if isinstance(each, list) else [each])]
-    if not any(one.numel for one in flat) and name not in _MAKERS:
+    flat = [item for each in inputs if each for item in (each if isinstance(each, list) else [each])]
+    if not any(item.numel for item in flat) and name not in _MAKERS:
         return []
     asked = Asked(name, args, inputs, flat, accelerator, precision)
     return (_RULES.get(name) or _RULES.get(name.rstrip("_")) or pointwise_kernels)(asked)

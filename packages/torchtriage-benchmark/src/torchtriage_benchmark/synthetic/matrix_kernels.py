@@ -82,7 +82,7 @@ def product_kernels(asked: Asked) -> list[Work]:
     batch = left.dims[0] if len(left.dims) == 3 else 1
     m, k, n = left.dims[-2], left.dims[-1], right.dims[-1]
     # cuBLAS is column-major: its first operand is the right one
-    layout = "".join("n" if not one.strides or one.strides[-1] == 1 else "t" for one in (right, left))
+    layout = "".join("n" if not item.strides or item.strides[-1] == 1 else "t" for item in (right, left))
     return [_gemm(asked, left.dtype, batch, m, n, k, layout, "gemm")]
 
 

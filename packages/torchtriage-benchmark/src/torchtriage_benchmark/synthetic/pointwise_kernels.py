@@ -92,12 +92,12 @@ def _elementwise(base: str, dtype: str, numel: int, n_arrays: int, n_bytes: int,
 def pointwise_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a pointwise."""
     tensors = asked.flat
-    numel = max(one.numel for one in tensors)
-    first = max(tensors, key=lambda one: one.numel)
-    read = [one for one in tensors if one.numel]
-    dense = all(one.dense and one.numel in (numel, 1) for one in read)
+    numel = max(tensor.numel for tensor in tensors)
+    first = max(tensors, key=lambda tensor: tensor.numel)
+    read = [tensor for tensor in tensors if tensor.numel]
+    dense = all(item.dense and item.numel in (numel, 1) for item in read)
     in_place = asked.name.endswith("_")
-    n_bytes = sum(one.n_bytes for one in read) + first.n_bytes
+    n_bytes = sum(item.n_bytes for item in read) + first.n_bytes
     return [_elementwise(asked.base, first.dtype, numel, len(read) + (not in_place), n_bytes, dense)]
 
 
@@ -182,8 +182,8 @@ def nll_kernels(asked: Asked) -> list[Work]:
 
 def cat_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a cat."""
-    moved = sum(one.n_bytes for one in asked.flat)
-    numel = sum(one.numel for one in asked.flat)
+    moved = sum(item.n_bytes for item in asked.flat)
+    numel = sum(item.numel for item in asked.flat)
     name = (
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::(anonymous "
         "namespace)::OpaqueType<4u>, unsigned int, 4, 64, 64>(at::native::(anonymous namespace)::"
@@ -207,7 +207,7 @@ def cat_kernels(asked: Asked) -> list[Work]:
 def gathered_kernels(asked: Asked) -> list[Work]:
     """Embedding, index and gather: what is picked is read and written."""
     table = asked.tensor(0)
-    picked = max((one for one in asked.flat[1:]), key=lambda each: each.numel, default=table)
+    picked = max((item for item in asked.flat[1:]), key=lambda each: each.numel, default=table)
     width = table.dims[-1] if len(table.dims) > 1 else 1
     moved = min(picked.numel * width * ITEM_BYTES.get(table.dtype, 4), 4 * table.n_bytes + 1024)
     name = (
@@ -278,12 +278,12 @@ _CHUNK, _BLOCKS, _TENSORS = 65536, 320, 36
 
 def multi_tensor_kernels(asked: Asked) -> list[Work]:
     """Return the few kernels that go over all tensors of a list."""
-    first = next((one for one in asked.inputs if isinstance(one, list)), [])
-    lists = sum(isinstance(one, list) and len(one) == len(first) for one in asked.inputs)
+    first = next((input_ for input_ in asked.inputs if isinstance(input_, list)), [])
+    lists = sum(isinstance(input_, list) and len(input_) == len(first) for input_ in asked.inputs)
     fused = "fused" in asked.name
-    chunks = sum(max(-(-one.numel // _CHUNK), 1) for one in first)
+    chunks = sum(max(-(-item.numel // _CHUNK), 1) for item in first)
     n_kernels = max(-(-chunks // _BLOCKS), -(-len(first) // _TENSORS), 1)
-    numel = sum(one.numel for one in first)
+    numel = sum(item.numel for item in first)
     passes = 2 * lists - 1 if fused else lists + 1
     space = "at::native::(anonymous namespace)::"
     functor = (

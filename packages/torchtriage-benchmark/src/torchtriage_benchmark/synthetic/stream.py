@@ -93,23 +93,23 @@ def read_stream(document: dict[str, Any]) -> Stream:
 
     Raises UsageError: it has no steps, or more than one thread with operators.
     """
-    rows = [one for one in document["traceEvents"] if one.get("ph") == "X"]
-    hosts = [one for one in rows if one.get("cat") in ("cpu_op", "user_annotation")]
-    marks = [one for one in hosts if str(one["name"]).startswith("ProfilerStep#")]
-    lanes = {(one["pid"], one["tid"]) for one in hosts}
+    rows = [item for item in document["traceEvents"] if item.get("ph") == "X"]
+    hosts = [row for row in rows if row.get("cat") in ("cpu_op", "user_annotation")]
+    marks = [host for host in hosts if str(host["name"]).startswith("ProfilerStep#")]
+    lanes = {(host["pid"], host["tid"]) for host in hosts}
     if len(lanes) != 1 or not marks:
         raise UsageError(
             f"expected the steps of one thread, found {len(marks)} steps and {len(lanes)} threads with operators",
             hint="synthetic timelines are made from CPU recordings of eager programs",
         )
     ((pid, tid),) = lanes
-    nested = _nested(one for one in hosts if one not in marks)
+    nested = _nested(host for host in hosts if host not in marks)
     steps = []
-    for mark in sorted(marks, key=lambda one: float(one["ts"])):
+    for mark in sorted(marks, key=lambda mark: float(mark["ts"])):
         begin, end = _ns(mark["ts"]), _ns(mark["ts"] + mark["dur"])
         inside = [op for op in nested if begin <= op.begin_ns and op.end_ns <= end]
         steps.append(Step(mark["name"], begin, end, dict(mark["args"]), inside))
-    frames = [one for one in rows if one.get("cat") == "python_function"]
+    frames = [row for row in rows if row.get("cat") == "python_function"]
     return Stream(steps, frames, document, pid, tid)
 
 
@@ -117,15 +117,15 @@ def _nested(events: Iterable[Event]) -> list[Op]:
     """Return operators as trees, in order."""
     ops = [
         Op(
-            one["name"],
-            _ns(one["ts"]),
-            _ns(one["ts"] + one["dur"]),
-            dict(one.get("args", {})),
-            one["cat"] == "user_annotation",
+            event["name"],
+            _ns(event["ts"]),
+            _ns(event["ts"] + event["dur"]),
+            dict(event.get("args", {})),
+            event["cat"] == "user_annotation",
         )
-        for one in events
+        for event in events
     ]
-    ops.sort(key=lambda one: (one.begin_ns, -one.end_ns))
+    ops.sort(key=lambda item: (item.begin_ns, -item.end_ns))
     top: list[Op] = []
     around: list[Op] = []
     for op in ops:

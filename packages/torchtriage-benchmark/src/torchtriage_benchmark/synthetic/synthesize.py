@@ -117,7 +117,7 @@ def synthetic_plan(count: int, seed: int) -> tuple[SyntheticItem, ...]:
 
 def _items(chance: Random) -> Iterator[SyntheticItem]:
     eager = plan(SOURCES, 0)
-    bases = [one for one in eager if not one.code and one.batch > 1]
+    bases = [item for item in eager if not item.code and item.batch > 1]
     twins: dict[str, list[Item]] = {}
     for one in eager:
         if one.code in RECORDED:
@@ -135,7 +135,7 @@ def _group(
     base: Item, recorded: list[Item], taken: Counter[str], chance: Random, number: int
 ) -> Iterator[SyntheticItem]:
     """Yield a healthy program and its twins."""
-    accelerator = ACCELERATORS[chance.choice([one for one in ACCELERATORS if one != "T4"] * 2 + ["T4"])]
+    accelerator = ACCELERATORS[chance.choice([item for item in ACCELERATORS if item != "T4"] * 2 + ["T4"])]
     if base.mode == "train" and not accelerator.tf32_tflops:
         accelerator = ACCELERATORS["A100"]  # fp16 training needs a scaler that was not recorded
     precisions = accelerator.precisions if base.mode == "infer" else accelerator.precisions[:1]
@@ -148,7 +148,7 @@ def _group(
     wanted = dict(FAULTS[first].clean)
     chosen = [first]
     if not wanted.get("graph"):
-        chosen += [one for one in fitting[1:] if not dict(FAULTS[one].clean).get("graph")][:1]
+        chosen += [item for item in fitting[1:] if not dict(FAULTS[item].clean).get("graph")][:1]
     clean = SyntheticItem(
         f"s{number:04d}",
         base.id,
@@ -307,13 +307,13 @@ def _document(kept: Kept) -> dict[str, Any]:
 def _brief(kept: Kept) -> dict[str, Any]:
     """Return the operators of one step alone."""
     document = _document(kept)
-    marks = [one for one in document["traceEvents"] if one["name"].startswith("ProfilerStep#")]
-    mark = sorted(marks, key=lambda one: float(one["ts"]))[1]
+    marks = [item for item in document["traceEvents"] if item["name"].startswith("ProfilerStep#")]
+    mark = sorted(marks, key=lambda mark: float(mark["ts"]))[1]
     begin, end = mark["ts"], mark["ts"] + mark["dur"]
     inside = [
-        one
-        for one in document["traceEvents"]
-        if one.get("cat") in ("cpu_op", "user_annotation") and begin <= one["ts"] < end
+        item
+        for item in document["traceEvents"]
+        if item.get("cat") in ("cpu_op", "user_annotation") and begin <= item["ts"] < end
     ]
     return document | {"traceEvents": inside}
 
@@ -399,26 +399,26 @@ class _Scene:
         shows = self.fault.shows if self.fault else "ops"
 
         def spans(rows: Iterable[Any]) -> list[tuple[int, int]]:
-            return [(clock.ns(one.begin), clock.ns(one.end)) for one in rows]
+            return [(clock.ns(row.begin), clock.ns(row.end)) for row in rows]
 
         begun = found.window[0]
-        works = [one for one in found.works if one.seen and one.begin >= begun]
+        works = [work for work in found.works if work.seen and work.begin >= begun]
         if shows == "ops":
-            host = spans(one for one in found.hosts if one.fault)
-            host += [(clock.ns(one.begin), clock.ns(one.end)) for one in found.calls if one.fault]
-            return host, spans(one for one in works if one.fault)
+            host = spans(host for host in found.hosts if host.fault)
+            host += [(clock.ns(call.begin), clock.ns(call.end)) for call in found.calls if call.fault]
+            return host, spans(work for work in works if work.fault)
         if shows == "phase":
             return _phases(found, clock), spans(works)
         kinds = tuple(shows.split())
-        return [], spans(one for one in works if one.work.group.startswith(kinds) and one.work.rate == "float")
+        return [], spans(work for work in works if work.work.group.startswith(kinds) and work.work.rate == "float")
 
 
 def _phases(found: Run, clock: Clock) -> list[tuple[int, int]]:
     """Return each step from its first work on the device to its end."""
     rows = []
-    steps = [one for one in found.hosts if one.name.startswith("ProfilerStep#")]
+    steps = [host for host in found.hosts if host.name.startswith("ProfilerStep#")]
     for step in steps:
-        inside = [one for one in found.calls if step.begin <= one.begin < step.end]
+        inside = [call for call in found.calls if step.begin <= call.begin < step.end]
         if inside:
             rows.append((clock.ns(inside[0].begin), clock.ns(inside[-1].end)))
     return rows
@@ -430,7 +430,7 @@ def _phases(found: Run, clock: Clock) -> list[tuple[int, int]]:
 def _mark(stream: Stream, intervals_ns: list[list[int]]) -> None:
     """Mark the operators that ran while the recorded fault was at work."""
     at = 0
-    for op in sorted(stream.ops(), key=lambda one: one.begin_ns):
+    for op in sorted(stream.ops(), key=lambda item: item.begin_ns):
         while at < len(intervals_ns) and intervals_ns[at][1] <= op.begin_ns:
             at += 1
         if at < len(intervals_ns) and op.begin_ns >= intervals_ns[at][0]:
@@ -454,9 +454,9 @@ def _fetch(stream: Stream, item: SyntheticItem, chance: Random) -> float:
         op.children = []
         op.actions = [Stall(us=usual_us, until_ready=period_us > 0)]
     stream.frames = [
-        one
-        for one in stream.frames
-        if not any(a < one["ts"] * 1000 and (one["ts"] + one["dur"]) * 1000 < b for a, b in spans)
+        frame
+        for frame in stream.frames
+        if not any(a < frame["ts"] * 1000 and (frame["ts"] + frame["dur"]) * 1000 < b for a, b in spans)
     ]
     return period_us
 
@@ -480,9 +480,9 @@ def _inputs(stream: Stream, batch: int, factor: int, dtype: str) -> list[Shape]:
             continue
         for op in top.walk():
             dims, types = op.args.get("Input Dims") or [], op.args.get("Input type") or []
-            for one, kind in zip(dims, types, strict=False):
-                if not found and one and kinds.get(len(one)) == kind and one[0] == batch:
-                    add(one, kind)
+            for dim, kind in zip(dims, types, strict=False):
+                if not found and dim and kinds.get(len(dim)) == kind and dim[0] == batch:
+                    add(dim, kind)
             if op.name in _LOSSES and len(dims) > 1 and dims[1] and dims[1][0] % batch == 0:
                 add(dims[1], types[1])
     return found or [((batch * factor, 64), "float")]
@@ -495,15 +495,15 @@ def _result(stream: Stream, batch: int) -> Shape:
         if op.name.startswith(("Optimizer.zero_grad#", "autograd::engine::")):
             break
         dims, types = op.args.get("Input Dims") or [], op.args.get("Input type") or []
-        for one, kind in list(zip(dims, types, strict=False))[:1]:
+        for item, kind in list(zip(dims, types, strict=False))[:1]:
             if (
-                isinstance(one, list)
-                and len(one) > 1
-                and isinstance(one[0], int)
-                and one[0] % batch == 0
+                isinstance(item, list)
+                and len(item) > 1
+                and isinstance(item[0], int)
+                and item[0] % batch == 0
                 and kind in ("float", "c10::BFloat16", "c10::Half")
             ):
-                last = (tuple(one), kind)
+                last = (tuple(item), kind)
     return last
 
 
@@ -536,7 +536,7 @@ def _loads(item: SyntheticItem, base: Kept, factor: int) -> tuple[float, float]:
     """Return how long the host and the device work for a step, under the profiler."""
     scene = _Scene(item, base, factor, brief=True)
     found = run(scene.stream, scene.machine, Random(f"loads {item.seed}"))
-    device = sum(one.end - one.begin for one in found.works if one.seen and one.stream == 7)
+    device = sum(work.end - work.begin for work in found.works if work.seen and work.stream == 7)
     host = found.hosts[0].end - found.hosts[0].begin
-    waited = sum(one.end - one.begin for one in found.calls if one.waits)
+    waited = sum(call.end - call.begin for call in found.calls if call.waits)
     return max(host - waited, 1.0), device

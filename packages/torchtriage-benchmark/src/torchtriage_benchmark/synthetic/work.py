@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
     def dense(self) -> bool:
         """Whether its elements follow each other."""
         wanted = 1
-        for size, stride in sorted(zip(self.dims, self.strides, strict=False), key=lambda one: (one[1], one[0])):
+        for size, stride in sorted(zip(self.dims, self.strides, strict=False), key=lambda item: (item[1], item[0])):
             if size != 1 and stride != wanted:
                 return False
             wanted *= size
@@ -105,7 +105,7 @@ def tensors_of(args: dict[str, Any]) -> list[Tensor | list[Tensor] | None]:
         if kind == "TensorList":
             steps = step if len(step) == len(size) else [[]] * len(size)
             found.append(
-                [Tensor(tuple(one), "float", tuple(one_step)) for one, one_step in zip(size, steps, strict=True)]
+                [Tensor(tuple(item), "float", tuple(one_step)) for item, one_step in zip(size, steps, strict=True)]
             )
         elif kind in ITEM_BYTES:
             found.append(Tensor(tuple(size), kind, tuple(step)))
@@ -149,11 +149,11 @@ class Asked:
     def numbers(self, at: int) -> list[int]:
         """Return a recorded list of numbers."""
         text = self.concrete(at).strip("[]")
-        return [int(one) for one in text.split(",") if one.strip().lstrip("-").isdigit()]
+        return [int(part) for part in text.split(",") if part.strip().lstrip("-").isdigit()]
 
     def flags(self, at: int) -> list[bool]:
         """Return a recorded list of truths."""
-        return [one.strip() == "True" for one in self.concrete(at).strip("[]").split(",")]
+        return [part.strip() == "True" for part in self.concrete(at).strip("[]").split(",")]
 
     def concrete(self, at: int) -> str:
         """Return a recorded scalar as text."""

@@ -50,18 +50,18 @@ class Labelled(Example):
     @property
     def faulty(self) -> NDArray[np.bool_]:
         """Which windows are labelled as faulty."""
-        return np.array([one != NONE for one in self.labels], np.bool_)
+        return np.array([label != NONE for label in self.labels], np.bool_)
 
     @property
     def code(self) -> str:
         """The fault that most of its faulty windows are labelled with, empty without any."""
-        counts = Counter(one for one in self.labels if one != NONE)
-        return min(counts, key=lambda one: (-counts[one], one)) if counts else ""
+        counts = Counter(label for label in self.labels if label != NONE)
+        return min(counts, key=lambda count: (-counts[count], count)) if counts else ""
 
     @property
     def codes(self) -> tuple[str, ...]:
         """The fault that each window is labelled with, empty where there is none."""
-        return tuple("" if one == NONE else one for one in self.labels)
+        return tuple("" if label == NONE else label for label in self.labels)
 
 
 Judge = Callable[[Labelled], Judged]
@@ -201,7 +201,7 @@ def iterate(
     items = [*recorded(items, "train"), *recorded(items, "validation")]
     evidence = evidence or Findings()
     ask = review or (lambda some: reviewer.review_all(some, silent))
-    families = sorted({_family(one) for one in items if one.about["split"] == "train"})
+    families = sorted({_family(item) for item in items if item.about["split"] == "train"})
     if len(families) < settings.folds:
         raise UsageError(
             f"expected at least {settings.folds} model families to learn from, found {len(families)}",
@@ -254,15 +254,15 @@ def _family(item: Kept) -> str:
 def relabelled(items: Sequence[Example], labels: Labels) -> tuple[list[Labelled], list[Labelled]]:
     """Return the recordings to learn from and those to validate with, with these labels."""
     items = [*recorded(items, "train"), *recorded(items, "validation")]
-    all_ = [Labelled(one.about, one.path, labels[one.id]) for one in items]
+    all_ = [Labelled(item.about, item.path, labels[item.id]) for item in items]
     for new, old in zip(all_, items, strict=True):
         new.__dict__["looked"] = old.looked  # what was computed once is not read again
-    return ([one for one in all_ if one.split == "train"], [one for one in all_ if one.split == "validation"])
+    return ([item for item in all_ if item.split == "train"], [item for item in all_ if item.split == "validation"])
 
 
 def _validation(judge: Judge, tune: Sequence[Labelled]) -> float:
-    scores = np.concatenate([judge(one).probability for one in tune])
-    return area_under_roc(np.concatenate([one.faulty for one in tune]), scores)
+    scores = np.concatenate([judge(item).probability for item in tune])
+    return area_under_roc(np.concatenate([item.faulty for item in tune]), scores)
 
 
 def _proposals(
@@ -281,11 +281,11 @@ def _proposals(
 
     No recording is judged by what has learned from its family.
     """
-    judged = [(one, judge(one)) for one in tune]
+    judged = [(item, judge(item)) for item in tune]
     for fold in range(settings.folds):
         away = set(families[fold :: settings.folds])
-        others = train([one for one in learn if _family(one) not in away], tune)
-        judged += [(one, others(one)) for one in learn if _family(one) in away]
+        others = train([item for item in learn if _family(item) not in away], tune)
+        judged += [(item, others(item)) for item in learn if _family(item) in away]
     closed = history.closed
     found = []
     for one, said in judged:
@@ -297,24 +297,26 @@ def _proposals(
             stale = key in seen and abs(seen[key] - likely) < settings.moved
             if apart > 0.5 and key not in closed and not stale:
                 found.append(_Proposal(one, window, apart, likely, said.types[window], bool(said.unusual[window])))
-    found.sort(key=lambda one: (-one.apart, one.item.id, one.window))
+    found.sort(key=lambda item: (-item.apart, item.item.id, item.window))
     return found[: settings.windows]
 
 
 def _shown(proposals: Sequence[_Proposal], evidence: Findings) -> list[Evidence]:
     """Return what the reviewer sees of each: never the label that is in doubt."""
     by_item: dict[str, list[int]] = {}
-    items = {one.item.id: one.item for one in proposals}
-    for one in proposals:
-        by_item.setdefault(one.item.id, []).append(one.window)
+    items = {proposal.item.id: proposal.item for proposal in proposals}
+    for item in proposals:
+        by_item.setdefault(item.item.id, []).append(item.window)
     gathered = {
         (key, window): told
         for key, windows in by_item.items()
         for window, told in zip(windows, evidence.of(items[key], windows), strict=True)
     }
     return [
-        gathered[one.item.id, one.window].with_opinion(one.probability, one.types, unusual=one.unusual)
-        for one in proposals
+        gathered[proposal.item.id, proposal.window].with_opinion(
+            proposal.probability, proposal.types, unusual=proposal.unusual
+        )
+        for proposal in proposals
     ]
 
 
@@ -326,7 +328,7 @@ def _changed(
     assert review is not None
     if review.code == before or review.confidence <= settings.trust:
         return False
-    ids = {one for sentence in review.why for one in sentence.evidence}
+    ids = {item for sentence in review.why for item in sentence.evidence}
     history.append(
         who=who,
         item=proposal.item.id,

@@ -95,14 +95,14 @@ def _network(found: Sequence[Example], seed: int) -> System:
     """Return the network over events, calibrated as the detector is."""
     train, tune = _learned_from(found)
     judge = network(train, seed=seed)
-    judged = [judge(one) for one in tune]
+    judged = [judge(item) for item in tune]
     slope, offset = calibrated([scores for scores, _ in judged], tune)
 
     def likely(scores: Floats) -> Floats:
         return 1 / (1 + np.exp(-np.clip(slope * scores + offset, -50, 50)))
 
     sure = [pooled(likely(scores), types) for scores, types in judged]
-    enough = dividing([max(one.values(), default=0.0) for one in sure], tune)
+    enough = dividing([max(item.values(), default=0.0) for item in sure], tune)
 
     def says(one: Example) -> Prediction:
         scores, types = judge(one)
@@ -128,9 +128,9 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
         odds = np.log(likely / (1 - likely))
         return np.stack([odds, _same_place(odds), np.array(rule.windows)], axis=1)
 
-    told = [(detector.judge(one.features), by_rules(one)) for one in tune]
+    told = [(detector.judge(item.features), by_rules(item)) for item in tune]
     model = LogisticRegression().fit(
-        np.concatenate([columns(judged, rule) for judged, rule in told]), np.concatenate([one.faulty for one in tune])
+        np.concatenate([columns(judged, rule) for judged, rule in told]), np.concatenate([item.faulty for item in tune])
     )
 
     def opinion(judged: Judged, rule: Prediction) -> tuple[Floats, dict[str, float]]:
@@ -147,11 +147,11 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
     opinions = [(judged, rule, opinion(judged, rule)[1]) for judged, rule in told]
 
     def right(share: float) -> float:
-        pairs = [(one.code, mixed(*seen, share)) for one, seen in zip(tune, opinions, strict=True)]
+        pairs = [(item.code, mixed(*seen, share)) for item, seen in zip(tune, opinions, strict=True)]
         return float(np.mean([_surest(types) == code for code, types in pairs if code]))
 
     share = max(np.linspace(0.1, 0.9, 9).tolist(), key=right)
-    enough = dividing([max(mixed(*one, share).values(), default=0.0) for one in opinions], tune)
+    enough = dividing([max(mixed(*opinion, share).values(), default=0.0) for opinion in opinions], tune)
 
     def system(one: Example) -> Prediction:
         judged, rule = detector.judge(one.features), by_rules(one)
@@ -185,8 +185,8 @@ def _alone(looks: Callable[[Sequence[Example]], Look]) -> Callable[[Sequence[Exa
         train, tune = recorded(found, "train"), recorded(found, "validation")
         look = looks(train)
         trees = fit_trees(train, tune, seed=seed, look=look)
-        sure = [pooled(trees.probability(look(one)), trees.types(look(one))) for one in tune]
-        enough = dividing([max(one.values(), default=0.0) for one in sure], tune)
+        sure = [pooled(trees.probability(look(item)), trees.types(look(item))) for item in tune]
+        enough = dividing([max(item.values(), default=0.0) for item in sure], tune)
         return lambda one: said(trees.probability(look(one)), trees.types(look(one)), enough)
 
     return made
@@ -273,9 +273,9 @@ def _without_labels(made: Callable[[Rows, int], Score]) -> Callable[[Sequence[Ex
         needs_sklearn()
         train, tune = _learned_from(found)
         score = made(stacked(train)[0], seed)
-        scores = [score(one.features) for one in tune]
+        scores = [score(item.features) for item in tune]
         slope, offset = calibrated(scores, tune, "recordings")
-        limit = dividing([suspicion(one) for one in scores], tune)
+        limit = dividing([suspicion(score) for score in scores], tune)
 
         def says(one: Example) -> Prediction:
             found_ = score(one.features)
@@ -299,9 +299,9 @@ def _multiple_instance(found: Sequence[Example], seed: int) -> System:
     """
     train, tune = _learned_from(found)
     scale = _scaled(stacked(train)[0])
-    bags = [scale(one.features) / 4 for one in train]
-    codes = sorted({one.code for one in train if one.code})
-    target = np.array([[one.code == code for code in codes] for one in train], float)
+    bags = [scale(item.features) / 4 for item in train]
+    codes = sorted({item.code for item in train if item.code})
+    target = np.array([[item.code == code for code in codes] for item in train], float)
     rng = np.random.default_rng(seed)
     weights, bias = np.zeros((bags[0].shape[1], len(codes))), np.full(len(codes), -2.0)
     moments = [np.zeros_like(weights), np.zeros_like(weights)]
@@ -327,9 +327,9 @@ def _multiple_instance(found: Sequence[Example], seed: int) -> System:
         scores: Floats = scale(one.features) / 4 @ weights + bias
         return scores
 
-    tuned = [margins(one).max(axis=1) for one in tune]
+    tuned = [margins(item).max(axis=1) for item in tune]
     slope_, offset = calibrated(tuned, tune, "recordings")
-    limit = dividing([suspicion(one) for one in tuned], tune)
+    limit = dividing([suspicion(item) for item in tuned], tune)
 
     def says(one: Example) -> Prediction:
         scores = margins(one)

@@ -79,7 +79,9 @@ def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, lab
     trees = fit_trees(train, tune, seed=seed, labels=labels)
     rows = stacked(train)[0]
     likeness = _likeness(rows, tune, seed)
-    sure = [max(pooled(trees.probability(one.features), trees.types(one.features)).values(), default=0) for one in tune]
+    sure = [
+        max(pooled(trees.probability(item.features), trees.types(item.features)).values(), default=0) for item in tune
+    ]
     enough = dividing(sure, tune)
     about = {
         "seed": seed,
@@ -110,7 +112,7 @@ def fit_trees(
         truth = _weak(train, rows, weight, seed)
     faulty = boosted(rows, truth, weight, seed=seed, rounds=ROUNDS)
     codes, kinds = _kinds(train, rows, truth, weight, seed)
-    slope, offset = calibrated([faulty(look(one))[:, 0] for one in tune], tune, labels)
+    slope, offset = calibrated([faulty(look(item))[:, 0] for item in tune], tune, labels)
     return Trees(faulty, kinds, codes, slope, offset)
 
 
@@ -119,8 +121,8 @@ def check(found: Sequence[Example], split: str) -> None:
 
     Raises UsageError: one of the two is missing.
     """
-    faulty = sum(int(one.faulty.sum()) for one in found)
-    total = sum(len(one.faulty) for one in found)
+    faulty = sum(int(item.faulty.sum()) for item in found)
+    total = sum(len(item.faulty) for item in found)
     if not 0 < faulty < total:
         raise UsageError(
             f"expected faulty and healthy windows in split {split!r}, "
@@ -130,14 +132,14 @@ def check(found: Sequence[Example], split: str) -> None:
 
 
 def _families(found: Sequence[Example]) -> list[str]:
-    return sorted({str(one.about["family"]) for one in found})
+    return sorted({str(item.about["family"]) for item in found})
 
 
 def stacked(found: Sequence[Example], look: Look = window_rows) -> tuple[NDArray[np.float32], Mask, Floats]:
     """Return all windows' columns, which are faulty, and weights: recordings count alike."""
-    rows = np.concatenate([look(one) for one in found])
-    truth = np.concatenate([one.faulty for one in found])
-    lengths = np.array([len(one.faulty) for one in found])
+    rows = np.concatenate([look(item) for item in found])
+    truth = np.concatenate([item.faulty for item in found])
+    lengths = np.array([len(item.faulty) for item in found])
     return rows, truth, np.repeat(lengths.mean() / lengths, lengths)
 
 
@@ -149,7 +151,7 @@ def boosted(rows: NDArray[np.float32], target: NDArray[Any], weight: Floats, *, 
     # binned here: with weights, scikit-learn sorts each column anew for each of its bins
     edges = [_edges(rows[:, at]) for at in told.tolist()]
     bins = np.stack(
-        [np.searchsorted(one, rows[:, at]) for one, at in zip(edges, told.tolist(), strict=True)], axis=1
+        [np.searchsorted(edge, rows[:, at]) for edge, at in zip(edges, told.tolist(), strict=True)], axis=1
     ).astype(np.float32)
     model = HistGradientBoostingClassifier(
         learning_rate=0.06,
@@ -178,10 +180,10 @@ def _forest(model: Any, columns: NDArray[np.int64], edges: Sequence[NDArray[np.f
     """Return scikit-learn's trees as arrays; it was given the bins of these columns."""
     trees = sorted(
         ((output, tree.nodes) for round_ in model._predictors for output, tree in enumerate(round_)),
-        key=lambda one: one[0],
+        key=lambda item: item[0],
     )
-    nodes = np.concatenate([one for _, one in trees])
-    sizes = np.array([len(one) for _, one in trees])
+    nodes = np.concatenate([item for _, item in trees])
+    sizes = np.array([len(item) for _, item in trees])
     root = np.cumsum(sizes) - sizes
     begin = np.repeat(root, sizes)
     leaf = nodes["is_leaf"].astype(bool)
@@ -207,7 +209,7 @@ def _kinds(
     train: Sequence[Example], rows: NDArray[np.float32], truth: Mask, weight: Floats, seed: int
 ) -> tuple[tuple[str, ...], Forest]:
     """Return the types and the forest that tells them apart, of faulty windows."""
-    code = np.array([code for one in train for code in one.codes])
+    code = np.array([code for item in train for code in item.codes])
     chosen = truth & (code != "")
     codes, target, count = np.unique(code[chosen], return_inverse=True, return_counts=True)
     if len(codes) < 2:
@@ -217,18 +219,18 @@ def _kinds(
         )
     balanced = (count.mean() / count)[target] * weight[chosen]
     forest = boosted(rows[chosen], target, balanced, seed=seed, rounds=TYPE_ROUNDS)
-    return tuple(str(one) for one in codes), forest
+    return tuple(str(code) for code in codes), forest
 
 
 def _weak(train: Sequence[Example], rows: NDArray[np.float32], weight: Floats, seed: int) -> Mask:
     """Return which windows are held to be faulty when only recordings are labelled."""
-    lengths = [len(one.faulty) for one in train]
-    bad = np.repeat([bool(one.code) for one in train], lengths)
+    lengths = [len(item.faulty) for item in train]
+    bad = np.repeat([bool(item.code) for item in train], lengths)
     held = bad.copy()
     for _ in range(WEAK_ROUNDS):
         score = boosted(rows, held, weight, seed=seed, rounds=ROUNDS // 3)(rows)[:, 0]
         pieces = np.split(score, np.cumsum(lengths)[:-1])
-        limits = [np.quantile(one, 1 - WEAK_SHARE) for one in pieces]
+        limits = [np.quantile(piece, 1 - WEAK_SHARE) for piece in pieces]
         held = bad & (score >= np.repeat(limits, lengths))
     return held
 
@@ -256,7 +258,7 @@ def dividing(sure: Sequence[float], tune: Sequence[Example]) -> float:
     Where clean and faulty ones are told apart best, each kind counting alike.
     """
     found = np.array(sure)
-    bad = np.array([bool(one.code) for one in tune])
+    bad = np.array([bool(item.code) for item in tune])
     if bad.all() or not bad.any():
         return float(np.median(found))
     limits = np.unique(found)
@@ -271,13 +273,13 @@ def calibrated(scores: Sequence[Floats], tune: Sequence[Example], labels: Labels
     Recordings count alike, so that a long one does not say what is likely.
     """
     if labels == "recordings":
-        margin = np.array([suspicion(one) for one in scores])
-        truth = np.array([bool(one.code) for one in tune])
+        margin = np.array([suspicion(score) for score in scores])
+        truth = np.array([bool(item.code) for item in tune])
         weight = np.ones(len(truth))
     else:
         margin = np.concatenate(scores)
-        truth = np.concatenate([one.faulty for one in tune])
-        weight = np.concatenate([np.full(len(one), 1 / len(one)) for one in scores])
+        truth = np.concatenate([item.faulty for item in tune])
+        weight = np.concatenate([np.full(len(score), 1 / len(score)) for score in scores])
     n_true, n_false = truth.sum(), (~truth).sum()
     target = np.where(truth, (n_true + 1) / (n_true + 2), 1 / (n_false + 2))
     slope, offset = 1.0, 0.0
@@ -309,6 +311,6 @@ def _likeness(rows: NDArray[np.float32], tune: Sequence[Example], seed: int) -> 
         directions = directions[:DIRECTIONS].T.astype(np.float32)
         means = KMeans(CENTRES, n_init=1, random_state=seed).fit(scaled @ directions)
     likeness = Likeness(centre.astype(np.float32), scale, directions, means.cluster_centers_.astype(np.float32), 0.0)
-    distance = np.concatenate([likeness.distance(one.features) for one in tune])
+    distance = np.concatenate([likeness.distance(item.features) for item in tune])
     limit = float(np.quantile(distance[np.isfinite(distance)], LIKE))
     return Likeness(centre.astype(np.float32), scale, directions, likeness.centres, limit)

@@ -38,7 +38,7 @@ def window_kinds(trace: Trace, windows_ns: Ints) -> dict[str, NDArray[Any]]:
     rows, own_ns, depth, parent = _rows(trace)
     at = np.searchsorted(windows_ns[:, 0], trace.start_ns[rows], side="right") - 1
     inside = (at >= 0) & (trace.start_ns[rows] < windows_ns[np.maximum(at, 0), 1])
-    rows, own_ns, depth, parent, at = (one[inside] for one in (rows, own_ns, depth, parent, at))
+    rows, own_ns, depth, parent, at = (item[inside] for item in (rows, own_ns, depth, parent, at))
     if not len(rows):
         return {"kind_names": names, "kind_values": values}
     bucket, category = _buckets(trace, rows, parent)

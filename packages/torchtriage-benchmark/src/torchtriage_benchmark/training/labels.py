@@ -33,7 +33,7 @@ Labels = dict[str, tuple[str, ...]]
 
 def recorded_labels(items: Sequence[Kept]) -> Labels:
     """Return the labels that the recordings came with."""
-    return {one.id: tuple(one.code if faulty else NONE for faulty in one.faulty.tolist()) for one in items}
+    return {item.id: tuple(item.code if faulty else NONE for faulty in item.faulty.tolist()) for item in items}
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class History:
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
         lines = [_change(number, line) for number, line in enumerate(data.splitlines(), 1)]
-        damaged = tuple(number for number, one in enumerate(lines, 1) if one is None)
-        return cls(path, [one for one in lines if one is not None], damaged)
+        damaged = tuple(number for number, line in enumerate(lines, 1) if line is None)
+        return cls(path, [line for line in lines if line is not None], damaged)
 
     def append(self, **told: Any) -> Change:
         """Write a change down, now, and return it; ``number`` and ``at`` are given.
 
         Raises UsageError: the file cannot be written.
         """
-        last = max((one.number for one in self.changes), default=0)
+        last = max((change.number for change in self.changes), default=0)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         change = Change(max(last, *self.damaged, 0) + 1, at, **told)
         line = json.dumps(asdict(change), ensure_ascii=False).encode("utf-8", "backslashreplace")
@@ -111,22 +111,24 @@ class History:
     def apply(self, labels: Labels) -> Labels:
         """Return labels with all changes made; those of other recordings do not matter."""
         found = {item: list(codes) for item, codes in labels.items()}
-        for one in self.changes:
-            codes = found.get(one.item)
-            if codes is not None and 0 <= one.window < len(codes):
-                codes[one.window] = one.after
+        for change in self.changes:
+            codes = found.get(change.item)
+            if codes is not None and 0 <= change.window < len(codes):
+                codes[change.window] = change.after
         return {item: tuple(codes) for item, codes in found.items()}
 
     @property
     def closed(self) -> frozenset[tuple[str, int]]:
         """Windows that a person has judged: no reviewer may change them again."""
-        return frozenset((one.item, one.window) for one in self.changes if one.vetoes or one.who.startswith(PERSON))
+        return frozenset(
+            (change.item, change.window) for change in self.changes if change.vetoes or change.who.startswith(PERSON)
+        )
 
     @property
     def standing(self) -> Iterator[Change]:
         """The changes that were not taken back."""
-        gone = {one.vetoes for one in self.changes}
-        return (one for one in self.changes if not one.vetoes and one.number not in gone)
+        gone = {change.vetoes for change in self.changes}
+        return (change for change in self.changes if not change.vetoes and change.number not in gone)
 
     def veto(self, number: int, *, who: str, why: str) -> Change:
         """Take a change back.
@@ -134,7 +136,7 @@ class History:
         Raises UsageError: there is no such change, it was taken back already, or a later one has
         replaced it.
         """
-        known = {one.number: one for one in self.changes if not one.vetoes}
+        known = {change.number: change for change in self.changes if not change.vetoes}
         change = known.get(number)
         if change is None:
             raise UsageError(
@@ -143,7 +145,7 @@ class History:
                 hint="torchtriage learn audit lists them",
             )
         place = change.item, change.window
-        later = [one for one in self.changes[self.changes.index(change) + 1 :] if (one.item, one.window) == place]
+        later = [item for item in self.changes[self.changes.index(change) + 1 :] if (item.item, item.window) == place]
         if later:
             last = later[-1]
             raise UsageError(

@@ -21,8 +21,8 @@ much rules and detector count together."""
 
 def scored(found: Sequence[Example], name: str, system: System) -> dict[str, Score]:
     """Return a system's scores on the splits that it did not learn from."""
-    items = [one for one in found if one.split in HELD_OUT]
-    said = Predictions(name, {one.id: system(one) for one in items})
+    items = [item for item in found if item.split in HELD_OUT]
+    said = Predictions(name, {item.id: system(item) for item in items})
     return {row.group: row for row in score(items, said, only=HELD_OUT)}
 
 
@@ -60,9 +60,9 @@ def _cell(figure: Figure) -> str:
 
 def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
     """Return the share of faulty recordings whose type is right, however sure it is."""
-    faulty = [one for one in recorded(found, group) if one.code]
-    told = [pooled(detector.trees.probability(one.features), detector.trees.types(one.features)) for one in faulty]
-    right = [max(types, key=types.__getitem__) == one.code for types, one in zip(told, faulty, strict=True)]
+    faulty = [item for item in recorded(found, group) if item.code]
+    told = [pooled(detector.trees.probability(item.features), detector.trees.types(item.features)) for item in faulty]
+    right = [max(types, key=types.__getitem__) == item.code for types, item in zip(told, faulty, strict=True)]
     return sum(right) / max(len(right), 1)
 
 
@@ -71,7 +71,7 @@ def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
     about = detector.about
     rows = _rows("detector", scored(found, "detector", detector_says(detector)))
     trees = detector.trees
-    named = ", ".join(f"{_named(detector, found, one):.2f} on {one}" for one in HELD_OUT[:2])
+    named = ", ".join(f"{_named(detector, found, item):.2f} on {item}" for item in HELD_OUT[:2])
     return "\n".join(
         [
             "# The detector's weights",

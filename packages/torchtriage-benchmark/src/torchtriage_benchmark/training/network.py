@@ -50,9 +50,9 @@ def network(train: Sequence[Example], *, seed: int = 0) -> Network:
         ) from error
     from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-    codes = sorted({one.code for one in train if one.code})
-    inputs = [_tensors(one) for one in train]
-    truths = [torch.from_numpy(one.faulty.astype(np.float32)) for one in train]
+    codes = sorted({item.code for item in train if item.code})
+    inputs = [_tensors(item) for item in train]
+    truths = [torch.from_numpy(item.faulty.astype(np.float32)) for item in train]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = _encoder(len(codes))

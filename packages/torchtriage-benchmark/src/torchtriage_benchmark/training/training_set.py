@@ -86,7 +86,7 @@ class Example(Kept):
     @property
     def codes(self) -> tuple[str, ...]:
         """The fault of each window, empty where there is none."""
-        return tuple(self.code if one else "" for one in self.faulty.tolist())
+        return tuple(self.code if item else "" for item in self.faulty.tolist())
 
     @property
     def split(self) -> str:
@@ -99,7 +99,7 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
 
     Raises UsageError: there are none; TraceFormatError: one cannot be read.
     """
-    found = [Example(one.about, one.path) for one in kept(folder)]
+    found = [Example(item.about, item.path) for item in kept(folder)]
     if jobs == 1:
         for done, one in enumerate(found, 1):
             _ = one.looked
@@ -113,7 +113,7 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:
     """Return the recordings of one split; those made from a model are none."""
-    return [one for one in found if one.split == split and one.about.get("part") != SYNTHETIC]
+    return [item for item in found if item.split == split and item.about.get("part") != SYNTHETIC]
 
 
 def data_hash(found: Sequence[Example]) -> str:
@@ -134,8 +134,8 @@ def _code() -> str:
     """Return the digest of the code that computes."""
     code = hashlib.sha256()
     for package, names in _COMPUTES.items():
-        sources = (one for one in files(package).iterdir() if one.name.endswith(".py"))
-        for one in sorted(sources, key=lambda source: source.name):
-            if not names or one.name in names:
-                code.update(one.read_bytes())
+        sources = (path for path in files(package).iterdir() if path.name.endswith(".py"))
+        for item in sorted(sources, key=lambda source: source.name):
+            if not names or item.name in names:
+                code.update(item.read_bytes())
     return code.hexdigest()[:16]

@@ -41,7 +41,12 @@ def in_memory(module: Module, call: Call) -> bool:
         return False
     if getter is None:
         getter_node = next(
-            (one for one in known.node.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"), None
+            (
+                statement
+                for statement in known.node.body
+                if isinstance(statement, ast.FunctionDef) and statement.name == "__getitem__"
+            ),
+            None,
         )
     else:
         getter_node = getter.node  # type: ignore[assignment]
@@ -55,18 +60,18 @@ def _class_of(module: Module, node: ast.expr) -> str:
             return _class_of(module, node.args[0])
         return node.func.id
     name = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-    for one in module.assigns:
-        if name and one.target == name and isinstance(one.expression, ast.Call):
-            return _class_of(module, one.expression)
+    for assign in module.assigns:
+        if name and assign.target == name and isinstance(assign.expression, ast.Call):
+            return _class_of(module, assign.expression)
     return ""
 
 
 def _hands_out(getter: ast.FunctionDef) -> bool:
     """Return whether ``__getitem__`` does nothing but index."""
-    calls = [one for one in ast.walk(getter) if isinstance(one, ast.Call)]
+    calls = [node for node in ast.walk(getter) if isinstance(node, ast.Call)]
     return len(getter.body) <= 6 and all(
-        re.search(r"(^|\.)(clone|tensor|as_tensor|from_numpy|long|float|dict|len|int)$", ast.unparse(one.func))
-        for one in calls
+        re.search(r"(^|\.)(clone|tensor|as_tensor|from_numpy|long|float|dict|len|int)$", ast.unparse(call.func))
+        for call in calls
     )
 
 

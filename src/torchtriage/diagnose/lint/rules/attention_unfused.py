@@ -57,7 +57,8 @@ class _Function:
         self.hit: ast.expr | None = None
         self.kept = False
         for statement in sorted(
-            (one for one in ast.walk(node) if isinstance(one, ast.stmt)), key=lambda one: (one.lineno, one.col_offset)
+            (item for item in ast.walk(node) if isinstance(item, ast.stmt)),
+            key=lambda item: (item.lineno, item.col_offset),
         ):
             if isinstance(statement, ast.Assign):
                 self._assign(statement)
@@ -82,7 +83,7 @@ class _Function:
 
     def _leaves(self, node: ast.expr) -> None:
         parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-        stages = {self.of(one) for one in parts}  # all of them: each may hold the product
+        stages = {self.of(part) for part in parts}  # all of them: each may hold the product
         self.kept = self.kept or max(stages, default=_NOTHING) > _NOTHING
 
     def of(self, node: ast.expr) -> int:
@@ -106,13 +107,13 @@ class _Function:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         owner = func.value if isinstance(func, ast.Attribute) else None
-        given = [one for one in node.args if not isinstance(one, ast.Constant)]
+        given = [arg for arg in node.args if not isinstance(arg, ast.Constant)]
         if name in _PRODUCTS:
             if owner is not None and len(given) == 1 and not _is_package(owner):
                 given = [owner, *given]
             return self._product(node, given[-2:])
         inner = self.of(owner) if owner is not None else _NOTHING
-        stages = [self.of(one) for one in given]
+        stages = [self.of(item) for item in given]
         first = inner or max(stages, default=_NOTHING)
         if _SOFTMAX.search(name):
             return _WEIGHTS if first == _SCORES else _NOTHING
@@ -122,13 +123,13 @@ class _Function:
         return first if inner or _PASSED.search(name) else _NOTHING
 
     def _product(self, node: ast.expr, operands: list[ast.expr]) -> int:
-        stages = [self.of(one) for one in operands]
+        stages = [self.of(operand) for operand in operands]
         if len(operands) == 1:
             return stages[0]  # einsum that only turns axes
         if _WEIGHTS in stages:
             self.hit = self.hit or node
             return _NOTHING
-        own = any(_is_own(one) for one in operands)
+        own = any(_is_own(operand) for operand in operands)
         return _SCORES if len(operands) == 2 and not own else _NOTHING
 
 

@@ -29,10 +29,10 @@ def find(module: Module) -> Iterator[Hit]:
         if literal(keyword(call.node, "dynamic")) is True:
             yield Hit(call.node, "dynamic=True compiles for unknown sizes in every dimension")
     for function in module.functions:
-        for one in function.node.decorator_list:
+        for decorator in function.node.decorator_list:
             if (
-                isinstance(one, ast.Call)
-                and module.name_of(one.func) == "torch.compile"
-                and literal(keyword(one, "dynamic")) is True
+                isinstance(decorator, ast.Call)
+                and module.name_of(decorator.func) == "torch.compile"
+                and literal(keyword(decorator, "dynamic")) is True
             ):
-                yield Hit(one, "dynamic=True compiles for unknown sizes in every dimension")
+                yield Hit(decorator, "dynamic=True compiles for unknown sizes in every dimension")

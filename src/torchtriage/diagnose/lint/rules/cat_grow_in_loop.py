@@ -30,16 +30,19 @@ MAX_TURNS = 8
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield assignments of a concatenation to one of its own parts."""
-    for one in module.assigns:
-        loop = one.context.loop
-        if one.how != "=" or loop is None or one.context.rare or not _grows(module, one):
+    for assign in module.assigns:
+        loop = assign.context.loop
+        if assign.how != "=" or loop is None or assign.context.rare or not _grows(module, assign):
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
             continue
-        if loop.assigned.get(one.target, 1) > _joins(module, one):
+        if loop.assigned.get(assign.target, 1) > _joins(module, assign):
             continue
         yield Hit(
-            one.expression, f"everything so far is copied again: {text_of(one.node)}", "cat", severity=_severity(loop)
+            assign.expression,
+            f"everything so far is copied again: {text_of(assign.node)}",
+            "cat",
+            severity=_severity(loop),
         )
 
 

@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
         context = module.loop_contexts[loop]
         if not (context.hot or context.function is not None) or context.rare:
             continue
-        if any(one.context.loop is loop for one in logging_calls(module)):
+        if any(logging_call.context.loop is loop for logging_call in logging_calls(module)):
             continue  # looked at, not clipped: its reads are found where they are
         if _uses(loop, ("norm", "vector_norm")):
             yield Hit(

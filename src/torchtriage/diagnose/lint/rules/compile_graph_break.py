@@ -35,7 +35,7 @@ FIX = Fix(
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield what breaks the graph of compiled functions."""
-    if not any(one.compiled for one in module.functions):
+    if not any(function.compiled for function in module.functions):
         return
     for call in logging_calls(module):
         if _runs(call.context):

@@ -44,4 +44,4 @@ def _each_step(context: Context) -> bool:
 def _over_settings(call: Call) -> bool:
     targets = {name for loop in call.context.loops() for name in loop.targets}
     given = arguments(call.node)
-    return any(isinstance(node, ast.Name) and node.id in targets for one in given for node in ast.walk(one))
+    return any(isinstance(node, ast.Name) and node.id in targets for item in given for node in ast.walk(item))

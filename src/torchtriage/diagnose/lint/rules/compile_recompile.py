@@ -42,16 +42,16 @@ def find(module: Module) -> Iterator[Hit]:
             for name in _counters(loop.node)
         }
         counters |= {
-            one.target
-            for one in module.assigns
-            if one.context.loop is call.context.loop and one.how == "=" and _counts(one.expression, counters)
+            assign.target
+            for assign in module.assigns
+            if assign.context.loop is call.context.loop and assign.how == "=" and _counts(assign.expression, counters)
         }
-        for one in given:
-            if _counts(one, counters):
-                yield Hit(call.node, f"{text_of(one)!r} is another number in every call: it compiles again")
+        for item in given:
+            if _counts(item, counters):
+                yield Hit(call.node, f"{text_of(item)!r} is another number in every call: it compiles again")
                 break
-            if isinstance(one, ast.IfExp) and _flips(one):
-                yield Hit(call.node, f"the dtype changes from call to call: {text_of(one)}")
+            if isinstance(item, ast.IfExp) and _flips(item):
+                yield Hit(call.node, f"the dtype changes from call to call: {text_of(item)}")
                 break
 
 
@@ -61,8 +61,8 @@ def _counts(node: ast.expr, counters: set[str]) -> bool:
         return node.id in counters
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
         sides = (node.left, node.right)
-        return any(_counts(one, counters) for one in sides) and all(
-            isinstance(one, ast.Constant) or _counts(one, counters) for one in sides
+        return any(_counts(side, counters) for side in sides) and all(
+            isinstance(side, ast.Constant) or _counts(side, counters) for side in sides
         )
     return False
 
@@ -71,7 +71,10 @@ def _is_compiled(module: Module, call: Call) -> bool:
     if call.receiver.compiled:
         return True
     if isinstance(call.node.func, ast.Name):
-        return any(one.compiled and one.name == call.node.func.id and one.owner is None for one in module.functions)
+        return any(
+            function.compiled and function.name == call.node.func.id and function.owner is None
+            for function in module.functions
+        )
     return False
 
 

@@ -50,11 +50,11 @@ def _attributes(module: Module) -> Iterator[Hit]:
         if not norm or not conv or function is None or function.owner is None:
             continue
         built = {
-            one.target: one.expression
-            for one in module.assigns
-            if one.context.function is not None
-            and one.context.function.owner is function.owner
-            and one.target in (f"self.{norm}", f"self.{conv}")
+            assign.target: assign.expression
+            for assign in module.assigns
+            if assign.context.function is not None
+            and assign.context.function.owner is function.owner
+            and assign.target in (f"self.{norm}", f"self.{conv}")
         }
         uses = sum(
             _own(other.node.func) == conv
@@ -83,4 +83,4 @@ def _biased(module: Module, node: ast.expr) -> bool:
         return False
     if unpacks(node) or keyword(node, "bias") is not None:
         return False
-    return len(node.args) <= 7 and not any(isinstance(one, ast.Starred) for one in node.args)
+    return len(node.args) <= 7 and not any(isinstance(arg, ast.Starred) for arg in node.args)

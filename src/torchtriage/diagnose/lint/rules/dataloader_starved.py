@@ -94,6 +94,6 @@ def _again(module: Module, call: Call) -> bool:
         if other.attr in ("print", "len", "enumerate", "tqdm", "iter", "next"):
             continue
         given = arguments(other.node)
-        if any(module.name_of(one) == name for one in given) and other.context.function is (call.context.function):
+        if any(module.name_of(item) == name for item in given) and other.context.function is (call.context.function):
             return True
     return False

@@ -53,7 +53,7 @@ def find(module: Module) -> Iterator[Hit]:
         if name in _VARIABLES and isinstance(said, str) and said not in _OFF:
             yield Hit(node, f"{name}={said} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
-        given = [literal(one) for one in call.node.args[:2]]
+        given = [literal(arg) for arg in call.node.args[:2]]
         if len(given) == 2 and given[0] in _VARIABLES and given[1] not in _OFF and not _quiet(call):
             yield Hit(call.node, f"{given[0]}={given[1]} is set for every run")
 

@@ -29,7 +29,7 @@ LARGE, HUGE = 50_000, 1_000_000  # vocabularies of language models end at about 
 def find(module: Module) -> Iterator[Hit]:
     """Yield large tables that train with dense gradients."""
     tables = module.called("torch.nn.Embedding", "torch.nn.EmbeddingBag")
-    if not tables or not any(one.optimizes or one.backward for one in module.loops):
+    if not tables or not any(loop.optimizes or loop.backward for loop in module.loops):
         return
     for call in tables:
         if keyword(call.node, "sparse") is not None or unpacks(call.node):
@@ -49,15 +49,15 @@ def _rows(module: Module, call: Call, given: ast.expr) -> int:
     function = call.context.function
     if known or not isinstance(given, ast.Name) or function is None or function.owner is None:
         return known
-    places = [one.arg for one in function.node.args.args][1:]
+    places = [arg.arg for arg in function.node.args.args][1:]
     if given.id not in places:
         return 0
     at = places.index(given.id)
     found = [0]
-    for one in module.called(function.owner.name):
-        passed = keyword(one.node, given.id)
-        if passed is None and at < len(one.node.args):
-            passed = one.node.args[at]
+    for item in module.called(function.owner.name):
+        passed = keyword(item.node, given.id)
+        if passed is None and at < len(item.node.args):
+            passed = item.node.args[at]
         if passed is not None:
             found.append(_number(module, passed))
     return max(found)
@@ -69,9 +69,9 @@ def _number(module: Module, node: ast.expr) -> int:
     if isinstance(node, ast.Name):
         said = next(
             (
-                literal(one.expression)
-                for one in module.assigns
-                if one.target == node.id and one.how == "=" and one.context.function is None
+                literal(assign.expression)
+                for assign in module.assigns
+                if assign.target == node.id and assign.how == "=" and assign.context.function is None
             ),
             0,
         )

@@ -47,7 +47,7 @@ def _constant(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
         return _constant(node.operand)
     if isinstance(node, ast.List | ast.Tuple):
-        return bool(node.elts) and all(_constant(one) for one in node.elts)
+        return bool(node.elts) and all(_constant(element) for element in node.elts)
     if isinstance(node, ast.BinOp):
         return _constant(node.left) and _constant(node.right)
     if isinstance(node, ast.Attribute):

@@ -34,7 +34,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent(*_METHODS, "repeat_interleave"):
         if call.context.hot and call.receiver.on_device and _unsized(call):
             yield _hit(call)
-    for call in module.called(*(f"torch.{one}" for one in (*_METHODS, "repeat_interleave"))):
+    for call in module.called(*(f"torch.{item}" for item in (*_METHODS, "repeat_interleave"))):
         if call.context.hot and call.arguments and call.arguments[0].on_device and _unsized(call):
             yield _hit(call)
     for call in module.called("torch.where"):

@@ -32,7 +32,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*named, *module.sent("synchronize"), *module.called("synchronize")]:
         function = call.context.function
         times = any(loop.times for loop in call.context.loops()) or (
-            function is not None and any(one.kind == "clock" for one in function.events)
+            function is not None and any(event.kind == "clock" for event in function.events)
         )
         if call.context.hot and not times:
             yield Hit(call.node, "the host waits for the device in every step", "synchronize")

@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     read = [node for node, context, _ in reads(module) if context.hot]
     for call in shown:
-        if _shows_tensor(module, call) or any(_inside(one, call.node) for one in read):
+        if _shows_tensor(module, call) or any(_inside(item, call.node) for item in read):
             yield Hit(
                 call.node,
                 f"a device value is shown in every step: {text_of(call.node)}",
@@ -51,9 +51,11 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _shows_tensor(module: Module, call: Call) -> bool:
     for value in call.arguments:
-        if any(one.on_device and not one.guess for one in (value, *value.items)):
+        if any(item.on_device and not item.guess for item in (value, *value.items)):
             return True
-    return any(one.value.on_device and not one.value.guess and _inside(one.node, call.node) for one in module.formats)
+    return any(
+        item.value.on_device and not item.value.guess and _inside(item.node, call.node) for item in module.formats
+    )
 
 
 def _inside(node: ast.AST, outer: ast.Call) -> bool:

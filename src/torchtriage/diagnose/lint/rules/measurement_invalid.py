@@ -48,16 +48,16 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield differences of clock readings that do not measure the device's work."""
     if not any(name in module.named for name in CLOCKS):
         return
-    groups = [module.module_events, *(one.events for one in module.functions)]
-    bodies = [module.tree, *(one.node for one in module.functions)]
+    groups = [module.module_events, *(function.events for function in module.functions)]
+    bodies = [module.tree, *(function.node for function in module.functions)]
     for events, body in zip(groups, bodies, strict=True):
-        if not any(one.kind == "clock" for one in events):
+        if not any(event.kind == "clock" for event in events):
             continue
         yield from _in_body(module, events, body)
 
 
 def _in_body(module: Module, events: list[Event], body: ast.AST) -> Iterator[Hit]:
-    begun: dict[str, Event] = {one.name: one for one in events if one.kind == "clock" and one.name}
+    begun: dict[str, Event] = {event.name: event for event in events if event.kind == "clock" and event.name}
     for node in _statements(body):
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
             continue
@@ -68,12 +68,14 @@ def _in_body(module: Module, events: list[Event], body: ast.AST) -> Iterator[Hit
         if end is None or end <= _at(start.node):
             continue
         starts = [
-            _at(one.node) for one in events if one.kind == "clock" and one.name == start.name and _at(one.node) < end
+            _at(event.node)
+            for event in events
+            if event.kind == "clock" and event.name == start.name and _at(event.node) < end
         ]
         if not starts:
             continue
         first = max(starts)
-        between = [one for one in events if first < _at(one.node) < end and not one.context.rare]
+        between = [event for event in events if first < _at(event.node) < end and not event.context.rare]
         yield from _judge(module, node, first, between, events)
 
 
@@ -81,7 +83,7 @@ def _judge(
     module: Module, node: ast.BinOp, first: tuple[int, int], between: list[Event], events: list[Event]
 ) -> Iterator[Hit]:
     # read in each turn of a loop, one reading of many holds the compilation
-    looped = any(one.context.loop is not None for one in events if _at(one.node) == first)
+    looped = any(event.context.loop is not None for event in events if _at(event.node) == first)
     for one in between:
         if one.kind == "compile":
             yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
@@ -97,14 +99,15 @@ def _judge(
             yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
             return
     # in order of running: f(x).cpu() starts where f(x) does
-    waiting = {one.name for one in module.functions if any(event.kind == "wait" for event in one.events)}
-    between = [replace(one, kind="wait") if one.kind == "call" and one.name in waiting else one for one in between]
-    work = [index for index, one in enumerate(between) if one.kind in _WORK]
+    waiting = {function.name for function in module.functions if any(event.kind == "wait" for event in function.events)}
+    between = [replace(item, kind="wait") if item.kind == "call" and item.name in waiting else item for item in between]
+    work = [index for index, item in enumerate(between) if item.kind in _WORK]
     if not work:
         return
     last = between[work[-1]]
-    waited = any(one.kind == "wait" for one in between[work[-1] :]) or any(
-        one.kind == "wait" and one.context.loop is not None and one.context.loop is last.context.loop for one in between
+    waited = any(item.kind == "wait" for item in between[work[-1] :]) or any(
+        item.kind == "wait" and item.context.loop is not None and item.context.loop is last.context.loop
+        for item in between
     )
     if not waited and not module.on_cpu:
         yield Hit(node, "the clock is read before the device has done the work")

@@ -26,22 +26,22 @@ losses.append(loss.detach())        # not: losses.append(loss)""",
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield sums and lists that outlive the step and hold a graph."""
-    for one in module.assigns:
-        value, context = one.value, one.context
+    for assign in module.assigns:
+        value, context = assign.value, assign.context
         if not value.on_device or value.guess or context.no_grad or not context.hot:
             continue
         loop = context.step_loop
-        own = one.target.startswith("self.") and loop is None
+        own = assign.target.startswith("self.") and loop is None
         if loop is None and not own:
             continue
-        if loop is not None and (_renewed(loop, one) or one.target in loop.targets):
+        if loop is not None and (_renewed(loop, assign) or assign.target in loop.targets):
             continue
-        if _is_trained(module, one, loop):
+        if _is_trained(module, assign, loop):
             continue
-        if one.how == "append" and (own or (loop and (loop.trains or loop.over_loader))):
-            yield from _list(module, one, loop)
-        elif one.how != "append" and value.grad and value.scalar and (one.how == "+=" or _adds_itself(one)):
-            yield Hit(_node(one), f"keeps the graph of every step: {text_of(one.node)}")
+        if assign.how == "append" and (own or (loop and (loop.trains or loop.over_loader))):
+            yield from _list(module, assign, loop)
+        elif assign.how != "append" and value.grad and value.scalar and (assign.how == "+=" or _adds_itself(assign)):
+            yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
 
 
 def _list(module: Module, one: Assign, loop: Loop | None) -> Iterator[Hit]:

@@ -90,7 +90,7 @@ def _over_params(module: Module, loop: Loop) -> bool:
     if loop.iterates.kind == "params":
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
-        return any(module.value(one).kind == "params" for one in node.args)
+        return any(module.value(arg).kind == "params" for arg in node.args)
     if isinstance(node, ast.Subscript):
         return literal(node.slice) == "params"
     return False
@@ -103,4 +103,4 @@ def _root(node: ast.expr) -> str | None:
 
 
 def _is_grad(node: ast.expr) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+    return any(isinstance(item, ast.Attribute) and item.attr == "grad" for item in ast.walk(node))

@@ -67,39 +67,39 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
         return None
     if _indexes(node, loop, module, node.target.id, but=over):
         return None
-    for one in _inside(node, loop, module):
+    for item in _inside(node, loop, module):
         if (
-            isinstance(one, ast.Subscript)
-            and isinstance(one.ctx, ast.Load)
-            and isinstance(_first(one.slice), ast.Name)
-            and _first(one.slice).id == node.target.id  # type: ignore[attr-defined]
-            and text_of(one.value, 999) == over
-            and module.value(one.value).kind in ("tensor", "unknown")
-            and not (module.value(one.value).kind == "tensor" and module.value(one.value).device == 0)
+            isinstance(item, ast.Subscript)
+            and isinstance(item.ctx, ast.Load)
+            and isinstance(_first(item.slice), ast.Name)
+            and _first(item.slice).id == node.target.id  # type: ignore[attr-defined]
+            and text_of(item.value, 999) == over
+            and module.value(item.value).kind in ("tensor", "unknown")
+            and not (module.value(item.value).kind == "tensor" and module.value(item.value).device == 0)
         ):
-            return one
+            return item
     return None
 
 
 def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bool:
     """Return whether a row gets back the dimension it lost: ``row.unsqueeze(0)``."""
     return any(
-        (isinstance(one, ast.Attribute) and one.attr == "unsqueeze" and text_of(one.value) == name)
-        or (isinstance(one, ast.Subscript) and text_of(one) == f"{name}[None]")
-        for one in _inside(node, loop, module)
+        (isinstance(item, ast.Attribute) and item.attr == "unsqueeze" and text_of(item.value) == name)
+        or (isinstance(item, ast.Subscript) and text_of(item) == f"{name}[None]")
+        for item in _inside(node, loop, module)
     )
 
 
 def _indexes(node: ast.AST, loop: Loop, module: Module, name: str, but: str = "") -> bool:
     """Return whether a name picks modules or weights of its own in each turn: no batch then."""
     return any(
-        isinstance(one, ast.Subscript)
-        and isinstance(one.ctx, ast.Load)
-        and isinstance(one.slice, ast.Name)
-        and one.slice.id == name
-        and text_of(one.value, 999) != but
-        and (not but or text_of(one.value).startswith("self."))
-        for one in _inside(node, loop, module)
+        isinstance(item, ast.Subscript)
+        and isinstance(item.ctx, ast.Load)
+        and isinstance(item.slice, ast.Name)
+        and item.slice.id == name
+        and text_of(item.value, 999) != but
+        and (not but or text_of(item.value).startswith("self."))
+        for item in _inside(node, loop, module)
     )
 
 
@@ -140,10 +140,10 @@ def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
     """Return whether the row is computed with: it, or a name made of it, meets an operation."""
     made = {row.id} if isinstance(row, ast.Name) else set()
     wanted = text_of(row, 999)
-    for one in module.assigns:
-        if one.context.loop is loop and wanted in text_of(one.expression, 999):
-            made.add(one.target)
-    stacked = {text_of(one.node.args[0], 999) for one in module.called("torch.stack", "torch.cat") if one.node.args}
+    for assign in module.assigns:
+        if assign.context.loop is loop and wanted in text_of(assign.expression, 999):
+            made.add(assign.target)
+    stacked = {text_of(item.node.args[0], 999) for item in module.called("torch.stack", "torch.cat") if item.node.args}
     for call in module.calls:
         if call.context.loop is not loop:
             continue
@@ -153,7 +153,7 @@ def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
             continue
         if call.value.kind == "tensor" and call.value.device == 0:
             continue
-        said = {text_of(one, 999) for one in ast.walk(call.node) if isinstance(one, ast.expr)}
+        said = {text_of(node, 999) for node in ast.walk(call.node) if isinstance(node, ast.expr)}
         if wanted in said or said & made:
             return True
     return False
@@ -168,13 +168,13 @@ def _is_gathered(call: Call, stacked: set[str]) -> bool:
 def _ragged(loop: Loop) -> bool:
     """Return whether a turn cuts its row to a length of its own: ``row[: lengths[i]]``."""
     return any(
-        isinstance(one, ast.Slice)
-        and one.upper is not None
+        isinstance(node, ast.Slice)
+        and node.upper is not None
         and any(
             isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Name) and inner.slice.id in loop.targets
-            for inner in ast.walk(one.upper)
+            for inner in ast.walk(node.upper)
         )
-        for one in ast.walk(loop.node)
+        for node in ast.walk(loop.node)
     )
 
 
@@ -182,21 +182,25 @@ def _carries(loop: Loop) -> bool:
     """Return whether a name is read before it is assigned in the same turn: a recurrence."""
     body = loop.node.body  # type: ignore[union-attr]
     assigned = {
-        one.id
+        node.id
         for statement in body
-        for one in ast.walk(statement)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     augmented = {
-        one.target.id
+        node.target.id
         for statement in body
-        for one in ast.walk(statement)
-        if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
     done: set[str] = set(loop.targets)
     for statement in body:
-        loads = {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+        loads = {
+            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         if loads & (assigned - done - augmented):
             return True
-        done |= {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        done |= {
+            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
     return False

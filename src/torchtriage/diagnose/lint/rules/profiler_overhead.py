@@ -47,7 +47,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _optional(call: Call) -> bool:
     """Return whether a setting decides: ``profile(enabled=args.profile)``, or unknown options."""
-    return any(one.arg in (None, "enabled", "use_cuda") for one in call.node.keywords) or (
+    return any(keyword.arg in (None, "enabled", "use_cuda") for keyword in call.node.keywords) or (
         call.name == "torch.autograd.profiler.profile" and bool(call.node.args)
     )
 
@@ -61,4 +61,4 @@ def _inside(loop: Loop, node: ast.With | ast.AsyncWith) -> bool:
 def _long(loop: Loop) -> bool:
     if loop.n_constant is not None and loop.n_constant <= MAX_STEPS:
         return False
-    return loop.steps or any(True for one in loop.calls if one.steps)
+    return loop.steps or any(True for call in loop.calls if call.steps)

@@ -32,13 +32,13 @@ def find(module: Module) -> Iterator[Hit]:
     if ".tolist(" not in module.text and "numpy" not in module.text:
         return
     rows = {
-        one.target
-        for one in module.assigns
-        if isinstance(one.expression, ast.Call)
-        and isinstance(one.expression.func, ast.Attribute)
-        and (one.expression.func.attr == "tolist" or one.value.readback is not None)
+        assign.target
+        for assign in module.assigns
+        if isinstance(assign.expression, ast.Call)
+        and isinstance(assign.expression.func, ast.Attribute)
+        and (assign.expression.func.attr == "tolist" or assign.value.readback is not None)
     }
-    inner = [one for one in module.loops if one.outer is not None and _counts(module, one)]
+    inner = [loop for loop in module.loops if loop.outer is not None and _counts(module, loop)]
     reached = _reached(module) if inner else set()
     done: set[Loop] = set()
     for loop in inner:
@@ -61,12 +61,12 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _reached(module: Module) -> set[Function]:
     """Return the functions that steps call, some calls deep."""
-    reached = {one.callee for one in module.calls if one.callee is not None and one.context.hot}
+    reached = {call.callee for call in module.calls if call.callee is not None and call.context.hot}
     for _ in range(_DEPTH - 1):
         reached |= {
-            one.callee
-            for one in module.calls
-            if one.callee is not None and one.context.function in reached and not one.context.rare
+            call.callee
+            for call in module.calls
+            if call.callee is not None and call.context.function in reached and not call.context.rare
         }
     return reached
 
@@ -93,8 +93,8 @@ def _over(loop: Loop) -> set[str]:
     if isinstance(loop.node, ast.While):
         return set()
     nodes = list(ast.walk(loop.node.iter))
-    found = {one.id for one in nodes if isinstance(one, ast.Name)}
-    return found | {one.attr for one in nodes if isinstance(one, ast.Attribute)}
+    found = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 def _counters(loop: Loop) -> set[str]:
@@ -118,12 +118,12 @@ def _counts(module: Module, loop: Loop) -> bool:
     parts: list[ast.AST] = [loop.node]
     if isinstance(loop.node, ast.comprehension):
         # its element stands beside it
-        parts = [one for one in [module.elements.get(loop.node)] if one is not None]
-    for node in (one for part in parts for one in ast.walk(part)):
+        parts = [item for item in [module.elements.get(loop.node)] if item is not None]
+    for node in (node for part in parts for node in ast.walk(part)):
         if _is_arithmetic(node):
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            known = next((one for one in module.functions if one.name == node.func.id), None)
+            known = next((function for function in module.functions if function.name == node.func.id), None)
             if known is not None and any(map(_is_arithmetic, ast.walk(known.node))):
                 return True
     return False
@@ -132,7 +132,7 @@ def _counts(module: Module, loop: Loop) -> bool:
 def _is_arithmetic(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Sub | ast.Mult | ast.Div) and not isinstance(node.left, ast.Constant | ast.List)
-    return isinstance(node, ast.Compare) and any(isinstance(one, _ORDER) for one in node.ops)
+    return isinstance(node, ast.Compare) and any(isinstance(item, _ORDER) for item in node.ops)
 
 
 def _indexes_array(module: Module, outer: Loop, inner: Loop) -> bool:

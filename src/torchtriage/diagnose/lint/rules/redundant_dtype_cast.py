@@ -71,7 +71,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _names_double(module: Module, call: Call) -> bool:
     given = arguments(call.node)
-    return any(_DOUBLE.match(module.name_of(one)) is not None for one in given)
+    return any(_DOUBLE.match(module.name_of(item)) is not None for item in given)
 
 
 def _goes_to_host(call: Call) -> bool:
@@ -106,14 +106,16 @@ def _width(module: Module, node: ast.expr, scope: Function | None, depth: int = 
     if isinstance(node, ast.Constant):
         return "number" if isinstance(node.value, int | float) else ""
     if isinstance(node, ast.Name):
-        made = [one for one in module.assigns if one.target == node.id and one.context.function in (scope, None)]
-        own = [one for one in made if one.context.function is scope] or made
+        made = [
+            assign for assign in module.assigns if assign.target == node.id and assign.context.function in (scope, None)
+        ]
+        own = [item for item in made if item.context.function is scope] or made
         widths = {
-            _width(module, one.expression, one.context.function, depth + 1) if one.how == "=" else "" for one in own
+            _width(module, item.expression, item.context.function, depth + 1) if item.how == "=" else "" for item in own
         }
         return widths.pop() if len(widths) == 1 else ""
     if isinstance(node, ast.BinOp):
-        sides = {_width(module, one, scope, depth + 1) for one in (node.left, node.right)}
+        sides = {_width(module, item, scope, depth + 1) for item in (node.left, node.right)}
         if "float64" in sides:
             return "float64"
         arrays = sides - {"number"}
@@ -149,7 +151,7 @@ def _made(module: Module, node: ast.Call, scope: Function | None, depth: int) ->
     if _WIDE.match(name):
         return "float64" if len(node.args) < 2 or "zeros" not in name else ""
     if _WHOLE.match(name):
-        whole = all(isinstance(literal(one), int | type(...)) for one in node.args)
+        whole = all(isinstance(literal(arg), int | type(...)) for arg in node.args)
         return "int" if whole and keyword(node, "weights") is None else ""
     if _ROOTS.match(name) and node.args:
         inner = _width(module, node.args[0], scope, depth + 1)
@@ -179,8 +181,12 @@ def _used_hot(module: Module, call: Call) -> bool:
         return False
     function = call.context.function
     names = [(target, function) for target in [_target(module, call.node)] if target]
-    if function is not None and any(one.value is not None and one.value is _outer(call) for one, _ in function.returns):
-        names += [(one.target, one.context.function) for one in module.calls if one.callee is function and one.target]
+    if function is not None and any(
+        item.value is not None and item.value is _outer(call) for item, _ in function.returns
+    ):
+        names += [
+            (call.target, call.context.function) for call in module.calls if call.callee is function and call.target
+        ]
     return any(_in_steps(module, name, scope) for name, scope in names)
 
 
@@ -191,9 +197,9 @@ def _outer(call: Call) -> ast.Call:
 
 
 def _target(module: Module, node: ast.Call) -> str:
-    for one in module.assigns:
-        if one.how == "=" and any(inner is node for inner in ast.walk(one.expression)):
-            return one.target
+    for assign in module.assigns:
+        if assign.how == "=" and any(inner is node for inner in ast.walk(assign.expression)):
+            return assign.target
     return ""
 
 
@@ -203,11 +209,11 @@ def _in_steps(module: Module, name: str, scope: Function | None) -> bool:
         if not loop.steps or loop.function is not scope or not isinstance(loop.node, ast.stmt):
             continue
         cast = {
-            id(one.func.value)
-            for one in ast.walk(loop.node)
-            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _CASTS
+            id(node.func.value)
+            for node in ast.walk(loop.node)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CASTS
         }
-        for one in ast.walk(loop.node):
-            if isinstance(one, ast.Name) and one.id == name and id(one) not in cast:
+        for item in ast.walk(loop.node):
+            if isinstance(item, ast.Name) and item.id == name and id(item) not in cast:
                 return True
     return False

@@ -59,7 +59,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _builds_its_own(module: Module) -> bool:
     """Return whether the only models here are those of the file's classes, and nothing trains."""
-    if any(one.backward or one.optimizes for one in module.loops):
+    if any(loop.backward or loop.optimizes for loop in module.loops):
         return False
     built = {
         call.attr
@@ -67,4 +67,4 @@ def _builds_its_own(module: Module) -> bool:
         if call.context.function is None or call.context.function.owner is None
         if call.value.kind == "module"
     }
-    return bool(built) and all(one in module.classes for one in built)
+    return bool(built) and all(item in module.classes for item in built)

@@ -53,8 +53,8 @@ def _call(walker: Walker, node: ast.Call) -> Value:
         receiver = as_called(known or named_callee(attr))
     else:
         receiver = walker.eval(func)
-    given = [*node.args, *(one.value for one in node.keywords)]
-    arguments = tuple([walker.eval(one) for one in given])
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    arguments = tuple([walker.eval(item) for item in given])
     walker.user = saved
     call.name, call.attr, call.receiver = name, attr, receiver
     call.arguments = arguments
@@ -77,10 +77,10 @@ def _pass_on(walker: Walker, call: Call) -> None:
     if callee is None or callee.given:
         return
     args = callee.node.args
-    places = [one.arg for one in (*args.posonlyargs, *args.args)]
+    places = [posonlyarg.arg for posonlyarg in (*args.posonlyargs, *args.args)]
     if callee.owner is not None:
         places = places[1:]
-    names_ = [*places[: len(call.node.args)], *(one.arg or "" for one in call.node.keywords)]
+    names_ = [*places[: len(call.node.args)], *(keyword.arg or "" for keyword in call.node.keywords)]
     for name, value in zip(names_, call.arguments, strict=False):
         if value.kind in ("tensor", "module", "loader", "optimizer", "params"):
             callee.given[name] = value
@@ -116,7 +116,7 @@ def _imported(walker: Walker, call: Call) -> Value:
     if name.startswith("torch."):
         return torch_call(walker, call)
     if name.startswith(("numpy.", "scipy.", "cv2.", "PIL.")):
-        read = next((one.readback for one in given if one.readback is not None), None)
+        read = next((item.readback for item in given if item.readback is not None), None)
         return NUMPY.but(readback=read) if read is not None else NUMPY
     last = name.rpartition(".")[2]
     if last in torch_names.WRAPPERS and given:
@@ -154,12 +154,12 @@ def _plain(walker: Walker, call: Call) -> Value:
     if attr in torch_names.WRAPPERS and given:
         return _wrapped(attr, given[0])
     if attr == "zip":
-        return Value("list", CPU, items=tuple(element(one) for one in given), of="zip")
+        return Value("list", CPU, items=tuple(element(item) for item in given), of="zip")
     if attr in ("sum", "max", "min", "abs") and given:
-        items = [one for value in given for one in (value, *value.items)]
-        if any(one.kind == "tensor" for one in items):
+        items = [item for value in given for item in (value, *value.items)]
+        if any(item.kind == "tensor" for item in items):
             device, grad = placed(given)
-            return Value("tensor", device, grad=grad, scalar=any(one.scalar for one in items))
+            return Value("tensor", device, grad=grad, scalar=any(item.scalar for item in items))
         return UNKNOWN
     if attr in ("list", "tuple", "reversed", "sorted", "next", "set") and given:
         if attr == "next":

@@ -51,39 +51,39 @@ def bind_parameters(walker: Walker, function: Function, local: Env) -> None:
 
 
 def _import(walker: Walker, node: ast.Import) -> None:
-    for one in node.names:
-        if one.asname:
-            walker.aliases[one.asname] = one.name
+    for name in node.names:
+        if name.asname:
+            walker.aliases[name.asname] = name.name
         else:
-            root = one.name.partition(".")[0]
+            root = name.name.partition(".")[0]
             walker.aliases[root] = root
 
 
 def _import_from(walker: Walker, node: ast.ImportFrom) -> None:
     base = "." * node.level + (node.module or "")
-    for one in node.names:
-        walker.aliases[one.asname or one.name] = f"{base}.{one.name}" if base else one.name
+    for name in node.names:
+        walker.aliases[name.asname or name.name] = f"{base}.{name.name}" if base else name.name
 
 
 def _class(walker: Walker, node: ast.ClassDef) -> None:
-    for one in (*node.decorator_list, *node.bases):
-        walker.eval(one)
+    for decorator in (*node.decorator_list, *node.bases):
+        walker.eval(decorator)
     bases = tuple(walker.module.name_of(base) for base in node.bases)
     local = [walker.module.classes[base] for base in bases if base in walker.module.classes]
     here = Class(
         node.name,
         node,
         bases,
-        any(torch_names.MODULE_BASES.search(base) for base in bases) or any(one.is_module for one in local),
-        any(torch_names.LIGHTNING.search(base) for base in bases) or any(one.is_lightning for one in local),
+        any(torch_names.MODULE_BASES.search(base) for base in bases) or any(item.is_module for item in local),
+        any(torch_names.LIGHTNING.search(base) for base in bases) or any(item.is_lightning for item in local),
     )
     for parent in local:
         here.attributes.update(parent.attributes)
     walker.module.classes[node.name] = here
     speaking = {
-        id(one)
-        for one in node.body
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and walker.relevance.speaks(one)
+        id(statement)
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and walker.relevance.speaks(statement)
     }
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -105,17 +105,17 @@ def _define(
     read: bool | None = None,
 ) -> None:
     decorators, no_grad, compiled, serves = [], False, False, False
-    for one in node.decorator_list:
-        said = one.func if isinstance(one, ast.Call) else one
+    for decorator in node.decorator_list:
+        said = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = walker.module.name_of(said)
-        if name == "functools.partial" and isinstance(one, ast.Call) and one.args:
-            name = walker.module.name_of(one.args[0])
+        if name == "functools.partial" and isinstance(decorator, ast.Call) and decorator.args:
+            name = walker.module.name_of(decorator.args[0])
         decorators.append(name)
         no_grad = no_grad or name in torch_names.NO_GRAD
         compiled = compiled or name == "torch.compile"
         serves = serves or torch_names.ROUTE.search(name) is not None
-        if isinstance(one, ast.Call):
-            walker.eval(one)
+        if isinstance(decorator, ast.Call):
+            walker.eval(decorator)
     outer = walker.function
     parts = [outer.qualname] if outer else []
     parts += [owner.name] if owner else []

@@ -54,18 +54,18 @@ def _attribute(walker: Walker, node: ast.Attribute) -> Value:
 
 
 def _tuple(walker: Walker, node: ast.Tuple) -> Value:
-    return Value("unknown", items=tuple(walker.eval(one) for one in node.elts))
+    return Value("unknown", items=tuple(walker.eval(element) for element in node.elts))
 
 
 def _list(walker: Walker, node: ast.List) -> Value:
-    return Value("list", CPU, items=tuple(walker.eval(one) for one in node.elts))
+    return Value("list", CPU, items=tuple(walker.eval(element) for element in node.elts))
 
 
 def _dict(walker: Walker, node: ast.Dict) -> Value:
     for key in node.keys:
         if key is not None:
             walker.eval(key)
-    return Value("list", CPU, items=tuple(walker.eval(one) for one in node.values))
+    return Value("list", CPU, items=tuple(walker.eval(value) for value in node.values))
 
 
 def _yield(walker: Walker, node: ast.Yield | ast.YieldFrom) -> Value:
@@ -116,9 +116,9 @@ def _unary(walker: Walker, node: ast.UnaryOp) -> Value:
 def _binary(walker: Walker, node: ast.BinOp) -> Value:
     left, right = walker.eval(node.left), walker.eval(node.right)
     if isinstance(node.op, ast.Mod) and isinstance(literal(node.left), str):
-        for one in (right, *right.items):
-            if one.kind == "tensor":
-                walker.module.formats.append(Test(node.right, one, walker.context, "%"))
+        for item in (right, *right.items):
+            if item.kind == "tensor":
+                walker.module.formats.append(Test(node.right, item, walker.context, "%"))
                 break
         return HOST
     return together(left, right)
@@ -147,7 +147,7 @@ def _subscript(walker: Walker, node: ast.Subscript) -> Value:
 
 def _note_mask(walker: Walker, node: ast.Subscript, value: Value) -> None:
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if any(walker.module.value(one).mask for one in parts):
+    if any(walker.module.value(part).mask for part in parts):
         walker.module.masks.append(Test(node, value, walker.context, "mask"))
 
 

@@ -16,14 +16,16 @@ __all__ = ["EXPRESSIONS", "STATEMENTS"]
 def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     saved = walker.context
     walker.scopes.append({})
-    for one in node.generators:
-        iterated = walker.eval(one.iter)
-        loop = Loop(one, walker.context.loop, walker.function, iterated, path_of(one.iter), comprehension=True)
+    for generator in node.generators:
+        iterated = walker.eval(generator.iter)
+        loop = Loop(
+            generator, walker.context.loop, walker.function, iterated, path_of(generator.iter), comprehension=True
+        )
         walker.module.loops.append(loop)
         walker.module.loop_contexts[loop] = walker.context
         walker.context = walker.inside(loop=loop)
-        _bind_targets(walker, one.target, one.iter, iterated, loop)
-        for test in one.ifs:
+        _bind_targets(walker, generator.target, generator.iter, iterated, loop)
+        for test in generator.ifs:
             read_truth(walker, test, "if")
     made = node.value if isinstance(node, ast.DictComp) else node.elt
     walker.module.elements[node.generators[-1]] = made
@@ -39,13 +41,13 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
 
 
 def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: Loop) -> None:
-    found = [one.id for one in ast.walk(target) if isinstance(one, ast.Name)]
+    found = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
     loop.targets = frozenset(found)
     if value.of in ("enumerate", "zip") and value.items:
         if isinstance(target, ast.Tuple):
-            for index, one in enumerate(target.elts):
+            for index, item in enumerate(target.elts):
                 inner = value.items[index] if index < len(value.items) else UNKNOWN
-                walker.target(one, inner)
+                walker.target(item, inner)
         else:
             walker.target(target, UNKNOWN)
         return
@@ -71,8 +73,8 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
 
 def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
     if isinstance(target, ast.Tuple | ast.List):
-        for one in target.elts:
-            _bind_all(walker, one, value)
+        for element in target.elts:
+            _bind_all(walker, element, value)
     else:
         walker.target(target, value)
 

@@ -92,7 +92,7 @@ def _unknown_method(walker: Walker, call: Call) -> Value:
     if attr == "eval" and not given:
         return Value("module", MAYBE, evaluated=True)
     if attr == "prepare":
-        moved = [one.but(device=DEVICE) if one.kind == "module" else one for one in given]
+        moved = [item.but(device=DEVICE) if item.kind == "module" else item for item in given]
         if len(moved) > 1:
             return Value("unknown", items=tuple(moved))
         return moved[0] if moved else UNKNOWN
@@ -176,7 +176,7 @@ def _tensor_method(walker: Walker, call: Call) -> Value:
         grad=(grad or receiver.grad)
         and attr not in ("argmax", "argmin", "any", "all", "eq", "ne", "gt", "lt", "ge", "le")
         and not walker.context.no_grad,
-        made_by=receiver.made_by if all(one.kind == "host" for one in given) else None,
+        made_by=receiver.made_by if all(item.kind == "host" for item in given) else None,
         mask=attr == "bool" or (receiver.mask and attr in torch_names.RESHAPES),
         of="",
     )

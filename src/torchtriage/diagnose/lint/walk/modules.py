@@ -28,7 +28,7 @@ def as_called(value: Value) -> Value:
 
 def loss_of(walker: Walker, given: list[Value]) -> Value:
     """Return what a criterion gives."""
-    tensors = [one for one in given if one.kind == "tensor"]
+    tensors = [item for item in given if item.kind == "tensor"]
     device, grad = placed(tensors) if tensors else (MAYBE, True)
     return Value(
         "tensor",

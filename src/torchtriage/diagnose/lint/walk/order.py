@@ -41,9 +41,9 @@ def _in_order(pending: Iterable[Waiting]) -> deque[Waiting]:
     ``main`` is the last function of most files, public methods are the first of most classes.
     """
     pending = list(pending)
-    first = [one for one in pending if one[0].name in ("__init__", "setup")]
-    methods = [one for one in pending if one[0].owner is not None and one not in first]
-    plain = [one for one in reversed(pending) if one[0].owner is None]
+    first = [item for item in pending if item[0].name in ("__init__", "setup")]
+    methods = [item for item in pending if item[0].owner is not None and item not in first]
+    plain = [item for item in reversed(pending) if item[0].owner is None]
     return deque([*first, *plain, *methods])
 
 
@@ -60,8 +60,8 @@ def _read_function(walker: Walker, function: Function, scopes: list[Env]) -> Non
 def _follow_calls(module: Module) -> None:
     """Mark functions called from hot places, one level."""
     for function in module.functions:
-        for one in function.events:
-            function.has_backward = function.has_backward or one.kind == "backward"
+        for event in function.events:
+            function.has_backward = function.has_backward or event.kind == "backward"
     hot: list[Function] = []
     for call in module.calls:
         callee = call.callee

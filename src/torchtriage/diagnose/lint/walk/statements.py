@@ -20,16 +20,16 @@ __all__ = ["STATEMENTS"]
 def _assign(walker: Walker, node: ast.Assign) -> None:
     value = walker.eval(node.value)
     call = walker.module.calls[-1] if isinstance(node.value, ast.Call) else None
-    for one in node.targets:
-        _note_environ(walker, node, one, node.value)
-        path = path_of(one)
+    for target in node.targets:
+        _note_environ(walker, node, target, node.value)
+        path = path_of(target)
         if call is not None and len(node.targets) == 1:
             call.target = path
             if value.kind == "clock":
                 _rename_clock(walker, call)
         if path:
             walker.module.assigns.append(Assign(node, "=", path, value, node.value, walker.context))
-        walker.target(one, value.but(of=path) if value.kind == "clock" else value)
+        walker.target(target, value.but(of=path) if value.kind == "clock" else value)
 
 
 def _rename_clock(walker: Walker, call: Call) -> None:
@@ -143,8 +143,8 @@ def _eval_rarely(walker: Walker, node: ast.expr | None) -> None:
 
 
 def _delete(walker: Walker, node: ast.Delete) -> None:
-    for one in node.targets:
-        path = path_of(one.value if isinstance(one, ast.Subscript) else one)
+    for target in node.targets:
+        path = path_of(target.value if isinstance(target, ast.Subscript) else target)
         for loop in walker.context.loops():
             loop.cleared.add(path)
 

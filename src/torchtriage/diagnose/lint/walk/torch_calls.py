@@ -71,9 +71,9 @@ def torch_call(walker: Walker, call: Call) -> Value:
     if scalar and last in ("max", "min") and len(node.args) > 1:
         scalar = False
     scalar = scalar or (
-        bool(given) and all(one.scalar or one.kind == "host" for one in given) and any(one.scalar for one in given)
+        bool(given) and all(item.scalar or item.kind == "host" for item in given) and any(item.scalar for item in given)
     )
-    made = [one.made_by for one in given if one.kind != "host"]
+    made = [item.made_by for item in given if item.kind != "host"]
     return Value(
         "tensor",
         device,
@@ -88,7 +88,7 @@ def _factory(walker: Walker, call: Call) -> Value:
     last = call.name.rpartition(".")[2]
     if last.endswith("_like"):
         return Value("tensor", given[0].device if given else MAYBE)
-    read = next((one.readback for one in given if one.readback is not None), None)
+    read = next((item.readback for item in given if item.readback is not None), None)
     device = keyword(node, "device")
     if device is None:
         if last == "as_tensor" and given and given[0].kind in ("tensor", "unknown"):

@@ -30,13 +30,13 @@ def _conditional(walker: Walker, node: ast.IfExp) -> Value:
 def _boolean(walker: Walker, node: ast.BoolOp) -> Value:
     values = []
     saved = walker.context
-    for index, one in enumerate(node.values):
+    for index, value in enumerate(node.values):
         if index < len(node.values) - 1:
-            values.append(read_truth(walker, one, "and" if isinstance(node.op, ast.And) else "or"))
-            if isinstance(node.op, ast.And) and is_rare(one):
+            values.append(read_truth(walker, value, "and" if isinstance(node.op, ast.And) else "or"))
+            if isinstance(node.op, ast.And) and is_rare(value):
                 walker.context = walker.inside(rare=True)
         else:
-            values.append(walker.eval(one))
+            values.append(walker.eval(value))
     walker.context = saved
     return values[-1]
 
@@ -63,25 +63,25 @@ def _note(walker: Walker, node: ast.expr, value: Value, kind: str) -> None:
 
 
 def _compare(walker: Walker, node: ast.Compare) -> Value:
-    values = [walker.eval(node.left), *(walker.eval(one) for one in node.comparators)]
+    values = [walker.eval(node.left), *(walker.eval(comparator) for comparator in node.comparators)]
     if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops):
         return HOST
-    if any(isinstance(literal(one), str) for one in (node.left, *node.comparators)):
+    if any(isinstance(literal(comparator), str) for comparator in (node.left, *node.comparators)):
         return HOST
-    if any(one.value is None for one in node.comparators if isinstance(one, ast.Constant)):
+    if any(comparator.value is None for comparator in node.comparators if isinstance(comparator, ast.Constant)):
         return HOST
-    tensors = [one for one in values if one.kind == "tensor"]
+    tensors = [value for value in values if value.kind == "tensor"]
     if not tensors:
-        if any(one.kind == "numpy" for one in values):
+        if any(value.kind == "numpy" for value in values):
             return NUMPY
-        return HOST if all(one.kind == "host" for one in values) else COMPARED
+        return HOST if all(value.kind == "host" for value in values) else COMPARED
     device, _ = placed(tensors)
     return Value(
         "tensor",
         device,
-        scalar=all(one.scalar for one in tensors),
-        guess=all(one.guess for one in tensors),
-        data=any(one.data for one in tensors),
+        scalar=all(tensor.scalar for tensor in tensors),
+        guess=all(tensor.guess for tensor in tensors),
+        data=any(tensor.data for tensor in tensors),
         mask=True,
     )
 

@@ -138,14 +138,14 @@ class Walker:
         if isinstance(node, ast.Name):
             self.bind(node.id, value)
         elif isinstance(node, ast.Tuple | ast.List):
-            for index, one in enumerate(node.elts):
+            for index, element in enumerate(node.elts):
                 if value.items:
                     inner = value.items[index] if index < len(value.items) else UNKNOWN
                 elif value.kind == "tensor":
                     inner = value
                 else:
                     inner = UNKNOWN
-                self.target(one, inner)
+                self.target(element, inner)
         elif isinstance(node, ast.Starred):
             self.target(node.value, UNKNOWN)
         elif isinstance(node, ast.Attribute):

@@ -125,7 +125,7 @@ def _ops_at(trace: Trace, times_ns: Ints) -> Ints:
     found = np.full(len(times_ns), -1, np.int64)
     ops = trace.kind == Kind.OP
     lanes = distinct(trace.lane[ops]).tolist()
-    for lane in sorted(lanes, key=lambda one: one != trace.steps.lane):
+    for lane in sorted(lanes, key=lambda lane: lane != trace.steps.lane):
         todo = np.flatnonzero(found < 0)
         inner = trace.tree.at(np.full(len(todo), lane), times_ns[todo])
         todo, inner = todo[inner >= 0], inner[inner >= 0]

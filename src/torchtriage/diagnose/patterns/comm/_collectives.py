@@ -19,11 +19,11 @@ def shorter(found: Collectives, pick: Mask, spans: Spans, low: Floats | float, h
     low, high : float or float64[k]
         The part of each that goes.
     """
-    left, best = (1 - np.broadcast_to(np.asarray(one, float), len(pick)) for one in (low, high))
+    left, best = (1 - np.broadcast_to(np.asarray(item, float), len(pick)) for item in (low, high))
     if found.on_host:
         # a thread of its own carries it out: what goes is the wait of the main one
         weight = found.trace.dur_ns[found.rows] * pick
-        mean = [float((one * weight).sum() / max(weight.sum(), 1)) for one in (left, best)]
+        mean = [float((item * weight).sum() / max(weight.sum(), 1)) for item in (left, best)]
         return Edit("threads", factor=mean[0], best=min(mean), spans=spans)
     return Edit("shrink", found.rows[pick], left[pick], best=np.minimum(left, best)[pick])
 

@@ -95,7 +95,7 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
         high = np.full(len(dur), 1 - n_merged / n_small)
     low = np.minimum(int(dur[small].min()) / np.maximum(dur, 1), high) * (1 - n_merged / n_small)
     exposed_ns = steps.judged_ns(spans)
-    names = Counter(label for label, one in zip(found.labels, small.tolist(), strict=True) if one)
+    names = Counter(label for label, item in zip(found.labels, small.tolist(), strict=True) if item)
     what = format_count(n_small, "collective")
     known = bool((size[small] >= 0).any())
     enqueued = found.enqueued_by[small]

@@ -66,12 +66,12 @@ def find(trace: Trace) -> Claims:
         return
     issued_ns = _issued_ns(trace, found)
     windows = list(_windows(trace, found, issued_ns))
-    redundant = [one for one in windows if _even(found, one, issued_ns)]
+    redundant = [window for window in windows if _even(found, window, issued_ns)]
     alike = _same_work(trace, redundant, issued_ns) if redundant else []
-    redundant = [one for one, same in zip(redundant, alike, strict=True) if same]
+    redundant = [item for item, same in zip(redundant, alike, strict=True) if same]
     if not redundant or 2 * len(redundant) < len(windows):
         return
-    early = np.concatenate([part for one in redundant for part in one.reduced[:-1]])
+    early = np.concatenate([part for item in redundant for part in item.reduced[:-1]])
     picked = np.zeros(len(found.rows), dtype=bool)
     picked[early] = True
     mine = picked[found.source]
@@ -79,8 +79,8 @@ def find(trace: Trace) -> Claims:
     spans = found.exposed[mine]
     steps = trace.steps
     exposed_ns = steps.judged_ns(spans)
-    n_rounds = int(np.median([len(one.forwards) for one in redundant]))
-    n_each = int(np.median([len(one.reduced[0]) for one in redundant]))
+    n_rounds = int(np.median([len(item.forwards) for item in redundant]))
+    n_each = int(np.median([len(item.reduced[0]) for item in redundant]))
     sharded = trace.name_of(int(redundant[0].forwards[0])).startswith(("Fully", "FSDP"))
     what = "reduce-scatter" if sharded else "all-reduce"
     size = found.size_bytes[redundant[0].reduced[0]]
@@ -126,11 +126,11 @@ def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rou
     reduces = np.flatnonzero(_reduces(trace, found))
     issued = issued_ns[reduces]
     window = np.searchsorted(edges, trace.start_ns[forwards])
-    for one in range(1, len(edges)):
-        inside = forwards[window == one]
+    for item in range(1, len(edges)):
+        inside = forwards[window == item]
         if len(inside) < 2:
             continue
-        bounds = np.append(trace.start_ns[inside], edges[one])
+        bounds = np.append(trace.start_ns[inside], edges[item])
         round_of = np.searchsorted(bounds, issued, side="right") - 1
         yield _Rounds(inside, [reduces[round_of == k] for k in range(len(inside))])
 
@@ -151,10 +151,10 @@ def _same_work(trace: Trace, windows: list[_Rounds], issued_ns: Ints) -> list[bo
     ops = np.sort(trace.start_ns[(trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)])
     nodes = np.sort(trace.start_ns[trace.matching(r"^autograd::engine::evaluate_function")])
     found = []
-    for one in windows:
-        start, end = trace.start_ns[one.forwards], trace.end_ns[one.forwards]
+    for window in windows:
+        start, end = trace.start_ns[window.forwards], trace.end_ns[window.forwards]
         n_ops = np.searchsorted(ops, end) - np.searchsorted(ops, start)
-        until = np.array([issued_ns[part].max() for part in one.reduced])
+        until = np.array([issued_ns[part].max() for part in window.reduced])
         n_nodes = np.searchsorted(nodes, until) - np.searchsorted(nodes, end)
         found.append(bool((n_ops == n_ops[0]).all() and (n_nodes > 0).all()))
     return found

@@ -67,13 +67,13 @@ def _recompiled(trace: Trace, regions: Regions) -> Claims:
     # a first step may compile whatever it likes
     later = (step_of > 0) if len(steps) > 1 else (step_of >= 0)
     again = later & ((version >= MIN_VERSION) | (frame < 0))
-    for one in distinct(frame[again]).tolist():
-        mine = again & (frame == one)
-        least = MIN_STEPS if one >= 0 else MIN_STEPS_UNNUMBERED
+    for item in distinct(frame[again]).tolist():
+        mine = again & (frame == item)
+        least = MIN_STEPS if item >= 0 else MIN_STEPS_UNNUMBERED
         # without steps to tell apart, every compilation counts for one
         times = len(distinct(step_of[mine])) if len(steps) > 1 else int(mine.sum())
         if times >= least:
-            yield _again(trace, regions, rows[mine], after[mine], one, times)
+            yield _again(trace, regions, rows[mine], after[mine], item, times)
 
 
 def _again(trace: Trace, regions: Regions, rows: Ints, after: Ints, frame: int, times: int) -> Claim:
@@ -123,7 +123,7 @@ def _first_shapes(trace: Trace, regions: Ints) -> list[str]:
         for row in np.flatnonzero(inside & (trace.detail >= 0)).tolist():
             dims = trace.details_of("dims", [row])[0]
             if dims and any(dims):
-                found.append(str([one for one in dims if one]))
+                found.append(str([dim for dim in dims if dim]))
                 break
     return found if len(set(found)) > 1 else []
 

@@ -29,7 +29,7 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
     """Return the claim on operators over float64 tensors."""
     is_op = trace.kind == Kind.OP
     # few operators take one: their inputs need not be decoded to see that
-    written = np.array([b'"double"' in one.types for one in trace.details] + [False])
+    written = np.array([b'"double"' in detail.types for detail in trace.details] + [False])
     rows = np.flatnonzero(is_op & written[trace.detail])
     double = rows[where_inputs(trace, rows, _has_double)]
     if not len(double):
@@ -45,7 +45,7 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
     if trace.origin.capability in CONSUMER:
         high[mine] = CONSUMER_GAIN
     names, count = np.unique(trace.name[work.op], return_counts=True)
-    top = [trace.names[names[one]] for one in np.argsort(-count, kind="stable")[:5].tolist()]
+    top = [trace.names[names[row]] for row in np.argsort(-count, kind="stable")[:5].tolist()]
     whole = _all_double(trace, inside)
     example = inputs_of(trace, work.op[[int(np.argmax(trace.dur_ns[work.rows]))]])[0][0]
     certainty: Certainty = "hint" if whole else "likely"
@@ -66,7 +66,7 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
             **work.evidence("float64"),
             "n_ops_per_step": trace.steps.mean_count(trace.steps.of_host(distinct(work.op))),
             "top_ops": top,
-            "example_shape": next((one for one in map(example.shape, range(3)) if one), []),
+            "example_shape": next((item for item in map(example.shape, range(3)) if item), []),
             "float64_everywhere": whole,
         },
         anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),

@@ -29,7 +29,7 @@ def claim_weight_casts(trace: Trace, casts: Ints, min_share: float) -> Claim | N
     own, which = inputs_of(trace, rows)
     of_layer, layer_is = inputs_of(trace, layer)
     pairs, inverse = np.unique(np.stack([which, layer_is], axis=1), axis=0, return_inverse=True)
-    is_weight = np.array([_is_weight(own[cast].shape(0), of_layer[one]) for cast, one in pairs.tolist()], dtype=bool)
+    is_weight = np.array([_is_weight(own[cast].shape(0), of_layer[item]) for cast, item in pairs.tolist()], dtype=bool)
     rows = rows[is_weight[inverse.reshape(-1)]]
     work = work_of(trace, rows)
     if work is None or work.share < min_share:

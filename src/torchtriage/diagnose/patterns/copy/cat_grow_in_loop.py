@@ -69,7 +69,7 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
     rows = rows[trace.named("aten::cat")[rows]]
     rows = rows[~trace.tree.under(trace.named("aten::cat"))[rows]]
     inputs, which = inputs_of(trace, rows)
-    joins = [_join(one) for one in inputs]
+    joins = [_join(input_) for input_ in inputs]
     convolutions = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
     read = {tuple(inputs.shape(0)) for inputs in inputs_of(trace, convolutions)[0]}
     kinds: dict[tuple[int, str], list[int]] = {}
@@ -90,11 +90,11 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
         at = rows[np.array(members)]
         n_growths = np.bincount(run[1:], weights=grows & (run[1:] == run[:-1]))
         keep = np.zeros(len(at), dtype=bool)
-        for one in np.flatnonzero(n_growths >= MIN_STEPS - 1).tolist():
-            part = run == one
-            keep |= part & _goes_on(trace, at[part], int(n_growths[one]))
+        for item in np.flatnonzero(n_growths >= MIN_STEPS - 1).tolist():
+            part = run == item
+            keep |= part & _goes_on(trace, at[part], int(n_growths[item]))
         if keep.any():
-            found.append((at[keep], [chain[one] for one in np.flatnonzero(keep).tolist()]))
+            found.append((at[keep], [chain[row] for row in np.flatnonzero(keep).tolist()]))
     return found
 
 

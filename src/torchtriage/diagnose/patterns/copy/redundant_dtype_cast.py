@@ -65,10 +65,10 @@ def _casts(trace: Trace) -> tuple[Ints, Ints, Ints]:
     inputs, which = inputs_of(trace, rows)
     seen: dict[tuple[str, str], int] = {}
     codes = np.full((len(inputs), 2), -1, np.int64)
-    for index, one in enumerate(inputs):
-        before, after = one.type(0), _FLOATS.get(one.value(1), "")
-        if before in _FLOATS.values() and after and before != after and one.numel(0) > 1:
-            shape = str(one.shape(0))
+    for index, input_ in enumerate(inputs):
+        before, after = input_.type(0), _FLOATS.get(input_.value(1), "")
+        if before in _FLOATS.values() and after and before != after and input_.numel(0) > 1:
+            shape = str(input_.shape(0))
             codes[index] = [seen.setdefault((shape, dtype), len(seen)) for dtype in (before, after)]
     source, target = codes[which].T if len(rows) else (rows, rows)
     real = source >= 0

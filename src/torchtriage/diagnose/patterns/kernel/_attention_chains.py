@@ -110,10 +110,10 @@ def _handles(work: Products, index: Ints, scores: Ints) -> Mask:
     sides = [side[index] for side in (work.m, work.n, work.k)]
     batch, queries, keys = scores.T
     found = np.zeros(len(index), dtype=bool)
-    for one in range(3):
+    for item in range(3):
         for other in range(3):
-            if one != other:
-                found |= (sides[one] == queries) & (sides[other] == keys)
+            if item != other:
+                found |= (sides[item] == queries) & (sides[other] == keys)
     found &= work.batch[index] == batch
     return found
 

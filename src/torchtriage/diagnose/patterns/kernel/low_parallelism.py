@@ -96,8 +96,8 @@ def find(trace: Trace) -> Claims:
 
 def _multiprocessors(trace: Trace, device: Device) -> int:
     listed = trace.meta.get("deviceProperties")
-    listed = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    named = [one for one in listed if one.get("name") == device.name] or listed
+    listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    named = [item for item in listed if item.get("name") == device.name] or listed
     units = named[0].get("numSms") if named else None
     return units if isinstance(units, int) and units > 0 else 0
 

@@ -17,12 +17,12 @@ def by_detail(trace: Trace, what: str, rows: NDArray[np.integer], measure: Calla
     values = np.zeros(len(codes), np.int64)
     known = codes >= 0
     found = trace.details_of(what, rows[first[known]].astype(np.int64))
-    values[known] = [measure(one) if isinstance(one, list) else 0 for one in found]
+    values[known] = [measure(item) if isinstance(item, list) else 0 for item in found]
     return values[inverse]
 
 
 def _sizes(dims: list[Any]) -> list[int]:
-    return [product(one) for one in dims if isinstance(one, list) and one]
+    return [product(dim) for dim in dims if isinstance(dim, list) and dim]
 
 
 def largest(dims: list[Any]) -> int:

@@ -60,7 +60,7 @@ def select_loops(trace: Trace, ops: Ints) -> list[SampleLoop]:
             reach = end[one]
     loops = []
     for same in members.values():
-        longest = max(same, key=lambda one: rounds[one])
+        longest = max(same, key=lambda item: rounds[item])
         body = at[first[longest]] + np.arange(length[first[longest]])
         start_ns, end_ns = trace.start_ns[ops[begin[same]]], trace.end_ns[ops[end[same] - 1]]
         loops.append(

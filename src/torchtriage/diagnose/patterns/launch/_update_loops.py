@@ -35,7 +35,7 @@ def claim_updates(trace: Trace, min_share: float) -> Claims:
         return
     count = steps.mean_count(steps.of_host(updates))
     names = np.bincount(trace.name[updates])
-    top = [trace.names[one] for one in np.argsort(-names, kind="stable")[:3].tolist() if names[one]]
+    top = [trace.names[row] for row in np.argsort(-names, kind="stable")[:3].tolist() if names[row]]
     waits = f", while the GPU stands idle for {format_ns(lost_ns)}" if trace.devices else ""
     yield Claim(
         message=f"tensors are updated in place one by one outside the optimizer: {format_count(count, 'operator')}"

@@ -92,7 +92,7 @@ def _work(trace: Trace, inside: Mask) -> tuple[Ints, Ints]:
 
 def _is_tensor(dims: object) -> bool:
     return isinstance(dims, list) and any(
-        isinstance(one, list) and len(one) > 0 and any(size != 1 for size in one) for one in dims
+        isinstance(dim, list) and len(dim) > 0 and any(size != 1 for size in dim) for dim in dims
     )
 
 

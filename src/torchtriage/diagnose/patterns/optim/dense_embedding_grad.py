@@ -53,7 +53,7 @@ def find(trace: Trace) -> Claims:
     rows = np.flatnonzero(trace.named(_BACKWARD) & (trace.kind == Kind.OP))
     rows = rows[~trace.tree.under(trace.named(_BACKWARD))[rows]]
     inputs, which = inputs_of(trace, rows)
-    tables = [_table(one) for one in inputs]
+    tables = [_table(input_) for input_ in inputs]
     sparse = np.array([table is not None for table in tables], dtype=bool)[which]
     rows, which = rows[sparse], which[sparse]
     if not len(rows) or not recurs(trace, rows):
@@ -113,7 +113,7 @@ def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> tuple[Ints, Floats]:
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#")
     rows = np.flatnonzero((trace.kind == Kind.OP) & trace.tree.under(marks))
     inputs, which = inputs_of(trace, rows)
-    part = np.array([_part(one.dims, shapes) for one in inputs])[which]
+    part = np.array([_part(input_.dims, shapes) for input_ in inputs])[which]
     inside = trace.mask_of(rows[part > 0])
     outer = (part > 0) & ~trace.tree.under(inside)[rows]
     return rows[outer], part[outer]
@@ -122,6 +122,6 @@ def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> tuple[Ints, Floats]:
 def _part(dims: list[Any], shapes: set[tuple[int, int]]) -> float:
     first = dims[0] if dims else None
     tensors = [first] if is_shape(first) else first if isinstance(first, list) else []
-    sizes = [math.prod(one) if is_shape(one) else 0 for one in tensors]
-    tables = [size for size, one in zip(sizes, tensors, strict=True) if size and tuple(one) in shapes]
+    sizes = [math.prod(tensor) if is_shape(tensor) else 0 for tensor in tensors]
+    tables = [size for size, tensor in zip(sizes, tensors, strict=True) if size and tuple(tensor) in shapes]
     return sum(tables) / sum(sizes) if tables else 0.0

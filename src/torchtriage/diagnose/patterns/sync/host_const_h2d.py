@@ -99,7 +99,7 @@ def _same_in_module(trace: Trace, index: Ints) -> Mask:
     inside = np.flatnonzero((module >= 0) & ~pinned)
     keys = np.stack([trace.name[module[inside]], waits.copy_bytes[index[inside]]], axis=1)
     kinds, which = np.unique(keys, axis=0, return_inverse=True)
-    for one in range(len(kinds)):
-        same = inside[which.ravel() == one]
+    for item in range(len(kinds)):
+        same = inside[which.ravel() == item]
         hit[same] = recurs(trace, waits.row[index[same]])
     return hit

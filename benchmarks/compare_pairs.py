@@ -22,12 +22,12 @@ from cpu_pairs import PAIRS, Pair
 
 from torchtriage.core.trace import read_trace
 from torchtriage.diagnose.compare.result import Comparison
-from torchtriage.diagnose.compare.verdict import Evidence, compare, gather
+from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
 
 RECORDINGS = (("a", "before"), ("b", "before"), ("c", "after"))
 
 
-def record(python: str, pair: Pair, state: str, folder: Path, label: str) -> tuple[Evidence, float]:
+def record(python: str, pair: Pair, state: str, folder: Path, label: str) -> tuple[ChangeEvidence, float]:
     """Return the evidence of one recording and its unprofiled mean step in ms."""
     trace = folder / f"{pair.name}-{label}.json.gz"
     out = folder / f"{pair.name}-{label}.time.json"

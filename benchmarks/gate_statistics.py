@@ -28,7 +28,7 @@ from torchtriage.core.stats import change_points
 from torchtriage.core.stats.classical_tests import cohen_d, mann_whitney, welch
 from torchtriage.core.stats.multiple_testing import adjust
 from torchtriage.core.stats.quantiles import quantile_interval
-from torchtriage.core.stats.sequential import Plan, decide
+from torchtriage.core.stats.sequential import StoppingPlan, decide
 from torchtriage.core.stats.session_comparison import compare_sessions, noise_floor, session_value, verdict
 
 Floats = NDArray[np.float64]
@@ -172,7 +172,7 @@ def sequential_table(lows: dict[str, Floats], n_trials: int) -> Table:
     rng = np.random.default_rng(2)
     table = [["", "A/A called slower, %", "pairs", *(text for arm in ARMS for text in (f"{arm} found, %", "pairs"))]]
     for max_pairs, effect in ((20, 0.02), (20, 0.05), (40, 0.02)):
-        plan = Plan(max_pairs=max_pairs, min_effect=effect)
+        plan = StoppingPlan(max_pairs=max_pairs, min_effect=effect)
         fixed = [f"{max_pairs} pairs, smallest effect {effect:.0%}"]
         early = ["… stopping early"]
         for arm in ("A2", *ARMS.values()):

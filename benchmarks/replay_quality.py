@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torchtriage as tt
 from torchtriage.core.errors import TraceFormatError
-from torchtriage.diagnose.replay.predict import Model
+from torchtriage.diagnose.replay.predict import ReplayModel
 
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     device: str
     n_rows: int
     n_steps: int
-    model: Model
+    model: ReplayModel
     build_s: float
     load_s: float
 
@@ -42,7 +42,7 @@ def measure(folder: Path) -> Iterator[Row]:
         if len(trace) < 3:
             continue
         loaded = time.perf_counter()
-        built = Model(trace)
+        built = ReplayModel(trace)
         device = trace.devices[0].name if trace.devices else ""
         yield Row(
             path.relative_to(folder).as_posix(),

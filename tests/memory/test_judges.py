@@ -25,7 +25,7 @@ from torchtriage.memory.snapshot.fragmentation import (
     segments_at,
 )
 from torchtriage.memory.snapshot.read import read_snapshot
-from torchtriage.memory.snapshot.result import Device, MemoryResult, OutOfMemory, Part
+from torchtriage.memory.snapshot.result import DeviceMemory, MemoryPart, MemoryResult, OutOfMemory
 from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import timeline
 from torchtriage.memory.snapshot.verdict import judge
@@ -41,7 +41,7 @@ def read(recorder: Recorder | Any) -> Snapshot:
     return read_snapshot(io.BytesIO(pickle.dumps(document, 4)))
 
 
-def judged(recorder: Recorder) -> tuple[MemoryResult, Device]:
+def judged(recorder: Recorder) -> tuple[MemoryResult, DeviceMemory]:
     snapshot = read(recorder)
     assert snapshot.check() == []
     result = judge(snapshot)
@@ -49,7 +49,7 @@ def judged(recorder: Recorder) -> tuple[MemoryResult, Device]:
     return result, result.devices[-1]
 
 
-def sizes(parts: tuple[Part, ...]) -> dict[str, int]:
+def sizes(parts: tuple[MemoryPart, ...]) -> dict[str, int]:
     return {part.name: part.size_bytes for part in parts}
 
 

@@ -28,7 +28,7 @@ from torchtriage.memory.snapshot.categories import CATEGORIES, judge_categories,
 from torchtriage.memory.snapshot.peak_usage import MAX_LINES
 from torchtriage.memory.snapshot.peak_usage import _parts as peak_parts
 from torchtriage.memory.snapshot.read import read_memory, read_snapshot
-from torchtriage.memory.snapshot.result import MemoryResult, Part
+from torchtriage.memory.snapshot.result import MemoryPart, MemoryResult
 from torchtriage.memory.snapshot.verdict import judge
 from torchtriage.report.documents import memory as words
 from torchtriage.report.pages import memory as memory_page
@@ -115,7 +115,7 @@ def test_markdown_of_a_timeline_has_the_table_of_purposes() -> None:
 
 
 def test_one_left_out_is_one_other() -> None:
-    seven = [Part(f"cause {i}", 1, 1 / 7) for i in range(7)]
+    seven = [MemoryPart(f"cause {i}", 1, 1 / 7) for i in range(7)]
     assert words.parts(seven).endswith(", 1 other 1 B")
     assert words.parts([*seven, seven[0]]).endswith(", 2 others 2 B")
     sizes = {f"purpose {i}": 1 for i in range(MAX_LINES + 1)}

@@ -24,7 +24,7 @@ from typing import Any
 from torchtriage.api.traces import Report, analyze_run
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.record.profiler_capture import BUSY
-from torchtriage.core.record.recorder import COMPLETE, Plan, Recorder
+from torchtriage.core.record.recorder import COMPLETE, Recorder, RecordPlan
 from torchtriage.core.record.stacks import user_call
 
 __all__ = ["Profile", "need_torch", "profile"]
@@ -59,7 +59,7 @@ def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6,
         )
     if warmup < 0:
         raise UsageError(f"expected warmup steps, found {warmup}")
-    plan = Plan(warmup=warmup, light=steps) if steps is not None else None
+    plan = RecordPlan(warmup=warmup, light=steps) if steps is not None else None
     return Profile(out, plan)
 
 
@@ -70,7 +70,7 @@ class Profile:
     ``how`` : what a step is, in words.
     """
 
-    def __init__(self, out: str | os.PathLike[str] | None, plan: Plan | None) -> None:
+    def __init__(self, out: str | os.PathLike[str] | None, plan: RecordPlan | None) -> None:
         self.out = Path(tempfile.mkdtemp(prefix="torchtriage-") if out is None else out)
         if out is None:  # gone with the profile
             weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)

@@ -20,7 +20,7 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import SCHEMA, Result
 
-__all__ = ["JsonFormat", "Report", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
+__all__ = ["JsonFormat", "JsonReport", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class JsonFormat(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Report:
+class JsonReport:
     """One run of torchtriage over one or more traces."""
 
     schema: str
@@ -95,7 +95,7 @@ class Report:
 
 
 _DOCUMENT = JsonFormat(
-    Report,
+    JsonReport,
     SCHEMA,
     title="Result of torchtriage",
     what="a torchtriage result",
@@ -116,7 +116,7 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
         A field other than evidence holds a number that is not finite, which JSON cannot say.
     """
     version = results[0].version if results else ""
-    return _DOCUMENT.encode(Report(SCHEMA, version, tuple(results), tuple(jobs)))
+    return _DOCUMENT.encode(JsonReport(SCHEMA, version, tuple(results), tuple(jobs)))
 
 
 def decode(data: bytes) -> list[Result]:
@@ -124,7 +124,7 @@ def decode(data: bytes) -> list[Result]:
     return list(read(data).results)
 
 
-def read(data: bytes) -> Report:
+def read(data: bytes) -> JsonReport:
     """Return a document that ``encode`` made, by this version or another.
 
     Raises

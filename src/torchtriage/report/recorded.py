@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
-from torchtriage.diagnose.runs.result import CompileEvent, Recorded, WatchedMemory
+from torchtriage.diagnose.runs.result import CompileEvent, RecordedRun, WatchedMemory
 
 __all__ = ["compiled", "run"]
 
@@ -15,7 +15,7 @@ APART = 0.2
 """Step times on either side of the recordings that differ by more are both told."""
 
 
-def run(recorded: Recorded) -> tuple[tuple[str, str], ...]:
+def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
     """Return how ``torchtriage run`` came to a result, as rows of label and text."""
     ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
     rows = [("ran", f"{visible(recorded.command)}{ended}")] if recorded.command else []
@@ -74,7 +74,7 @@ N_COMPILE_EVENTS = 4
 """Of each kind."""
 
 
-def compiled(recorded: Recorded | None) -> tuple[tuple[str, str], ...]:
+def compiled(recorded: RecordedRun | None) -> tuple[tuple[str, str], ...]:
     """Return what the compiler's log names, the costliest first, as rows of label and text."""
     seen = None if recorded is None else recorded.compiled
     if seen is None:

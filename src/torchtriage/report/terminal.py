@@ -19,7 +19,7 @@ from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["Page", "put", "render"]
+__all__ = ["TerminalPage", "put", "render"]
 
 WIDTH = 80
 MIN_WIDTH, MAX_WIDTH = 40, 120
@@ -39,12 +39,12 @@ _ASCII = str.maketrans("█▓▒░·─…µ▁▂▃▄▅▆▇", "#=-w.-~u_
 
 def render(document: b.Document, *, width: int | None = None) -> Text:
     """Return the report, at most 120 columns wide, 80 when not given."""
-    page = Page(width)
+    page = TerminalPage(width)
     _blocks(page, document.blocks)
     return page.text
 
 
-def _blocks(page: Page, blocks: Iterable[b.Block], shift: int = 0) -> None:
+def _blocks(page: TerminalPage, blocks: Iterable[b.Block], shift: int = 0) -> None:
     first = not page.text
     for block in blocks:
         if b.TERMINAL in block.on and not block.empty:
@@ -53,7 +53,7 @@ def _blocks(page: Page, blocks: Iterable[b.Block], shift: int = 0) -> None:
             _block(page, block, shift)
 
 
-def _block(page: Page, block: b.Block, shift: int) -> None:
+def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
     match block:
         case b.Head():
             if block.path:
@@ -121,7 +121,7 @@ def _fitted(parts: list[tuple[str, str]], room: int, fit: bool) -> list[tuple[st
     return [(elide(text, room), style) for text, style in parts] if fit else parts
 
 
-def _table(page: Page, table: b.Table, shift: int) -> None:
+def _table(page: TerminalPage, table: b.Table, shift: int) -> None:
     def plain(cell: b.Text) -> str:
         return "".join(text for text, _ in _parts(cell))
 
@@ -160,7 +160,7 @@ def _fitting(text: Text, encoding: str) -> Text:
     return text
 
 
-class Page:
+class TerminalPage:
     """Lines of styled text, wrapped to a width as they come."""
 
     def __init__(self, width: int | None) -> None:

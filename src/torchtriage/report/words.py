@@ -22,7 +22,7 @@ __all__ = [
     "OPINION",
     "RANK_PARTS",
     "SUSPICIOUS",
-    "Missing",
+    "MissingValue",
     "answer",
     "basis",
     "checked",
@@ -337,7 +337,7 @@ def _spoken(key: str) -> str:
     return elide(" ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words))
 
 
-class Missing(NamedTuple):
+class MissingValue(NamedTuple):
     """Patterns that were not checked for the same reason; ``brief`` : by code alone when there are many."""
 
     what: str
@@ -346,7 +346,7 @@ class Missing(NamedTuple):
     how_to_record: str
 
 
-def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
+def missing(entries: Sequence[NotChecked]) -> tuple[MissingValue, ...]:
     """Group what was not checked by what is missing, in the order of first mention."""
     groups: dict[tuple[str, str], list[NotChecked]] = {}
     for entry in entries:
@@ -356,7 +356,7 @@ def missing(entries: Sequence[NotChecked]) -> tuple[Missing, ...]:
     for (what, how), members in groups.items():
         patterns = tuple(f"{visible(entry.code)} {visible(entry.name)}" for entry in members)
         codes = tuple(visible(entry.code) for entry in members)
-        missing.append(Missing(what, patterns, patterns if len(patterns) <= N_NAMED else codes, how))
+        missing.append(MissingValue(what, patterns, patterns if len(patterns) <= N_NAMED else codes, how))
     return tuple(missing)
 
 

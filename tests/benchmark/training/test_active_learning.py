@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Judged
 from torchtriage.learn.dataset.recordings import Kept
-from torchtriage.learn.review.evidence import Evidence, Line
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence
 from torchtriage_benchmark.commands import labels as commands
 from torchtriage_benchmark.training.active_learning import (
@@ -93,7 +93,9 @@ class Seen(Findings):
         super().__init__()
 
     def of(self, item: Kept, windows: Any) -> list[Evidence]:
-        return [Evidence((at, at + 1), (Line("e1", "window", f"{item.id} {at}"),), CODES, 0, True) for at in windows]
+        return [
+            Evidence((at, at + 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), CODES, 0, True) for at in windows
+        ]
 
 
 class Oracle:

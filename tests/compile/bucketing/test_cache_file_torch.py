@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchtriage.compile.bucketing.planning import Plan
+from torchtriage.compile.bucketing.planning import BucketPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -75,7 +75,7 @@ def test_what_torch_tries_the_processor_with_is_kept_too(caches: Path) -> None:
 def test_libraries_of_another_processor_are_left(caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtriage.compile.bucketing import cache_file, libraries
 
-    plan = Plan({"size": (4, 8)})
+    plan = BucketPlan({"size": (4, 8)})
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"caches", None))
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: data)
     monkeypatch.setattr(libraries, "compiled", lambda: {NAME: Path(_ctypes.__file__)})

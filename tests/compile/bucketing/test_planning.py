@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtriage.compile.bucketing import Plan, plan, powers_of_two, revise
+from torchtriage.compile.bucketing import BucketPlan, plan, powers_of_two, revise
 from torchtriage.compile.bucketing.advice import advise
 from torchtriage.compile.bucketing.planner import REVIEW, WINDOW, Planner
 from torchtriage.compile.bucketing.planner import given as named
@@ -121,7 +121,7 @@ def test_limits_that_cannot_be() -> None:
 
 def test_a_plan_reads_well() -> None:
     assert str(plan([90, 100, 200], max_buckets=2)) == "size 100, 200; padding 2.6 %"
-    assert str(Plan({"size": (1, 2)})) == "size 1, 2"
+    assert str(BucketPlan({"size": (1, 2)})) == "size 1, 2"
     told = str(plan([1, 1, 90], max_buckets=1, compile_cost=50.0, fallback=1.1))
     assert told == "size none; padding 0 %, 100 % without a bucket"
 
@@ -214,7 +214,7 @@ def test_two_axes_drift_too() -> None:
 
 
 def test_given_buckets_never_change() -> None:
-    planner = Planner(["size"], Plan({"size": (8, 16)}))
+    planner = Planner(["size"], BucketPlan({"size": (8, 16)}))
     assert not any(planner.observe({"size": 3}) for _ in range(2000))
     assert planner.wanted() == [{"size": 8}]
     assert planner.least({"size": 8}) == {"size": 3}
@@ -227,7 +227,7 @@ def test_given_buckets_never_change() -> None:
 def test_buckets_are_taken_as_lists_dicts_and_plans() -> None:
     assert named("auto", ["size"]) is None
     for one in ([16, 8, 8], {"seq": [8, 16]}, plan([8, 16]), (np.int64(8), 16)):
-        assert named(one, ["seq"]) == Plan({"seq": (8, 16)})
+        assert named(one, ["seq"]) == BucketPlan({"seq": (8, 16)})
     for wrong in ([], [0], "8", 8, [1.5], {"a": [1], "b": [2]}):
         with pytest.raises(UsageError, match="buckets"):
             named(wrong, ["seq"])

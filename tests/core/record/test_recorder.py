@@ -18,9 +18,9 @@ import pytest
 
 from torchtriage.core import machine
 from torchtriage.core.record import environment, profiler_capture, recorder, timing
-from torchtriage.core.record.recorder import Plan, Recorder
+from torchtriage.core.record.recorder import Recorder, RecordPlan
 
-QUICK = Plan(warmup=2, timing_steps=4, min_timing_s=0.0, max_timing_steps=20, light=3, heavy=2)
+QUICK = RecordPlan(warmup=2, timing_steps=4, min_timing_s=0.0, max_timing_steps=20, light=3, heavy=2)
 
 
 # -- step times, without torch -----------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_loop_is_timed_and_recorded_twice(work: Callable[[], float], tmp_path:
 
 @pytest.mark.torch
 def test_steps_of_the_trace_are_those_of_the_loop(work: Callable[[], float], tmp_path: Path) -> None:
-    one = Recorder(tmp_path, Plan(warmup=2, timing_steps=0, light=2, heavy=1))
+    one = Recorder(tmp_path, RecordPlan(warmup=2, timing_steps=0, light=2, heavy=1))
     run(one, work)
     # warm-up ends with the third call; the step after it warms the profiler up
     assert steps(tmp_path / "light.json.gz") == ["ProfilerStep#4", "ProfilerStep#5"]
@@ -163,7 +163,7 @@ print(loss.item().hex(), random.random(), [name for name in os.environ if "KINET
 
 @pytest.mark.torch
 def test_what_ends_early_keeps_its_whole_steps(work: Callable[[], float], tmp_path: Path) -> None:
-    one = Recorder(tmp_path, Plan(warmup=0, timing_steps=0, light=5))
+    one = Recorder(tmp_path, RecordPlan(warmup=0, timing_steps=0, light=5))
     for _ in range(4):  # 1 begins, 1 warms up, 2 whole ones
         work()
         one.step()
@@ -183,7 +183,7 @@ def test_what_ends_early_keeps_its_whole_steps(work: Callable[[], float], tmp_pa
 @pytest.mark.torch
 @pytest.mark.parametrize("n_steps", [0, 1, 2])
 def test_too_few_steps_leave_no_recording_but_say_why(n_steps: int, work: Callable[[], float], tmp_path: Path) -> None:
-    one = Recorder(tmp_path, Plan(warmup=0, timing_steps=0))
+    one = Recorder(tmp_path, RecordPlan(warmup=0, timing_steps=0))
     for _ in range(n_steps):
         work()
         one.step()
@@ -306,7 +306,7 @@ def test_a_profiler_that_the_script_starts_later_takes_over(
 def test_a_profiler_of_another_thread_waits_for_the_step_to_end(work: Callable[[], float], tmp_path: Path) -> None:
     import torch
 
-    one = Recorder(tmp_path, Plan(warmup=0, timing_steps=0, light=5))
+    one = Recorder(tmp_path, RecordPlan(warmup=0, timing_steps=0, light=5))
     for _ in range(3):
         work()
         one.step()
@@ -557,7 +557,7 @@ while not one.done:
 @pytest.mark.torch
 def test_a_step_costs_little_when_nothing_is_recorded(tmp_path: Path) -> None:
     """Ten times the cost on an idle machine, for a busy one: a wrong order of growth is seen."""
-    one = Recorder(tmp_path, Plan(timing_steps=10**6, max_timing_steps=10**7, max_timing_s=1e6))
+    one = Recorder(tmp_path, RecordPlan(timing_steps=10**6, max_timing_steps=10**7, max_timing_s=1e6))
     for _ in range(20):
         one.step()
     assert one.state == "timing"

@@ -107,7 +107,7 @@ def test_every_scanner_sees_its_blocks_in_order(monkeypatch: pytest.MonkeyPatch)
     seen: list[tuple[int, int]] = []
     scan = native.Scanner.scan
 
-    def slow_at_first(self: native.Scanner, block: native.Block, step: int) -> native.Found:
+    def slow_at_first(self: native.Scanner, block: native.NativeBlock, step: int) -> native.Found:
         seen.append((block.offset, id(self)))
         if len(seen) == 1:
             time.sleep(0.05)  # the others could overtake

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.builder import TraceBuilder
 from tests.diagnose.compare.runs import Script
 
-from torchtriage.diagnose.compare.attribute import Attribution, attribute
-from torchtriage.diagnose.compare.result import Cause, Change
+from torchtriage.diagnose.compare.attribute import ChangeAttribution, attribute
+from torchtriage.diagnose.compare.result import ChangeCause, TimeChange
 from torchtriage.diagnose.compare.time_account import Account, Key, account
 
 
@@ -25,20 +25,20 @@ def run(script: Script) -> Account:
 BASE = Script()
 
 
-def between(before: Script, after: Script) -> Attribution:
+def between(before: Script, after: Script) -> ChangeAttribution:
     found = attribute(run(before), run(after))
     add_up(found)
     return found
 
 
-def add_up(found: Attribution) -> None:
+def add_up(found: ChangeAttribution) -> None:
     for field in ("before_ns", "after_ns", "delta_ns"):
         whole = getattr(found.total, field)
         assert sum(getattr(one.change, field) for one in found.causes) == whole
         assert sum(getattr(one, field) for one in found.classes.values()) == whole
 
 
-def told(found: Attribution) -> dict[str, float]:
+def told(found: ChangeAttribution) -> dict[str, float]:
     """Return the believed causes and their change in us."""
     return {one.label: one.change.delta_ns / 1000 for one in found.causes if one.change.told}
 
@@ -209,8 +209,8 @@ def test_windows_have_no_noise_to_go_by_and_need_a_larger_change():
 # -- laws --------------------------------------------------------------------------------------
 
 
-def mirrored(change: Change) -> Change:
-    return Change(
+def mirrored(change: TimeChange) -> TimeChange:
+    return TimeChange(
         change.after_ns,
         change.before_ns,
         -change.delta_ns,
@@ -220,7 +220,7 @@ def mirrored(change: Change) -> Change:
     )
 
 
-def names(cause: Cause) -> tuple[object, ...]:
+def names(cause: ChangeCause) -> tuple[object, ...]:
     both = frozenset(cause.what) | frozenset(cause.what_after)
     return cause.time_class, cause.region, cause.mark, both
 

@@ -7,7 +7,7 @@ from tests.report.sample_result import problems
 
 from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.diagnose.compare.findings import keep_promise, match
-from torchtriage.diagnose.compare.result import Change
+from torchtriage.diagnose.compare.result import TimeChange
 from torchtriage.diagnose.verdict.result import Result
 
 WHOLE = problems()
@@ -31,10 +31,10 @@ def statuses(before: Result, after: Result) -> list[tuple[str, str]]:
     return [(one.status, one.code) for one in match(before, after)]
 
 
-def total(before_ms: float, after_ms: float, half_ms: float | None = 1.0) -> Change:
+def total(before_ms: float, after_ms: float, half_ms: float | None = 1.0) -> TimeChange:
     delta = round((after_ms - before_ms) * 1e6)
     ends = (None, None) if half_ms is None else (delta - round(half_ms * 1e6), delta + round(half_ms * 1e6))
-    return Change(round(before_ms * 1e6), round(after_ms * 1e6), delta, *ends, told=True)
+    return TimeChange(round(before_ms * 1e6), round(after_ms * 1e6), delta, *ends, told=True)
 
 
 def test_findings_went_came_and_stayed_the_costliest_first():

@@ -12,7 +12,7 @@ from tests.diagnose.compare.runs import Script
 import torchtriage as tt
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.compare.result import Comparison
-from torchtriage.diagnose.compare.verdict import Evidence, compare, gather
+from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
 from torchtriage.diagnose.compare.workload import unlike, workload
 
 BASE = Script()
@@ -20,7 +20,7 @@ LOADER = replace(BASE, loader=3000)
 
 
 @cache
-def built(script: Script) -> Evidence:
+def built(script: Script) -> ChangeEvidence:
     return gather(script.build())
 
 

@@ -5,7 +5,7 @@ from builder import TraceBuilder
 from diagnose.ranks.jobs import STEP_NUMBER, all_reduce, job, records, shifted
 
 from torchtriage.diagnose.ranks.match import Matches, match
-from torchtriage.diagnose.ranks.rank_record import Group, RankRecord
+from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
 MS = 1_000_000
 
@@ -25,7 +25,7 @@ def of(builders: list[TraceBuilder]) -> tuple[list[RankRecord], Matches]:
 def test_equal_order_is_a_match() -> None:
     ranks, matches = of(job())
     (one,) = matches.groups
-    assert one.group == Group("0", (0, 1, 2, 3), "default_pg")
+    assert one.group == ProcessGroup("0", (0, 1, 2, 3), "default_pg")
     assert one.index.tolist() == [[place] * 4 for place in range(6)]
     assert one.step.tolist() == list(range(STEP_NUMBER, STEP_NUMBER + 6))
     assert set(one.nelems.tolist()) == {4096}
@@ -152,7 +152,7 @@ def test_groups_that_were_not_recorded_go_by_the_order_of_streams() -> None:
                 event.get("args", {}).pop(key, None)
     _, matches = of(builders)
     (one,) = matches.groups
-    assert one.group == Group("stream 1")
+    assert one.group == ProcessGroup("stream 1")
     assert len(one) == 6
 
 

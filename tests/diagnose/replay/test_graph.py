@@ -8,7 +8,7 @@ from builder import TraceBuilder
 from diagnose.replay import programs
 
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.diagnose.replay import Edit, Model, model, parse_what_if
+from torchtriage.diagnose.replay import Edit, ReplayModel, model, parse_what_if
 from torchtriage.diagnose.replay.graph import EdgeKind, NodeKind
 
 US = 1_000
@@ -242,7 +242,7 @@ def test_circles_in_damaged_times_are_cut_and_counted() -> None:
             bytes=4,
         )
     trace = b.build()
-    built = Model(trace)
+    built = ReplayModel(trace)
     assert built.step_ns > 0
 
 

@@ -9,7 +9,7 @@ from diagnose.replay import programs
 
 from torchtriage.core.errors import PatternError, UsageError
 from torchtriage.core.trace import Kind
-from torchtriage.diagnose.replay import Edit, Model, critical_path, model, parse_what_if
+from torchtriage.diagnose.replay import Edit, ReplayModel, critical_path, model, parse_what_if
 from torchtriage.diagnose.replay.engine import schedule
 from torchtriage.diagnose.replay.predict import INFERRED
 
@@ -289,7 +289,7 @@ def test_a_step_that_is_not_there() -> None:
 
 
 def test_variants_leave_out_inferred_edges_only_where_there_are_any() -> None:
-    plain = Model(programs.two_streams())
+    plain = ReplayModel(programs.two_streams())
     assert [variant.name for variant in plain._variants][:2] == ["default", "strict"]
     assert "seen" not in [variant.name for variant in plain._variants]
     assert 0 < INFERRED < 1

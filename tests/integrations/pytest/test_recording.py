@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.builder import TraceBuilder
 
 import torchtriage as tt
-from torchtriage.integrations.pytest.recording import Recorded, count, judge_count, time_lines
+from torchtriage.integrations.pytest.recording import RecordedTest, count, judge_count, time_lines
 
 
 def steps(*, reads: int = 0, kernels: int = 3, first: int | None = None) -> TraceBuilder:
@@ -28,7 +28,7 @@ def steps(*, reads: int = 0, kernels: int = 3, first: int | None = None) -> Trac
     return trace
 
 
-def recorded(builder: TraceBuilder, *, judged: bool = False) -> Recorded:
+def recorded(builder: TraceBuilder, *, judged: bool = False) -> RecordedTest:
     trace = builder.build()
     return count(trace, tt.analyze(trace, min_share=0.0) if judged else None, on_device=True)
 
@@ -89,7 +89,7 @@ def test_without_an_accelerator_nothing_is_counted() -> None:
 
 
 def test_what_was_not_looked_at_is_said() -> None:
-    assert time_lines(Recorded(unknown="another profiler runs in this process")) == (
+    assert time_lines(RecordedTest(unknown="another profiler runs in this process")) == (
         "where: not looked at, another profiler runs in this process",
     )
 

@@ -18,7 +18,7 @@ from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.learn.dataset.windows import windows
 from torchtriage.learn.review.evidence import Evidence, applicable, count_tokens, gather
-from torchtriage.learn.review.redaction import Names
+from torchtriage.learn.review.redaction import RedactedNames
 
 STEP = (0, 1_000_000)
 
@@ -266,7 +266,7 @@ def named(kind: Kind, name: str) -> str:
         builder.op(name, 20, 10)
     trace = builder.build()
     (row,) = np.flatnonzero((trace.kind == kind) & (trace.name == trace.names.index(name)))
-    return re.sub(r"#\d+", "#", Names(trace).of(int(row)))
+    return re.sub(r"#\d+", "#", RedactedNames(trace).of(int(row)))
 
 
 FUNCTOR = "void at::native::vectorized_elementwise_kernel<4, {}<float>, std::array<char*, 2> >(int)"
@@ -360,8 +360,8 @@ def test_one_name_has_one_number_in_all_windows() -> None:
     trace = secretive()
     code = trace.names.index(SECRET["op"])
     row = int(np.flatnonzero(trace.name == code)[0])
-    assert Names(trace).of(row) == f"op#{code}"
-    assert Names(trace, redact=False).of(row) == SECRET["op"]
+    assert RedactedNames(trace).of(row) == f"op#{code}"
+    assert RedactedNames(trace, redact=False).of(row) == SECRET["op"]
 
 
 PUBLIC = (

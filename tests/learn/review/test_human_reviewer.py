@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtriage.learn.review.evidence import Evidence, Line
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.human_reviewer import Person
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Sentence, silent
 
@@ -23,7 +23,7 @@ def review(*answers: str, n: int = 1) -> tuple[tuple[Outcome, ...], list[str]]:
             raise end
         return left.pop(0)
 
-    lines = (Line("e1", "window", "a window"), Line("e2", "op", "an operator"))
+    lines = (EvidenceLine("e1", "window", "a window"), EvidenceLine("e2", "op", "an operator"))
     evidence: Sequence[Evidence] = [Evidence((0, 1), lines, ("LCH016",), 0, True)] * n
     return Person("anna", ask, shown.append).review_all(evidence, silent), shown
 

@@ -19,7 +19,7 @@ from learn.review.server import Server, Step, answer, good, says, serving, statu
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.learn.review import llm_reviewer as module
 from torchtriage.learn.review import prompt
-from torchtriage.learn.review.evidence import Evidence, Line
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.llm_reviewer import Endpoint, Limits, Llm, Prices
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, silent
 
@@ -31,7 +31,11 @@ KEY = "sk-very-secret"
 def windows(n: int) -> list[Evidence]:
     return [
         Evidence(
-            (at, at + 1), (Line("e1", "window", f"window {at}"), Line("e2", "op", '"aten::mm" 3 x')), CODES, 0, True
+            (at, at + 1),
+            (EvidenceLine("e1", "window", f"window {at}"), EvidenceLine("e2", "op", '"aten::mm" 3 x')),
+            CODES,
+            0,
+            True,
         )
         for at in range(n)
     ]

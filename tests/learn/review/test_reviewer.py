@@ -13,7 +13,7 @@ from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.learn.dataset.windows import windows
 from torchtriage.learn.review import prompt
-from torchtriage.learn.review.evidence import Evidence, Line, gather
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine, gather
 from torchtriage.learn.review.reviewer import NONE, Outcome, check, silent
 from torchtriage.learn.review.rule_reviewer import Offline
 
@@ -26,14 +26,14 @@ def evidence(
     types: dict[str, float] | None = None,
     unusual: bool = False,
 ) -> Evidence:
-    lines = [Line("e1", "window", "window of 1 ms")]
+    lines = [EvidenceLine("e1", "window", "window of 1 ms")]
     lines += [
-        Line(f"e{at}", "finding", f"rule {code}", {"code": code, "share": share, "certainty": certainty})
+        EvidenceLine(f"e{at}", "finding", f"rule {code}", {"code": code, "share": share, "certainty": certainty})
         for at, (code, share, certainty) in enumerate(rules, 2)
     ]
     if probability is not None:
         facts: dict[str, Any] = {"probability": probability, "types": types or {}}
-        lines.append(Line(f"e{len(lines) + 1}", "detector", "detector", {**facts, "unusual": unusual}))
+        lines.append(EvidenceLine(f"e{len(lines) + 1}", "detector", "detector", {**facts, "unusual": unusual}))
     return Evidence((0, 1), tuple(lines), CODES, 0, True)
 
 
@@ -157,7 +157,7 @@ def test_the_prompt_has_the_evidence_between_marks_that_it_cannot_hold() -> None
 
 
 def test_braces_of_a_name_are_no_part_of_the_prompt() -> None:
-    lines = (Line("e1", "op", "{codes} {digest} {evidence}"),)
+    lines = (EvidenceLine("e1", "op", "{codes} {digest} {evidence}"),)
     _, user = prompt.messages(Evidence((0, 1), lines, ("LCH016",), 0, False))
     assert "e1: {codes} {digest} {evidence}" in user["content"]
 

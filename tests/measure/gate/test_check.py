@@ -15,7 +15,7 @@ from tests.measure.gate.sides import HOST, OTHER, run, series, timed
 from torchtriage.core.errors import SampleError, TraceFormatError, UsageError
 from torchtriage.core.samples import Machine, Run, Series, Session
 from torchtriage.core.stats.session_comparison import session_value
-from torchtriage.diagnose.compare.verdict import Evidence
+from torchtriage.diagnose.compare.verdict import ChangeEvidence
 from torchtriage.measure.gate.check import check
 from torchtriage.measure.gate.result import GateResult, MetricRow
 from torchtriage.measure.gate.row_verdict import GateLimits
@@ -601,7 +601,7 @@ def traced(factor: float, seed: int, *paths: str) -> Run:
 
 
 def test_without_a_regression_no_trace_is_read() -> None:
-    def never(path: str) -> Evidence:
+    def never(path: str) -> ChangeEvidence:
         raise AssertionError(path)
 
     before, after = traced(1, 1, "a.json"), traced(1, 2, "b.json")
@@ -609,7 +609,7 @@ def test_without_a_regression_no_trace_is_read() -> None:
 
 
 def test_a_trace_that_cannot_be_read_is_said() -> None:
-    def broken(path: str) -> Evidence:
+    def broken(path: str) -> ChangeEvidence:
         raise TraceFormatError("expected JSON, found nothing", where=path)
 
     before, after = traced(1, 1, "a.json"), traced(1.3, 2, "b.json")

@@ -14,7 +14,7 @@ from tests.report import forms
 from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.verify.paired_runs import ProgramRun, agreement, run_trial
-from torchtriage.measure.verify.result import Agreement
+from torchtriage.measure.verify.result import ResultAgreement
 from torchtriage.measure.verify.verify import conclude
 
 
@@ -75,7 +75,7 @@ def runs(*losses):
 
 def test_equal_losses_are_the_same():
     one = agreement(runs([2.0, 1.0]), runs([2.0, 1.000001]))
-    assert one == Agreement("losses", "same", 2, pytest.approx(1e-6, rel=0.1), 0.0)
+    assert one == ResultAgreement("losses", "same", 2, pytest.approx(1e-6, rel=0.1), 0.0)
 
 
 def test_other_losses_differ_where_each_program_repeats_itself():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torchtriage.compile.bucketing.declarations import Mask
 from torchtriage.compile.bucketing.drift import Revision, revise
-from torchtriage.compile.bucketing.planning import Plan, plan, powers_of_two
+from torchtriage.compile.bucketing.planning import BucketPlan, plan, powers_of_two
 from torchtriage.compile.bucketing.statistics import BucketingWarning, Stats
 
-__all__ = ["BucketingWarning", "Mask", "Plan", "Revision", "Stats", "plan", "powers_of_two", "revise"]
+__all__ = ["BucketPlan", "BucketingWarning", "Mask", "Revision", "Stats", "plan", "powers_of_two", "revise"]

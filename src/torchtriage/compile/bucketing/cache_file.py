@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torchtriage.compile.bucketing import libraries
-from torchtriage.compile.bucketing.planning import Plan
+from torchtriage.compile.bucketing.planning import BucketPlan
 from torchtriage.core.errors import UsageError
 
 __all__ = ["load", "save"]
@@ -20,7 +20,7 @@ FORMAT = "torchtriage-buckets/1"
 _PLAN, _CACHES, _LIBRARIES = "plan.json", "caches.bin", "libraries/"
 
 
-def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, ...]]) -> None:
+def save(path: str | os.PathLike[str], plan: BucketPlan, history: Sequence[tuple[int, ...]]) -> None:
     """Write plan, sizes and caches; a file there is replaced at once or not at all."""
     caches = b""
     if hasattr(torch.compiler, "save_cache_artifacts"):
@@ -46,7 +46,7 @@ def save(path: str | os.PathLike[str], plan: Plan, history: Sequence[tuple[int, 
         partial.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[Plan, list[tuple[int, ...]], str]:
+def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[BucketPlan, list[tuple[int, ...]], str]:
     """Return plan and sizes, and a warning where the caches are not used; loads the caches."""
     where = str(path)
     try:
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[Plan, list[
     odd = [sizes for sizes in history if len(sizes) != len(axes) or min(sizes) < 1]
     if tuple(buckets) != tuple(axes) or odd or not all(buckets.values()):
         raise UsageError(f"expected buckets of {', '.join(axes)}, found {', '.join(buckets)}", where=where)
-    plan = Plan({axis: tuple(sorted(set(sizes))) for axis, sizes in buckets.items()})
+    plan = BucketPlan({axis: tuple(sorted(set(sizes))) for axis, sizes in buckets.items()})
     if version != str(torch.__version__):
         return plan, history, f"caches are of torch {version}: compiling again"
     if not caches or not hasattr(torch.compiler, "load_cache_artifacts"):

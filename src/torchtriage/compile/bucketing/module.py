@@ -19,7 +19,7 @@ import numpy as np
 from torchtriage.compile.bucketing.advice import BucketAdvice, advise
 from torchtriage.compile.bucketing.declarations import read_crop, read_fill, read_masks, read_pad
 from torchtriage.compile.bucketing.planner import HORIZON, given
-from torchtriage.compile.bucketing.planning import Plan, Work, plan
+from torchtriage.compile.bucketing.planning import BucketPlan, Work, plan
 from torchtriage.compile.bucketing.statistics import BucketingWarning, Stats
 from torchtriage.core.errors import MissingExtraError, TriageError, UsageError
 
@@ -131,7 +131,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         }
         self._wrap(model, given(buckets, axes))
 
-    def _wrap(self, model: Any, plan_: Plan | None) -> None:
+    def _wrap(self, model: Any, plan_: BucketPlan | None) -> None:
         """Become the model to whoever looks; make what is not copied: locks, graphs, counts."""
         # the model's own: names have no prefix, and what is added or moved is so in both
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -153,7 +153,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         return server.answer(entry, reason, call, context)
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> BucketPlan | None:
         """The buckets in use; None before ``"auto"`` has planned."""
         return self._server.planner.plan
 

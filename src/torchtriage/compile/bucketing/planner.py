@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchtriage.compile.bucketing.drift import Revision, revise
-from torchtriage.compile.bucketing.planning import Plan, Work, plan
+from torchtriage.compile.bucketing.planning import BucketPlan, Work, plan
 from torchtriage.core.errors import UsageError
 
 __all__ = ["HORIZON", "LEARN", "REVIEW", "WINDOW", "Planner", "given"]
@@ -44,7 +44,7 @@ class Planner:
     def __init__(
         self,
         axes: Sequence[str],
-        plan: Plan | None,
+        plan: BucketPlan | None,
         *,
         max_buckets: int = 8,
         multiple_of: int = 1,
@@ -87,7 +87,7 @@ class Planner:
         with self._lock:
             self._history.extend(history)
 
-    def make(self, sizes: Mapping[str, Any] | None = None) -> Plan:
+    def make(self, sizes: Mapping[str, Any] | None = None) -> BucketPlan:
         """Plan anew, from these sizes (of each axis) or from those seen; return the plan."""
         history = self.history
         if sizes is None:
@@ -140,7 +140,7 @@ class Planner:
                 best = change.gain, axis, change
         if best[2] is None:
             return False
-        self.plan = Plan({**now, best[1]: best[2].buckets}, exact=len(now) == 1)
+        self.plan = BucketPlan({**now, best[1]: best[2].buckets}, exact=len(now) == 1)
         self.n_replans += 1
         return True
 
@@ -149,7 +149,7 @@ class Planner:
         assert self.plan is not None
         part = self.plan
         if len(sizes) < len(self.axes):
-            part = Plan({axis: all_ for axis, all_ in part.buckets.items() if axis in sizes})
+            part = BucketPlan({axis: all_ for axis, all_ in part.buckets.items() if axis in sizes})
         found = part.bucket_of(sizes)
         return None if found is None else dict(zip(part.buckets, found, strict=True))
 
@@ -199,12 +199,12 @@ class Planner:
         return compile_s / unit_s * n_requests / HORIZON, fallback
 
 
-def given(buckets: Any, axes: Sequence[str]) -> Plan | None:
+def given(buckets: Any, axes: Sequence[str]) -> BucketPlan | None:
     """Return the plan of buckets that a user names; None for ``"auto"``."""
     if isinstance(buckets, str) and buckets == "auto":
         return None
     by_axis = buckets
-    if isinstance(buckets, Plan):
+    if isinstance(buckets, BucketPlan):
         by_axis = buckets.buckets
     elif not isinstance(buckets, Mapping):
         by_axis = {axes[0]: buckets}
@@ -216,7 +216,7 @@ def given(buckets: Any, axes: Sequence[str]) -> Plan | None:
             f"buckets: expected sizes of {', '.join(axes)}, found {', '.join(map(str, by_axis))}",
             hint=f"buckets={{{listed}}}",
         )
-    return Plan({axis: _checked(by_axis[axis], axis) for axis in axes})
+    return BucketPlan({axis: _checked(by_axis[axis], axis) for axis in axes})
 
 
 def _checked(sizes: Any, axis: str) -> Sizes:

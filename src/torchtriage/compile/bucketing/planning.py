@@ -21,7 +21,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 
-__all__ = ["AXIS", "Plan", "Work", "least_cost", "plan", "powers_of_two"]
+__all__ = ["AXIS", "BucketPlan", "Work", "least_cost", "plan", "powers_of_two"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,7 +36,7 @@ _MAX_SIZE = 1 << 53  # sizes are weighed as float64
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """Buckets for each axis, ascending, and what they mean for the sizes they were chosen for.
 
     ``padding`` : work on padding over the real work of the requests that have a bucket. ``covered`` : share of
@@ -78,7 +78,7 @@ def plan(
     multiple_of: int = 1,
     work: Work = np.asarray,
     fallback: float | None = None,
-) -> Plan:
+) -> BucketPlan:
     """Return the buckets that cost least for a history of sizes.
 
     Parameters
@@ -126,7 +126,7 @@ def plan(
         weights = np.ones(len(column))
         chosen = {axis: _one_axis(column, weights, max_buckets, compile_cost, multiple_of, work, fallback)}
     padding, covered = _quality(chosen, axes, work)
-    return Plan(chosen, padding, covered, len(axes) == 1, len(next(iter(axes.values()))))
+    return BucketPlan(chosen, padding, covered, len(axes) == 1, len(next(iter(axes.values()))))
 
 
 def powers_of_two(sizes: Sequence[int] | Ints) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from torchtriage.compile.bucketing.declarations import Crop
 from torchtriage.compile.bucketing.graphs import CompiledGraph, CompileThread
 from torchtriage.compile.bucketing.padding_check import HINT, PaddingVerdict, examine, wait_for
 from torchtriage.compile.bucketing.planner import WINDOW, Planner
-from torchtriage.compile.bucketing.planning import Plan
+from torchtriage.compile.bucketing.planning import BucketPlan
 from torchtriage.compile.bucketing.statistics import Stats
 from torchtriage.compile.bucketing.tensors import CallContext, ModelCall, Reader
 from torchtriage.core.errors import PaddingError, TriageError
@@ -60,7 +60,7 @@ class Server:
     ``settings`` : as :class:`~torchtriage.compile.bucketing.module.BucketedModule` has read them.
     """
 
-    def __init__(self, model: Any, settings: dict[str, Any], plan: Plan | None) -> None:
+    def __init__(self, model: Any, settings: dict[str, Any], plan: BucketPlan | None) -> None:
         self.model, self.settings = model, settings
         self.reader = Reader(model, settings["pad"], settings["fill"], settings["masks"])
         self.planner = Planner(self.reader.axes, plan, **settings["planning"])
@@ -91,7 +91,7 @@ class Server:
                 ready=sum(entry.state == "ready" for entry in entries),
                 waiting=sum(entry.state == "waiting" for entry in entries),
                 failures=failures,
-                buckets="" if self.planner.plan is None else str(Plan(self.planner.plan.buckets)),
+                buckets="" if self.planner.plan is None else str(BucketPlan(self.planner.plan.buckets)),
             )
 
     def choose(self, call: ModelCall, context: CallContext) -> tuple[BucketGraph | None, str, list[str]]:

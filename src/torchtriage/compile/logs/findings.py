@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchtriage.compile.logs.locations import part_name
-from torchtriage.compile.logs.result import Function, GraphBreak, Guards, Inductor, Recompile
+from torchtriage.compile.logs.result import CompiledFunction, GraphBreak, Guards, Inductor, Recompile
 from torchtriage.core.finding import Finding, Fix, Frame, Place, Severity
 from torchtriage.core.units import format_count, format_ms
 
@@ -34,7 +34,7 @@ NO_CUDAGRAPH = Fix("Remove the reason: no CPU tensors and no changes of inputs i
 def findings_of(
     breaks: Sequence[GraphBreak],
     recompiles: Sequence[Recompile],
-    functions: Sequence[Function],
+    functions: Sequence[CompiledFunction],
     guards: Guards,
     inductor: Inductor,
 ) -> Iterator[Finding]:

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torchtriage.compile.logs.locations import part_name
-from torchtriage.compile.logs.result import CompileResult, Count, Function, GraphBreak, Joined, Process, Recompile
+from torchtriage.compile.logs.result import (
+    CompiledFunction,
+    CompileResult,
+    Count,
+    GraphBreak,
+    Joined,
+    Process,
+    Recompile,
+)
 from torchtriage.core.finding import Finding, Frame
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms
@@ -131,7 +139,7 @@ def cures(row: Recompile) -> str:
     return "no dynamic shape would end it"
 
 
-def function(row: Function) -> str:
+def function(row: CompiledFunction) -> str:
     """Return what became of a function."""
     outcome = row.outcome if row.outcome != "limit" else "recompile limit reached"
     numbers = ((row.n_ops, "op"), (row.n_guards, "guard"), (row.n_breaks, "break"))

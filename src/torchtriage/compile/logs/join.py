@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.compile.logs.locations import resumed
-from torchtriage.compile.logs.result import CompileResult, Function, GraphBreak, Joined, Recompile
+from torchtriage.compile.logs.result import CompiledFunction, CompileResult, GraphBreak, Joined, Recompile
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
@@ -52,7 +52,7 @@ def join(result: CompileResult, trace: Trace, path: str, *, eager: Trace | None 
     )
 
 
-def _of_break(row: GraphBreak, functions: Sequence[Function], regions: Regions) -> Joined | None:
+def _of_break(row: GraphBreak, functions: Sequence[CompiledFunction], regions: Regions) -> Joined | None:
     places = {(frame.file, frame.line) for frame in (*row.stack, *filter(None, [row.frame]))}
     rests = [
         function

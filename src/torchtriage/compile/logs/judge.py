@@ -10,11 +10,11 @@ from torchtriage.compile.logs.findings import BREAK, OVERHEAD, RECOMPILE, findin
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.compile.logs.result import (
     COMPILE_SCHEMA,
+    CompiledFunction,
+    CompilePhase,
     CompileResult,
-    Function,
     GraphBreak,
     Inductor,
-    Phase,
     Process,
     Recompile,
 )
@@ -110,7 +110,7 @@ def _first(
     logs: Sequence[ProcessLog],
     breaks: Sequence[GraphBreak],
     recompiles: Sequence[Recompile],
-    functions: Sequence[Function],
+    functions: Sequence[CompiledFunction],
     divergence: Sequence[str],
     unlogged: Mapping[str, list[ProcessLog]],
 ) -> str:
@@ -149,7 +149,7 @@ def _first(
     return f"{first[0].upper()}{first[1:]}."
 
 
-def _second(processes: Sequence[Process], phases: Sequence[Phase]) -> str:
+def _second(processes: Sequence[Process], phases: Sequence[CompilePhase]) -> str:
     counted = [process.n_compiles for process in processes if process.n_compiles is not None]
     if not counted:
         return "A text log tells neither how much was compiled nor how long it took."

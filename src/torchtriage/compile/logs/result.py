@@ -13,17 +13,17 @@ from torchtriage.core.finding import Crash, Finding, Fix, Frame, NotChecked, Not
 __all__ = [
     "COMPILE_SCHEMA",
     "Cache",
+    "CompilePhase",
     "CompileResult",
+    "CompiledFunction",
     "Count",
     "Drawing",
-    "Function",
     "GraphBreak",
     "Guards",
     "Inductor",
     "Joined",
     "LogCoverage",
     "PassStage",
-    "Phase",
     "PhaseSpan",
     "Process",
     "Recompile",
@@ -158,7 +158,7 @@ class Guards:
 
 
 @dataclass(frozen=True)
-class Function:
+class CompiledFunction:
     """One function, or its rest after a break, over all its compilations.
 
     ``outcome`` : ``captured``, ``empty`` (nothing to compile), ``failed``, ``limit`` (runs uncompiled from then
@@ -181,7 +181,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Phase:
+class CompilePhase:
     """Compile time by what it was for; ``self_ms`` of all phases add up to all marks' time."""
 
     name: str
@@ -318,11 +318,11 @@ class CompileResult:
     processes: tuple[Process, ...]
     breaks: tuple[GraphBreak, ...]
     recompiles: tuple[Recompile, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[CompiledFunction, ...]
     n_inlined: int
     inlined: tuple[Frame, ...]
     guards: Guards
-    phases: tuple[Phase, ...]
+    phases: tuple[CompilePhase, ...]
     inductor: Inductor
     divergence: tuple[str, ...]
     findings: tuple[Finding, ...]

@@ -22,14 +22,14 @@ from torchtriage.compile.logs.process_log import (
 )
 from torchtriage.compile.logs.result import (
     Cache,
+    CompiledFunction,
+    CompilePhase,
     Count,
-    Function,
     GraphBreak,
     Guards,
     Inductor,
     LogCoverage,
     PassStage,
-    Phase,
     PhaseSpan,
     Process,
     Recompile,
@@ -307,7 +307,7 @@ def inlined_of(logs: Sequence[ProcessLog]) -> list[tuple[str, str]]:
 _WORSE = ("limit", "failed", "unfinished", "skipped", "captured", "empty")
 
 
-def functions_of(logs: Sequence[ProcessLog]) -> list[Function]:
+def functions_of(logs: Sequence[ProcessLog]) -> list[CompiledFunction]:
     """Return a row for each function, or its rest after a break, the most expensive first."""
     named = (
         (compilation.part if compilation.name else ("", "", 0), log, compilation)
@@ -321,7 +321,7 @@ def functions_of(logs: Sequence[ProcessLog]) -> list[Function]:
         outcomes = [_outcome(compilation, log) for log, compilation in group]
         outcome, why = min(outcomes, key=lambda pair: _WORSE.index(pair[0]))
         rows.append(
-            Function(
+            CompiledFunction(
                 frame=Frame(file, line, name),
                 outcome=outcome,
                 why=why,
@@ -373,7 +373,7 @@ def guards_of(logs: Sequence[ProcessLog]) -> Guards:
     )
 
 
-def phases_of(logs: Sequence[ProcessLog]) -> list[Phase]:
+def phases_of(logs: Sequence[ProcessLog]) -> list[CompilePhase]:
     """Return compile time by what it was for; the rows add up to all marks."""
     marks: dict[str, Total] = defaultdict(Total)
     for log in logs:
@@ -389,7 +389,7 @@ def phases_of(logs: Sequence[ProcessLog]) -> list[Phase]:
         self_ns = sum(total.self_ns for _, total in inside)
         if inside:
             longest = tuple((name, total.count, _ms(total.self_ns)) for name, total in inside[:20])
-            rows.append(Phase(phase, _ms(self_ns), round(self_ns / whole, 6), longest))
+            rows.append(CompilePhase(phase, _ms(self_ns), round(self_ns / whole, 6), longest))
     return rows
 
 

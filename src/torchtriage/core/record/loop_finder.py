@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchtriage.core.record.environment import process_rank, world_size
 from torchtriage.core.record.output_digest import Answers
-from torchtriage.core.record.recorder import Plan, Recorder
+from torchtriage.core.record.recorder import Recorder, RecordPlan
 from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
 
 if TYPE_CHECKING:  # here only the script imports torch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["LeakWatch", "Loop", "LoopFinder", "start_watching"]
+__all__ = ["LeakWatcher", "Loop", "LoopFinder", "start_watching"]
 
 PROCESS_FILE = "process.json"
 FIRST_LOOKS = 3
@@ -80,7 +80,7 @@ class Loop:
     how: str
 
 
-class LeakWatch(Protocol):
+class LeakWatcher(Protocol):
     """What looks for leaks beside the recorder; handed in, because it knows more than this package may import."""
 
     def step(self, *, recorded: bool) -> None:
@@ -93,7 +93,7 @@ class LeakWatch(Protocol):
 class LoopFinder:
     """Finds the loop of one process; ``settings`` are those of :func:`torchtriage.core.record.launch.launch`."""
 
-    def __init__(self, settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatch] | None = None) -> None:
+    def __init__(self, settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatcher] | None = None) -> None:
         self.settings = settings
         self.leak_watch = leak_watch
         self.out = Path(settings["out"])
@@ -101,7 +101,7 @@ class LoopFinder:
         self.roots = [str(Path.cwd()), *sys.path[:1]]  # the script may change both
         self.loop: Loop | None = None
         self.recorder: Recorder | None = None
-        self.memory: LeakWatch | None = None
+        self.memory: LeakWatcher | None = None
         self.memory_problem = ""
         self.compile_log: StructuredLog | None = None
         self.compile_problem = ""
@@ -448,7 +448,7 @@ class LoopFinder:
         self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
         if (self.out / self.folder).exists():
             self.folder += f"-{self.pid}-{time.monotonic_ns()}"
-        plan = Plan(**{**SHORT, **self.settings["plan"]})
+        plan = RecordPlan(**{**SHORT, **self.settings["plan"]})
         self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
         if self.leak_watch is not None and self.settings.get("memory"):
             try:
@@ -541,7 +541,7 @@ def _compiled() -> bool:
     return utils is not None and bool(utils.counters.get("frames"))
 
 
-def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatch]) -> None:
+def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatcher]) -> None:
     """Watch this process; called once, right after torch was imported.
 
     ``leak_watch`` makes what looks for leaks, given the folder for its report.

@@ -23,7 +23,7 @@ from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.core.record.timing import settled, step_wall_ns
 
-__all__ = ["COMPLETE", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "Plan", "Recorder"]
+__all__ = ["COMPLETE", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
 
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
@@ -42,7 +42,7 @@ TAKE_OVER = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordPlan:
     """How many steps of what, in this order.
 
     ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
@@ -96,14 +96,14 @@ class Recorder:
     def __init__(
         self,
         out_dir: str | os.PathLike[str],
-        plan: Plan | None = None,
+        plan: RecordPlan | None = None,
         *,
         rank: int | None = None,
         boundary: str = "step",
         on_done: Callable[[], object] | None = None,
     ) -> None:
         self.out_dir = Path(out_dir)
-        self.plan = plan or Plan()
+        self.plan = plan or RecordPlan()
         self.rank = rank
         self.boundary = boundary
         self.steps_seen = 0

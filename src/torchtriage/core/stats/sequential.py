@@ -25,7 +25,7 @@ from torchtriage.core.stats.session_comparison import (
     verdict,
 )
 
-__all__ = ["Decision", "Plan", "decide"]
+__all__ = ["Decision", "StoppingPlan", "decide"]
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ least."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoppingPlan:
     """When to look, and what to ask for. A look after every pair from ``first_pairs`` on.
 
     ``level`` : 0.98 leaves 1 % for a false regression over all looks together. ``min_effect`` :
@@ -90,7 +90,7 @@ class Decision(NamedTuple):
 def decide(
     before: Sequence[Floats],
     after: Sequence[Floats],
-    plan: Plan,
+    plan: StoppingPlan,
     *,
     statistic: Statistic = "low",
     floor: float = 0.0,

@@ -26,20 +26,20 @@ from torchtriage.core.trace.event_types import (
     DeviceArgs,
     End,
     Event,
+    EventRow,
     Group,
     Instant,
     KnownInstant,
     Label,
     OldInstant,
     OpArgs,
-    Row,
     text_of,
     whole,
 )
 from torchtriage.core.trace.events import Chunk
 from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
 
-__all__ = ["COLUMN_TYPES", "ColumnBuilder", "Part", "Stretch", "is_row"]
+__all__ = ["COLUMN_TYPES", "ColumnBuilder", "ColumnPart", "Stretch", "is_row"]
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class _ClassCodes(dict[type[Event], int]):
         return code
 
 
-class Part(msgspec.Struct):
+class ColumnPart(msgspec.Struct):
     """Columns and tables of a stretch of a trace, as worker processes hand them over."""
 
     columns: dict[str, bytes]
@@ -313,13 +313,13 @@ class ColumnBuilder:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def part(self) -> Part:
+    def part(self) -> ColumnPart:
         """Return everything collected so far."""
         columns = {
             name: _join(name, parts, np.empty(self._n_rows, COLUMN_TYPES[name])).tobytes()
             for name, parts in self._columns.items()
         }
-        return Part(
+        return ColumnPart(
             columns=columns,
             names=list(self._names),
             cats=list(self._cats),
@@ -334,7 +334,7 @@ class ColumnBuilder:
             n_negative=self._n_negative,
         )
 
-    def take(self, part: Part) -> None:
+    def take(self, part: ColumnPart) -> None:
         """Append a part that was built elsewhere."""
         recoded = self.codes_of(names=part.names, cats=part.cats, lanes=map(tuple, part.lanes), details=part.details)
         # the last entry is what -1 reads
@@ -497,7 +497,7 @@ def is_row(event: Event) -> bool:
     """Return whether the event becomes a row: a call or an instant, but no allocator record."""
     if isinstance(event, _INSTANTS):
         return event.name != MEMORY
-    return isinstance(event, Row)
+    return isinstance(event, EventRow)
 
 
 def _renumber(codes: NDArray[np.int32], table: Sequence[T]) -> tuple[NDArray[np.int32], tuple[T, ...]]:

@@ -32,6 +32,7 @@ __all__ = [
     "DeviceArgs",
     "End",
     "Event",
+    "EventRow",
     "Group",
     "Instant",
     "InstantArgs",
@@ -39,7 +40,6 @@ __all__ = [
     "Label",
     "OldInstant",
     "OpArgs",
-    "Row",
     "Times",
     "decode_args",
     "decode_by_category",
@@ -178,7 +178,7 @@ class Event(msgspec.Struct, gc=False):
     """Any event."""
 
 
-class Row(Event, gc=False):
+class EventRow(Event, gc=False):
     """An event that becomes a row; ``ts`` and ``dur`` in microseconds."""
 
     name: str = ""
@@ -189,21 +189,21 @@ class Row(Event, gc=False):
     dur: int | float = -1
 
 
-class Complete(Row, gc=False, tag_field="ph", tag="X"):
+class Complete(EventRow, gc=False, tag_field="ph", tag="X"):
     """A call with its duration."""
 
     cat: str = ""
     args: Args | None = None
 
 
-class Begin(Row, gc=False, tag_field="ph", tag="B"):
+class Begin(EventRow, gc=False, tag_field="ph", tag="B"):
     """The start of a call whose end is an event of its own."""
 
     cat: str = ""
     args: Args | None = None
 
 
-class Instant(Row, gc=False, tag_field="ph", tag="i"):
+class Instant(EventRow, gc=False, tag_field="ph", tag="i"):
     """A moment, or a record of the allocator."""
 
     cat: str = ""
@@ -250,7 +250,7 @@ PHASES: dict[str, type[Event]] = {
 }
 
 
-class KnownInstant(Row, gc=False, kw_only=True, tag_field="cat", tag="cpu_instant_event"):
+class KnownInstant(EventRow, gc=False, kw_only=True, tag_field="cat", tag="cpu_instant_event"):
     """An instant, decoded by category."""
 
     ph: Literal["i"]
@@ -268,7 +268,11 @@ CATEGORIES: dict[str, type[Event]] = {
     Arrow.__struct_config__.tag: Arrow,  # type: ignore[dict-item]
     **{
         category: _make(
-            "KnownCall", [("ph", Literal["X"]), ("args", _ARGS_OF[GROUP_OF[kind]] | None, None)], Row, "cat", category
+            "KnownCall",
+            [("ph", Literal["X"]), ("args", _ARGS_OF[GROUP_OF[kind]] | None, None)],
+            EventRow,
+            "cat",
+            category,
         )
         for category, kind in CATEGORY_KINDS.items()
     },

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.nesting import Tree
 
 __all__ = [
-    "Call",
     "Calls",
+    "FrameCall",
     "call_name",
     "calls_of",
     "frame_label",
@@ -94,7 +94,7 @@ def frame_label(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Call:
+class FrameCall:
     """One call a frame makes, as recorded.
 
     ``kind`` : ``python`` (a function), ``builtin`` (of C), ``module`` (an ``nn.Module``, by class),
@@ -148,7 +148,7 @@ class Calls:
     after the recording had stopped.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[FrameCall, ...]
     before: bool
     after: bool
 
@@ -169,9 +169,9 @@ def calls_of(trace: Trace, row: int, around: int, *, limit: int = 20_000) -> Cal
         name = trace.name_of(item)
         if trace.kind[item] == Kind.PYTHON:
             kind, short, file, line = call_name(name)
-            calls.append(Call(kind, short, item, file, line))
+            calls.append(FrameCall(kind, short, item, file, line))
         else:
-            calls.append(Call("op", op_name(name), item))
+            calls.append(FrameCall("op", op_name(name), item))
     return Calls(tuple(calls), first > 0, last < len(rows) or stopped)
 
 

@@ -115,7 +115,7 @@ class Scanner:
         """Give the memory back."""
         self._library.tt_free(self._handle)
 
-    def scan(self, block: Block, step: int) -> Found:
+    def scan(self, block: NativeBlock, step: int) -> Found:
         """Read a block; everything but rows is copied, for the next block may follow at once."""
         n_used = self._library.tt_scan(self._handle, block.room.ctypes.data, block.size + PADDING, block.offset, step)
         if n_used <= 0:
@@ -259,7 +259,7 @@ def _decode_label(text: bytes) -> Any:
 # -- blocks ------------------------------------------------------------------------------------
 
 
-class Block:
+class NativeBlock:
     """A stretch of text with zeros behind it, and where it stands."""
 
     def __init__(self, n_bytes: int) -> None:
@@ -296,12 +296,12 @@ class _Feed:
         self._source = source
         self._step = BLOCK_CHUNKS * reader.chunk_bytes
         self._ahead = min(_LOOK_AHEAD, reader.chunk_bytes)
-        self._spare: list[Block] = []
+        self._spare: list[NativeBlock] = []
         self._offset, self._rest = reader.hand_over()
 
-    def next(self) -> Block | None:
+    def next(self) -> NativeBlock | None:
         """Return the next block, None at the end."""
-        block = self._spare.pop() if self._spare else Block(self._step + 2 * self._ahead)
+        block = self._spare.pop() if self._spare else NativeBlock(self._step + 2 * self._ahead)
         block.offset, rest = self._offset, self._rest
         # where the sequential reader would end a chunk, too
         boundary = ((block.offset - 1) // self._step + 1) * self._step - block.offset
@@ -327,7 +327,7 @@ class _Feed:
         block.end(size)
         return block if size else None
 
-    def _fill(self, block: Block, wanted: int) -> bool:
+    def _fill(self, block: NativeBlock, wanted: int) -> bool:
         """Read text up to about ``wanted`` bytes; False at the end of the source."""
         block.reach(wanted)
         while block.size < wanted:
@@ -342,7 +342,7 @@ class _Feed:
             block.size += n_bytes
         return True
 
-    def reuse(self, block: Block) -> None:
+    def reuse(self, block: NativeBlock) -> None:
         self._spare.append(block)
 
     def give_back(self, texts: list[bytes]) -> None:
@@ -381,7 +381,7 @@ def read_native(
     # inflating keeps this thread as busy as a scanner's
     n_scanners = max(n_threads - source.packed, 1)
     with _Pool(library, n_scanners, reader.chunk_bytes, threads=n_threads > 1) as pool:
-        pending: deque[tuple[Block, Future[tuple[Scanner, Found]]]] = deque()
+        pending: deque[tuple[NativeBlock, Future[tuple[Scanner, Found]]]] = deque()
         while not reader.ended and not pool.broken:
             while len(pending) < pool.n_pending and (block := feed.next()):
                 pending.append((block, pool.submit(block)))
@@ -437,7 +437,7 @@ class _Pool:
         for thread in self._threads:
             thread.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, block: Block) -> Future[tuple[Scanner, Found]]:
+    def submit(self, block: NativeBlock) -> Future[tuple[Scanner, Found]]:
         turn = next(self._turns)
         if self._threads:
             return self._threads[turn].submit(self._run, self._scanners[turn], block)
@@ -459,5 +459,5 @@ class _Pool:
                 n_negative=found.n_negative,
             )
 
-    def _run(self, scanner: Scanner, block: Block) -> tuple[Scanner, Found]:
+    def _run(self, scanner: Scanner, block: NativeBlock) -> tuple[Scanner, Found]:
         return scanner, scanner.scan(block, self._step)

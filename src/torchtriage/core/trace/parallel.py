@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from torchtriage.core.errors import UsageError
-from torchtriage.core.trace.column_builder import ColumnBuilder, Part
+from torchtriage.core.trace.column_builder import ColumnBuilder, ColumnPart
 from torchtriage.core.trace.events import EventReader, Loss, TextBlock, UnfinishedBlock
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 
@@ -29,7 +29,7 @@ BLOCK_CHUNKS = 16
 class Settled(NamedTuple):
     """What a worker made of a block."""
 
-    part: Part
+    part: ColumnPart
     n_used: int
     ended: bool
     loss: Loss

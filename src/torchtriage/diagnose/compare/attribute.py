@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.stats import Interval, difference_of_means
-from torchtriage.diagnose.compare.result import Cause, Change, Part
+from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, TimeChange
 from torchtriage.diagnose.compare.sentences import label, sentence
 from torchtriage.diagnose.compare.time_account import PYTHON, REST, Account, Key, Pace, added
 
-__all__ = ["Attribution", "attribute"]
+__all__ = ["ChangeAttribution", "attribute"]
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ _HOST = ("idle_host_late", "host")
 
 
 @dataclass(frozen=True)
-class Attribution:
+class ChangeAttribution:
     """The change of the whole step, of each class of time, and of each cause.
 
     ``drift`` : by which factor the same work took longer after, the median of host and device.
@@ -54,9 +54,9 @@ class Attribution:
 
     drift: dict[str, float]
     slack: dict[str, float]
-    total: Change
-    classes: dict[str, Change]
-    causes: tuple[Cause, ...]
+    total: TimeChange
+    classes: dict[str, TimeChange]
+    causes: tuple[ChangeCause, ...]
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class _Side:
 _Pair = tuple[_Side, _Side]
 
 
-def attribute(before: Account, after: Account) -> Attribution:
+def attribute(before: Account, after: Account) -> ChangeAttribution:
     """Return where the change in the mean steady step comes from."""
     drift, slack = _yardsticks(before, after)
     sides = _aligned(before, after)
@@ -111,7 +111,7 @@ def attribute(before: Account, after: Account) -> Attribution:
     if not any(cause.change.told for cause in causes) and not any(class_.told for class_ in classes.values()):
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
-    return Attribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
+    return ChangeAttribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
 
 
 def _domain(time_class: str) -> str:
@@ -285,12 +285,12 @@ def _interval(pairs: list[tuple[Ints, Ints]], level: float) -> Interval:
     return difference_of_means(columns[0], columns[1], level=level)
 
 
-def _change(before_ns: int, after_ns: int, interval: Interval, i: int, bar_ns: float) -> Change:
+def _change(before_ns: int, after_ns: int, interval: Interval, i: int, bar_ns: float) -> TimeChange:
     delta = after_ns - before_ns
     low, high = float(interval.low[i]), float(interval.high[i])
     known = not np.isnan(low)
     beyond = not known or low > 0 or high < 0
-    return Change(
+    return TimeChange(
         before_ns,
         after_ns,
         delta,
@@ -302,7 +302,7 @@ def _change(before_ns: int, after_ns: int, interval: Interval, i: int, bar_ns: f
 
 def _classes(
     order: list[Key], matrices: list[tuple[Ints, Ints]], means: list[Ints], bars: NDArray[np.float64], least: float
-) -> dict[str, Change]:
+) -> dict[str, TimeChange]:
     names = list(dict.fromkeys(key.time_class for key in order))
     members = [[i for i, key in enumerate(order) if key.time_class == name] for name in names]
     sums = [np.array([mean[some].sum() for some in members]) for mean in means]
@@ -321,7 +321,7 @@ def _classes(
 # -- causes ------------------------------------------------------------------------------------
 
 
-def _cause(key: Key, pair: _Pair, change: Change, before: Account, after: Account) -> Cause:
+def _cause(key: Key, pair: _Pair, change: TimeChange, before: Account, after: Account) -> ChangeCause:
     one, other = pair
     kind: Literal["changed", "replaced", "went", "came"] = "changed"
     if "\0" in key.what:
@@ -332,7 +332,7 @@ def _cause(key: Key, pair: _Pair, change: Change, before: Account, after: Accoun
         kind = "went"
     names = set(one.parts) | set(other.parts)
     parts = [
-        Part(
+        ChangePart(
             name,
             round(one.parts.get(name, (0, 0))[0] / before.n_steps),
             round(other.parts.get(name, (0, 0))[0] / after.n_steps),
@@ -343,7 +343,7 @@ def _cause(key: Key, pair: _Pair, change: Change, before: Account, after: Accoun
         if name
     ]
     parts.sort(key=lambda part: (-abs(part.after_ns - part.before_ns), part.name))
-    return Cause(
+    return ChangeCause(
         kind=kind,
         time_class=key.time_class,
         region=key.region,
@@ -360,7 +360,7 @@ def _cause(key: Key, pair: _Pair, change: Change, before: Account, after: Accoun
     )
 
 
-def _certain(cause: Cause, pair: _Pair, least: float) -> Cause:
+def _certain(cause: ChangeCause, pair: _Pair, least: float) -> ChangeCause:
     """Return the cause as told when it is one whatever the noise.
 
     Work that one run does in every step and the other never has changed for certain, however much
@@ -372,10 +372,10 @@ def _certain(cause: Cause, pair: _Pair, least: float) -> Cause:
     return replace(cause, change=replace(cause.change, told=True))
 
 
-def _name(cause: Cause) -> tuple[str, ...]:
+def _name(cause: ChangeCause) -> tuple[str, ...]:
     names = sorted({*cause.what, *cause.what_after})
     return (cause.time_class, cause.region, cause.mark, *names)
 
 
-def _spoken(cause: Cause, total: Change, per: str) -> Cause:
+def _spoken(cause: ChangeCause, total: TimeChange, per: str) -> ChangeCause:
     return replace(cause, label=label(cause), sentence=sentence(cause, total, per))

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.units import ms
-from torchtriage.diagnose.compare.result import Change, FindingChange, Promise
+from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChange
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import Result
 
@@ -37,7 +37,7 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     return tuple(sorted(out, key=_rank))
 
 
-def keep_promise(found: tuple[FindingChange, ...], total: Change) -> Promise | None:
+def keep_promise(found: tuple[FindingChange, ...], total: TimeChange) -> Promise | None:
     """Return what the findings that went had promised against what was saved; None without any."""
     went = [item for item in found if item.status == "went"]
     costs = [(item, item.before) for item in went if item.before and item.before.high_ms > 0]

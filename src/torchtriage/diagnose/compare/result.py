@@ -7,13 +7,23 @@ from typing import Literal
 
 from torchtriage.core.finding import Cost, Note
 
-__all__ = ["COMPARISON_SCHEMA", "Cause", "Change", "Comparison", "FindingChange", "Part", "Promise", "Run", "Unlike"]
+__all__ = [
+    "COMPARISON_SCHEMA",
+    "ChangeCause",
+    "ChangePart",
+    "ComparedRun",
+    "Comparison",
+    "FindingChange",
+    "Promise",
+    "TimeChange",
+    "Unlike",
+]
 
 COMPARISON_SCHEMA = "torchtriage-comparison/1"
 
 
 @dataclass(frozen=True)
-class Change:
+class TimeChange:
     """One amount before and after, ns per step (or window).
 
     ``low_ns``/``high_ns`` : 95 % interval of the change from step to step; None where a side has
@@ -30,7 +40,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Part:
+class ChangePart:
     """One kernel, operator or function inside a cause, ns and number per step on each side."""
 
     name: str
@@ -41,7 +51,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Cause:
+class ChangeCause:
     """One share of the change in step time; all causes add up to it exactly.
 
     ``time_class`` : which time of the step (a field of :class:`TimeClasses` without ``_ns``), or
@@ -58,10 +68,10 @@ class Cause:
     mark: str
     what: tuple[str, ...]
     what_after: tuple[str, ...]
-    change: Change
+    change: TimeChange
     n_before: float
     n_after: float
-    parts: tuple[Part, ...]
+    parts: tuple[ChangePart, ...]
     of_host: bool
     label: str
     sentence: str
@@ -110,7 +120,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """One side of a comparison."""
 
     path: str
@@ -137,10 +147,10 @@ class Comparison:
     comparable: bool
     reasons: tuple[Unlike, ...]
     limits: tuple[Note, ...]
-    before: Run
-    after: Run
-    total: Change | None
-    classes: dict[str, Change]
-    causes: tuple[Cause, ...]
+    before: ComparedRun
+    after: ComparedRun
+    total: TimeChange | None
+    classes: dict[str, TimeChange]
+    causes: tuple[ChangeCause, ...]
     findings: tuple[FindingChange, ...]
     promise: Promise | None

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torchtriage.core.names import elide, short_name
 from torchtriage.core.units import format_both_ns, format_change_ns
-from torchtriage.diagnose.compare.result import Cause, Change
+from torchtriage.diagnose.compare.result import ChangeCause, TimeChange
 
 __all__ = ["label", "sentence"]
 
 
-def sentence(cause: Cause, total: Change, per: str) -> str:
+def sentence(cause: ChangeCause, total: TimeChange, per: str) -> str:
     """Return ``DataLoader wait went from 31.0 to 0.4 ms per step (-30.6 of -34.2 ms)``."""
     change = cause.change
     before, after, unit = format_both_ns(change.before_ns, change.after_ns)
@@ -22,7 +22,7 @@ def sentence(cause: Cause, total: Change, per: str) -> str:
     )
 
 
-def label(cause: Cause) -> str:
+def label(cause: ChangeCause) -> str:
     """Return what a cause is about: ``kernels of aten::conv2d``, ``DataLoader wait``."""
     what = _named(cause.what)
     if cause.kind == "replaced":
@@ -38,7 +38,7 @@ def label(cause: Cause) -> str:
     return f"{text} in {elide(cause.mark, 40)!r}" if cause.mark else text
 
 
-def _of_class(cause: Cause, what: str) -> str:
+def _of_class(cause: ChangeCause, what: str) -> str:
     own = cause.region.partition("#")[2] or cause.region  # "Optimizer.step#SGD.step"
     if cause.region == "wait":
         return f"GPU idle because the host waited in {what or 'a blocking call'}"

@@ -10,15 +10,15 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_share
-from torchtriage.diagnose.compare.attribute import Attribution, attribute
+from torchtriage.diagnose.compare.attribute import ChangeAttribution, attribute
 from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match
 from torchtriage.diagnose.compare.result import (
     COMPARISON_SCHEMA,
-    Change,
+    ComparedRun,
     Comparison,
     FindingChange,
     Promise,
-    Run,
+    TimeChange,
     Unlike,
 )
 from torchtriage.diagnose.compare.time_account import Account, account
@@ -27,11 +27,11 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
-__all__ = ["Evidence", "compare", "gather"]
+__all__ = ["ChangeEvidence", "compare", "gather"]
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class ChangeEvidence:
     """What a comparison needs of one run; small, so that the trace can be dropped.
 
     ``account`` : None when the recording cannot be judged.
@@ -42,15 +42,15 @@ class Evidence:
     account: Account | None
 
 
-def gather(trace: Trace) -> Evidence:
+def gather(trace: Trace) -> ChangeEvidence:
     """Judge one run and say where its step goes."""
     # findings too small to report here may be what is left of one that was large
     result = diagnose(trace, Options(min_share=0.0))
     work = workload(trace, result.notes)
-    return Evidence(result, work, None if result.refused else account(trace))
+    return ChangeEvidence(result, work, None if result.refused else account(trace))
 
 
-def compare(before: Evidence, after: Evidence, *, promised: Result | None = None) -> Comparison:
+def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None) -> Comparison:
     """Compare two runs.
 
     Parameters
@@ -105,7 +105,7 @@ MUCH_DRIFT = 1.10
 """Unchanged work that takes this much longer or shorter is worth a word."""
 
 
-def _drift(attribution: Attribution) -> Iterator[Note]:
+def _drift(attribution: ChangeAttribution) -> Iterator[Note]:
     """Say that the machine was in another state when work that did not change ran otherwise."""
     for domain, factor in attribution.drift.items():
         if max(factor, 1 / factor) < MUCH_DRIFT:
@@ -122,9 +122,9 @@ def _drift(attribution: Attribution) -> Iterator[Note]:
         )
 
 
-def _run(side: Evidence) -> Run:
+def _run(side: ChangeEvidence) -> ComparedRun:
     facts, run = side.result.trace, side.account
-    return Run(
+    return ComparedRun(
         path=facts.path,
         size_bytes=facts.size_bytes,
         n_events=facts.n_events,
@@ -151,16 +151,16 @@ def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
 
 
 def _verdict(
-    attribution: Attribution,
+    attribution: ChangeAttribution,
     found: tuple[FindingChange, ...],
     promise: Promise | None,
     notes: tuple[Note, ...],
-    runs: tuple[Run, Run],
+    runs: tuple[ComparedRun, ComparedRun],
 ) -> tuple[str, str, str]:
     return (_what_changed(attribution.total, runs[0].per), _causes(attribution), _trust(found, promise, notes, runs))
 
 
-def _what_changed(total: Change, per: str) -> str:
+def _what_changed(total: TimeChange, per: str) -> str:
     where = "per step" if per == "step" else "in the window"
     sides = f"{format_ns(total.before_ns)} {where} before, {format_ns(total.after_ns)} after"
     noise = "run-to-run variation unknown"
@@ -174,7 +174,7 @@ def _what_changed(total: Change, per: str) -> str:
     return f"{word} by {format_ns(abs(total.delta_ns))} ({share}): {sides} ({noise})."
 
 
-def _causes(attribution: Attribution) -> str:
+def _causes(attribution: ChangeAttribution) -> str:
     told = [cause for cause in attribution.causes if cause.change.told]
     if not told:
         return "No cause exceeds the noise."
@@ -187,7 +187,10 @@ def _causes(attribution: Attribution) -> str:
 
 
 def _trust(
-    found: tuple[FindingChange, ...], promise: Promise | None, notes: tuple[Note, ...], runs: tuple[Run, Run]
+    found: tuple[FindingChange, ...],
+    promise: Promise | None,
+    notes: tuple[Note, ...],
+    runs: tuple[ComparedRun, ComparedRun],
 ) -> str:
     parts = []
     if promise is not None:

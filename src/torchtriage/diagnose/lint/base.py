@@ -18,7 +18,16 @@ from torchtriage.core.docpages import section
 from torchtriage.core.errors import PatternError, UsageError
 from torchtriage.core.finding import Fix, Severity
 from torchtriage.diagnose.lint.edits import Autofix, add_keyword, decorate, replace_node
-from torchtriage.diagnose.lint.facts import Assign, Call, Context, Event, Function, Loop, Module, is_step
+from torchtriage.diagnose.lint.facts import (
+    Assign,
+    Context,
+    Module,
+    SourceCall,
+    SourceEvent,
+    SourceFunction,
+    SourceLoop,
+    is_step,
+)
 from torchtriage.diagnose.lint.reads import compiled, logging_calls, reads, text_of
 from torchtriage.diagnose.lint.syntax import arguments, keyword, literal, names_in, unpacks
 
@@ -26,17 +35,17 @@ __all__ = [
     "SECTIONS",
     "Assign",
     "Autofix",
-    "Call",
     "Context",
-    "Event",
     "Fix",
-    "Function",
     "Hit",
-    "Loop",
     "Module",
     "Rule",
     "RuleEntry",
     "Severity",
+    "SourceCall",
+    "SourceEvent",
+    "SourceFunction",
+    "SourceLoop",
     "add_keyword",
     "arguments",
     "catalogue",

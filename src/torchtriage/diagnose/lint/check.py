@@ -14,9 +14,9 @@ from torchtriage.core.version import __version__
 from torchtriage.diagnose.lint.base import Hit, RuleEntry, catalogue, lookup
 from torchtriage.diagnose.lint.comments import Allowance, allowances
 from torchtriage.diagnose.lint.edits import apply, diff, lines_of
-from torchtriage.diagnose.lint.facts import Function
-from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, Patch, Unused
-from torchtriage.diagnose.lint.sources import Source, Tally, find, read, source_of
+from torchtriage.diagnose.lint.facts import SourceFunction
+from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, SourcePatch, Unused
+from torchtriage.diagnose.lint.sources import LintSource, Tally, find, read, source_of
 from torchtriage.diagnose.lint.walk import walk
 
 __all__ = ["lint", "lint_text"]
@@ -103,10 +103,10 @@ class _Run:
         self.tally = Tally()
         self.findings: list[Finding] = []
         self.unused: list[Unused] = []
-        self.patches: list[Patch] = []
+        self.patches: list[SourcePatch] = []
         self.n_suppressed = self.n_notes = 0
 
-    def look(self, source: Source) -> None:
+    def look(self, source: LintSource) -> None:
         """Find what one file holds."""
         shown = _shown(source.path)
         try:
@@ -153,7 +153,7 @@ class _Run:
                 message = f"allows {', '.join(idle)}, which is not found here"
                 self.unused.append(Unused(shown, item.line, idle, message))
 
-    def _patch(self, source: Source, shown: str, kept: list[tuple[RuleEntry, Hit]]) -> None:
+    def _patch(self, source: LintSource, shown: str, kept: list[tuple[RuleEntry, Hit]]) -> None:
         offered = [(entry.rule.code, hit.autofix) for entry, hit in kept if hit.autofix is not None]
         if not offered or source.cells:
             return
@@ -168,7 +168,7 @@ class _Run:
                 applied = True
             except (OSError, UnicodeEncodeError) as error:
                 self.tally.odd.append(Odd(source.path, 0, f"cannot be written: {error}"))
-        self.patches.append(Patch(shown, diff(source.text, after, shown), tuple(sorted(codes)), codes, applied))
+        self.patches.append(SourcePatch(shown, diff(source.text, after, shown), tuple(sorted(codes)), codes, applied))
 
     def result(self) -> LintResult:
         """Return everything that was found."""
@@ -245,7 +245,7 @@ def _allow(entry: RuleEntry, hit: Hit, allowed: list[Allowance]) -> bool:
 
 
 def _finding(
-    entry: RuleEntry, hit: Hit, source: Source, shown: str, functions: list[tuple[int, int, Function]]
+    entry: RuleEntry, hit: Hit, source: LintSource, shown: str, functions: list[tuple[int, int, SourceFunction]]
 ) -> Finding:
     rule, node = entry.rule, hit.node
     line = node.lineno
@@ -277,7 +277,7 @@ def _frame(file: str, line: int, function: str, called: str) -> Frame:
     return Frame(file=file, line=line, function=function, exact=True, called=called, lines=(line,))
 
 
-def _column(source: Source, node: ast.expr | ast.stmt) -> int:
+def _column(source: LintSource, node: ast.expr | ast.stmt) -> int:
     """Return the column from 1 in characters, as editors count."""
     rows = lines_of(source.text) if not source.text.isascii() else None
     if rows is None or node.lineno > len(rows):
@@ -286,6 +286,6 @@ def _column(source: Source, node: ast.expr | ast.stmt) -> int:
     return len(before.decode("utf-8", "replace")) + 1
 
 
-def _write(source: Source, text: str) -> None:
+def _write(source: LintSource, text: str) -> None:
     data = text.encode(source.encoding)
     Path(source.path).write_bytes((b"\xef\xbb\xbf" if source.bom else b"") + data)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.syntax import keyword, literal, unpacks
 
-__all__ = ["Autofix", "Edit", "add_keyword", "apply", "decorate", "diff", "lines_of", "replace_node"]
+__all__ = ["Autofix", "SourceEdit", "add_keyword", "apply", "decorate", "diff", "lines_of", "replace_node"]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
 
 
 @dataclass(frozen=True)
-class Edit:
+class SourceEdit:
     """Replace what lies between two positions by ``text``."""
 
     line: int
@@ -34,18 +34,18 @@ class Edit:
 class Autofix:
     """The edits that mend one hit, and why they are safe."""
 
-    edits: tuple[Edit, ...]
+    edits: tuple[SourceEdit, ...]
     safe_because: str
 
 
-def replace_node(node: ast.expr, text: str) -> Edit:
+def replace_node(node: ast.expr, text: str) -> SourceEdit:
     """Return the edit that puts ``text`` in the place of an expression."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
-    return Edit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
+    return SourceEdit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
 
 
-def add_keyword(text: str, node: ast.Call, name: str, value: str) -> Edit | None:
+def add_keyword(text: str, node: ast.Call, name: str, value: str) -> SourceEdit | None:
     """Return the edit that sets a keyword argument; None where it cannot be added for sure.
 
     ``text`` is the file's. A constant that is there already is replaced.
@@ -93,11 +93,11 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str) -> Edit | None
     return _insertion(text, begin + at, f", {name}={value}")
 
 
-def decorate(text: str, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: str) -> Edit:
+def decorate(text: str, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: str) -> SourceEdit:
     """Return the edit that puts a decorator directly above ``def``."""
     line = lines_of(text)[node.lineno - 1]
     indent = line[: len(line) - len(line.lstrip(" \t"))]
-    return Edit(node.lineno, node.col_offset, node.lineno, node.col_offset, f"@{decorator}\n{indent}")
+    return SourceEdit(node.lineno, node.col_offset, node.lineno, node.col_offset, f"@{decorator}\n{indent}")
 
 
 def apply(text: str, fixes: list[Autofix]) -> tuple[str, list[Autofix]]:
@@ -159,13 +159,13 @@ def _index(lines: list[str], line: int, column: int) -> int:
     return before + len(row.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
 
 
-def _insertion(text: str, index: int, new: str) -> Edit:
+def _insertion(text: str, index: int, new: str) -> SourceEdit:
     """Return an insertion at an index of the text as an edit by line and column."""
     at = 0
     for number, row in enumerate(lines_of(text), start=1):
         if index <= at + len(row.rstrip("\r\n")):
             column = len(row[: index - at].encode("utf-8", "surrogatepass"))
-            return Edit(number, column, number, column, new)
+            return SourceEdit(number, column, number, column, new)
         at += len(row)
     raise ValueError("an index outside the text")
 

@@ -17,7 +17,18 @@ from typing import Any
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
 from torchtriage.diagnose.lint.syntax import path_of
 
-__all__ = ["Assign", "Call", "Class", "Context", "Event", "Function", "Loop", "Module", "Test", "is_step"]
+__all__ = [
+    "Assign",
+    "Class",
+    "Context",
+    "Module",
+    "SourceCall",
+    "SourceEvent",
+    "SourceFunction",
+    "SourceLoop",
+    "Test",
+    "is_step",
+]
 
 
 @dataclass(eq=False, slots=True)
@@ -30,11 +41,11 @@ class Class:
     is_module: bool
     is_lightning: bool
     attributes: dict[str, Value] = field(default_factory=dict)
-    methods: dict[str, Function] = field(default_factory=dict)
+    methods: dict[str, SourceFunction] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
-class Function:
+class SourceFunction:
     """A function of the file.
 
     ``steps`` : its body, outside its own loops, runs a backward pass or an optimizer's step;
@@ -48,7 +59,7 @@ class Function:
     qualname: str
     node: ast.FunctionDef | ast.AsyncFunctionDef
     owner: Class | None
-    outer: Function | None
+    outer: SourceFunction | None
     decorators: tuple[str, ...]
     no_grad: bool
     compiled: bool = False
@@ -64,19 +75,19 @@ class Function:
     uses_grad: bool = False
     is_generator: bool = False
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[SourceEvent] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
-class Loop:
+class SourceLoop:
     """A ``for``, ``while`` or comprehension; ``steps`` once it is known to be a loop of steps.
 
     Facts count what its own body does, nested loops left out.
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
-    outer: Loop | None
-    function: Function | None
+    outer: SourceLoop | None
+    function: SourceFunction | None
     iterates: Value = UNKNOWN
     over: str = ""
     targets: frozenset[str] = frozenset()
@@ -84,7 +95,7 @@ class Loop:
     optimizes: bool = False
     runs_module: bool = False
     times: bool = False
-    calls: set[Function] = field(default_factory=set)
+    calls: set[SourceFunction] = field(default_factory=set)
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
     n_constant: int | None = None
@@ -118,8 +129,8 @@ class Context:
     ``aside`` : the same for a condition outside the loop (``if args.debug:``).
     """
 
-    function: Function | None = None
-    loop: Loop | None = None
+    function: SourceFunction | None = None
+    loop: SourceLoop | None = None
     rare: bool = False
     aside: bool = False
     no_grad: bool = False
@@ -133,7 +144,7 @@ class Context:
             setattr(made, name, value)
         return made
 
-    def loops(self) -> Iterator[Loop]:
+    def loops(self) -> Iterator[SourceLoop]:
         """Yield the loops around it in its function, innermost first."""
         loop = self.loop
         while loop is not None:
@@ -141,12 +152,12 @@ class Context:
             loop = loop.outer
 
     @property
-    def statement_loop(self) -> Loop | None:
+    def statement_loop(self) -> SourceLoop | None:
         """The innermost loop around it that is no comprehension."""
         return next((loop for loop in self.loops() if not loop.comprehension), None)
 
     @property
-    def step_loop(self) -> Loop | None:
+    def step_loop(self) -> SourceLoop | None:
         """The innermost loop of steps around it."""
         return next((loop for loop in self.loops() if loop.steps), None)
 
@@ -165,7 +176,7 @@ class Context:
         )
 
 
-def is_step(function: Function) -> bool:
+def is_step(function: SourceFunction) -> bool:
     """Return whether a function is one step by its name and class."""
     owner = function.owner
     if owner is None:
@@ -178,7 +189,7 @@ def is_step(function: Function) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class SourceCall:
     """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
 
     ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
@@ -193,8 +204,8 @@ class Call:
     value: Value
     context: Context
     target: str = ""
-    user: Call | None = None
-    callee: Function | None = None
+    user: SourceCall | None = None
+    callee: SourceFunction | None = None
 
     @property
     def owner(self) -> ast.expr | None:
@@ -225,7 +236,7 @@ class Assign:
 
 
 @dataclass(eq=False, slots=True)
-class Event:
+class SourceEvent:
     """What timing rules need of a function, in order: clock reads, device work, waits."""
 
     kind: str
@@ -242,22 +253,22 @@ class Module:
     text: str
     tree: ast.Module
     uses_device: bool
-    calls: list[Call] = field(default_factory=list)
-    named: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    methods: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    calls: list[SourceCall] = field(default_factory=list)
+    named: dict[str, list[SourceCall]] = field(default_factory=lambda: defaultdict(list))
+    methods: dict[str, list[SourceCall]] = field(default_factory=lambda: defaultdict(list))
     tests: list[Test] = field(default_factory=list)
     formats: list[Test] = field(default_factory=list)
     masks: list[Test] = field(default_factory=list)
     assigns: list[Assign] = field(default_factory=list)
-    loops: list[Loop] = field(default_factory=list)
-    loop_contexts: dict[Loop, Context] = field(default_factory=dict)
-    withs: list[tuple[ast.withitem, Call, Context, ast.With | ast.AsyncWith]] = field(default_factory=list)
+    loops: list[SourceLoop] = field(default_factory=list)
+    loop_contexts: dict[SourceLoop, Context] = field(default_factory=dict)
+    withs: list[tuple[ast.withitem, SourceCall, Context, ast.With | ast.AsyncWith]] = field(default_factory=list)
     environ: list[tuple[ast.stmt | ast.Call, str, ast.expr, Context]] = field(default_factory=list)
-    functions: list[Function] = field(default_factory=list)
+    functions: list[SourceFunction] = field(default_factory=list)
     classes: dict[str, Class] = field(default_factory=dict)
     values: dict[ast.expr, Value] = field(default_factory=dict)
     elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
-    module_events: list[Event] = field(default_factory=list)
+    module_events: list[SourceEvent] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None
 
@@ -282,17 +293,17 @@ class Module:
         for known in self.classes.values():
             known.methods.clear()
 
-    def text_of(self, function: Function) -> str:
+    def text_of(self, function: SourceFunction) -> str:
         """Return the text of a function."""
         if self._rows is None:
             self._rows = self.text.split("\n")
         return "\n".join(self._rows[function.node.lineno - 1 : function.node.end_lineno])
 
-    def called(self, *names: str) -> list[Call]:
+    def called(self, *names: str) -> list[SourceCall]:
         """Return the calls of these full names, in order of their place."""
         return [call for name in names for call in self.named.get(name, ())]
 
-    def sent(self, *names: str) -> list[Call]:
+    def sent(self, *names: str) -> list[SourceCall]:
         """Return the calls of methods with these names."""
         return [call for name in names for call in self.methods.get(name, ())]
 
@@ -312,7 +323,7 @@ _BUILDS = re.compile(r"([A-Z](?<!\w.)(?<!class .)\w+)\(")
 _MODEL = re.compile(r"(?:Model|Net)$|For[A-Z]\w")
 
 
-def _in_module(call: Call) -> bool:
+def _in_module(call: SourceCall) -> bool:
     """Return whether a call stands in a module's own code: whoever uses it says where it lives."""
     function = call.context.function
     return function is not None and function.owner is not None and function.owner.is_module

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.facts import Call, Context, Module
+from torchtriage.diagnose.lint.facts import Context, Module, SourceCall
 from torchtriage.diagnose.lint.torch_names import words
 
 __all__ = ["compiled", "logging_calls", "reads", "text_of"]
@@ -31,7 +31,7 @@ def compiled(context: Context) -> bool:
     return function is not None and (function.compiled or function.compiled_by_caller)
 
 
-def _is_logging(call: Call) -> bool:
+def _is_logging(call: SourceCall) -> bool:
     """Return whether a call writes its arguments somewhere for people."""
     if call.attr == "print" and isinstance(call.node.func, ast.Name):
         return True
@@ -47,7 +47,7 @@ def _is_logging(call: Call) -> bool:
     return call.attr in _LOG_METHODS and owner is not None and _LOGGER.search(text_of(owner)) is not None
 
 
-def logging_calls(module: Module) -> Iterator[Call]:
+def logging_calls(module: Module) -> Iterator[SourceCall]:
     """Yield every call that prints or logs."""
     for call in module.calls:
         if _is_logging(call):
@@ -88,13 +88,13 @@ def _is_call_of(node: ast.expr) -> bool:
     )
 
 
-def _may_wait(call: Call) -> bool:
+def _may_wait(call: SourceCall) -> bool:
     receiver = call.receiver
     if receiver.kind == "unknown":
         return receiver.readback is None
     return receiver.on_device
 
 
-def _is_read(call: Call) -> bool:
+def _is_read(call: SourceCall) -> bool:
     value = call.arguments[0]
     return value.on_device and not value.guess

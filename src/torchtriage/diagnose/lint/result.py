@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchtriage.core.finding import Finding
 
-__all__ = ["SCHEMA", "LintResult", "Odd", "Patch", "Unused"]
+__all__ = ["SCHEMA", "LintResult", "Odd", "SourcePatch", "Unused"]
 
 SCHEMA = "torchtriage-lint/1"
 
@@ -31,7 +31,7 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Patch:
+class SourcePatch:
     """What autofix changes in one file, as a unified diff.
 
     ``safe_because`` : for each code that is mended, why the edit changes no result. ``applied`` :
@@ -61,7 +61,7 @@ class LintResult:
     findings: tuple[Finding, ...]
     odd: tuple[Odd, ...] = ()
     unused: tuple[Unused, ...] = ()
-    patches: tuple[Patch, ...] = ()
+    patches: tuple[SourcePatch, ...] = ()
     n_files: int = 0
     n_without_torch: int = 0
     n_tests: int = 0

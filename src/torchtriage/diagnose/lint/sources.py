@@ -23,7 +23,7 @@ from pathlib import Path
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.result import Odd
 
-__all__ = ["MAX_BYTES", "Source", "Tally", "find", "read", "source_of"]
+__all__ = ["MAX_BYTES", "LintSource", "Tally", "find", "read", "source_of"]
 
 MAX_BYTES = 4 << 20
 """A larger file was written by a program, for a program."""
@@ -61,7 +61,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Source:
+class LintSource:
     """One parsed file.
 
     ``text`` has the file's own line ends and no byte order mark. ``cells`` : for a notebook, cell
@@ -100,7 +100,7 @@ def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator
                 yield item
 
 
-def read(path: str, tally: Tally) -> Source | None:
+def read(path: str, tally: Tally) -> LintSource | None:
     """Return a parsed file, None where there is nothing to look at (which is counted)."""
     try:
         data = _bytes(path)
@@ -111,7 +111,7 @@ def read(path: str, tally: Tally) -> Source | None:
     return source_of(path, data, tally)
 
 
-def source_of(path: str, data: bytes, tally: Tally) -> Source | None:
+def source_of(path: str, data: bytes, tally: Tally) -> LintSource | None:
     """Return the parsed text of a file's bytes; see :func:`read`."""
     tally.n_files += 1
     if not _IMPORTS.search(data):
@@ -174,12 +174,12 @@ def _bytes(path: str) -> bytes:
         return file.read(MAX_BYTES + 1 if not path.endswith(".ipynb") else 16 * MAX_BYTES)
 
 
-def _python(path: str, data: bytes) -> Source:
+def _python(path: str, data: bytes) -> LintSource:
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     bom = data.startswith(b"\xef\xbb\xbf")
     plain = "utf-8" if encoding == "utf-8-sig" else encoding
     text = (data[3:] if bom else data).decode(plain)
-    return Source(path, text, _parse(text), plain, bom)
+    return LintSource(path, text, _parse(text), plain, bom)
 
 
 def _parse(text: str) -> ast.Module:
@@ -201,7 +201,7 @@ def _complaint(error: SyntaxError, data: bytes) -> str:
     return f"does not parse: {said}"
 
 
-def _notebook(path: str, data: bytes, tally: Tally) -> Source | None:
+def _notebook(path: str, data: bytes, tally: Tally) -> LintSource | None:
     document = json.loads(data.decode("utf-8-sig"))
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
@@ -228,7 +228,7 @@ def _notebook(path: str, data: bytes, tally: Tally) -> Source | None:
         rows.append(text)
         where += [(number, line + 1) for line in range(text.count("\n") + 1)]
     text = "\n".join(rows) + "\n"
-    return Source(path, text, _parse(text), cells=tuple(where))
+    return LintSource(path, text, _parse(text), cells=tuple(where))
 
 
 def _without_magics(text: str) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_ns, format_share
-from torchtriage.diagnose.ranks.rank_record import Group, RankRecord
+from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
 __all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "align", "match"]
 
@@ -44,7 +44,7 @@ class GroupMatch:
     judged, empty where it can.
     """
 
-    group: Group
+    group: ProcessGroup
     members: Ints
     index: Ints
     start_ns: Ints
@@ -94,7 +94,7 @@ class Matches:
     row: Ints
     match_id: Ints
     offset_ns: Ints
-    alone: tuple[Group, ...]
+    alone: tuple[ProcessGroup, ...]
     """Groups of which one recorded rank took part: nothing to compare."""
 
 
@@ -139,21 +139,23 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
     )
 
 
-def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[Group, list[int]]:
+def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[ProcessGroup, list[int]]:
     """Return the positions of the recorded ranks that take part in each group."""
-    found: dict[Group, list[int]] = {}
+    found: dict[ProcessGroup, list[int]] = {}
     for position, rank in enumerate(ranks):
         used = distinct(rank.collectives.group).tolist()
         for code in used:
             group = rank.collectives.groups[code]
             if group.ranks and numbers[position] not in group.ranks:
                 # members are listed by global rank; another numbering would match strangers
-                group = Group(group.name, (), group.what)
+                group = ProcessGroup(group.name, (), group.what)
             found.setdefault(group, []).append(position)
     return found
 
 
-def _match_group(ranks: Sequence[RankRecord], numbers: Sequence[int], group: Group, members: list[int]) -> GroupMatch:
+def _match_group(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], group: ProcessGroup, members: list[int]
+) -> GroupMatch:
     keys, places = [], []
     for position in members:
         table = ranks[position].collectives

@@ -24,7 +24,7 @@ from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["Collectives", "Group", "Moment", "RankRecord", "RankReplay", "RankSteps", "build_record"]
+__all__ = ["Moment", "ProcessGroup", "RankCollectives", "RankRecord", "RankReplay", "RankSteps", "build_record"]
 
 Ints = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ MAX_MOMENTS = 2000
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """A process group: its name, and its members.
 
     Where the name was not recorded it is ``stream 1``, ``stream 2``, ... of those that communicate.
@@ -63,7 +63,7 @@ class Moment:
 
 
 @dataclass(frozen=True, eq=False)
-class Collectives:
+class RankCollectives:
     """The collectives of one rank in order of their start; arrays have one element for each.
 
     ``row`` : row of the trace. ``group``, ``name`` : codes into ``groups`` and ``names``.
@@ -83,7 +83,7 @@ class Collectives:
     end_ns: Ints
     spent_ns: Ints
     n_ops: Ints
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class RankRecord:
     has_base_time: bool
     device: bool
     inflation: float
-    collectives: Collectives
+    collectives: RankCollectives
     exposed: Spans
     steps: RankSteps
     moments: dict[tuple[int, int], Moment]
@@ -162,7 +162,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     codes = {name: code for code, name in enumerate(name_table)}
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     spent, late = _spent(trace, pieces, rows, device=device)
-    table = Collectives(
+    table = RankCollectives(
         row=rows,
         group=group,
         name=np.array([codes[name] for name in names], np.int64),
@@ -223,30 +223,30 @@ def _names(trace: Trace, rows: Ints) -> list[str]:
     return names
 
 
-def _groups(trace: Trace, rows: Ints) -> tuple[tuple[Group, ...], Ints]:
+def _groups(trace: Trace, rows: Ints) -> tuple[tuple[ProcessGroup, ...], Ints]:
     """Return the process groups, and the code of each collective's; streams where not recorded."""
     known = _configured(trace)
     names, members = trace.details_of("group", rows), trace.details_of("ranks", rows)
     # numbers of streams differ between ranks, their order does not
     lanes = sorted(set(trace.lane[rows].tolist()), key=lambda lane: (trace.lanes[lane].stream, lane))
     streams = {lane: place for place, lane in enumerate(lanes, 1) if trace.lanes[lane].kind == "stream"}
-    table: dict[Group, int] = {}
+    table: dict[ProcessGroup, int] = {}
     codes = []
     for name, ranks, lane in zip(names, members, trace.lane[rows].tolist(), strict=True):
         if name is None:
             only = next(iter(known.values())) if len(known) == 1 else None
-            group = only or Group(f"stream {streams[lane]}" if lane in streams else "")
+            group = only or ProcessGroup(f"stream {streams[lane]}" if lane in streams else "")
         else:
             listed = _listed(ranks)
             config = known.get(str(name))
-            group = Group(str(name), listed or (config.ranks if config else ()))
+            group = ProcessGroup(str(name), listed or (config.ranks if config else ()))
             if config is not None:
-                group = Group(group.name, group.ranks, config.what)
+                group = ProcessGroup(group.name, group.ranks, config.what)
         codes.append(table.setdefault(group, len(table)))
     return tuple(table), np.array(codes, np.int64)
 
 
-def _configured(trace: Trace) -> dict[str, Group]:
+def _configured(trace: Trace) -> dict[str, ProcessGroup]:
     """Return the process groups that the file's head lists, by name."""
     info = trace.meta.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
@@ -254,7 +254,7 @@ def _configured(trace: Trace) -> dict[str, Group]:
     for item in listed if isinstance(listed, list) else []:
         if isinstance(item, dict) and "pg_name" in item:
             name = str(item["pg_name"])
-            out[name] = Group(name, _listed(item.get("ranks")), str(item.get("pg_desc") or ""))
+            out[name] = ProcessGroup(name, _listed(item.get("ranks")), str(item.get("pg_desc") or ""))
     return out
 
 
@@ -381,7 +381,7 @@ def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: in
     return RankSteps(numbers, start + base, end + base, steady, np.stack([*parts, rest], axis=1))
 
 
-def _moments(pieces: Pieces, late: Spans, table: Collectives, base: int) -> dict[tuple[int, int], Moment]:
+def _moments(pieces: Pieces, late: Spans, table: RankCollectives, base: int) -> dict[tuple[int, int], Moment]:
     """Return the longest stretch of each cell between the last collectives of successive steps."""
     inside = table.step >= 0
     if not inside.any():

@@ -21,7 +21,7 @@ from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["Cause", "Straggler", "Waiting", "find_straggler", "waiting"]
+__all__ = ["Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Cause:
+class StragglerCause:
     """What the late rank did more of: a cell of ``CELLS``, and how much, per step."""
 
     phase: str
@@ -84,7 +84,7 @@ class Straggler:
     blame_share: float
     reaches_all: bool
     group: GroupMatch
-    cause: Cause | None
+    cause: StragglerCause | None
 
 
 def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:
@@ -216,7 +216,9 @@ def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: 
     return gain.min(axis=0), waits.blame_ns[late]
 
 
-def _cause(ranks: Sequence[RankRecord], group: GroupMatch, waits: Waiting, late: int, gain_ns: float) -> Cause | None:
+def _cause(
+    ranks: Sequence[RankRecord], group: GroupMatch, waits: Waiting, late: int, gain_ns: float
+) -> StragglerCause | None:
     """Return what the late rank did longer than the others between the steps' last collectives."""
     last = np.flatnonzero(np.append(group.step[1:] != group.step[:-1], True) & (group.step >= 0))
     if len(last) == 1:
@@ -251,4 +253,4 @@ def _cause(ranks: Sequence[RankRecord], group: GroupMatch, waits: Waiting, late:
     at = PHASES.index(phase) if phase else slice(None)
     counts = n_ops[:, :, at].reshape(*n_ops.shape[:2], -1).sum(axis=2)
     ops = float(np.median(counts[mine][0] - np.median(counts[~mine], axis=0)))
-    return Cause(phase, activity, float(more[best]), ops)
+    return StragglerCause(phase, activity, float(more[best]), ops)

@@ -8,9 +8,9 @@
         one.low_ns, one.high_ns           # saving per steady step (or per window without steps)
 """
 
-from torchtriage.diagnose.replay.critical import CriticalPath, Piece, critical_path
+from torchtriage.diagnose.replay.critical import CriticalPath, PathPiece, critical_path
 from torchtriage.diagnose.replay.edits import Edit, EditKind
-from torchtriage.diagnose.replay.predict import Model, Prediction, Scenario, model
+from torchtriage.diagnose.replay.predict import ReplayModel, ReplayPrediction, Scenario, model
 from torchtriage.diagnose.replay.quality import Quality
 from torchtriage.diagnose.replay.what_if import WhatIf, parse_what_if
 
@@ -18,10 +18,10 @@ __all__ = [
     "CriticalPath",
     "Edit",
     "EditKind",
-    "Model",
-    "Piece",
-    "Prediction",
+    "PathPiece",
     "Quality",
+    "ReplayModel",
+    "ReplayPrediction",
     "Scenario",
     "WhatIf",
     "critical_path",

@@ -25,7 +25,7 @@ from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
 from torchtriage.diagnose.replay.quality import Quality, judge
 
-__all__ = ["INFERRED", "Model", "Prediction", "Scenario", "model"]
+__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "Scenario", "model"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,7 +45,7 @@ COVERED = 0.99
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ReplayPrediction:
     """What a set of edits saves per steady step (per window without steps).
 
     ``low_ns <= saving_ns <= high_ns`` : the smallest, the default model's, and the largest saving
@@ -124,7 +124,7 @@ class _Steps:
         return out.reshape(stop - first, -1)
 
 
-class Model:
+class ReplayModel:
     """A trace as a graph of work and waiting; make it with :func:`model`.
 
     ``step_ms`` : wall time of a step measured without the profiler, if known.
@@ -156,11 +156,11 @@ class Model:
         """
         return float(self._base[self._names.index(self._default)])
 
-    def predict(self, edits: Edits) -> Prediction:
+    def predict(self, edits: Edits) -> ReplayPrediction:
         """Return what one set of edits saves."""
         return self.predict_many([edits])[0]
 
-    def predict_many(self, edit_sets: Sequence[Edits]) -> list[Prediction]:
+    def predict_many(self, edit_sets: Sequence[Edits]) -> list[ReplayPrediction]:
         """Return what each set of edits saves on its own."""
         scenarios: list[Scenario] = []
         index: list[tuple[slice, slice]] = []
@@ -185,7 +185,7 @@ class Model:
             middle = float(saving[at, usual].mean())
             rests = abs(middle - float(saving[seen, usual].mean()))
             out.append(
-                Prediction(
+                ReplayPrediction(
                     middle,
                     float(both.min()),
                     float(both.max()),
@@ -535,7 +535,7 @@ class Model:
         return np.flatnonzero(hit)
 
 
-def model(trace: Trace, *, step_ms: float | None = None) -> Model:
+def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
     """Return the model of a trace, built when first asked for and kept with the trace.
 
     Parameters
@@ -552,12 +552,12 @@ def model(trace: Trace, *, step_ms: float | None = None) -> Model:
     if step_ms is not None:
         if not step_ms > 0:
             raise UsageError(f"expected a step time above 0 ms, found {step_ms!r}")
-        return Model(trace, step_ms=step_ms)
+        return ReplayModel(trace, step_ms=step_ms)
     # beside the trace's own cached properties, and freed with them
     kept = vars(trace)
     if "replay_model" not in kept:
-        kept["replay_model"] = Model(trace)
-    found: Model = kept["replay_model"]
+        kept["replay_model"] = ReplayModel(trace)
+    found: ReplayModel = kept["replay_model"]
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torchtriage.core.finding import Fix, Frame
 
-__all__ = ["CompileEvent", "Recorded", "WatchedCompile", "WatchedMemory"]
+__all__ = ["CompileEvent", "RecordedRun", "WatchedCompile", "WatchedMemory"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class WatchedCompile:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """How ``torchtriage run`` came to a recording.
 
     ``loop`` says what a step is; ``file``, ``line``, ``function`` are the user's call that ends or

@@ -13,7 +13,7 @@ from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
 from torchtriage.core.record.structured_log import log_of
 from torchtriage.core.record.timing import step_wall_ns
-from torchtriage.diagnose.runs.result import Recorded, WatchedMemory
+from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
 from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
 from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.leaks.leak_report import WatchReport
@@ -95,7 +95,7 @@ def all_recorded(out: Path) -> bool:
     return bool(loops) and all(recording.complete for recording in loops)
 
 
-def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
+def recorded(one: Recording, command: str, exit_code: int | None) -> RecordedRun:
     """Return how a process was recorded, for its report."""
     loop = one.facts.get("loop") or {}
     measured = one.measured
@@ -104,7 +104,7 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> Recorded:
     own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
     unprofiled = step_wall_ns(times, queued=queued)
-    return Recorded(
+    return RecordedRun(
         command=command,
         exit_code=exit_code,
         loop=str(loop.get("how", "")),

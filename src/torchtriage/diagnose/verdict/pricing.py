@@ -16,7 +16,7 @@ from torchtriage.core.finding import Cost, Finding, Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_share, ms
 from torchtriage.diagnose.patterns import Claim
-from torchtriage.diagnose.replay import Model, Prediction, WhatIf, model
+from torchtriage.diagnose.replay import ReplayModel, ReplayPrediction, WhatIf, model
 from torchtriage.diagnose.verdict.result import Answer, Replay
 from torchtriage.diagnose.verdict.time_ownership import Share
 
@@ -44,7 +44,7 @@ class Pricing:
     trace: Trace
     notes: tuple[Note, ...]
     facts: Replay
-    replayed: Model | None
+    replayed: ReplayModel | None
 
     @classmethod
     def of(cls, trace: Trace, notes: tuple[Note, ...], step_ms: float | None = None) -> Pricing:
@@ -70,9 +70,9 @@ class Pricing:
             return max(self.replayed.step_ns, 1.0)
         return max(self.trace.steps.wall_ns, 1)
 
-    def predict(self, claims: Sequence[Claim]) -> list[Prediction | None]:
+    def predict(self, claims: Sequence[Claim]) -> list[ReplayPrediction | None]:
         """Return what each claim's edits save on their own, None where replay cannot say."""
-        out: list[Prediction | None] = [None] * len(claims)
+        out: list[ReplayPrediction | None] = [None] * len(claims)
         if self.replayed is None:
             return out
         asked = [
@@ -85,7 +85,7 @@ class Pricing:
             out[index] = prediction
         return out
 
-    def cost(self, share: Share, prediction: Prediction | None) -> Cost | None:
+    def cost(self, share: Share, prediction: ReplayPrediction | None) -> Cost | None:
         """Return what a share of the time costs per step; None for a claim on no time."""
         claim = share.claim
         if claim.time_class == "none" or not len(claim.spans):
@@ -105,7 +105,7 @@ class Pricing:
         cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
         return replace(cost, grade=self._grade(prediction, low, high))
 
-    def hides(self, share: Share, prediction: Prediction | None) -> bool:
+    def hides(self, share: Share, prediction: ReplayPrediction | None) -> bool:
         """Return whether replay finds less than half of what the share's time suggests."""
         if prediction is None or not share.high_ns:
             return False
@@ -156,7 +156,7 @@ class Pricing:
         """Whether many launches lie outside the recording."""
         return any(note.code == "orphans" and note.level == "warn" for note in self.notes)
 
-    def _method(self, prediction: Prediction) -> str:
+    def _method(self, prediction: ReplayPrediction) -> str:
         n_devices = len(self.trace.devices)
         parts = ["replay with the fix"]
         if n_devices > 1:
@@ -168,7 +168,7 @@ class Pricing:
             parts.append(f"{share} of it rests on inferred dependencies")
         return ", ".join(parts)
 
-    def _grade(self, prediction: Prediction, low_ns: float, high_ns: float) -> Grade:
+    def _grade(self, prediction: ReplayPrediction, low_ns: float, high_ns: float) -> Grade:
         facts = self.facts
         sure = (
             abs(facts.strict_error) <= SURE_STRICT

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
-from torchtriage.diagnose.runs.result import Recorded
+from torchtriage.diagnose.runs.result import RecordedRun
 
 __all__ = [
     "SCHEMA",
@@ -250,7 +250,7 @@ class Result:
     """The model behind replayed savings; None where nothing was judged."""
     what_ifs: tuple[Answer, ...] = ()
     critical_path: PathSummary | None = None
-    recorded: Recorded | None = None
+    recorded: RecordedRun | None = None
     """How ``torchtriage run`` recorded it; None for a trace that was given."""
     suspicions: tuple[Suspicion, ...] = ()
     """Where the learned detector, when asked, sees more than the findings."""

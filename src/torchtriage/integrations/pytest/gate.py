@@ -23,7 +23,7 @@ from torchtriage.integrations.pytest.measure import (
     judge_time,
     waiting,
 )
-from torchtriage.integrations.pytest.recording import Recorded, judge_count, record, time_lines
+from torchtriage.integrations.pytest.recording import RecordedTest, judge_count, record, time_lines
 
 if TYPE_CHECKING:
     from torchtriage.compile.logs.result import CompileResult
@@ -245,13 +245,13 @@ def _failed(checks: list[Check]) -> bool:
     return any(check.verdict == "over" for check in checks)
 
 
-def _explained(check: Check, recorded: Recorded) -> Check:
+def _explained(check: Check, recorded: RecordedTest) -> Check:
     if check.verdict != "over":
         return check
     return Check(check.metric, check.verdict, check.sentence, time_lines(recorded))
 
 
-def _counted(recorded: Recorded | None, compiled: CompileResult | None) -> dict[str, int | None]:
+def _counted(recorded: RecordedTest | None, compiled: CompileResult | None) -> dict[str, int | None]:
     """Return all counts by budget; None is not known."""
     out: dict[str, int | None] = dict.fromkeys((*RECORDED, *sorted(COMPILER)))
     if recorded is not None and not recorded.unknown:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
     from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["Recorded", "count", "judge_count", "record", "time_lines"]
+__all__ = ["RecordedTest", "count", "judge_count", "record", "time_lines"]
 
 STEPS = 4
 N_SHOWN = 3
@@ -29,7 +29,7 @@ WAITING = frozenset({"sync", "copy"})
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTest:
     """What recorded steps came to.
 
     ``kernels syncs`` : of each step, one number each. ``launches`` : operators and how many kernels
@@ -45,7 +45,7 @@ class Recorded:
     unknown: str = ""
 
 
-def record(step: Callable[[], None], *, step_ms: float | None) -> Recorded:
+def record(step: Callable[[], None], *, step_ms: float | None) -> RecordedTest:
     """Record steps and read them.
 
     ``step_ms`` : of a step without the profiler; costs are scaled to it.
@@ -53,7 +53,7 @@ def record(step: Callable[[], None], *, step_ms: float | None) -> Recorded:
     from torchtriage.core.record.profiler_capture import Capture, ProfilerBusyError, devices
 
     if "torch" not in sys.modules:
-        return Recorded(unknown="the step does not use torch")
+        return RecordedTest(unknown="the step does not use torch")
     with tempfile.TemporaryDirectory(prefix="torchtriage-") as folder:
         path = Path(folder) / "steps.json.gz"
         lost: list[str] = []
@@ -61,35 +61,35 @@ def record(step: Callable[[], None], *, step_ms: float | None) -> Recorded:
         try:
             capture.start()
         except ProfilerBusyError as error:
-            return Recorded(unknown=str(error))
+            return RecordedTest(unknown=str(error))
         try:
             step()  # the profiler's own first step
             for _ in range(STEPS):
                 capture.step()
                 step()
             if lost:
-                return Recorded(unknown=lost[0])
+                return RecordedTest(unknown=lost[0])
             capture.stop()
             capture.export(path)
         except (RuntimeError, OSError) as error:
-            return Recorded(unknown=f"the profiler failed: {error}")
+            return RecordedTest(unknown=f"the profiler failed: {error}")
         finally:
             capture.abandon()
         return _read(path, step_ms=step_ms, on_device=bool(devices()))
 
 
-def _read(path: Path, *, step_ms: float | None, on_device: bool) -> Recorded:
+def _read(path: Path, *, step_ms: float | None, on_device: bool) -> RecordedTest:
     from torchtriage.api.traces import analyze, load
 
     try:
         trace = load(path)
         result = analyze(trace, min_share=0.0, step_ms=step_ms)
     except TriageError as error:
-        return Recorded(unknown=f"the recording cannot be judged: {error.message}")
+        return RecordedTest(unknown=f"the recording cannot be judged: {error.message}")
     return count(trace, result, on_device=on_device)
 
 
-def count(trace: Trace, result: Result | None, *, on_device: bool) -> Recorded:
+def count(trace: Trace, result: Result | None, *, on_device: bool) -> RecordedTest:
     """Return what the steps of a recording hold; without steps it is one.
 
     ``on_device`` : whether the process uses an accelerator at all.
@@ -99,11 +99,11 @@ def count(trace: Trace, result: Result | None, *, on_device: bool) -> Recorded:
     from torchtriage.core.trace.schema import Kind
 
     if not on_device:
-        return Recorded(result=result, unknown="nothing ran on an accelerator, only on the CPU")
+        return RecordedTest(result=result, unknown="nothing ran on an accelerator, only on the CPU")
     kernels = np.flatnonzero(trace.kind == Kind.KERNEL)
     launched = trace.matching(r"(?i)launch.*kernel|GraphLaunch") & (trace.kind == Kind.RUNTIME)
     if not len(kernels) and launched.any():
-        return Recorded(
+        return RecordedTest(
             result=result,
             unknown="kernels were launched and the profiler recorded none: it may not use the"
             " device's counters here (torchtriage doctor)",
@@ -114,7 +114,7 @@ def count(trace: Trace, result: Result | None, *, on_device: bool) -> Recorded:
     # the profiler's own wait at its end is nobody's
     wait_step = np.where(waits.profiler, -1, steps.of_host(waits.row))
     n_kernels, n_waits = (np.bincount(item[item >= 0], minlength=n_steps) for item in (step_of, wait_step))
-    return Recorded(
+    return RecordedTest(
         kernels=tuple(n_kernels.tolist()),
         syncs=tuple(n_waits.tolist()),
         launches=_shares(_launchers(trace, kernels[step_of >= 0]), n_steps),
@@ -152,7 +152,7 @@ def _waiters(trace: Trace, ids: Any) -> Iterator[str]:
         yield f"{name}, {frame(stack[0])}" if stack else name
 
 
-def judge_count(recorded: Recorded, name: str, budget: float) -> Check:
+def judge_count(recorded: RecordedTest, name: str, budget: float) -> Check:
     """Say whether ``kernels_per_step`` or ``syncs_per_step`` is within its budget."""
     kernels = name == "kernels_per_step"
     metric = "kernels" if kernels else "synchronisations"
@@ -173,7 +173,7 @@ def judge_count(recorded: Recorded, name: str, budget: float) -> Check:
     return Check(metric, "over", f"{said}: {most - budget:,.0f} over", tuple(lines))
 
 
-def time_lines(recorded: Recorded) -> tuple[str, ...]:
+def time_lines(recorded: RecordedTest) -> tuple[str, ...]:
     """Return what costs the step its time, and what to change."""
     if recorded.result is None:
         return (f"where: not looked at, {recorded.unknown}",)
@@ -198,7 +198,7 @@ def _operators(result: Result) -> Iterator[str]:
         yield f"operators: {', '.join(told)} of their own time on the host"
 
 
-def _findings(recorded: Recorded, families: frozenset[str] | None) -> Iterator[str]:
+def _findings(recorded: RecordedTest, families: frozenset[str] | None) -> Iterator[str]:
     from torchtriage.report import words
 
     result = recorded.result

@@ -24,9 +24,9 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.patterns.base import missing_needs
-from torchtriage.learn.review.redaction import WIDTH, Names
+from torchtriage.learn.review.redaction import WIDTH, RedactedNames
 
-__all__ = ["BUDGET", "Evidence", "Line", "applicable", "count_tokens", "gather"]
+__all__ = ["BUDGET", "Evidence", "EvidenceLine", "applicable", "count_tokens", "gather"]
 
 Ints = NDArray[np.int64]
 LineKind = Literal["window", "time", "op", "device", "python", "around", "finding", "detector"]
@@ -57,7 +57,7 @@ def count_tokens(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
+class EvidenceLine:
     """One piece of evidence. ``facts`` : what it says, as numbers and codes."""
 
     id: str
@@ -75,7 +75,7 @@ class Evidence:
     """
 
     window_ns: tuple[int, int]
-    lines: tuple[Line, ...]
+    lines: tuple[EvidenceLine, ...]
     codes: tuple[str, ...]
     left_out: int
     redacted: bool
@@ -99,10 +99,10 @@ class Evidence:
     def with_opinion(self, probability: float, types: Mapping[str, float], *, unusual: bool = False) -> Evidence:
         """Return the evidence with what the learned detector says as its last line."""
         text, facts = _opinion(probability, types, unusual)
-        last = Line(f"e{len(self.lines) + 1}", "detector", text, facts)
+        last = EvidenceLine(f"e{len(self.lines) + 1}", "detector", text, facts)
         return replace(self, lines=(*self.lines, last))
 
-    def of_kind(self, *kinds: LineKind) -> list[Line]:
+    def of_kind(self, *kinds: LineKind) -> list[EvidenceLine]:
         """Return the lines of these kinds."""
         return [line for line in self.lines if line.kind in kinds]
 
@@ -144,7 +144,7 @@ def gather(
     codes : tuple of str, optional
         What :func:`applicable` says of the trace, where many windows are asked for.
     """
-    window = _Window(trace, Names(trace, redact=redact), *(int(item) for item in window_ns))
+    window = _Window(trace, RedactedNames(trace, redact=redact), *(int(item) for item in window_ns))
     drafts = [
         *window.facts(),
         *_findings(findings, window, redact=redact),
@@ -157,9 +157,9 @@ def gather(
     opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
     last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
     kept, left_out = _within(drafts, budget - count_tokens(last))
-    lines = [Line(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(kept, 1)]
+    lines = [EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(kept, 1)]
     if left_out:
-        lines.append(Line(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
+        lines.append(EvidenceLine(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
     allowed = applicable(trace) if codes is None else codes
     told = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
     if probability is None:
@@ -197,7 +197,7 @@ def _within(drafts: list[_Draft], budget: int) -> tuple[list[_Draft], int]:
 class _Window:
     """One window's rows, and what they say."""
 
-    def __init__(self, trace: Trace, names: Names, begin_ns: int, end_ns: int) -> None:
+    def __init__(self, trace: Trace, names: RedactedNames, begin_ns: int, end_ns: int) -> None:
         self.trace, self.names = trace, names
         self.begin_ns, self.end_ns = begin_ns, end_ns
         self.long_ns = max(end_ns - begin_ns, 1)

@@ -15,7 +15,7 @@ from torchtriage.core.names import elide, short_name, visible
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_frame
 
-__all__ = ["WIDTH", "Names"]
+__all__ = ["WIDTH", "RedactedNames"]
 
 WIDTH = 80
 _MODULE = "nn.Module: "
@@ -160,7 +160,7 @@ _PLACEHOLDER = {
 }
 
 
-class Names:
+class RedactedNames:
     """Says what the rows of one recording are called in evidence.
 
     Without ``redact`` all names are as recorded, shortened and safe to print.

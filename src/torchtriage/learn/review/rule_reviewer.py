@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from torchtriage.core.docpages import section
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns import lookup
-from torchtriage.learn.review.evidence import Evidence, Line
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence
 
 __all__ = ["Offline"]
@@ -72,7 +72,7 @@ class Offline:
         return Review(code, round(_sigmoid(PRIOR + scores[code]), 4), why, advice)
 
 
-def _vote(detector: Line | None) -> tuple[float, dict[str, float]]:
+def _vote(detector: EvidenceLine | None) -> tuple[float, dict[str, float]]:
     """Return the detector's say in log odds, and how sure it is of which type."""
     if detector is None:
         return 0.0, {}
@@ -87,7 +87,7 @@ def _sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-def _healthy(evidence: Evidence, rules: dict[str, Line], detector: Line | None) -> tuple[Sentence, ...]:
+def _healthy(evidence: Evidence, rules: dict[str, EvidenceLine], detector: EvidenceLine | None) -> tuple[Sentence, ...]:
     first = evidence.lines[0].id
     if not rules:
         told = [Sentence("No rule of the catalogue found anything in this window.", (first,))]
@@ -100,7 +100,9 @@ def _healthy(evidence: Evidence, rules: dict[str, Line], detector: Line | None) 
     return tuple(told)
 
 
-def _faulty(evidence: Evidence, rule: Line | None, detector: Line | None, code: str) -> tuple[Sentence, ...]:
+def _faulty(
+    evidence: Evidence, rule: EvidenceLine | None, detector: EvidenceLine | None, code: str
+) -> tuple[Sentence, ...]:
     entry = lookup(code)
     told = []
     if rule is not None:
@@ -119,7 +121,7 @@ def _faulty(evidence: Evidence, rule: Line | None, detector: Line | None, code: 
     return tuple(told)
 
 
-def _share(line: Line) -> float:
+def _share(line: EvidenceLine) -> float:
     return float(line.facts.get("share", 0.0))
 
 

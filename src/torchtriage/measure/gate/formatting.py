@@ -6,7 +6,7 @@ import math
 
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_bytes, format_count, format_ns
-from torchtriage.measure.gate.result import ChangePoint, MetricRow, Track
+from torchtriage.measure.gate.result import MetricChangePoint, MetricRow, Track
 
 __all__ = [
     "STATISTICS",
@@ -97,7 +97,7 @@ def track_name(track: Track) -> str:
     return f"{name}, {said}" if said else name
 
 
-def change_point(track: Track, point: ChangePoint) -> str:
+def change_point(track: Track, point: MetricChangePoint) -> str:
     """Return ``at 1a2b3c4d5e: 12.3 ms to 14.8 ms, +20.4 %``."""
     before, after = (amount(value, track.unit) for value in (point.before, point.after))
     ratio = f", {change(point.ratio)}" if point.ratio is not None else ""

@@ -13,7 +13,7 @@ from torchtriage.core.stats import change_points
 from torchtriage.core.units import format_count
 from torchtriage.core.version import __version__
 from torchtriage.measure.gate import formatting
-from torchtriage.measure.gate.result import HISTORY_SCHEMA, ChangePoint, HistoryResult, Point, Track
+from torchtriage.measure.gate.result import HISTORY_SCHEMA, HistoryResult, MetricChangePoint, Point, Track
 from torchtriage.measure.gate.row_verdict import STATISTICS, amount
 from torchtriage.measure.gate.session_stats import SessionTable
 
@@ -122,7 +122,7 @@ def _refused(points: Sequence[Point]) -> str:
     return ""
 
 
-def _changes(points: Sequence[Point], series: Series, min_change: float, *, exact: bool) -> list[ChangePoint]:
+def _changes(points: Sequence[Point], series: Series, min_change: float, *, exact: bool) -> list[MetricChangePoint]:
     values = np.array([point.value for point in points])
     found: list[tuple[int, float, float, float | None]]
     if exact:
@@ -135,7 +135,7 @@ def _changes(points: Sequence[Point], series: Series, min_change: float, *, exac
             for change in change_points.find(values, min_effect=min_change, min_size=LEAST_VALUES)
         ]
     return [
-        ChangePoint(
+        MetricChangePoint(
             index=at,
             commit=points[at].commit,
             previous=points[at - 1].commit,

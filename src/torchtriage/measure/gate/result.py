@@ -16,12 +16,12 @@ __all__ = [
     "EXIT_CODES",
     "GATE_SCHEMA",
     "HISTORY_SCHEMA",
-    "ChangePoint",
     "Classic",
     "Culprit",
     "GateResult",
     "HistoryResult",
     "HostNoise",
+    "MetricChangePoint",
     "MetricRow",
     "Outcome",
     "Point",
@@ -204,7 +204,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class ChangePoint:
+class MetricChangePoint:
     """The level changed with the commit ``points[index]``, after ``previous``.
 
     ``before after`` : level of the stretch before and of the one from it on. ``ratio`` : after over before; None
@@ -237,7 +237,7 @@ class Track:
     kind: Kind
     fingerprint: str
     points: tuple[Point, ...]
-    changes: tuple[ChangePoint, ...]
+    changes: tuple[MetricChangePoint, ...]
     refused: str = ""
 
 

@@ -9,14 +9,14 @@ from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace.read import read_trace
 from torchtriage.diagnose.compare.result import Comparison
-from torchtriage.diagnose.compare.verdict import Evidence, compare, gather
+from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
 from torchtriage.measure.gate.result import Culprit
 
 __all__ = ["Read", "name_culprit"]
 
 N_CAUSES = 5
 
-Read = Callable[[str], Evidence]
+Read = Callable[[str], ChangeEvidence]
 
 
 def name_culprit(
@@ -57,7 +57,7 @@ def name_culprit(
     )
 
 
-def _first(paths: Sequence[str], read: Read) -> tuple[tuple[str, Evidence] | None, str]:
+def _first(paths: Sequence[str], read: Read) -> tuple[tuple[str, ChangeEvidence] | None, str]:
     why = "none was kept"
     for path in paths:
         try:
@@ -67,7 +67,7 @@ def _first(paths: Sequence[str], read: Read) -> tuple[tuple[str, Evidence] | Non
     return None, why
 
 
-def _read(path: str) -> Evidence:
+def _read(path: str) -> ChangeEvidence:
     return gather(read_trace(path))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtriage.core.samples import Run
-from torchtriage.core.stats.sequential import Plan
+from torchtriage.core.stats.sequential import StoppingPlan
 from torchtriage.core.units import format_count
 from torchtriage.measure.gate.check import check
 from torchtriage.measure.gate.result import Stopping
@@ -23,7 +23,7 @@ class Looks:
 
     def __init__(self, limits: GateLimits, max_pairs: int) -> None:
         self._limits = limits
-        self._plan = Plan(
+        self._plan = StoppingPlan(
             max_pairs=max_pairs, level=1 - 2 * limits.alpha, first_pairs=min(FIRST, max_pairs), miss=limits.miss
         )
         self._n_pairs = 0

@@ -18,7 +18,7 @@ from torchtriage.core.record.recorder import RECORDING_FILE
 from torchtriage.core.record.timing import step_wall_ns
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, Ratio, ratio_of_pairs
 from torchtriage.core.units import NS_PER_MS
-from torchtriage.measure.verify.result import Agreement
+from torchtriage.measure.verify.result import ResultAgreement
 
 __all__ = ["LEVEL", "ProgramRun", "Trial", "agreement", "record_once", "run_trial", "sample"]
 
@@ -170,7 +170,7 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> Agreement:
+def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> ResultAgreement:
     """Say whether both programs compute the same, given what runs of one of them differ by.
 
     The first losses are compared where both have some, else the first outputs (three numbers per tensor, see
@@ -184,15 +184,15 @@ def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> Agre
         sides = [[sum(sample.outputs, ()) for sample in side] for side in (before, after)]
     else:
         reason = "no loss went backwards and no model was called in one of them"
-        return Agreement("nothing", "not compared", 0, None, None, reason)
+        return ResultAgreement("nothing", "not compared", 0, None, None, reason)
     lengths = {len(run) for side in sides for run in side}
     if len(lengths) > 1 and of == "outputs":
         reason = "they call their models in other ways: outputs have other shapes"
-        return Agreement(of, "not compared", 0, None, None, reason)
+        return ResultAgreement(of, "not compared", 0, None, None, reason)
     n = min(lengths)
     values = [np.array([[np.nan if v is None else v for v in run[:n]] for run in side], float) for side in sides]
     if not all((np.isnan(side) == np.isnan(values[0][:1])).all() for side in values):
-        return Agreement(of, "differ", n, None, None, "some are not finite in one of them only")
+        return ResultAgreement(of, "differ", n, None, None, "some are not finite in one of them only")
     finite = ~np.isnan(values[0][0])
     middle = [np.median(side[:, finite], axis=0) for side in values]
     worst = _apart(*middle)
@@ -204,7 +204,7 @@ def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> Agre
         status = "same"
     elif worst <= SLACK * own:
         status = "within its own spread"
-    return Agreement(of, status, n, float(worst), float(own))
+    return ResultAgreement(of, status, n, float(worst), float(own))
 
 
 def _apart(first: Any, other: Any) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.diagnose.compare.result import FindingChange, Promise
 
-__all__ = ["VERIFICATION_SCHEMA", "Agreement", "Round", "Verification"]
+__all__ = ["VERIFICATION_SCHEMA", "ResultAgreement", "Round", "Verification"]
 
 VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
@@ -23,7 +23,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ResultAgreement:
     """Whether two programs compute the same at their start.
 
     ``worst`` : the largest difference of two values, as a share of the larger. ``own`` : the same
@@ -65,7 +65,7 @@ class Verification:
     rounds: tuple[Round, ...]
     n_steps: int
     """Timed steps of each program, over all rounds."""
-    answers: Agreement
+    answers: ResultAgreement
     promise: Promise | None
     findings: tuple[FindingChange, ...]
     notes: tuple[Note, ...]

@@ -14,10 +14,10 @@ from torchtriage.core.finding import Finding, Note
 from torchtriage.core.units import NS_PER_MS, format_ms, format_share
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.compare.findings import keep_promise, match
-from torchtriage.diagnose.compare.result import Change, FindingChange, Promise
+from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChange
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.verify.paired_runs import Trial, agreement
-from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Agreement, Round, Verification
+from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, ResultAgreement, Round, Verification
 
 __all__ = ["conclude"]
 
@@ -45,7 +45,7 @@ def conclude(
     ratio = trial.ratio
     saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
     told = ratio.high < 1 or ratio.low > 1
-    change = Change(
+    change = TimeChange(
         before_ns=round(before_ms * NS_PER_MS),
         after_ns=round(after_ms * NS_PER_MS),
         delta_ns=-round(saved[0] * NS_PER_MS),
@@ -130,7 +130,7 @@ def _percent(ratio: float) -> float:
     return float(f"{100 * (ratio - 1):.1f}")
 
 
-def _answers(answers: Agreement) -> str:
+def _answers(answers: ResultAgreement) -> str:
     if answers.status == "not compared":
         return f"Results not compared: {answers.reason}."
     what = f"the first {answers.n} losses" if answers.of == "losses" else "the first outputs"

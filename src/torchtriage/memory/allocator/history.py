@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.errors import TriageError
-from torchtriage.memory.snapshot.snapshot import Action, Snapshot, State
+from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Snapshot
 
-__all__ = ["HOW", "Now", "ReplayError", "Rows", "now_of", "rows_of"]
+__all__ = ["HOW", "HistoryRows", "Now", "ReplayError", "now_of", "rows_of"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -27,7 +27,7 @@ class ReplayError(TriageError):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class HistoryRows:
     """The rows of one device."""
 
     action: NDArray[np.int8]
@@ -75,13 +75,13 @@ class Now:
         return np.where(inside, at, -1)
 
 
-def rows_of(snapshot: Snapshot, device: int) -> Rows:
+def rows_of(snapshot: Snapshot, device: int) -> HistoryRows:
     """Return the rows of one device's history that say something of its memory."""
     history = snapshot.history
     keep = np.flatnonzero(
         (history.device == device) & np.isin(history.action, np.arange(Action.ALLOC, Action.OOM + 1, dtype=np.int8))
     )
-    return Rows(
+    return HistoryRows(
         action=history.action[keep],
         address=history.address[keep],
         size=history.size_bytes[keep],
@@ -98,7 +98,7 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
     segments, blocks = snapshot.segments, snapshot.blocks
     mine = np.flatnonzero(segments.device == device)
     mine = mine[np.argsort(segments.address[mine], kind="stable")]
-    active = np.isin(blocks.segment, mine) & (blocks.state != State.INACTIVE)
+    active = np.isin(blocks.segment, mine) & (blocks.state != AllocatorState.INACTIVE)
     live = np.flatnonzero(active)
     live = live[np.argsort(blocks.address[live], kind="stable")]
     by_id = np.argsort(mine)
@@ -112,7 +112,7 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
         live_address=blocks.address[live],
         live_size=blocks.size_bytes[live],
         live_requested=blocks.requested_bytes[live],
-        live_awaiting=blocks.state[live] == State.ACTIVE_AWAITING_FREE,
+        live_awaiting=blocks.state[live] == AllocatorState.ACTIVE_AWAITING_FREE,
         live_segment=by_id[np.searchsorted(mine[by_id], blocks.segment[live])],
     )
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from torchtriage.memory.allocator.history import HOW, Now, ReplayError, Rows
-from torchtriage.memory.allocator.lifetimes import Lives
+from torchtriage.memory.allocator.history import HOW, HistoryRows, Now, ReplayError
+from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from torchtriage.memory.snapshot.snapshot import Action
 
@@ -45,7 +45,7 @@ class _Piece:
     expandable: bool = False
 
 
-def segments_at_start(rows: Rows, now: Now, lives: Lives, settings: Settings) -> tuple[StartSegment, ...]:
+def segments_at_start(rows: HistoryRows, now: Now, lives: Lifetimes, settings: Settings) -> tuple[StartSegment, ...]:
     """Return what there was when the history began, walked back from what there is now.
 
     Raises
@@ -104,7 +104,7 @@ def segments_at_start(rows: Rows, now: Now, lives: Lives, settings: Settings) ->
     )
 
 
-def _base(piece: _Piece, rows: Rows, settings: Settings) -> int:
+def _base(piece: _Piece, rows: HistoryRows, settings: Settings) -> int:
     """Return the lowest address that was ever mapped of an expandable segment."""
     lowest = piece.extents[0][0]
     if not piece.expandable:
@@ -115,7 +115,7 @@ def _base(piece: _Piece, rows: Rows, settings: Settings) -> int:
     return int(rows.address[mine & (small == piece.small)].min(initial=lowest))
 
 
-def _plain_segments(rows: Rows, now: Now) -> list[_Piece]:
+def _plain_segments(rows: HistoryRows, now: Now) -> list[_Piece]:
     """Return the ordinary segments there were at the start."""
     about = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
     row = np.flatnonzero(about)
@@ -158,7 +158,7 @@ def _plain_segments(rows: Rows, now: Now) -> list[_Piece]:
     return lasting + freed
 
 
-def _mapped_ranges(rows: Rows, now: Now, settings: Settings) -> list[_Piece]:
+def _mapped_ranges(rows: HistoryRows, now: Now, settings: Settings) -> list[_Piece]:
     """Return one entry per expandable segment, with what of it was mapped at the start."""
     about = np.isin(rows.action, (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP))
     row = np.flatnonzero(about)

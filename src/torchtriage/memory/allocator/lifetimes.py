@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count
-from torchtriage.memory.allocator.history import HOW, Now, ReplayError, Rows
+from torchtriage.memory.allocator.history import HOW, HistoryRows, Now, ReplayError
 from torchtriage.memory.snapshot.snapshot import Action
 
-__all__ = ["Lives", "lives_of"]
+__all__ = ["Lifetimes", "lives_of"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Lives:
+class Lifetimes:
     """Lives by number, and the rows at which they are asked for, freed, and given back.
 
     ``address`` : int64[n], -1 where nothing was given. ``size_bytes stream pool`` : int64[n], as
@@ -47,7 +47,7 @@ class Lives:
     failed_life: Ints
 
 
-def lives_of(rows: Rows, now: Now) -> Lives:
+def lives_of(rows: HistoryRows, now: Now) -> Lifetimes:
     """Give each allocation a number; each address must tell a possible story.
 
     Raises
@@ -111,7 +111,7 @@ def lives_of(rows: Rows, now: Now) -> Lives:
     exact = np.full(len(address), -1, np.int64)
     exact[n_lives + np.arange(len(silent))] = now.live_size[silent]
     asked, freed, back = (action == kind for kind in (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED))
-    return Lives(
+    return Lifetimes(
         address=address,
         size_bytes=size_bytes,
         stream=stream,

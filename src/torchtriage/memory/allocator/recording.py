@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.units import format_bytes
-from torchtriage.memory.allocator.history import HOW, ReplayError, Rows, now_of, rows_of
+from torchtriage.memory.allocator.history import HOW, HistoryRows, ReplayError, now_of, rows_of
 from torchtriage.memory.allocator.initial_state import StartSegment, segments_at_start
-from torchtriage.memory.allocator.lifetimes import Lives, lives_of
-from torchtriage.memory.allocator.segment_release import Run, limit, releases
+from torchtriage.memory.allocator.lifetimes import Lifetimes, lives_of
+from torchtriage.memory.allocator.segment_release import FreeRun, limit, releases
 from torchtriage.memory.allocator.settings import Settings
 from torchtriage.memory.snapshot.snapshot import Action, Snapshot
 
-__all__ = ["Op", "Recording", "ReplayError", "record"]
+__all__ = ["AllocatorRecording", "Op", "ReplayError", "record"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -45,7 +45,7 @@ class Op(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class AllocatorRecording:
     """One device's requests and the answers they got.
 
     A *life* is one allocation from its request to its end; ``life_*`` arrays have one entry each.
@@ -88,7 +88,9 @@ class Recording:
         return max(int(self.reserved_bytes.max(initial=0)), self.start_bytes)
 
 
-def record(snapshot: Snapshot, device: int, settings: Settings | None = None, *, as_asked: bool = False) -> Recording:
+def record(
+    snapshot: Snapshot, device: int, settings: Settings | None = None, *, as_asked: bool = False
+) -> AllocatorRecording:
     """Return the requests one device's history holds, and the state it began with.
 
     Cached memory given back right before more was taken may have been the allocator's own doing,
@@ -139,7 +141,7 @@ def record(snapshot: Snapshot, device: int, settings: Settings | None = None, *,
     held = sum(
         int(lives.size_bytes[life]) for segment in start for life, _, _ in segment.held if life not in segment.awaiting
     )
-    return Recording(
+    return AllocatorRecording(
         device=device,
         settings=settings,
         told_settings=told,
@@ -165,7 +167,7 @@ def record(snapshot: Snapshot, device: int, settings: Settings | None = None, *,
     )
 
 
-def _malloc_us(rows: Rows, about: Bools) -> Ints:
+def _malloc_us(rows: HistoryRows, about: Bools) -> Ints:
     takes = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     takes[:1] = False
     takes[1:] &= ~about[:-1]
@@ -174,7 +176,7 @@ def _malloc_us(rows: Rows, about: Bools) -> Ints:
     return gaps[gaps >= 0]
 
 
-def _ops(rows: Rows, lives: Lives, settings: Settings, runs: list[Run]) -> tuple[Ints, Ints]:
+def _ops(rows: HistoryRows, lives: Lifetimes, settings: Settings, runs: list[FreeRun]) -> tuple[Ints, Ints]:
     """Return the operations and their rows, in order."""
     n_lives = len(lives.address)
     parts = [(lives.alloc_row, lives.alloc_life, Op.ALLOC)]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
-from torchtriage.memory.allocator.recording import Op, Recording
+from torchtriage.memory.allocator.recording import AllocatorRecording, Op
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
-from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Block, Shelf, Simulator
+from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Shelf, SimulatedBlock, Simulator
 
 __all__ = ["Replayed", "replay"]
 
@@ -45,7 +45,7 @@ class Replayed:
         steps = np.concatenate([np.array([self.start_bytes], np.int64), self.change_bytes])
         return steps[at]
 
-    def error(self, recording: Recording) -> float:
+    def error(self, recording: AllocatorRecording) -> float:
         """Return the largest distance to the recorded curve, as a share of its peak."""
         if not len(recording.op_row):
             return 0.0
@@ -54,7 +54,9 @@ class Replayed:
         return float(away.max() / max(recording.peak_bytes, 1))
 
 
-def replay(recording: Recording, settings: Settings | None = None, *, limit_bytes: int | None = None) -> Replayed:
+def replay(
+    recording: AllocatorRecording, settings: Settings | None = None, *, limit_bytes: int | None = None
+) -> Replayed:
     """Return what the recorded requests would have reserved.
 
     Without ``settings`` the recorded ones, from the state the history began with, segment by
@@ -79,7 +81,7 @@ def replay(recording: Recording, settings: Settings | None = None, *, limit_byte
     kinds, code = np.unique(np.stack([recording.life_stream, recording.life_pool, small]), axis=1, return_inverse=True)
     shelves = [simulator.shelf(stream, bool(is_small), pool) for stream, pool, is_small in kinds.T.tolist()]
     shelf_of = [shelves[index] for index in np.ravel(code).tolist()]
-    blocks: list[Block | None] = [None] * len(sizes)
+    blocks: list[SimulatedBlock | None] = [None] * len(sizes)
     _begin(simulator, recording, blocks, sizes, shelf_of, kept=settings is None)
 
     start = simulator.reserved_bytes
@@ -108,7 +110,11 @@ def replay(recording: Recording, settings: Settings | None = None, *, limit_byte
 
 
 def _tell(
-    simulator: Simulator, recording: Recording, blocks: list[Block | None], sizes: list[int], shelf_of: list[Shelf]
+    simulator: Simulator,
+    recording: AllocatorRecording,
+    blocks: list[SimulatedBlock | None],
+    sizes: list[int],
+    shelf_of: list[Shelf],
 ) -> tuple[list[int], list[int], Ints, int]:
     """Do what was recorded; return where what is reserved changed, to what, and the addresses."""
     rows: list[int] = []
@@ -165,8 +171,8 @@ def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:
 
 def _begin(
     simulator: Simulator,
-    recording: Recording,
-    blocks: list[Block | None],
+    recording: AllocatorRecording,
+    blocks: list[SimulatedBlock | None],
     sizes: list[int],
     shelf_of: list[Shelf],
     *,

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.memory.allocator.history import Rows
-from torchtriage.memory.allocator.lifetimes import Lives
+from torchtriage.memory.allocator.history import HistoryRows
+from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from torchtriage.memory.snapshot.snapshot import Action, Stacks
 
-__all__ = ["Run", "limit", "releases"]
+__all__ = ["FreeRun", "limit", "releases"]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass
-class Run:
+class FreeRun:
     """Segments given back one after the other, in rows ``start`` to ``end``; ``last`` the last.
 
     ``before`` : bytes reserved until then. ``own`` : the allocator did it, to make room for
@@ -35,8 +35,8 @@ class Run:
 
 
 def releases(
-    rows: Rows, lives: Lives, settings: Settings, reserved: Ints, stacks: Stacks, *, as_asked: bool
-) -> list[Run]:
+    rows: HistoryRows, lives: Lifetimes, settings: Settings, reserved: Ints, stacks: Stacks, *, as_asked: bool
+) -> list[FreeRun]:
     """Return the runs of segments given back, and which may be the allocator's own."""
     gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     quiet = gives.copy()
@@ -45,13 +45,13 @@ def releases(
     given = np.concatenate([np.zeros(1, np.int64), np.cumsum(gives)])
     starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
     some = given[ends] > given[starts]
-    runs: list[Run] = []
+    runs: list[FreeRun] = []
     asked = _stacks_of("empty_cache", stacks)
     for start, end in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
         mine = start + np.flatnonzero(gives[start:end])
         pools = {0, *np.maximum(rows.pool[mine], 0).tolist()}
         before = int(reserved[start]) - int(rows.taken_bytes[start])
-        run = Run(start, end, int(mine[-1]), before, tuple(sorted(pools)))
+        run = FreeRun(start, end, int(mine[-1]), before, tuple(sorted(pools)))
         runs.append(run)
         # with expandable segments, what was missing is not told: pages had served a part
         if end == len(rows.action) or settings.expandable or as_asked:
@@ -71,7 +71,7 @@ def releases(
     return runs
 
 
-def _late_rows(lives: Lives) -> Ints:
+def _late_rows(lives: Lifetimes) -> Ints:
     if not lives.both_frees:
         return np.zeros(0, np.int64)
     requested = np.full(len(lives.address), -2, np.int64)
@@ -94,7 +94,7 @@ def _stacks_of(function: str, stacks: Stacks) -> set[int]:
     return set((np.searchsorted(stacks.start, hit, side="right") - 1).tolist())
 
 
-def limit(rows: Rows, settings: Settings, reserved: Ints, runs: list[Run]) -> tuple[int | None, str]:
+def limit(rows: HistoryRows, settings: Settings, reserved: Ints, runs: list[FreeRun]) -> tuple[int | None, str]:
     """Return what the device could give at most and how that is known."""
     # a collection by age says nothing about what the device had left
     collects = settings.gc_threshold > 0

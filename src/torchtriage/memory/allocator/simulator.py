@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from torchtriage.memory.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, UNLIMITED, Settings
 
-__all__ = ["RANGES_AT", "RANGE_STRIDE", "Block", "Pool", "Shelf", "Simulator"]
+__all__ = ["RANGES_AT", "RANGE_STRIDE", "Pool", "Shelf", "SimulatedBlock", "Simulator"]
 
 FREE, ALLOCATED, AWAITING, UNMAPPED = range(4)
 """Of a block: cached, in use, freed but still used by another stream, address space only."""
@@ -40,7 +40,7 @@ class Range:
         self.granule = granule
 
 
-class Block:
+class SimulatedBlock:
     """A piece of a segment; neighbours in address order are ``prev`` and ``next``."""
 
     __slots__ = ("addr", "born", "next", "prev", "range", "shelf", "size", "state")
@@ -52,8 +52,8 @@ class Block:
         self.state = FREE
         self.range = range_
         """The expandable segment it lies in, None in ordinary ones."""
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev: SimulatedBlock | None = None
+        self.next: SimulatedBlock | None = None
         self.born = 0
         """Calls of the pool when the block was last cached: its age counts from there."""
 
@@ -80,35 +80,35 @@ class Shelf:
         self.small = pool.small
         self.stream = stream
         self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, SimulatedBlock] = {}
         self.unmapped_at: list[int] = []
-        self.unmapped: dict[int, Block] = {}
+        self.unmapped: dict[int, SimulatedBlock] = {}
 
-    def put(self, block: Block) -> None:
+    def put(self, block: SimulatedBlock) -> None:
         """Cache a block."""
         block.state = FREE
         block.born = self.pool.calls
         self.blocks[block.addr] = block
         insort(self.keys, block.size << _BITS | block.addr)
 
-    def drop(self, block: Block) -> None:
+    def drop(self, block: SimulatedBlock) -> None:
         """Take a cached block out."""
         keys = self.keys
         del keys[bisect_left(keys, block.size << _BITS | block.addr)]
         del self.blocks[block.addr]
 
-    def put_unmapped(self, block: Block) -> None:
+    def put_unmapped(self, block: SimulatedBlock) -> None:
         """Keep a piece of address space without memory."""
         block.state = UNMAPPED
         self.unmapped[block.addr] = block
         insort(self.unmapped_at, block.addr)
 
-    def drop_unmapped(self, block: Block) -> None:
+    def drop_unmapped(self, block: SimulatedBlock) -> None:
         """Take such a piece out."""
         del self.unmapped_at[bisect_left(self.unmapped_at, block.addr)]
         del self.unmapped[block.addr]
 
-    def in_order(self) -> list[Block]:
+    def in_order(self) -> list[SimulatedBlock]:
         """Return the cached blocks, smallest first."""
         return [self.blocks[key & _ADDRESS] for key in self.keys]
 
@@ -143,12 +143,12 @@ class Simulator:
         self.n_ooms = 0
         self.pools: dict[tuple[int, bool], Pool] = {}
         self._shelves: dict[tuple[int, bool, int], Shelf] = {}
-        self._heads: dict[int, Block] = {}  # first block of each segment, by its address
+        self._heads: dict[int, SimulatedBlock] = {}  # first block of each segment, by its address
         self._segments: list[int] = []  # addresses of ordinary segments, ascending
         self._sizes: dict[int, int] = {}
         self._top = _SEGMENTS_AT
         self._n_ranges = 0
-        self._awaiting: dict[int, Block] = {}
+        self._awaiting: dict[int, SimulatedBlock] = {}
         settings = self.settings
         self._expandable = settings.expandable
         self._max_split = settings.max_split_bytes
@@ -167,7 +167,7 @@ class Simulator:
             found = self._shelves[pool, small, stream] = owner.shelves[stream] = Shelf(owner, stream)
         return found
 
-    def malloc(self, size: int, shelf: Shelf) -> Block | None:
+    def malloc(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         """Return a block of at least ``size`` bytes (rounded already), None when out of memory."""
         if self._collects:
             shelf.pool.calls += 1
@@ -194,7 +194,7 @@ class Simulator:
             else:
                 split = size < self._max_split and rest_bytes > SMALL_SIZE
         if split:
-            rest = Block(block.addr + size, rest_bytes, shelf, block.range)
+            rest = SimulatedBlock(block.addr + size, rest_bytes, shelf, block.range)
             after = rest.next = block.next
             if after is not None:
                 after.prev = rest
@@ -207,7 +207,7 @@ class Simulator:
         block.state = ALLOCATED
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SimulatedBlock) -> None:
         """Cache a block again, merged with free neighbours."""
         shelf = block.shelf
         keys = shelf.keys
@@ -236,12 +236,12 @@ class Simulator:
         shelf.blocks[block.addr] = block
         insort(keys, block.size << _BITS | block.addr)
 
-    def await_streams(self, block: Block) -> None:
+    def await_streams(self, block: SimulatedBlock) -> None:
         """Mark a block as freed by its owner and still used by another stream."""
         block.state = AWAITING
         self._awaiting[block.addr] = block
 
-    def complete(self, block: Block) -> None:
+    def complete(self, block: SimulatedBlock) -> None:
         """Free a block that waited, unless a retry has freed it meanwhile."""
         if self._awaiting.pop(block.addr, None) is block:
             self.free(block)
@@ -258,32 +258,32 @@ class Simulator:
 
     # -- what it holds -----------------------------------------------------------------------
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[SimulatedBlock]:
         """Yield every block of every segment in address order, address space included."""
         for addr in sorted(self._heads):
-            block: Block | None = self._heads[addr]
+            block: SimulatedBlock | None = self._heads[addr]
             while block is not None:
                 yield block
                 block = block.next
 
     def adopt(
         self, shelf: Shelf, extents: list[tuple[int, int]], held: list[tuple[int, int]], granule: int = 0, base: int = 0
-    ) -> list[Block]:
+    ) -> list[SimulatedBlock]:
         """Take over a segment as it stands and return a block for each held range.
 
         ``extents`` : (address, bytes) of its memory, ascending: one range, or the mapped ranges of
         an expandable segment (``granule`` > 0). ``held`` : (address, bytes) in use, ascending. What
         lies between them is free, and what lies between extents is unmapped, from ``base`` on.
         """
-        pieces: list[Block] = []
-        result: list[Block] = []
+        pieces: list[SimulatedBlock] = []
+        result: list[SimulatedBlock] = []
         begin = base if granule and base else extents[0][0]
         space = Range(begin, granule) if granule else None
         at = 0
         end = begin
         for start, size in extents:
             if start > end:
-                gap = Block(end, start - end, shelf, space)
+                gap = SimulatedBlock(end, start - end, shelf, space)
                 gap.state = UNMAPPED
                 pieces.append(gap)
             here = start
@@ -291,18 +291,18 @@ class Simulator:
             while at < len(held) and held[at][0] < end:
                 addr, held_bytes = held[at]
                 if addr > here:
-                    pieces.append(Block(here, addr - here, shelf, space))
-                block = Block(addr, held_bytes, shelf, space)
+                    pieces.append(SimulatedBlock(here, addr - here, shelf, space))
+                block = SimulatedBlock(addr, held_bytes, shelf, space)
                 block.state = ALLOCATED
                 pieces.append(block)
                 result.append(block)
                 here = addr + held_bytes
                 at += 1
             if here < end:
-                pieces.append(Block(here, end - here, shelf, space))
+                pieces.append(SimulatedBlock(here, end - here, shelf, space))
             self._reserve(size)
         if granule:
-            tail = Block(end, _VIRTUAL_BYTES, shelf, space)
+            tail = SimulatedBlock(end, _VIRTUAL_BYTES, shelf, space)
             tail.state = UNMAPPED
             pieces.append(tail)
         else:
@@ -319,7 +319,7 @@ class Simulator:
 
     # -- cached blocks -----------------------------------------------------------------------
 
-    def _cached(self, size: int, shelf: Shelf) -> Block | None:
+    def _cached(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         """Take the best cached block out, None where there is none that may serve."""
         keys, blocks = shelf.keys, shelf.blocks
         at = bisect_left(keys, size << _BITS)
@@ -352,7 +352,7 @@ class Simulator:
         del blocks[block.addr]
         return block
 
-    def _from_device(self, size: int, shelf: Shelf) -> Block | None:
+    def _from_device(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         """Return a new block, after giving cached memory back as far as that is needed."""
         if self._collects:
             self._collect()
@@ -367,14 +367,14 @@ class Simulator:
             self.n_ooms += 1
         return block
 
-    def _grow(self, size: int, shelf: Shelf) -> Block | None:
+    def _grow(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         if self._expandable:
             return self._expand(size, shelf)
         wanted = self.settings.segment_size(size)
         if not self._fits(wanted):
             return None
         addr = self._place(wanted)
-        block = Block(addr, wanted, shelf)
+        block = SimulatedBlock(addr, wanted, shelf)
         self._heads[addr] = block
         self._own(addr, wanted)
         self._reserve(wanted)
@@ -410,7 +410,7 @@ class Simulator:
 
     # -- expandable segments -----------------------------------------------------------------
 
-    def _expand(self, size: int, shelf: Shelf) -> Block | None:
+    def _expand(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         """Return a free block of at least ``size`` bytes, made by mapping pages."""
         block = self._room_to_expand(size, shelf)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
@@ -424,14 +424,14 @@ class Simulator:
         shelf.drop(block)
         return block
 
-    def _room_to_expand(self, size: int, shelf: Shelf) -> Block:
+    def _room_to_expand(self, size: int, shelf: Shelf) -> SimulatedBlock:
         """Return the first block of the lowest run of free or unmapped space that is enough."""
         for addr in shelf.unmapped_at:
             first = shelf.unmapped[addr]
             if first.prev is not None and first.prev.state == FREE:
                 first = first.prev
             room = 0
-            block: Block | None = first
+            block: SimulatedBlock | None = first
             while block is not None and room < size and block.state in (FREE, UNMAPPED):
                 room += block.size
                 block = block.next
@@ -441,12 +441,12 @@ class Simulator:
         base = RANGES_AT + self._n_ranges * RANGE_STRIDE
         self._n_ranges += 1
         space = Range(base, granule)
-        fresh = Block(base, _VIRTUAL_BYTES // granule * granule, shelf, space)
+        fresh = SimulatedBlock(base, _VIRTUAL_BYTES // granule * granule, shelf, space)
         shelf.put_unmapped(fresh)
         self._heads[base] = fresh
         return fresh
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: SimulatedBlock, size: int) -> bool:
         """Back the start of an unmapped block with pages and merge it with free neighbours."""
         assert block.range is not None
         granule = block.range.granule
@@ -456,7 +456,7 @@ class Simulator:
         shelf = block.shelf
         shelf.drop_unmapped(block)
         if wanted < block.size:
-            rest = Block(block.addr + wanted, block.size - wanted, shelf, block.range)
+            rest = SimulatedBlock(block.addr + wanted, block.size - wanted, shelf, block.range)
             rest.prev, rest.next = block, block.next
             if rest.next is not None:
                 rest.next.prev = rest
@@ -468,7 +468,7 @@ class Simulator:
         self.n_mallocs += 1
         return True
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: SimulatedBlock) -> None:
         """Give back the whole pages inside a free block of an expandable segment."""
         space, shelf = block.range, block.shelf
         assert space is not None
@@ -480,7 +480,7 @@ class Simulator:
         shelf.drop(block)
         left, right = start - block.addr, block.addr + block.size - end
         if left:
-            before = Block(block.addr, left, shelf, space)
+            before = SimulatedBlock(block.addr, left, shelf, space)
             before.prev, before.next = block.prev, block
             if before.prev is not None:
                 before.prev.next = before
@@ -489,7 +489,7 @@ class Simulator:
             block.prev = before
             shelf.put(before)
         if right:
-            after = Block(end, right, shelf, space)
+            after = SimulatedBlock(end, right, shelf, space)
             after.prev, after.next = block, block.next
             if after.next is not None:
                 after.next.prev = after
@@ -527,7 +527,7 @@ class Simulator:
             elif block.prev is None and block.next is None:
                 self._release(block)
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: SimulatedBlock) -> None:
         block.shelf.drop(block)
         del self._heads[block.addr]
         del self._segments[bisect_left(self._segments, block.addr)]
@@ -582,6 +582,6 @@ class Simulator:
             whole = [block for block in whole if pool.calls - block.born < mean]
 
 
-def _expandable_size(block: Block) -> int:
+def _expandable_size(block: SimulatedBlock) -> int:
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

@@ -3,6 +3,6 @@
 The judges of the folder above make the findings; :func:`catalogue` finds the pages.
 """
 
-from torchtriage.memory.findings.base import Code, Entry, catalogue
+from torchtriage.memory.findings.base import MemoryCode, MemoryEntry, catalogue
 
-__all__ = ["Code", "Entry", "catalogue"]
+__all__ = ["MemoryCode", "MemoryEntry", "catalogue"]

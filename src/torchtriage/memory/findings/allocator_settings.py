@@ -12,11 +12,11 @@ Source: the allocator's own rules, replayed; see ``docs/allocator.md`` for how n
 """
 
 from torchtriage.core.finding import Fix
-from torchtriage.memory.findings.base import Code
+from torchtriage.memory.findings.base import MemoryCode
 
 __all__ = ["CODE", "FIX"]
 
-CODE = Code(
+CODE = MemoryCode(
     code="MEM050",
     name="allocator-settings",
     title="Another allocator setting reserves less",

@@ -13,11 +13,11 @@ from typing import Any
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import Certainty, Finding, Fix, Place, Severity
 
-__all__ = ["Code", "Entry", "catalogue"]
+__all__ = ["MemoryCode", "MemoryEntry", "catalogue"]
 
 
 @dataclass(frozen=True)
-class Code:
+class MemoryCode:
     """The identity of a verdict; ``code`` may be a trace pattern's, whose memory side it is then.
 
     ``needs`` : what a file must hold for it to be judged, in words.
@@ -58,16 +58,16 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MemoryEntry:
     """A verdict, its fix and its page."""
 
-    identity: Code
+    identity: MemoryCode
     fix: Fix
     page: str
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[MemoryEntry, ...]:
     """Return every verdict in this folder, in order of code.
 
     Raises
@@ -85,10 +85,10 @@ def catalogue() -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.identity.code))
 
 
-def _entry(module: ModuleType) -> Entry:
+def _entry(module: ModuleType) -> MemoryEntry:
     code, fix = getattr(module, "CODE", None), getattr(module, "FIX", None)
     if (
-        not isinstance(code, Code)
+        not isinstance(code, MemoryCode)
         or not isinstance(fix, Fix)
         or not re.fullmatch(r"[A-Z]{3}\d{3}", code.code)
         or code.name.replace("-", "_") != module.__name__.rpartition(".")[2]
@@ -96,4 +96,4 @@ def _entry(module: ModuleType) -> Entry:
         raise PatternError(
             "expected CODE = Code(...) with the name of the file, and FIX = Fix(...)", where=module.__name__
         )
-    return Entry(code, fix, module.__doc__ or "")
+    return MemoryEntry(code, fix, module.__doc__ or "")

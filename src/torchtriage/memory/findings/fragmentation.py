@@ -14,11 +14,11 @@ Source: PyTorch documentation, "CUDA semantics", memory management; a tenth of l
 """
 
 from torchtriage.core.finding import Fix
-from torchtriage.memory.findings.base import Code
+from torchtriage.memory.findings.base import MemoryCode
 
 __all__ = ["CODE", "FIX"]
 
-CODE = Code(
+CODE = MemoryCode(
     code="MEM049",
     name="fragmentation",
     title="Reserved memory that no tensor could use",

@@ -11,11 +11,11 @@ Source: ``docs/leaks.md``, with how often it is right; PyTorch documentation, FA
 """
 
 from torchtriage.core.finding import Fix
-from torchtriage.memory.findings.base import Code
+from torchtriage.memory.findings.base import MemoryCode
 
 __all__ = ["CODE", "FIX"]
 
-CODE = Code(
+CODE = MemoryCode(
     code="MEM029",
     name="memory-growth",
     title="Memory grows from step to step",

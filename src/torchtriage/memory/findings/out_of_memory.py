@@ -12,11 +12,11 @@ Source: PyTorch's caching allocator (``DeviceCachingAllocator::malloc``): a bloc
 """
 
 from torchtriage.core.finding import Fix
-from torchtriage.memory.findings.base import Code
+from torchtriage.memory.findings.base import MemoryCode
 
 __all__ = ["CODE", "FIX"]
 
-CODE = Code(code="MEM048", name="out-of-memory", title="Out of memory", needs="a snapshot with a history")
+CODE = MemoryCode(code="MEM048", name="out-of-memory", title="Out of memory", needs="a snapshot with a history")
 FIX = Fix(
     "Hold less at this point: a smaller batch, checkpointing, or a lower dtype",
     "x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",

@@ -10,11 +10,11 @@ Source: PyTorch documentation, "Understanding CUDA Memory Usage".
 """
 
 from torchtriage.core.finding import Fix
-from torchtriage.memory.findings.base import Code
+from torchtriage.memory.findings.base import MemoryCode
 
 __all__ = ["CODE", "FIX"]
 
-CODE = Code(
+CODE = MemoryCode(
     code="MEM052",
     name="peak-by-line",
     title="The peak cannot be told by line",

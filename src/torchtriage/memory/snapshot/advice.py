@@ -14,13 +14,13 @@ import numpy as np
 
 from torchtriage.core.finding import Finding, Fix, Place, Severity
 from torchtriage.core.units import format_bytes, format_count, format_share
-from torchtriage.memory.allocator import Recording, Replayed, ReplayError, Settings, record
+from torchtriage.memory.allocator import AllocatorRecording, Replayed, ReplayError, Settings, record
 from torchtriage.memory.allocator import replay as replay_under
 from torchtriage.memory.allocator.settings import MIB
 from torchtriage.memory.findings.allocator_settings import CODE as ALLOCATOR_SETTINGS
 from torchtriage.memory.snapshot.snapshot import Snapshot
 
-__all__ = ["CODE", "Advice", "Outcome", "advise", "finding", "sentence"]
+__all__ = ["CODE", "Advice", "SettingOutcome", "advise", "finding", "sentence"]
 
 CODE = ALLOCATOR_SETTINGS.code
 MAX_ERROR = 0.02
@@ -56,7 +56,7 @@ _LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SettingOutcome:
     """What one setting would have done with the recorded requests.
 
     ``saving_bytes`` : of the peak reserved, negative when more is reserved; ``saving_share`` : of
@@ -98,8 +98,8 @@ class Advice:
     error: float | None = None
     start_error: float | None = None
     same_address: float | None = None
-    outcomes: tuple[Outcome, ...] = ()
-    best: Outcome | None = None
+    outcomes: tuple[SettingOutcome, ...] = ()
+    best: SettingOutcome | None = None
     n_ooms: int = 0
     refusal: str = ""
     how_to_record: str = ""
@@ -141,7 +141,7 @@ def advise(
 
 def _judge(
     snapshot: Snapshot,
-    recording: Recording,
+    recording: AllocatorRecording,
     empty: Advice,
     limit_bytes: int | None,
     progress: Callable[[int, int], None] | None,
@@ -236,7 +236,7 @@ def _combined(settings: Settings, conf: str) -> Settings:
     return Settings.parse(f"{settings.conf},{conf}" if settings.conf else conf)
 
 
-def _outcome(replayed: Replayed, base: Replayed, recording: Recording) -> Outcome:
+def _outcome(replayed: Replayed, base: Replayed, recording: AllocatorRecording) -> SettingOutcome:
     saving = base.peak_bytes - replayed.peak_bytes
     n_calls = replayed.n_mallocs + replayed.n_frees
     extra = n_calls - base.n_mallocs - base.n_frees
@@ -246,7 +246,7 @@ def _outcome(replayed: Replayed, base: Replayed, recording: Recording) -> Outcom
         extra_ms = 0.0
     elif alike and len(recording.malloc_us) >= _CALLS_TO_TIME:
         extra_ms = round(extra * float(np.median(recording.malloc_us)) / 1e3, 3)
-    return Outcome(
+    return SettingOutcome(
         conf=replayed.settings.conf,
         peak_bytes=replayed.peak_bytes,
         saving_bytes=saving,
@@ -264,7 +264,7 @@ def _worthwhile(peak_bytes: int) -> float:
     return max(MIN_GAIN * peak_bytes, MIN_GAIN_BYTES)
 
 
-def _best(outcomes: list[Outcome], advice: Advice) -> Outcome | None:
+def _best(outcomes: list[SettingOutcome], advice: Advice) -> SettingOutcome | None:
     """Return the simplest of the settings that save most, None where none is worth it."""
     safe = [outcome for outcome in outcomes if not outcome.n_ooms]
     if not safe:

@@ -19,7 +19,7 @@ from torchtriage.core.finding import Frame
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.memory.snapshot.snapshot import Snapshot
 
-__all__ = ["NO_STACK", "Owners", "Phase"]
+__all__ = ["NO_STACK", "MemoryPhase", "Owners"]
 
 Codes = NDArray[np.int32]
 Bools = NDArray[np.bool_]
@@ -52,7 +52,7 @@ _PARAMETERS = {
 _COMMUNICATION = re.compile(r"ProcessGroup\w+::|c10d::Reducer|FlatParam|all_gather|reduce_scatter")
 
 
-class Phase(IntEnum):
+class MemoryPhase(IntEnum):
     """The part of a training step that asked."""
 
     UNKNOWN = 0
@@ -68,7 +68,7 @@ class Owners:
 
     ``user`` : int32[n], the innermost frame of the user's own Python, -1 for none. ``python`` :
     int32[n], the innermost Python frame of anyone. ``module`` : int32[n], the innermost frame that
-    is the forward of a module. ``phase`` : int8[n], a :class:`Phase`. The rest : bool[n].
+    is the forward of a module. ``phase`` : int8[n], a :class:`MemoryPhase`. The rest : bool[n].
     ``is_user_frame`` : bool[n_frames].
     """
 
@@ -140,10 +140,10 @@ class Owners:
             return np.where(place < stacks.start[1:], padded[np.minimum(place, n_all)], -1).astype(np.int32)
 
         is_parameter = has(parameter)
-        phase = np.full(len(stacks), Phase.OTHER, np.int8)
-        phase[has(forward) & ~is_parameter] = Phase.FORWARD
-        phase[has(backward)] = Phase.BACKWARD
-        phase[has(optimizer)] = Phase.OPTIMIZER
+        phase = np.full(len(stacks), MemoryPhase.OTHER, np.int8)
+        phase[has(forward) & ~is_parameter] = MemoryPhase.FORWARD
+        phase[has(backward)] = MemoryPhase.BACKWARD
+        phase[has(optimizer)] = MemoryPhase.OPTIMIZER
         return cls(
             snapshot=snapshot,
             user=first(user),
@@ -184,7 +184,7 @@ class Owners:
         if frame >= 0:
             return self.place(frame)
         operation = self.operation(stack)
-        if self.phase[stack] == Phase.BACKWARD:
+        if self.phase[stack] == MemoryPhase.BACKWARD:
             return f"backward: {operation}" if operation else "backward, no line recorded"
         frame = int(self.python[stack])
         if frame >= 0:

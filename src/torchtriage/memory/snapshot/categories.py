@@ -19,7 +19,15 @@ from torchtriage.core.errors import SnapshotError
 from torchtriage.core.finding import NotChecked
 from torchtriage.core.units import format_bytes, format_ns, format_share
 from torchtriage.core.version import __version__
-from torchtriage.memory.snapshot.result import MEMORY_SCHEMA, Area, Device, MemoryResult, Part, Peak, Picture
+from torchtriage.memory.snapshot.result import (
+    MEMORY_SCHEMA,
+    Area,
+    DeviceMemory,
+    MemoryPart,
+    MemoryPeak,
+    MemoryResult,
+    Picture,
+)
 from torchtriage.memory.snapshot.timeline_chart import thinned
 
 __all__ = ["CATEGORIES", "CategoryTimeline", "judge_categories", "parse_categories"]
@@ -95,11 +103,11 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
     most = int(total[place]) if len(total) else 0
     at_us = max(int(told.time_ns[place]) - first, 0) // 1000 if len(total) else None
     held = sorted(zip(told.held_bytes[:, place].tolist(), CATEGORIES, strict=True), reverse=True)
-    parts = tuple(Part(name, size, size / most) for size, name in held if size and most)
+    parts = tuple(MemoryPart(name, size, size / most) for size, name in held if size and most)
     top = ", ".join(f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in parts[:3])
     before = int(total[told.time_ns < 0][-1]) if (told.time_ns < 0).any() else 0
-    unlined = Part("no stack recorded", most, 1.0)
-    peak = Peak(
+    unlined = MemoryPart("no stack recorded", most, 1.0)
+    peak = MemoryPeak(
         allocated_bytes=most,
         reserved_bytes=None,
         entry=place,
@@ -110,7 +118,7 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         n_allocations=0,
         lines=(),
         modules=(unlined,),
-        phases=(Part("unknown", most, 1.0),),
+        phases=(MemoryPart("unknown", most, 1.0),),
         categories=parts,
     )
     rows = thinned(total)
@@ -127,7 +135,7 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         segments=(),
         n_segments_left_out=0,
     )
-    device = Device(
+    device = DeviceMemory(
         device=0,
         name="the timeline's device",
         requested_bytes=None,

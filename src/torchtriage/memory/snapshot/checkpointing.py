@@ -30,7 +30,7 @@ from torchtriage.core.finding import Frame, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
-from torchtriage.memory.snapshot.attribution import Owners, Phase
+from torchtriage.memory.snapshot.attribution import MemoryPhase, Owners
 from torchtriage.memory.snapshot.peak_usage import Category, categories, phases
 from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
@@ -172,10 +172,10 @@ def _activations(told: Timeline, owners: Owners) -> Ints:
     kept = told.alive(told.peak) & (category == Category.ACTIVATIONS) & (lives.born >= 0)
     kept &= lives.stack >= 0
     # stacks of frees are recorded with stacks of everything alone; without, take them as kept
-    freed_in = np.full(len(lives), Phase.UNKNOWN, np.int8)
+    freed_in = np.full(len(lives), MemoryPhase.UNKNOWN, np.int8)
     has = lives.free_stack >= 0
     freed_in[has] = owners.phase[lives.free_stack[has]]
-    kept &= ~np.isin(freed_in, (Phase.FORWARD, Phase.OPTIMIZER))
+    kept &= ~np.isin(freed_in, (MemoryPhase.FORWARD, MemoryPhase.OPTIMIZER))
     rows = np.flatnonzero(kept)
     return rows[np.argsort(lives.born[rows], kind="stable")]
 

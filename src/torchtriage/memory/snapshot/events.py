@@ -21,9 +21,9 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.snapshot import NONE, Action, Annotations, Blocks, History, Segments, Snapshot, Stacks
-from torchtriage.memory.snapshot.timeline import Lives, Timeline, paired
+from torchtriage.memory.snapshot.timeline import BlockLives, Timeline, paired
 
-__all__ = ["Recorded", "recorded_memory"]
+__all__ = ["RecordedEvents", "recorded_memory"]
 
 Ints = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ HOST = 0
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedEvents:
     """One memory of a trace: its name, what happened in it, and who asked.
 
     ``is_host`` : the host's, where nothing is cached. ``is_reserved_told`` : whether the
@@ -46,7 +46,7 @@ class Recorded:
     owners: Owners
 
 
-def recorded_memory(trace: Trace) -> list[Recorded]:
+def recorded_memory(trace: Trace) -> list[RecordedEvents]:
     """Return what each memory of a trace went through, devices first; none without events."""
     memory = trace.memory
     places = sorted(
@@ -56,7 +56,7 @@ def recorded_memory(trace: Trace) -> list[Recorded]:
     return [_recorded(trace, kind, device) for kind, device in places]
 
 
-def _recorded(trace: Trace, kind: int, device: int) -> Recorded:
+def _recorded(trace: Trace, kind: int, device: int) -> RecordedEvents:
     memory = trace.memory
     mine = np.flatnonzero((memory.device_type == kind) & (memory.device == device))
     mine = mine[np.argsort(memory.at_ns[mine], kind="stable")]
@@ -89,7 +89,7 @@ def _recorded(trace: Trace, kind: int, device: int) -> Recorded:
     name = "host" if kind == HOST else f"device {device}"
     lives = _timeline(history, device, allocated, np.maximum(reserved, 0))
     told = kind != HOST and bool((reserved >= 0).any())
-    return Recorded(name, kind == HOST, told, lives, Owners.of(snapshot))
+    return RecordedEvents(name, kind == HOST, told, lives, Owners.of(snapshot))
 
 
 def _like_sizes(size: Ints) -> Ints:
@@ -127,7 +127,7 @@ def _timeline(history: History, device: int, allocated: Ints, reserved: Ints) ->
     n_old, n_extra = len(old_born), len(extra)
     free_stack = np.full(len(born) + n_old + n_extra, NONE, np.int32)
     free_stack[: len(born)][told] = history.stack[freed[told]]
-    lives = Lives(
+    lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], 0 * extra]),
         size_bytes=np.concatenate([size[born], size[old_freed], extra]),
         stream=np.zeros(len(free_stack), np.int64),

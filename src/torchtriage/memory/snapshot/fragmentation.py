@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
-from torchtriage.memory.snapshot.result import Fragmentation, OutOfMemory, Part
-from torchtriage.memory.snapshot.snapshot import NONE, Action, Snapshot, State
+from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfMemory
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline
 
 __all__ = ["Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
@@ -153,7 +153,7 @@ def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, I
     done = rows[(history.action[rows] == Action.FREE_COMPLETED) & requested]
     at, size = history.address[done], history.size_bytes[done]
     size = np.maximum((size + 511) // 512, 1) * 512
-    last = blocks.state == State.ACTIVE_AWAITING_FREE
+    last = blocks.state == AllocatorState.ACTIVE_AWAITING_FREE
     last &= snapshot.segments.device[blocks.segment] == timeline.device
     if row < timeline.end - 1:
         # those of the snapshot that were asked for before this row
@@ -165,7 +165,7 @@ def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, I
 
 def _split(
     free: Free, segments: list[Segment], snapshot: Snapshot, wanted: Segment | None, n_bytes: int
-) -> tuple[tuple[Part, ...], int]:
+) -> tuple[tuple[MemoryPart, ...], int]:
     """Return the free bytes by cause, largest first, and the largest piece that could be used."""
     cause = np.full(len(free.start), FREE_PIECES if wanted is None else PIECES, object)
     if wanted is not None:
@@ -187,7 +187,7 @@ def _split(
     largest = int(free.size_bytes[usable].max()) if usable.any() else 0
     total = int(free.size_bytes.sum())
     sums = {name: int(free.size_bytes[cause == name].sum()) for name in dict.fromkeys(cause)}
-    parts = [Part(name, size, size / total) for name, size in sums.items() if size]
+    parts = [MemoryPart(name, size, size / total) for name, size in sums.items() if size]
     return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name))), largest
 
 

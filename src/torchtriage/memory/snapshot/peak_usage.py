@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.units import format_count
-from torchtriage.memory.snapshot.attribution import NO_STACK, Owners, Phase
-from torchtriage.memory.snapshot.result import Holder, Part, Peak
+from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
+from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
 from torchtriage.memory.snapshot.timeline import Timeline
 
 __all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases", "time_us"]
@@ -51,11 +51,11 @@ CATEGORY_NAMES = {
     Category.COMMUNICATION: "communication buffers",
 }
 PHASE_NAMES = {
-    Phase.UNKNOWN: "unknown",
-    Phase.OTHER: "other",
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER: "optimizer",
+    MemoryPhase.UNKNOWN: "unknown",
+    MemoryPhase.OTHER: "other",
+    MemoryPhase.FORWARD: "forward",
+    MemoryPhase.BACKWARD: "backward",
+    MemoryPhase.OPTIMIZER: "optimizer",
 }
 
 
@@ -77,7 +77,7 @@ def phases(timeline: Timeline, owners: Owners) -> NDArray[np.int8]:
         place = np.searchsorted(starts, at, side="right") - 1
         inside = (place >= 0) & (at < ends[np.maximum(place, 0)])
         rows = np.flatnonzero(born)[inside]
-        out[rows[out[rows] != Phase.BACKWARD]] = Phase.OPTIMIZER
+        out[rows[out[rows] != MemoryPhase.BACKWARD]] = MemoryPhase.OPTIMIZER
     return out
 
 
@@ -90,15 +90,15 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     freed_in = _by_stack(owners.phase, lives.free_stack)
     stays = lives.freed >= timeline.end
     out = np.full(len(lives), Category.UNKNOWN, np.int8)
-    backward = phase == Phase.BACKWARD
-    out[phase == Phase.FORWARD] = Category.ACTIVATIONS
+    backward = phase == MemoryPhase.BACKWARD
+    out[phase == MemoryPhase.FORWARD] = Category.ACTIVATIONS
     # asked for outside modules, but kept for the backward pass and freed by it
-    out[(phase == Phase.OTHER) & (freed_in == Phase.BACKWARD)] = Category.ACTIVATIONS
-    out[backward & (freed_in == Phase.BACKWARD)] = Category.TEMPORARIES
-    later = stays | ((freed_in != Phase.BACKWARD) & (freed_in != Phase.UNKNOWN))
+    out[(phase == MemoryPhase.OTHER) & (freed_in == MemoryPhase.BACKWARD)] = Category.ACTIVATIONS
+    out[backward & (freed_in == MemoryPhase.BACKWARD)] = Category.TEMPORARIES
+    later = stays | ((freed_in != MemoryPhase.BACKWARD) & (freed_in != MemoryPhase.UNKNOWN))
     out[backward & later] = Category.GRADIENTS
-    out[(phase == Phase.OPTIMIZER) & (freed_in == Phase.OPTIMIZER)] = Category.TEMPORARIES
-    out[(phase == Phase.OPTIMIZER) & stays] = Category.OPTIMIZER_STATE
+    out[(phase == MemoryPhase.OPTIMIZER) & (freed_in == MemoryPhase.OPTIMIZER)] = Category.TEMPORARIES
+    out[(phase == MemoryPhase.OPTIMIZER) & stays] = Category.OPTIMIZER_STATE
     for flags, category in (
         (owners.is_accumulated, Category.GRADIENTS),
         (owners.is_parameter, Category.PARAMETERS),
@@ -111,7 +111,7 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     return out
 
 
-def find_peak(timeline: Timeline, owners: Owners) -> Peak | None:
+def find_peak(timeline: Timeline, owners: Owners) -> MemoryPeak | None:
     """Return the moment with the most allocated bytes; None without a history."""
     if timeline.end == timeline.start:
         return None
@@ -129,7 +129,7 @@ def find_peak(timeline: Timeline, owners: Owners) -> Peak | None:
         if code == 0:
             name = NO_STACK
         modules[name] = modules.get(name, 0) + int(by_stack[code])
-    return Peak(
+    return MemoryPeak(
         allocated_bytes=total,
         reserved_bytes=timeline.reserved_at(row),
         entry=row - timeline.start,
@@ -233,10 +233,10 @@ def _most(codes: NDArray[np.int8], sizes: Ints, names: dict[Code, str]) -> str:
     return max(sums, key=lambda name: sums[name], default="unknown")
 
 
-def _parts(sizes: dict[str, int], total: int) -> tuple[Part, ...]:
+def _parts(sizes: dict[str, int], total: int) -> tuple[MemoryPart, ...]:
     ordered: Sequence[tuple[str, int]] = sorted(sizes.items(), key=lambda part: (-part[1], part[0]))
-    parts = [Part(name, size, size / total if total else 0.0) for name, size in ordered[:MAX_LINES]]
+    parts = [MemoryPart(name, size, size / total if total else 0.0) for name, size in ordered[:MAX_LINES]]
     rest = sum(size for _, size in ordered[MAX_LINES:])
     if rest:
-        parts.append(Part(format_count(len(ordered) - MAX_LINES, "other"), rest, rest / total))
+        parts.append(MemoryPart(format_count(len(ordered) - MAX_LINES, "other"), rest, rest / total))
     return tuple(parts)

@@ -14,15 +14,15 @@ __all__ = [
     "MEMORY_SCHEMA",
     "Area",
     "BlockRow",
-    "Device",
+    "DeviceMemory",
     "Fragmentation",
     "Growth",
     "Holder",
+    "MemoryPart",
+    "MemoryPeak",
     "MemoryResult",
     "Opinion",
     "OutOfMemory",
-    "Part",
-    "Peak",
     "Picture",
 ]
 
@@ -30,7 +30,7 @@ MEMORY_SCHEMA = "torchtriage-memory/1"
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """A share of a whole that the owner of the list names; parts add up to it to the byte."""
 
     name: str
@@ -58,7 +58,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Peak:
+class MemoryPeak:
     """The moment with the most allocated bytes. Shares are of ``allocated_bytes``.
 
     ``entry`` : number of the history's entry after which it was reached, from 0 on this device;
@@ -76,9 +76,9 @@ class Peak:
     no_stack_bytes: int
     n_allocations: int
     lines: tuple[Holder, ...]
-    modules: tuple[Part, ...]
-    phases: tuple[Part, ...]
-    categories: tuple[Part, ...]
+    modules: tuple[MemoryPart, ...]
+    phases: tuple[MemoryPart, ...]
+    categories: tuple[MemoryPart, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Fragmentation:
     reserved_bytes: int
     free_bytes: int
     largest_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class OutOfMemory:
     free_bytes: int
     largest_bytes: int
     would_fit: bool
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     frame: Frame | None
     stack: tuple[Frame, ...]
     holders: tuple[Holder, ...]
@@ -192,7 +192,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceMemory:
     """One device: what it held at the snapshot, and at its worst.
 
     ``requested_bytes`` is what tensors asked for, ``allocated_bytes`` what they were given (rounded
@@ -211,7 +211,7 @@ class Device:
     n_blocks: int
     n_entries: int
     max_reserved_bytes: int | None
-    peak: Peak | None
+    peak: MemoryPeak | None
     fragmentation: Fragmentation | None
     out_of_memory: tuple[OutOfMemory, ...]
     n_out_of_memory: int
@@ -246,7 +246,7 @@ class MemoryResult:
     n_entries: int
     n_stacks: int
     settings: str
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceMemory, ...]
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
     not_checked: tuple[NotChecked, ...]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 
-__all__ = ["NONE", "Action", "Annotations", "Blocks", "History", "Segments", "Snapshot", "Stacks", "State"]
+__all__ = ["NONE", "Action", "AllocatorState", "Annotations", "Blocks", "History", "Segments", "Snapshot", "Stacks"]
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -42,7 +42,7 @@ class Action(IntEnum):
     """An action of a torch newer than this reader; counted in ``Snapshot.unknown``."""
 
 
-class State(IntEnum):
+class AllocatorState(IntEnum):
     """The state of a block, as the snapshot names it."""
 
     INACTIVE = 0
@@ -83,7 +83,7 @@ class Blocks:
     """Pieces of segments, by address inside each segment.
 
     ``segment`` : int64[n], row of :class:`Segments`. ``address size_bytes requested_bytes`` :
-    int64[n]. ``state`` : int8[n], a :class:`State`. ``stack`` : int32[n], -1 for none.
+    int64[n]. ``state`` : int8[n], a :class:`AllocatorState`. ``stack`` : int32[n], -1 for none.
     """
 
     segment: Ints
@@ -224,9 +224,9 @@ class Snapshot:
                     f" {int(found[segment]):,}"
                 )
 
-        allocated = blocks.state == State.ACTIVE_ALLOCATED
+        allocated = blocks.state == AllocatorState.ACTIVE_ALLOCATED
         compare("size", segments.size_bytes, slice(None), blocks.size_bytes)
         compare("allocated", segments.allocated_bytes, allocated, blocks.size_bytes)
-        active = blocks.state != State.INACTIVE
+        active = blocks.state != AllocatorState.INACTIVE
         compare("active", segments.active_bytes, active, blocks.size_bytes)
         return wrong

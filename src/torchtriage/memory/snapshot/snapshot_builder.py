@@ -17,13 +17,13 @@ from torchtriage.core.errors import SnapshotError
 from torchtriage.memory.snapshot.snapshot import (
     NONE,
     Action,
+    AllocatorState,
     Annotations,
     Blocks,
     History,
     Segments,
     Snapshot,
     Stacks,
-    State,
 )
 
 __all__ = ["SnapshotBuilder"]
@@ -49,9 +49,9 @@ class _Row:
 _SEGMENT, _BLOCK, _ENTRY, _ANNOTATION = map(_Row, ("segment", "block", "entry", "annotation"))
 _ACTIONS = {item.name.lower(): int(item) for item in Action}
 _ACTIONS["free"] = int(Action.FREE_COMPLETED)
-_STATES = {item.name.lower(): int(item) for item in State}
+_STATES = {item.name.lower(): int(item) for item in AllocatorState}
 # active_pending_free was the name until torch 2.1
-_STATES["active_pending_free"] = int(State.ACTIVE_AWAITING_FREE)
+_STATES["active_pending_free"] = int(AllocatorState.ACTIVE_AWAITING_FREE)
 _SEGMENT_COLUMNS = (
     "address",
     "size_bytes",
@@ -228,7 +228,7 @@ class SnapshotBuilder:
         allocated = sum(
             self.block["size_bytes"][item]
             for item in range(first, first + n_blocks)
-            if self.block["state"][item] == State.ACTIVE_ALLOCATED
+            if self.block["state"][item] == AllocatorState.ACTIVE_ALLOCATED
         )
         row["address"].append(_number(address))
         row["size_bytes"].append(_number(value["total_size"]))
@@ -268,7 +268,7 @@ class SnapshotBuilder:
         code = _STATES.get(state) if type(state) is str else None
         if code is None:
             self.count(f"block state {_word(state)}")
-            code = int(State.ACTIVE_ALLOCATED)
+            code = int(AllocatorState.ACTIVE_ALLOCATED)
         row["address"].append(_number(value.get("address", NONE)))
         row["size_bytes"].append(_number(value["size"]))
         row["requested_bytes"].append(_number(value["size"] if requested is None else requested))

@@ -22,12 +22,12 @@ from torchtriage.core.stats.trend import sen_slope
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.findings.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.leaks.growth_series import follow
-from torchtriage.memory.snapshot.attribution import NO_STACK, Owners, Phase
+from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Area, Growth, Opinion
 from torchtriage.memory.snapshot.snapshot import Action, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
-__all__ = ["Steps", "find_steps", "judge_snapshot"]
+__all__ = ["SnapshotSteps", "find_steps", "judge_snapshot"]
 
 RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=1_000_000)\n"
@@ -66,7 +66,7 @@ _FIXES = {
 
 
 @dataclass(frozen=True)
-class Steps:
+class SnapshotSteps:
     """Where steps begin in the history of one device: ``row`` int64[n], increasing; and how."""
 
     row: Ints
@@ -92,7 +92,7 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
     return Opinion("", not_checked=(missing,))
 
 
-def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> Steps | None:
+def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> SnapshotSteps | None:
     """Return where steps begin in the history of a device, None where that is not told.
 
     Marks need the history's times. Without marks, the user's own lines tell: those that allocate
@@ -102,7 +102,7 @@ def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> Steps | No
     return _marked(snapshot, told.device, told.start, told.end) or _periodic(snapshot, owners, told.start, told.end)
 
 
-def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> Steps | None:
+def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> SnapshotSteps | None:
     marks, time = snapshot.annotations, snapshot.history.time_us[start:end]
     if not len(marks) or not len(time) or time[0] < 0:
         return None
@@ -118,15 +118,15 @@ def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> Steps | No
         row = distinct(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + start
         row = row[row < end]
         if len(row) > MIN_STEPS:
-            return Steps(row, f"{name.strip('#')} marks")
+            return SnapshotSteps(row, f"{name.strip('#')} marks")
     return None
 
 
-def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Steps | None:
+def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> SnapshotSteps | None:
     history = snapshot.history
     rows = np.flatnonzero(history.action[start:end] == Action.ALLOC) + start
     rows = rows[history.stack[rows] >= 0]
-    outside = (owners.phase == Phase.OTHER) & (owners.user >= 0) & ~owners.is_parameter
+    outside = (owners.phase == MemoryPhase.OTHER) & (owners.user >= 0) & ~owners.is_parameter
     rows = rows[outside[history.stack[rows]]]
     if not len(rows):
         return None
@@ -145,7 +145,7 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Steps
             if key[0] <= MAX_UNEVEN and (best is None or key < best[:2]):
                 best = (*key, at)
         if best is not None:
-            return Steps(best[2], "the period of the allocations")
+            return SnapshotSteps(best[2], "the period of the allocations")
     return None
 
 
@@ -286,5 +286,5 @@ def _kind(snapshot: Snapshot, owners: Owners, stacks: Ints) -> str:
         for stack in named
     ):
         return "hook"
-    forward = int((owners.phase[named] == Phase.FORWARD).sum())
+    forward = int((owners.phase[named] == MemoryPhase.FORWARD).sum())
     return "graph" if forward >= MANY_STACKS and forward >= 0.5 * len(named) else "tensor"

@@ -16,9 +16,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.memory.snapshot.snapshot import NONE, Action, Snapshot, State
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
 
-__all__ = ["Lives", "Timeline", "paired", "timeline"]
+__all__ = ["BlockLives", "Timeline", "paired", "timeline"]
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -28,7 +28,7 @@ ROUND_BYTES = 512
 
 
 @dataclass(frozen=True)
-class Lives:
+class BlockLives:
     """Allocations of one device, one row each.
 
     ``address size_bytes stream`` : int64[n]. ``stack free_stack`` : int32[n], where it was asked
@@ -61,7 +61,7 @@ class Timeline:
     device: int
     start: int
     end: int
-    lives: Lives
+    lives: BlockLives
     allocated_bytes: Ints
     reserved_bytes: Ints
     n_unmatched: int
@@ -118,7 +118,7 @@ def timeline(snapshot: Snapshot, device: int) -> Timeline:
     )
 
 
-def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Lives, int]:
+def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[BlockLives, int]:
     history, blocks = snapshot.history, snapshot.blocks
     action = history.action[start:end]
     gives = np.flatnonzero(action == Action.FREE_REQUESTED)
@@ -130,7 +130,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Lives
     )
 
     mine = snapshot.segments.device[blocks.segment] == device
-    alive = np.flatnonzero(mine & (blocks.state == State.ACTIVE_ALLOCATED))
+    alive = np.flatnonzero(mine & (blocks.state == AllocatorState.ACTIVE_ALLOCATED))
     alive = alive[np.argsort(blocks.address[alive], kind="stable")]
     size = _rounded(history.size_bytes[born])
     last = np.flatnonzero(freed == end)
@@ -147,7 +147,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Lives
 
     free_stack = np.full(len(born), NONE, np.int32)
     free_stack[told] = history.stack[freed[told]]
-    lives = Lives(
+    lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], blocks.address[rest]]),
         size_bytes=np.concatenate([size, _rounded(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
         stream=np.concatenate(

@@ -5,7 +5,7 @@ None and bytes, and of no others. Whatever could import, call or look up (GLOBAL
 persistent ids, extension codes …) is refused by name. Lengths are held against what is there, and
 what is kept against what was read, so that no file of a few bytes grows into many.
 
-A :class:`Sink` is shown every dict and every list of known things when it is complete, and may put
+A :class:`EventSink` is shown every dict and every list of known things when it is complete, and may put
 a small value in its place: files of gigabytes become columns while they are read.
 Source: the opcodes are those of ``pickletools`` in the standard library.
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from torchtriage.core.errors import SnapshotError
 from torchtriage.core.units import format_bytes
 
-__all__ = ["Sink", "unpickle"]
+__all__ = ["EventSink", "unpickle"]
 
 WINDOW_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 10
@@ -74,7 +74,7 @@ _LENGTH = struct.Struct("<Q").unpack_from
 _FLOAT = struct.Struct(">d").unpack_from
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """What wants to see parts of a document before it is whole."""
 
     def take_dict(self, value: dict[Any, Any]) -> Any:
@@ -126,7 +126,7 @@ class _Pending:
 
 
 def unpickle(
-    read: Callable[[int], bytes], sink: Sink, *, name: str = "", progress: Callable[[int], None] | None = None
+    read: Callable[[int], bytes], sink: EventSink, *, name: str = "", progress: Callable[[int], None] | None = None
 ) -> Any:
     """Return the plain data a pickle of protocol 2 to 5 holds.
 
@@ -171,7 +171,7 @@ def unpickle(
 class _Reader:
     """The state that outlives one window of the file."""
 
-    def __init__(self, read: Callable[[int], bytes], sink: Sink, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, read: Callable[[int], bytes], sink: EventSink, progress: Callable[[int], None] | None) -> None:
         self.read = read
         self.sink = sink
         self.progress = progress

@@ -18,17 +18,17 @@ from torchtriage.memory.findings.peak_by_line import CODE as PEAK
 from torchtriage.memory.leaks import growth_test
 from torchtriage.memory.snapshot import advice, checkpointing
 from torchtriage.memory.snapshot.attribution import Owners
-from torchtriage.memory.snapshot.events import Recorded, recorded_memory
+from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
 from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_out_of_memory
 from torchtriage.memory.snapshot.peak_usage import find_peak
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
-    Device,
+    DeviceMemory,
     Fragmentation,
+    MemoryPeak,
     MemoryResult,
     Opinion,
     OutOfMemory,
-    Peak,
 )
 from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
@@ -162,7 +162,7 @@ def _trace_notes(trace: Trace) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _traced(memory: Recorded, place: int) -> Device:
+def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
     lives = memory.timeline
     peak = find_peak(lives, memory.owners)
     most = int(lives.reserved_bytes.max())
@@ -170,7 +170,7 @@ def _traced(memory: Recorded, place: int) -> Device:
     if not memory.is_reserved_told:
         peak = peak and replace(peak, reserved_bytes=None)
         picture = picture and replace(picture, reserved_bytes=())
-    return Device(
+    return DeviceMemory(
         # a number of its own: the page tells devices by it
         device=place,
         name=memory.name,
@@ -190,12 +190,12 @@ def _traced(memory: Recorded, place: int) -> Device:
     )
 
 
-def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
+def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory:
     mine = snapshot.segments.device == lives.device
     requested = snapshot.segments.requested_bytes[mine]
     segments, blocks = snapshot.segments, snapshot.blocks
     failed, n_failed = find_out_of_memory(snapshot, lives, owners)
-    return Device(
+    return DeviceMemory(
         device=lives.device,
         name=f"device {lives.device}",
         requested_bytes=int(requested.sum()) if (requested >= 0).all() else None,
@@ -217,7 +217,7 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> Device:
 # -- findings ----------------------------------------------------------------------------------
 
 
-def _findings(device: Device, settings: Opinion) -> list[Finding]:
+def _findings(device: DeviceMemory, settings: Opinion) -> list[Finding]:
     if device.out_of_memory:
         return [_oom_finding(device)]
     told = device.fragmentation
@@ -226,7 +226,7 @@ def _findings(device: Device, settings: Opinion) -> list[Finding]:
     return [_unused_finding(device, told, settings)]
 
 
-def _oom_finding(device: Device) -> Finding:
+def _oom_finding(device: DeviceMemory) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
     return OUT_OF_MEMORY.finding(
@@ -263,7 +263,7 @@ def _oom_fix(failure: OutOfMemory) -> Fix:
     return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
 
 
-def _unused_finding(device: Device, told: Fragmentation, settings: Opinion) -> Finding:
+def _unused_finding(device: DeviceMemory, told: Fragmentation, settings: Opinion) -> Finding:
     share = told.free_bytes / told.reserved_bytes
     severity: Severity = "medium" if share >= 0.4 else "low"
     causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in told.parts[:3])
@@ -336,7 +336,7 @@ def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
 # -- words -------------------------------------------------------------------------------------
 
 
-def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
+def _verdict(devices: list[DeviceMemory], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
     with_memory = [device for device in devices if device.max_reserved_bytes or device.peak is not None]
     if not with_memory:
         return (
@@ -363,19 +363,19 @@ def _verdict(devices: list[Device], leak: Opinion, findings: list[Finding]) -> t
     return first, second, _third(worst, leak, findings)
 
 
-def _weight(device: Device) -> tuple[bool, int]:
+def _weight(device: DeviceMemory) -> tuple[bool, int]:
     peak = device.peak.allocated_bytes if device.peak is not None else device.allocated_bytes
     return bool(device.out_of_memory), peak
 
 
-def _peak_sentence(device: Device, peak: Peak) -> str:
+def _peak_sentence(device: DeviceMemory, peak: MemoryPeak) -> str:
     when = f", {format_ns(peak.at_us * 1000)} into the recording" if peak.at_us is not None else ""
     most = device.max_reserved_bytes
     reserved = f", {format_bytes(most)} reserved at most" if most is not None else ""
     return f"Peak: {format_bytes(peak.allocated_bytes)} allocated on {device.name}{when}{reserved}."
 
 
-def _held(peak: Peak) -> str:
+def _held(peak: MemoryPeak) -> str:
     known = [line for line in peak.lines if line.stack or line.phase == "backward"]
     if not known:
         return "No stacks were recorded: whose memory it was is not known."
@@ -388,7 +388,7 @@ def _held(peak: Peak) -> str:
     return f"Held then: {top}{before}."
 
 
-def _third(device: Device, leak: Opinion, findings: list[Finding]) -> str:
+def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
     told = device.fragmentation
     parts = [leak.sentence or "Leak: not checked."]
     if told is not None and not device.out_of_memory:
@@ -427,7 +427,7 @@ def _notes(snapshot: Snapshot) -> list[Note]:
     return notes
 
 
-def _not_checked(snapshot: Snapshot, devices: list[Device]) -> list[NotChecked]:
+def _not_checked(snapshot: Snapshot, devices: list[DeviceMemory]) -> list[NotChecked]:
     missing = []
     if not len(snapshot.history):
         missing.append(NotChecked(PEAK.code, "peak", ("history of allocations",), RECORD))

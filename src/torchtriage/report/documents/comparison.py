@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torchtriage.core.names import elide, file_name, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
 from torchtriage.diagnose.compare.findings import STATUS_WORDS
-from torchtriage.diagnose.compare.result import Cause, Comparison, FindingChange, Part, Run
+from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, ComparedRun, Comparison, FindingChange
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 from torchtriage.report.words import event_name, saving
 
-__all__ = ["Line", "changes", "document", "table_lines"]
+__all__ = ["ChangeLine", "changes", "document", "table_lines"]
 
 N_CAUSES = 12
 MIN_PART = 0.1
@@ -27,15 +27,15 @@ _STATUS = {"went": "green", "came": "red", "stayed": "dim"}
 
 
 @dataclass(frozen=True)
-class Line:
+class ChangeLine:
     """One line of the table; the changes of all lines add up to the total."""
 
     label: str
     before_ns: int
     after_ns: int
     told: bool
-    cause: Cause | None = None
-    small: tuple[Cause, ...] = ()
+    cause: ChangeCause | None = None
+    small: tuple[ChangeCause, ...] = ()
     """The causes that a remainder is the sum of, largest change first."""
 
     @property
@@ -97,7 +97,7 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
     yield b.Section(
         "From before to after", [b.Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=b.PAGE
     )
-    whole = Line("all causes together", total.before_ns, total.after_ns, told=True)
+    whole = ChangeLine("all causes together", total.before_ns, total.after_ns, told=True)
     kinds = ["pale" if not line.told else "less" if line.delta_ns < 0 else "more" for line in lines]
     cells = [*map(_cells, lines), tuple(map(b.bold, _amounts(whole)))]
     columns = (f"change {per}", "before", "after", "cause")
@@ -145,11 +145,11 @@ def changes(findings: Sequence[FindingChange], on: str = b.TERMINAL + b.MARKDOWN
 # -- what the lines say ----------------------------------------------------------------------------
 
 
-def table_lines(result: Comparison, limit: int = N_CAUSES) -> tuple[Line, ...]:
+def table_lines(result: Comparison, limit: int = N_CAUSES) -> tuple[ChangeLine, ...]:
     """Return the causes that are told apart, then one line for each kind of remainder."""
     significant = [cause for cause in result.causes if cause.change.told]
     lines = [
-        Line(visible(cause.label), cause.change.before_ns, cause.change.after_ns, told=True, cause=cause)
+        ChangeLine(visible(cause.label), cause.change.before_ns, cause.change.after_ns, told=True, cause=cause)
         for cause in significant[:limit]
     ]
     more = significant[limit:]
@@ -161,12 +161,12 @@ def table_lines(result: Comparison, limit: int = N_CAUSES) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _sum(label: str, causes: Sequence[Cause], *, told: bool) -> Line:
+def _sum(label: str, causes: Sequence[ChangeCause], *, told: bool) -> ChangeLine:
     before_ns = sum(cause.change.before_ns for cause in causes)
-    return Line(label, before_ns, sum(cause.change.after_ns for cause in causes), told, small=tuple(causes))
+    return ChangeLine(label, before_ns, sum(cause.change.after_ns for cause in causes), told, small=tuple(causes))
 
 
-def _inside(line: Line, limit: int = 3) -> tuple[str, ...]:
+def _inside(line: ChangeLine, limit: int = 3) -> tuple[str, ...]:
     """Return what moved most inside a line: kernels, operators or functions, or small causes."""
     cause, least_ns = line.cause, MIN_PART * abs(line.delta_ns)
     if cause is None:
@@ -178,7 +178,7 @@ def _inside(line: Line, limit: int = 3) -> tuple[str, ...]:
     return tuple(_part(part) for part in cause.parts if abs(part.after_ns - part.before_ns) >= least_ns)[:limit]
 
 
-def _part(part: Part) -> str:
+def _part(part: ChangePart) -> str:
     before, after, unit = format_both_ns(part.before_ns, part.after_ns)
     name = event_name(part.name)
     if not part.before_ns:
@@ -186,7 +186,7 @@ def _part(part: Part) -> str:
     return f"{name} {before} to {after} {unit}" if part.after_ns else f"{name} gone, {before} {unit}"
 
 
-def _run(side: Run) -> str:
+def _run(side: ComparedRun) -> str:
     parts = [side.device] if side.device else []
     parts += [format_bytes(side.size_bytes), format_count(side.n_events, "event")]
     if side.n_steps and side.per == "step":
@@ -204,12 +204,12 @@ def _cost(change: FindingChange) -> str:
     return saving(known) if known is not None and known.high_ms > 0 else "not costed"
 
 
-def _amounts(line: Line) -> tuple[str, str, str, str]:
+def _amounts(line: ChangeLine) -> tuple[str, str, str, str]:
     before, after, unit = format_both_ns(line.before_ns, line.after_ns)
     return format_change_ns(line.delta_ns), f"{before} {unit}", f"{after} {unit}", line.label
 
 
-def _cells(line: Line) -> tuple[b.Text, ...]:
+def _cells(line: ChangeLine) -> tuple[b.Text, ...]:
     change, before, after, label = _amounts(line)
     interval: tuple[str | b.Span, ...] = ()
     if line.cause is not None and line.cause.change.low_ns is not None:
@@ -223,15 +223,15 @@ def _cells(line: Line) -> tuple[b.Text, ...]:
 # -- the table on the terminal ---------------------------------------------------------------------
 
 
-def _terminal_table(result: Comparison, lines: Sequence[Line], per: str) -> list[tuple[str, str]]:
+def _terminal_table(result: Comparison, lines: Sequence[ChangeLine], per: str) -> list[tuple[str, str]]:
     total = result.total
     assert total is not None
     what = "mean steady step" if result.before.per == "step" else "the window"
     label = f"{what}, {format_count(len(result.causes), 'cause')}"
-    whole = Line(label, total.before_ns, total.after_ns, told=True)
+    whole = ChangeLine(label, total.before_ns, total.after_ns, told=True)
     largest = max([abs(line.delta_ns) for line in lines] + [abs(total.delta_ns), 1])
 
-    def row(line: Line) -> tuple[str, str]:
+    def row(line: ChangeLine) -> tuple[str, str]:
         before, after, unit = format_both_ns(line.before_ns, line.after_ns)
         cells = max(round(abs(line.delta_ns) / largest * BAR), int(line.delta_ns != 0))
         bar = ("█" if line.told else "·") * cells
@@ -249,7 +249,7 @@ def _terminal_table(result: Comparison, lines: Sequence[Line], per: str) -> list
 # -- the page ------------------------------------------------------------------------------------
 
 
-def _waterfall(lines: Sequence[Line], before_ns: int, after_ns: int) -> str:
+def _waterfall(lines: Sequence[ChangeLine], before_ns: int, after_ns: int) -> str:
     """Return bars that lead from the step before to the step after, so that the eye can add up."""
     levels = [before_ns]
     for line in lines:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
-from torchtriage.diagnose.lint.result import LintResult, Patch
+from torchtriage.diagnose.lint.result import LintResult, SourcePatch
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 from torchtriage.report.documents.findings import SEVERITY
@@ -115,7 +115,7 @@ def _cells(finding: Finding) -> tuple[b.Text, ...]:
     return b.code(_place(finding)), finding.code, what, (finding.fix.text, *more)
 
 
-def _patch(patch: Patch, fixing: bool) -> b.Entry:
+def _patch(patch: SourcePatch, fixing: bool) -> b.Entry:
     codes = ", ".join(patch.codes)
     rows: list[tuple[str, str]] = []
     if patch.applied:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_count, format_share
 from torchtriage.memory.snapshot.result import (
-    Device,
+    DeviceMemory,
     Fragmentation,
     Growth,
     Holder,
+    MemoryPart,
+    MemoryPeak,
     MemoryResult,
     OutOfMemory,
-    Part,
-    Peak,
 )
 from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings
@@ -150,7 +150,7 @@ def _slope(growth: Growth, name: str) -> b.Markup:
 # -- a device ------------------------------------------------------------------------------------
 
 
-def _accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
+def _accounts(device: DeviceMemory) -> tuple[tuple[str, int | None, str], ...]:
     return (
         ("requested", device.requested_bytes, "what tensors asked for"),
         ("allocated", device.allocated_bytes, "what they were given, rounded up"),
@@ -159,7 +159,7 @@ def _accounts(device: Device) -> tuple[tuple[str, int | None, str], ...]:
     )
 
 
-def _device(device: Device) -> Iterator[b.Block]:
+def _device(device: DeviceMemory) -> Iterator[b.Block]:
     rows = [
         b.Row(label, (f"{format_bytes(size):>9}", b.dim(f"  {meaning}")))
         for label, size, meaning in _accounts(device)
@@ -184,7 +184,7 @@ def _device(device: Device) -> Iterator[b.Block]:
         yield b.Rows([b.Row("free", _because(free)), *parts], on=b.TERMINAL)
 
 
-def _peak(peak: Peak) -> b.Rows:
+def _peak(peak: MemoryPeak) -> b.Rows:
     reserved = f", {format_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes is not None else ""
     when = f" allocated{reserved}, at entry {peak.entry:,} of {peak.n_entries:,}"
     rows = [b.Row("peak", (b.bold(format_bytes(peak.allocated_bytes)), when))]
@@ -200,12 +200,14 @@ def _peak(peak: Peak) -> b.Rows:
     return b.Rows(rows, on=b.TERMINAL)
 
 
-def _device_in_markdown(device: Device) -> Iterator[b.Block]:
+def _device_in_markdown(device: DeviceMemory) -> Iterator[b.Block]:
     peak = device.peak
     if peak is None:
         return
     by = "by"
-    held: list[tuple[Holder | Part, str]] = [(holder, f"{holder.label}, {_tags(holder)}") for holder in peak.lines]
+    held: list[tuple[Holder | MemoryPart, str]] = [
+        (holder, f"{holder.label}, {_tags(holder)}") for holder in peak.lines
+    ]
     if not held:  # the profiler's timeline has no stacks
         by, held = "by purpose", [(part, part.name) for part in peak.categories]
     rows: list[tuple[str | b.Span, ...]] = [
@@ -218,7 +220,7 @@ def _device_in_markdown(device: Device) -> Iterator[b.Block]:
         yield b.Lines([f"Free: {_because(free)}: {parts(free.parts)}."], on=b.MARKDOWN)
 
 
-def _on_page(device: Device, name: str, drawn: frozenset[str]) -> Iterator[b.Block]:
+def _on_page(device: DeviceMemory, name: str, drawn: frozenset[str]) -> Iterator[b.Block]:
     yield from map(_failed, device.out_of_memory[-N_FAILED_ON_PAGE:])
     picture = device.picture
     if picture is not None and name in drawn:
@@ -261,7 +263,7 @@ def _failed(failure: OutOfMemory) -> b.Entry:
     return b.Entry(first, [b.Lines(others), _table(failure.parts)], kind="failed")
 
 
-def _peak_on_page(peak: Peak) -> Iterator[b.Block]:
+def _peak_on_page(peak: MemoryPeak) -> Iterator[b.Block]:
     allocated = format_bytes(peak.allocated_bytes)
     sub = f"{allocated} allocated, after entry {peak.entry:,} of {peak.n_entries:,}. Shares are of that."
     rows = []
@@ -280,12 +282,12 @@ def _peak_on_page(peak: Peak) -> Iterator[b.Block]:
     yield b.Entry("", parts, kind="two")
 
 
-def _table(parts: Sequence[Part]) -> b.Table:
+def _table(parts: Sequence[MemoryPart]) -> b.Table:
     """Return a table of parts; it adds up, what has no row of its own is in the last one."""
     rest = parts[N_PARTS:]
     if len(rest) > 1:
         size, share = sum(part.size_bytes for part in rest), sum(part.share for part in rest)
-        rest = [Part(format_count(len(rest), "other"), size, share)]
+        rest = [MemoryPart(format_count(len(rest), "other"), size, share)]
     rows = [
         (part.name[:300], format_bytes(part.size_bytes), format_share(part.share)) for part in (*parts[:N_PARTS], *rest)
     ]
@@ -295,7 +297,7 @@ def _table(parts: Sequence[Part]) -> b.Table:
 # -- what the parts say ----------------------------------------------------------------------------
 
 
-def _amount(holder: Holder | Part) -> str:
+def _amount(holder: Holder | MemoryPart) -> str:
     return f"{format_bytes(holder.size_bytes):>9} {format_share(holder.share):>6}"
 
 
@@ -316,7 +318,7 @@ def _callers(holder: Holder) -> str:
     return " < ".join(f"{file_name(frame.file)}:{frame.line}" for frame in holder.stack[1:5])
 
 
-def parts(rows: Sequence[Part], limit: int = 6) -> str:
+def parts(rows: Sequence[MemoryPart], limit: int = 6) -> str:
     """Return parts on one line, largest first."""
     texts = [f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in rows[:limit]]
     rest = sum(part.size_bytes for part in rows[limit:])

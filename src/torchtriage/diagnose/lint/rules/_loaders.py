@@ -3,14 +3,14 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.base import Call, Module, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, literal, text_of, unpacks
 
 __all__ = ["in_memory", "moves_batch", "workers"]
 
 N_WORKERS = 5  # its place among the positional arguments
 
 
-def workers(call: Call) -> int | None:
+def workers(call: SourceCall) -> int | None:
     """Return ``num_workers`` of a loader: 0 when absent, None when it is not known here."""
     given = keyword(call.node, "num_workers")
     if given is None and len(call.node.args) > N_WORKERS:
@@ -21,7 +21,7 @@ def workers(call: Call) -> int | None:
     return said if isinstance(said, int) else None
 
 
-def in_memory(module: Module, call: Call) -> bool:
+def in_memory(module: Module, call: SourceCall) -> bool:
     """Return whether a loader's dataset only hands out what lies in memory."""
     if not call.node.args:
         return False
@@ -75,6 +75,6 @@ def _hands_out(getter: ast.FunctionDef) -> bool:
     )
 
 
-def moves_batch(call: Call) -> bool:
+def moves_batch(call: SourceCall) -> bool:
     """Return whether a call copies what came out of a loader to the device."""
     return call.receiver.data and call.value.kind == "tensor" and call.value.device == 2

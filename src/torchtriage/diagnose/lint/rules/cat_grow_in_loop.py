@@ -12,7 +12,7 @@ Source: PyTorch documentation of ``torch.cat``.
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Loop, Module, Rule, Severity, text_of
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, text_of
 
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
@@ -46,7 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
-def _severity(loop: Loop) -> Severity:
+def _severity(loop: SourceLoop) -> Severity:
     """Return how far it grows: far in a loop of steps or of unknown length."""
     if loop.steps:
         return "medium"

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.core import fixes
-from torchtriage.diagnose.lint.base import Fix, Hit, Loop, Module, Rule, keyword, literal, logging_calls
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, logging_calls
 
 RULE = Rule(
     "OPT041", "clip-grad-cost", "optim", "Gradient clipping loops or waits", "medium", over=("SYN001", "LCH016")
@@ -62,7 +62,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(loop.node, "gradients are clipped one by one", "clamp_", fix=BY_VALUE, span=loop.node)
 
 
-def _uses(loop: Loop, methods: tuple[str, ...]) -> bool:
+def _uses(loop: SourceLoop, methods: tuple[str, ...]) -> bool:
     """Return whether one of these methods is called on, or given, a gradient."""
     for node in ast.walk(loop.node):
         if (

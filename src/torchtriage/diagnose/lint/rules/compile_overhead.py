@@ -12,7 +12,7 @@ Source: PyTorch documentation of ``torch.compile``.
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Context, Fix, Hit, Module, Rule, arguments, is_step
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, arguments, is_step
 
 RULE = Rule("CMP032", "compile-overhead", "compile", "Guards and wrappers dominate small compiled graphs", "high")
 
@@ -41,7 +41,7 @@ def _each_step(context: Context) -> bool:
     return context.hot and (context.step_loop is not None or inside)
 
 
-def _over_settings(call: Call) -> bool:
+def _over_settings(call: SourceCall) -> bool:
     targets = {name for loop in call.context.loops() for name in loop.targets}
     given = arguments(call.node)
     return any(isinstance(node, ast.Name) and node.id in targets for item in given for node in ast.walk(item))

@@ -12,7 +12,7 @@ Source: PyTorch documentation, "torch.compile: recompilation".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, arguments, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, text_of
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is compiled again and again", "medium")
 
@@ -67,7 +67,7 @@ def _counts(node: ast.expr, counters: set[str]) -> bool:
     return False
 
 
-def _is_compiled(module: Module, call: Call) -> bool:
+def _is_compiled(module: Module, call: SourceCall) -> bool:
     if call.receiver.compiled:
         return True
     if isinstance(call.node.func, ast.Name):

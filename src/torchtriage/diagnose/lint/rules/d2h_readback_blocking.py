@@ -12,7 +12,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Context, Fix, Hit, Module, Rule, keyword, text_of
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, keyword, text_of
 
 RULE = Rule(
     "CPY006", "d2h-readback-blocking", "copy", "Results copied to the host synchronously", "medium", device=True
@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         yield Hit(call.node, f"the host waits for this copy in every step: {text_of(call.node)}", call.attr)
 
 
-def _reads_back(call: Call) -> bool:
+def _reads_back(call: SourceCall) -> bool:
     receiver = call.receiver
     if keyword(call.node, "non_blocking") is not None:
         return False

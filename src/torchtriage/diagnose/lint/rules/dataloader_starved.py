@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import (
     Autofix,
-    Call,
     Fix,
     Hit,
-    Loop,
     Module,
     Rule,
+    SourceCall,
+    SourceLoop,
     add_keyword,
     arguments,
     keyword,
@@ -66,17 +66,17 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
-def _iterated_inside(module: Module, call: Call, around: Loop) -> bool:
+def _iterated_inside(module: Module, call: SourceCall, around: SourceLoop) -> bool:
     return bool(call.target) and any(loop.over == call.target and around in _outward(loop) for loop in module.loops)
 
 
-def _outward(loop: Loop) -> Iterator[Loop]:
+def _outward(loop: SourceLoop) -> Iterator[SourceLoop]:
     while loop.outer is not None:
         loop = loop.outer
         yield loop
 
 
-def _again(module: Module, call: Call) -> bool:
+def _again(module: Module, call: SourceCall) -> bool:
     """Return whether the loader is iterated in a loop, here or one call away."""
     name = call.target
     if not name:

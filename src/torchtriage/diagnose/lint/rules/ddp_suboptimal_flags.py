@@ -10,7 +10,7 @@ Source: PyTorch documentation of ``DistributedDataParallel``.
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, keyword, literal
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal
 
 RULE = Rule("COM039", "ddp-suboptimal-flags", "comm", "DDP does work that a flag would spare", "medium")
 
@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, said, fix=PROCESSES)
 
 
-def _offers(call: Call) -> bool:
+def _offers(call: SourceCall) -> bool:
     """Return whether this is the code of a ``DataParallel`` option itself, not a use of it."""
     function = call.context.function
     return function is not None and "DataParallel" in function.qualname

@@ -10,7 +10,7 @@ Source: PyTorch performance tuning guide, "Disable debugging APIs".
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, keyword, literal
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal
 
 RULE = Rule("CFG044", "debug-mode-on", "config", "A debug mode is switched on", "high")
 
@@ -58,11 +58,11 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"{given[0]}={given[1]} is set for every run")
 
 
-def _quiet(call: Call) -> bool:
+def _quiet(call: SourceCall) -> bool:
     return call.context.aside or call.context.rare
 
 
-def _is_on(call: Call) -> bool:
+def _is_on(call: SourceCall) -> bool:
     mode = keyword(call.node, "mode") or (
         call.node.args[0] if call.node.args and call.attr == "set_detect_anomaly" else None
     )

@@ -12,7 +12,7 @@ Source: PyTorch documentation of ``Embedding``.
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, keyword, literal, unpacks
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, unpacks
 
 RULE = Rule("OPT047", "dense-embedding-grad", "optim", "Dense gradients of a large embedding table", "low")
 
@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
             )
 
 
-def _rows(module: Module, call: Call, given: ast.expr) -> int:
+def _rows(module: Module, call: SourceCall, given: ast.expr) -> int:
     known = _number(module, given)
     function = call.context.function
     if known or not isinstance(given, ast.Name) or function is None or function.owner is None:

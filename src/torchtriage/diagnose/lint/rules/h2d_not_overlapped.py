@@ -11,7 +11,18 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, add_keyword, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.base import (
+    Autofix,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    add_keyword,
+    keyword,
+    text_of,
+    unpacks,
+)
 from torchtriage.diagnose.lint.rules._loaders import moves_batch
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
@@ -47,12 +58,12 @@ def find(module: Module) -> Iterator[Hit]:
             )
 
 
-def _mend(module: Module, call: Call) -> Autofix | None:
+def _mend(module: Module, call: SourceCall) -> Autofix | None:
     if not call.node.args and not call.node.keywords:
         node = call.node
-        from torchtriage.diagnose.lint.edits import Edit
+        from torchtriage.diagnose.lint.edits import SourceEdit
 
         line, end = node.end_lineno or 0, (node.end_col_offset or 0) - 1
-        return Autofix((Edit(line, end, line, end, "non_blocking=True"),), SAFE)
+        return Autofix((SourceEdit(line, end, line, end, "non_blocking=True"),), SAFE)
     edit = add_keyword(module.text, call.node, "non_blocking", "True")
     return Autofix((edit,), SAFE) if edit is not None else None

@@ -12,7 +12,7 @@ Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchroniza
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, keyword, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of
 
 RULE = Rule("SYN002", "host-sync-dynamic-shape", "sync", "Data-dependent shapes make the host wait", "low", device=True)
 
@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield _hit(call)
 
 
-def _unsized(call: Call) -> bool:
+def _unsized(call: SourceCall) -> bool:
     if call.attr != "repeat_interleave":
         return True
     repeats = call.arguments[1:] if call.name else call.arguments
@@ -54,5 +54,5 @@ def _unsized(call: Call) -> bool:
     )
 
 
-def _hit(call: Call) -> Hit:
+def _hit(call: SourceCall) -> Hit:
     return Hit(call.node, f"the size of {call.attr}() is read in every step: {text_of(call.node)}", call.attr)

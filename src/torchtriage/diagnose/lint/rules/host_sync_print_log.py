@@ -11,7 +11,7 @@ Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchroniza
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule, compiled, logging_calls, reads, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, compiled, logging_calls, reads, text_of
 
 RULE = Rule(
     "SYN004",
@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
             )
 
 
-def _shows_tensor(module: Module, call: Call) -> bool:
+def _shows_tensor(module: Module, call: SourceCall) -> bool:
     for value in call.arguments:
         if any(item.on_device and not item.guess for item in (value, *value.items)):
             return True

@@ -16,7 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Function, Hit, Module, Rule, decorate
+from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, SourceFunction, decorate
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
 RULE = Rule(
@@ -36,7 +36,7 @@ _USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.gr
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the first call of a model in each inference loop that records a graph."""
-    done: set[Function | None] = set()
+    done: set[SourceFunction | None] = set()
     for call in module.calls:
         function = call.context.function
         if (
@@ -63,7 +63,7 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
-def _script(module: Module, call: Call) -> bool:
+def _script(module: Module, call: SourceCall) -> bool:
     """Return whether the file's own lines run inference: evaluation mode, nothing trained."""
     return (
         bool(module.sent("eval"))
@@ -73,7 +73,7 @@ def _script(module: Module, call: Call) -> bool:
     )
 
 
-def _infers(module: Module, call: Call, function: Function) -> bool:
+def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
     if INFERENCE.match(function.name) is None and not function.serves:
         return False
     text = module.text_of(function)
@@ -97,7 +97,7 @@ def _infers(module: Module, call: Call, function: Function) -> bool:
     return True
 
 
-def _mend(module: Module, function: Function | None) -> Autofix | None:
+def _mend(module: Module, function: SourceFunction | None) -> Autofix | None:
     if function is None or function.is_generator:
         return None
     if isinstance(function.node, ast.AsyncFunctionDef):

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.diagnose.lint.base import Event, Fix, Hit, Module, Rule
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent
 from torchtriage.diagnose.lint.torch_names import CLOCKS
 
 RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
@@ -56,8 +56,8 @@ def find(module: Module) -> Iterator[Hit]:
         yield from _in_body(module, events, body)
 
 
-def _in_body(module: Module, events: list[Event], body: ast.AST) -> Iterator[Hit]:
-    begun: dict[str, Event] = {event.name: event for event in events if event.kind == "clock" and event.name}
+def _in_body(module: Module, events: list[SourceEvent], body: ast.AST) -> Iterator[Hit]:
+    begun: dict[str, SourceEvent] = {event.name: event for event in events if event.kind == "clock" and event.name}
     for node in _statements(body):
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
             continue
@@ -80,7 +80,7 @@ def _in_body(module: Module, events: list[Event], body: ast.AST) -> Iterator[Hit
 
 
 def _judge(
-    module: Module, node: ast.BinOp, first: tuple[int, int], between: list[Event], events: list[Event]
+    module: Module, node: ast.BinOp, first: tuple[int, int], between: list[SourceEvent], events: list[SourceEvent]
 ) -> Iterator[Hit]:
     # read in each turn of a loop, one reading of many holds the compilation
     looped = any(event.context.loop is not None for event in events if _at(event.node) == first)
@@ -113,7 +113,7 @@ def _judge(
         yield Hit(node, "the clock is read before the device has done the work")
 
 
-def _end(module: Module, node: ast.BinOp, begun: dict[str, Event]) -> tuple[int, int] | None:
+def _end(module: Module, node: ast.BinOp, begun: dict[str, SourceEvent]) -> tuple[int, int] | None:
     """Return where the second reading is: in the difference itself, or under a name."""
     if isinstance(node.left, ast.Call) and module.name_of(node.left.func) in CLOCKS:
         return _at(node.left)

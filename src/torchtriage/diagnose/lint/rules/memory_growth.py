@@ -12,7 +12,7 @@ Source: PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Loop, Module, Rule, Severity, names_in, text_of
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
 
 RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
 
@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
 
 
-def _list(module: Module, one: Assign, loop: Loop | None) -> Iterator[Hit]:
+def _list(module: Module, one: Assign, loop: SourceLoop | None) -> Iterator[Hit]:
     severity: Severity = "medium"
     if one.value.grad:
         if loop is not None and loop.function and not loop.trains and loop.function.has_backward:
@@ -70,7 +70,7 @@ def _adds_itself(one: Assign) -> bool:
     )
 
 
-def _renewed(loop: Loop, one: Assign) -> bool:
+def _renewed(loop: SourceLoop, one: Assign) -> bool:
     """Return whether the target starts afresh in each step."""
     if one.target in loop.cleared:
         return True
@@ -78,7 +78,7 @@ def _renewed(loop: Loop, one: Assign) -> bool:
     return loop.assigned.get(one.target, 0) > own
 
 
-def _is_trained(module: Module, one: Assign, loop: Loop | None) -> bool:
+def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
     """Return whether a backward pass runs on the target, or on what is computed from it."""
     last = one.target.rpartition(".")[2]
     for call in module.sent("backward", "manual_backward"):

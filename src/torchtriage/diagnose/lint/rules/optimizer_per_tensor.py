@@ -14,7 +14,17 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.core import fixes
-from torchtriage.diagnose.lint.base import Autofix, Call, Hit, Loop, Module, Rule, keyword, literal, replace_node
+from torchtriage.diagnose.lint.base import (
+    Autofix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceLoop,
+    keyword,
+    literal,
+    replace_node,
+)
 
 RULE = Rule(
     "LCH016", "optimizer-per-tensor", "launch", "The optimizer loops over parameters", "medium", over=("OPT040",)
@@ -44,7 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
             )
 
 
-def _optimizer(call: Call) -> Iterator[Hit]:
+def _optimizer(call: SourceCall) -> Iterator[Hit]:
     foreach, fused = keyword(call.node, "foreach"), keyword(call.node, "fused")
     if literal(fused) is True or literal(keyword(call.node, "differentiable")) is True:
         return
@@ -58,7 +68,7 @@ def _optimizer(call: Call) -> Iterator[Hit]:
         yield Hit(call.node, f"{call.attr} without fused=True: one kernel could update all parameters", severity="note")
 
 
-def _updates(module: Module, loop: Loop) -> bool:
+def _updates(module: Module, loop: SourceLoop) -> bool:
     if loop.comprehension or not isinstance(loop.node, ast.For) or not _over_params(module, loop):
         return False
     context = module.loop_contexts[loop]
@@ -84,7 +94,7 @@ def _updates(module: Module, loop: Loop) -> bool:
     return False
 
 
-def _over_params(module: Module, loop: Loop) -> bool:
+def _over_params(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop goes over parameters, alone or in pairs."""
     node = loop.node.iter  # type: ignore[union-attr]
     if loop.iterates.kind == "params":

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Loop, Module, Rule, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 
 RULE = Rule("LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium")
 
@@ -46,7 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
         yield Hit(node, f"the same operations run once for each row: {text_of(row)}")
 
 
-def _row(module: Module, loop: Loop) -> ast.expr | None:
+def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
     """Return an expression for one row inside the loop; None when it goes over none."""
     node = loop.node
     if isinstance(node, ast.While):
@@ -81,7 +81,7 @@ def _row(module: Module, loop: Loop) -> ast.expr | None:
     return None
 
 
-def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bool:
+def _is_made_a_batch(node: ast.AST, loop: SourceLoop, module: Module, name: str) -> bool:
     """Return whether a row gets back the dimension it lost: ``row.unsqueeze(0)``."""
     return any(
         (isinstance(item, ast.Attribute) and item.attr == "unsqueeze" and text_of(item.value) == name)
@@ -90,7 +90,7 @@ def _is_made_a_batch(node: ast.AST, loop: Loop, module: Module, name: str) -> bo
     )
 
 
-def _indexes(node: ast.AST, loop: Loop, module: Module, name: str, but: str = "") -> bool:
+def _indexes(node: ast.AST, loop: SourceLoop, module: Module, name: str, but: str = "") -> bool:
     """Return whether a name picks modules or weights of its own in each turn: no batch then."""
     return any(
         isinstance(item, ast.Subscript)
@@ -126,7 +126,7 @@ def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
     return None
 
 
-def _inside(node: ast.AST, loop: Loop, module: Module) -> Iterator[ast.AST]:
+def _inside(node: ast.AST, loop: SourceLoop, module: Module) -> Iterator[ast.AST]:
     if not loop.comprehension:
         for statement in node.body:  # type: ignore[attr-defined]
             yield from ast.walk(statement)
@@ -136,7 +136,7 @@ def _inside(node: ast.AST, loop: Loop, module: Module) -> Iterator[ast.AST]:
             yield from ast.walk(call.node)
 
 
-def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
+def _computes(module: Module, loop: SourceLoop, row: ast.expr) -> bool:
     """Return whether the row is computed with: it, or a name made of it, meets an operation."""
     made = {row.id} if isinstance(row, ast.Name) else set()
     wanted = text_of(row, 999)
@@ -159,13 +159,13 @@ def _computes(module: Module, loop: Loop, row: ast.expr) -> bool:
     return False
 
 
-def _is_gathered(call: Call, stacked: set[str]) -> bool:
+def _is_gathered(call: SourceCall, stacked: set[str]) -> bool:
     """Return whether what a call gives is put into a list that is made one tensor."""
     user = call.user
     return user is not None and user.attr == "append" and user.owner is not None and text_of(user.owner, 999) in stacked
 
 
-def _ragged(loop: Loop) -> bool:
+def _ragged(loop: SourceLoop) -> bool:
     """Return whether a turn cuts its row to a length of its own: ``row[: lengths[i]]``."""
     return any(
         isinstance(node, ast.Slice)
@@ -178,7 +178,7 @@ def _ragged(loop: Loop) -> bool:
     )
 
 
-def _carries(loop: Loop) -> bool:
+def _carries(loop: SourceLoop) -> bool:
     """Return whether a name is read before it is assigned in the same turn: a recurrence."""
     body = loop.node.body  # type: ignore[union-attr]
     assigned = {

@@ -13,7 +13,7 @@ Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Loop, Module, Rule, keyword
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword
 from torchtriage.diagnose.lint.torch_names import PROFILERS
 
 RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
@@ -45,20 +45,20 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "every operator of the loop inside is marked for nvtx")
 
 
-def _optional(call: Call) -> bool:
+def _optional(call: SourceCall) -> bool:
     """Return whether a setting decides: ``profile(enabled=args.profile)``, or unknown options."""
     return any(keyword.arg in (None, "enabled", "use_cuda") for keyword in call.node.keywords) or (
         call.name == "torch.autograd.profiler.profile" and bool(call.node.args)
     )
 
 
-def _inside(loop: Loop, node: ast.With | ast.AsyncWith) -> bool:
+def _inside(loop: SourceLoop, node: ast.With | ast.AsyncWith) -> bool:
     if loop.comprehension or isinstance(loop.node, ast.comprehension):
         return False
     return node.lineno <= loop.node.lineno <= (node.end_lineno or 0)
 
 
-def _long(loop: Loop) -> bool:
+def _long(loop: SourceLoop) -> bool:
     if loop.n_constant is not None and loop.n_constant <= MAX_STEPS:
         return False
     return loop.steps or any(True for call in loop.calls if call.steps)

@@ -11,7 +11,7 @@ Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Function, Hit, Loop, Module, Rule, names_in
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, SourceLoop, names_in
 
 RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
 
@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
     }
     inner = [loop for loop in module.loops if loop.outer is not None and _counts(module, loop)]
     reached = _reached(module) if inner else set()
-    done: set[Loop] = set()
+    done: set[SourceLoop] = set()
     for loop in inner:
         outer = loop.outer
         assert outer is not None
@@ -59,7 +59,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(node, "Python computes here element by element in every step")
 
 
-def _reached(module: Module) -> set[Function]:
+def _reached(module: Module) -> set[SourceFunction]:
     """Return the functions that steps call, some calls deep."""
     reached = {call.callee for call in module.calls if call.callee is not None and call.context.hot}
     for _ in range(_DEPTH - 1):
@@ -71,7 +71,7 @@ def _reached(module: Module) -> set[Function]:
     return reached
 
 
-def _rows_of(loop: Loop, rows: set[str]) -> bool:
+def _rows_of(loop: SourceLoop, rows: set[str]) -> bool:
     """Return whether a loop goes over host rows themselves, or counts them."""
     if isinstance(loop.node, ast.While):
         return False
@@ -88,7 +88,7 @@ def _rows_of(loop: Loop, rows: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in rows
 
 
-def _over(loop: Loop) -> set[str]:
+def _over(loop: SourceLoop) -> set[str]:
     """Return the names in what a loop goes over."""
     if isinstance(loop.node, ast.While):
         return set()
@@ -97,7 +97,7 @@ def _over(loop: Loop) -> set[str]:
     return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-def _counters(loop: Loop) -> set[str]:
+def _counters(loop: SourceLoop) -> set[str]:
     """Return the loop's own counters, of ``range`` and ``enumerate``."""
     node = loop.node
     if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.iter, ast.Call):
@@ -111,7 +111,7 @@ def _counters(loop: Loop) -> set[str]:
     return {target.id} if isinstance(target, ast.Name) else set()
 
 
-def _counts(module: Module, loop: Loop) -> bool:
+def _counts(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop computes with numbers, itself or in a function of the file."""
     if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
         return False
@@ -135,7 +135,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
     return isinstance(node, ast.Compare) and any(isinstance(item, _ORDER) for item in node.ops)
 
 
-def _indexes_array(module: Module, outer: Loop, inner: Loop) -> bool:
+def _indexes_array(module: Module, outer: SourceLoop, inner: SourceLoop) -> bool:
     """Return whether the inner loop picks single elements of an array by both counters."""
     if isinstance(inner.node, ast.comprehension):
         return False

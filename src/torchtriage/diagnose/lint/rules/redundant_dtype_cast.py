@@ -15,7 +15,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Function, Hit, Module, Rule, arguments, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import (
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    arguments,
+    keyword,
+    literal,
+    text_of,
+)
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "float64 where float32 would do", "low")
 
@@ -69,12 +80,12 @@ def find(module: Module) -> Iterator[Hit]:
                     yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
 
 
-def _names_double(module: Module, call: Call) -> bool:
+def _names_double(module: Module, call: SourceCall) -> bool:
     given = arguments(call.node)
     return any(_DOUBLE.match(module.name_of(item)) is not None for item in given)
 
 
-def _goes_to_host(call: Call) -> bool:
+def _goes_to_host(call: SourceCall) -> bool:
     """Return whether the number is read or written down, not computed with."""
     user = call.user
     while user is not None:
@@ -84,7 +95,7 @@ def _goes_to_host(call: Call) -> bool:
     return False
 
 
-def _cast(call: Call) -> bool:
+def _cast(call: SourceCall) -> bool:
     user = call.user
     while user is not None and user.attr in ("cuda", "to", *_CASTS):
         if user.attr != "cuda" and (user.attr != "to" or _says_dtype(user)):
@@ -93,13 +104,13 @@ def _cast(call: Call) -> bool:
     return False
 
 
-def _says_dtype(call: Call) -> bool:
+def _says_dtype(call: SourceCall) -> bool:
     if keyword(call.node, "dtype") is not None or len(call.node.args) > 1:
         return True
     return bool(call.node.args) and re.search(r"dtype|float|half|weight|\bx\b", text_of(call.node.args[0])) is not None
 
 
-def _width(module: Module, node: ast.expr, scope: Function | None, depth: int = 0) -> str:
+def _width(module: Module, node: ast.expr, scope: SourceFunction | None, depth: int = 0) -> str:
     """Return what is sure of an array's dtype: ``float64``, ``int``, ``number``, or nothing."""
     if depth > 8:
         return ""
@@ -137,7 +148,7 @@ def _is_count(node: ast.BinOp, sides: set[str]) -> bool:
     )
 
 
-def _made(module: Module, node: ast.Call, scope: Function | None, depth: int) -> str:
+def _made(module: Module, node: ast.Call, scope: SourceFunction | None, depth: int) -> str:
     name = module.name_of(node.func)
     dtype = keyword(node, "dtype")
     if dtype is not None:
@@ -173,7 +184,7 @@ def _made(module: Module, node: ast.Call, scope: Function | None, depth: int) ->
     return ""
 
 
-def _used_hot(module: Module, call: Call) -> bool:
+def _used_hot(module: Module, call: SourceCall) -> bool:
     """Return whether steps compute with the result: here, under its name, or after a return."""
     if call.context.hot:
         return True
@@ -190,7 +201,7 @@ def _used_hot(module: Module, call: Call) -> bool:
     return any(_in_steps(module, name, scope) for name, scope in names)
 
 
-def _outer(call: Call) -> ast.Call:
+def _outer(call: SourceCall) -> ast.Call:
     while call.user is not None and call.user.attr in ("cuda", "to", "view", "reshape"):
         call = call.user
     return call.node
@@ -203,7 +214,7 @@ def _target(module: Module, node: ast.Call) -> str:
     return ""
 
 
-def _in_steps(module: Module, name: str, scope: Function | None) -> bool:
+def _in_steps(module: Module, name: str, scope: SourceFunction | None) -> bool:
     """Return whether a loop of steps of this scope reads a name without casting it."""
     for loop in module.loops:
         if not loop.steps or loop.function is not scope or not isinstance(loop.node, ast.stmt):

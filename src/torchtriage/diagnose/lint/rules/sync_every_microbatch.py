@@ -10,7 +10,7 @@ Source: PyTorch documentation of ``DistributedDataParallel.no_sync``.
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Call, Fix, Hit, Module, Rule
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall
 from torchtriage.diagnose.lint.walk import is_optimizer_step
 
 RULE = Rule("COM038", "sync-every-microbatch", "comm", "Gradients are reduced after every micro-batch", "high")
@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "gradients are exchanged in every turn, used only in some")
 
 
-def _accumulates(backward: Call, step: Call) -> bool:
+def _accumulates(backward: SourceCall, step: SourceCall) -> bool:
     if step.context.loop is backward.context.loop:
         return step.context.modulo or (step.context.rare and not backward.context.rare)
     # an inner loop of micro-batches, the step after it

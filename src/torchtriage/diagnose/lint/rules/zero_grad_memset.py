@@ -11,7 +11,7 @@ Source: PyTorch performance tuning guide, "Optimize gradient zeroing".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Call, Fix, Hit, Module, Rule, keyword, literal, replace_node
+from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, keyword, literal, replace_node
 
 RULE = Rule("OPT040", "zero-grad-memset", "optim", "Gradients are filled with zeros instead of dropped", "low")
 
@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(node, "gradients are filled with zeros one by one", "zero_")
 
 
-def _of_grad(call: Call) -> bool:
+def _of_grad(call: SourceCall) -> bool:
     owner = call.owner
     return owner is not None and any(
         isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(owner)

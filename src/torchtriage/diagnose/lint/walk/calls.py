@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.abstract_values import (
     element,
     placed,
 )
-from torchtriage.diagnose.lint.facts import Call
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.heuristics import named_callee
 from torchtriage.diagnose.lint.walk.methods import method_call
@@ -38,7 +38,7 @@ def _call(walker: Walker, node: ast.Call) -> Value:
     func = node.func
     name, attr = "", ""
     receiver = UNKNOWN
-    call = Call(node, "", "", UNKNOWN, (), UNKNOWN, walker.context, user=walker.user)
+    call = SourceCall(node, "", "", UNKNOWN, (), UNKNOWN, walker.context, user=walker.user)
     saved, walker.user = walker.user, call
     if isinstance(func, ast.Attribute):
         attr = func.attr
@@ -71,7 +71,7 @@ def _call(walker: Walker, node: ast.Call) -> Value:
     return call.value
 
 
-def _pass_on(walker: Walker, call: Call) -> None:
+def _pass_on(walker: Walker, call: SourceCall) -> None:
     """Tell a function of the file what it is called with."""
     callee = call.callee = walker.callee(call.node)
     if callee is None or callee.given:
@@ -93,7 +93,7 @@ def _dotted(walker: Walker, node: ast.Attribute) -> str:
     return f"{imported}.{rest}" if imported and walker.lookup(root) is None else ""
 
 
-def _result(walker: Walker, call: Call) -> Value:
+def _result(walker: Walker, call: SourceCall) -> Value:
     """Return what a call gives, and take note of what it does to its loop and function."""
     if torch_names.BUILDER.match(call.attr) and not call.name.startswith("torch."):
         return Value("module", MAYBE if walker.module.uses_device else CPU)
@@ -106,7 +106,7 @@ def _result(walker: Walker, call: Call) -> Value:
     return invoke(walker, call) if call.receiver.kind in ("module", "callable") else UNKNOWN
 
 
-def _imported(walker: Walker, call: Call) -> Value:
+def _imported(walker: Walker, call: SourceCall) -> Value:
     name, node, given = call.name, call.node, list(call.arguments)
     if name in torch_names.CLOCKS:
         walker.event("clock", node)
@@ -142,7 +142,7 @@ def _imported(walker: Walker, call: Call) -> Value:
     return UNKNOWN
 
 
-def _plain(walker: Walker, call: Call) -> Value:
+def _plain(walker: Walker, call: SourceCall) -> Value:
     """Return what a call by a bare name gives: a builtin, a function or class of the file."""
     attr, node, given = call.attr, call.node, list(call.arguments)
     if attr in ("float", "int", "bool"):

@@ -6,7 +6,7 @@ import ast
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import A_MODULE, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
-from torchtriage.diagnose.lint.facts import Class, Function, is_step
+from torchtriage.diagnose.lint.facts import Class, SourceFunction, is_step
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.walk.heuristics import annotated, named
 from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
@@ -14,7 +14,7 @@ from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
 __all__ = ["STATEMENTS", "bind_parameters"]
 
 
-def bind_parameters(walker: Walker, function: Function, local: Env) -> None:
+def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> None:
     """Say what a function is given: by annotation, default, name, or its first caller."""
     args = function.node.args
     every = [*args.posonlyargs, *args.args]
@@ -119,7 +119,7 @@ def _define(
     outer = walker.function
     parts = [outer.qualname] if outer else []
     parts += [owner.name] if owner else []
-    function = Function(
+    function = SourceFunction(
         node.name,
         ".".join((*parts, node.name)),
         node,

@@ -6,14 +6,14 @@ import ast
 import re
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.facts import Assign, Call
+from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.walker import Walker
 
 __all__ = ["is_optimizer_step", "note_append", "note_backward", "note_optimizer_step"]
 
 
-def note_append(walker: Walker, call: Call) -> None:
+def note_append(walker: Walker, call: SourceCall) -> None:
     """Note what is kept: ``losses.append(loss)``, ``history["loss"].append(loss)``."""
     owner = call.owner
     if isinstance(owner, ast.Subscript):
@@ -24,7 +24,7 @@ def note_append(walker: Walker, call: Call) -> None:
         walker.module.assigns.append(Assign(call.node, call.attr, path, value, given, walker.context))
 
 
-def note_backward(walker: Walker, call: Call) -> None:
+def note_backward(walker: Walker, call: SourceCall) -> None:
     """Note that its loop, or a function without one, takes gradients."""
     walker.event("backward", call.node)
     if walker.function is not None:
@@ -44,7 +44,7 @@ def note_optimizer_step(walker: Walker) -> None:
         loop.optimizes = True
 
 
-def is_optimizer_step(call: Call) -> bool:
+def is_optimizer_step(call: SourceCall) -> bool:
     """Return whether ``x.step()`` is an optimizer's (or a gradient scaler's)."""
     if call.receiver.kind == "optimizer":
         return True

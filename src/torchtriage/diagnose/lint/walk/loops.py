@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
-from torchtriage.diagnose.lint.facts import Loop
+from torchtriage.diagnose.lint.facts import SourceLoop
 from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, ReadStatement, Walker
@@ -18,7 +18,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     walker.scopes.append({})
     for generator in node.generators:
         iterated = walker.eval(generator.iter)
-        loop = Loop(
+        loop = SourceLoop(
             generator, walker.context.loop, walker.function, iterated, path_of(generator.iter), comprehension=True
         )
         walker.module.loops.append(loop)
@@ -40,7 +40,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     return A_LIST
 
 
-def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: Loop) -> None:
+def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: SourceLoop) -> None:
     found = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
     loop.targets = frozenset(found)
     if value.of in ("enumerate", "zip") and value.items:
@@ -81,11 +81,11 @@ def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
 
 def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
     iterated = walker.eval(node.iter)
-    loop = Loop(node, walker.context.loop, walker.function, iterated, goes_over(node.iter))
+    loop = SourceLoop(node, walker.context.loop, walker.function, iterated, goes_over(node.iter))
     _enter(walker, loop, node)
 
 
-def _enter(walker: Walker, loop: Loop, node: ast.For | ast.AsyncFor | ast.While) -> None:
+def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.While) -> None:
     walker.module.loops.append(loop)
     walker.module.loop_contexts[loop] = walker.context
     saved = walker.context
@@ -105,7 +105,7 @@ def _enter(walker: Walker, loop: Loop, node: ast.For | ast.AsyncFor | ast.While)
 
 
 def _while(walker: Walker, node: ast.While) -> None:
-    loop = Loop(node, walker.context.loop, walker.function)
+    loop = SourceLoop(node, walker.context.loop, walker.function)
     _enter(walker, loop, node)
 
 

@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.abstract_values import (
     Value,
     placed,
 )
-from torchtriage.diagnose.lint.facts import Call
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import constructs, destination, is_self, moves, path_of
 from torchtriage.diagnose.lint.walk.effects import is_optimizer_step, note_append, note_backward, note_optimizer_step
 from torchtriage.diagnose.lint.walk.heuristics import named_callee
@@ -27,7 +27,7 @@ from torchtriage.diagnose.lint.walk.walker import Walker
 __all__ = ["method_call"]
 
 
-def method_call(walker: Walker, call: Call) -> Value:
+def method_call(walker: Walker, call: SourceCall) -> Value:
     """Return what ``x.method(...)`` gives."""
     attr, node, receiver = call.attr, call.node, call.receiver
     if attr == "backward" or attr == "manual_backward":
@@ -69,7 +69,7 @@ def method_call(walker: Walker, call: Call) -> Value:
     return UNKNOWN
 
 
-def _unknown_method(walker: Walker, call: Call) -> Value:
+def _unknown_method(walker: Walker, call: SourceCall) -> Value:
     attr, node, given = call.attr, call.node, list(call.arguments)
     if attr in ("append", "extend"):
         note_append(walker, call)
@@ -129,7 +129,7 @@ def _attribute_value(walker: Walker, func: ast.expr) -> Value:
     return known or named_callee(func.attr)
 
 
-def _tensor_method(walker: Walker, call: Call) -> Value:
+def _tensor_method(walker: Walker, call: SourceCall) -> Value:
     attr, node, receiver, given = call.attr, call.node, call.receiver, list(call.arguments)
     if attr in ("item", "tolist"):
         walker.event("wait", node)
@@ -182,7 +182,7 @@ def _tensor_method(walker: Walker, call: Call) -> Value:
     )
 
 
-def _moves_to_device(call: Call) -> bool:
+def _moves_to_device(call: SourceCall) -> bool:
     if call.attr == "type_as":
         return bool(call.arguments) and call.arguments[0].kind == "tensor"
     if moves(call.node):

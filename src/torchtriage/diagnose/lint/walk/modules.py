@@ -6,7 +6,7 @@ import ast
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, DEVICE, MAYBE, OUTPUT, PARAMETERS, UNKNOWN, Value, placed
-from torchtriage.diagnose.lint.facts import Call
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import literal, moves, path_of
 from torchtriage.diagnose.lint.walk.walker import Walker
 
@@ -38,7 +38,7 @@ def loss_of(walker: Walker, given: list[Value]) -> Value:
     )
 
 
-def invoke(walker: Walker, call: Call) -> Value:
+def invoke(walker: Walker, call: SourceCall) -> Value:
     """Return what calling a module or a compiled function gives."""
     receiver, given = call.receiver, list(call.arguments)
     path = path_of(call.node.func) if isinstance(call.node.func, ast.Name | ast.Attribute) else ""
@@ -63,7 +63,7 @@ def invoke(walker: Walker, call: Call) -> Value:
     return Value("tensor", device, grad=not walker.context.no_grad, of=OUTPUT)
 
 
-def module_method(walker: Walker, call: Call) -> Value:
+def module_method(walker: Walker, call: SourceCall) -> Value:
     """Return what a method of a module gives."""
     attr, node, receiver = call.attr, call.node, call.receiver
     if attr in ("to", "cuda"):
@@ -87,7 +87,7 @@ def module_method(walker: Walker, call: Call) -> Value:
     return invoke(walker, call) if torch_names.MODULE.match(attr) else UNKNOWN
 
 
-def _rebind(walker: Walker, call: Call, value: Value) -> None:
+def _rebind(walker: Walker, call: SourceCall, value: Value) -> None:
     """``model.cuda()`` as a statement changes the model itself."""
     owner = call.owner
     if isinstance(owner, ast.Name):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.facts import Context, Function, Module
+from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction
 from torchtriage.diagnose.lint.walk import calls, definitions, expressions, loops, statements, truth
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Waiting, Walker
@@ -47,7 +47,7 @@ def _in_order(pending: Iterable[Waiting]) -> deque[Waiting]:
     return deque([*first, *plain, *methods])
 
 
-def _read_function(walker: Walker, function: Function, scopes: list[Env]) -> None:
+def _read_function(walker: Walker, function: SourceFunction, scopes: list[Env]) -> None:
     local: Env = {}
     walker.scopes = [*scopes, local]
     walker.function = function
@@ -62,7 +62,7 @@ def _follow_calls(module: Module) -> None:
     for function in module.functions:
         for event in function.events:
             function.has_backward = function.has_backward or event.kind == "backward"
-    hot: list[Function] = []
+    hot: list[SourceFunction] = []
     for call in module.calls:
         callee = call.callee
         if callee is None:
@@ -85,6 +85,6 @@ def _follow_calls(module: Module) -> None:
         callee.called_hot = True
 
 
-def _loops_itself(module: Module, function: Function) -> bool:
+def _loops_itself(module: Module, function: SourceFunction) -> bool:
     """Return whether a function holds the loop of steps: then its own lines run per epoch."""
     return any(loop.function is function and loop.steps for loop in module.loops)

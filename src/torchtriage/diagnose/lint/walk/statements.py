@@ -8,7 +8,7 @@ from typing import Any
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, together
 from torchtriage.diagnose.lint.conditions import ends, is_rare, is_switch, takes_remainder
-from torchtriage.diagnose.lint.facts import Assign, Call
+from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.walk.heuristics import annotated
 from torchtriage.diagnose.lint.walk.truth import read_truth
@@ -32,7 +32,7 @@ def _assign(walker: Walker, node: ast.Assign) -> None:
         walker.target(target, value.but(of=path) if value.kind == "clock" else value)
 
 
-def _rename_clock(walker: Walker, call: Call) -> None:
+def _rename_clock(walker: Walker, call: SourceCall) -> None:
     for event in reversed(walker.events):
         if event.node is call.node:
             event.name = call.target

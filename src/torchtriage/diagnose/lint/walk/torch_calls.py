@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import AN_OPTIMIZER, CPU, DEVICE, HOST, MAYBE, UNKNOWN, Value, placed
-from torchtriage.diagnose.lint.facts import Call
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import flag, keyword, literal
 from torchtriage.diagnose.lint.walk.modules import note_compile
 from torchtriage.diagnose.lint.walk.walker import Walker
@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.walk.walker import Walker
 __all__ = ["torch_call"]
 
 
-def torch_call(walker: Walker, call: Call) -> Value:
+def torch_call(walker: Walker, call: SourceCall) -> Value:
     """Return what ``torch.name(...)`` gives."""
     name, node, given = call.name, call.node, list(call.arguments)
     last = name.rpartition(".")[2]
@@ -83,7 +83,7 @@ def torch_call(walker: Walker, call: Call) -> Value:
     )
 
 
-def _factory(walker: Walker, call: Call) -> Value:
+def _factory(walker: Walker, call: SourceCall) -> Value:
     node, given = call.node, call.arguments
     last = call.name.rpartition(".")[2]
     if last.endswith("_like"):

@@ -10,14 +10,14 @@ from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.conditions import is_rare, leaves
-from torchtriage.diagnose.lint.facts import Call, Class, Context, Event, Function, Module
+from torchtriage.diagnose.lint.facts import Class, Context, Module, SourceCall, SourceEvent, SourceFunction
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 from torchtriage.diagnose.lint.walk.prefilter import Relevance
 
 __all__ = ["Env", "ReadExpression", "ReadStatement", "Waiting", "Walker"]
 
 Env = dict[str, Value]
-Waiting = tuple[Function, list[Env]]
+Waiting = tuple[SourceFunction, list[Env]]
 
 _DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "Trainer", "parallel")
 # x.device names none: it follows another tensor. Each part begins with its letters and looks back
@@ -43,12 +43,12 @@ class Walker:
         self.module = Module(path, text, tree, uses_device)
         self.relevance = Relevance(text)
         self.aliases = self.module.aliases
-        self.by_name: dict[str, Function] = {}
+        self.by_name: dict[str, SourceFunction] = {}
         self.waiting: deque[Waiting] = deque()
         self.scopes: list[Env] = [{}]
-        self.function: Function | None = None
+        self.function: SourceFunction | None = None
         self.context = Context()
-        self.user: Call | None = None
+        self.user: SourceCall | None = None
         self._expressions, self._statements = expressions, statements
 
     # -- reading -------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ class Walker:
 
     def event(self, kind: str, node: ast.expr, name: str = "") -> None:
         """Note what timing rules ask for."""
-        self.events.append(Event(kind, node, name, self.context))
+        self.events.append(SourceEvent(kind, node, name, self.context))
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[SourceEvent]:
         """What timing rules need of the function that is read, or of the module's level."""
         return self.function.events if self.function else self.module.module_events
 
@@ -119,7 +119,7 @@ class Walker:
                 return value
         return None
 
-    def callee(self, node: ast.Call) -> Function | None:
+    def callee(self, node: ast.Call) -> SourceFunction | None:
         """Return the function of the file that is called."""
         func = node.func
         if isinstance(func, ast.Name):

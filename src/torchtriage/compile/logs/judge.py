@@ -11,10 +11,10 @@ from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.compile.logs.result import (
     COMPILE_SCHEMA,
     CompiledFunction,
-    CompilePhase,
     CompileResult,
     GraphBreak,
     Inductor,
+    LogPhase,
     Process,
     Recompile,
 )
@@ -149,7 +149,7 @@ def _first(
     return f"{first[0].upper()}{first[1:]}."
 
 
-def _second(processes: Sequence[Process], phases: Sequence[CompilePhase]) -> str:
+def _second(processes: Sequence[Process], phases: Sequence[LogPhase]) -> str:
     counted = [process.n_compiles for process in processes if process.n_compiles is not None]
     if not counted:
         return "A text log tells neither how much was compiled nor how long it took."

@@ -13,7 +13,6 @@ from torchtriage.core.finding import Crash, Finding, Fix, Frame, NotChecked, Not
 __all__ = [
     "COMPILE_SCHEMA",
     "Cache",
-    "CompilePhase",
     "CompileResult",
     "CompiledFunction",
     "Count",
@@ -23,6 +22,7 @@ __all__ = [
     "Inductor",
     "Joined",
     "LogCoverage",
+    "LogPhase",
     "PassStage",
     "PhaseSpan",
     "Process",
@@ -181,7 +181,7 @@ class CompiledFunction:
 
 
 @dataclass(frozen=True)
-class CompilePhase:
+class LogPhase:
     """Compile time by what it was for; ``self_ms`` of all phases add up to all marks' time."""
 
     name: str
@@ -322,7 +322,7 @@ class CompileResult:
     n_inlined: int
     inlined: tuple[Frame, ...]
     guards: Guards
-    phases: tuple[CompilePhase, ...]
+    phases: tuple[LogPhase, ...]
     inductor: Inductor
     divergence: tuple[str, ...]
     findings: tuple[Finding, ...]

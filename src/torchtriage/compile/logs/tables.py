@@ -23,12 +23,12 @@ from torchtriage.compile.logs.process_log import (
 from torchtriage.compile.logs.result import (
     Cache,
     CompiledFunction,
-    CompilePhase,
     Count,
     GraphBreak,
     Guards,
     Inductor,
     LogCoverage,
+    LogPhase,
     PassStage,
     PhaseSpan,
     Process,
@@ -373,7 +373,7 @@ def guards_of(logs: Sequence[ProcessLog]) -> Guards:
     )
 
 
-def phases_of(logs: Sequence[ProcessLog]) -> list[CompilePhase]:
+def phases_of(logs: Sequence[ProcessLog]) -> list[LogPhase]:
     """Return compile time by what it was for; the rows add up to all marks."""
     marks: dict[str, Total] = defaultdict(Total)
     for log in logs:
@@ -389,7 +389,7 @@ def phases_of(logs: Sequence[ProcessLog]) -> list[CompilePhase]:
         self_ns = sum(total.self_ns for _, total in inside)
         if inside:
             longest = tuple((name, total.count, _ms(total.self_ns)) for name, total in inside[:20])
-            rows.append(CompilePhase(phase, _ms(self_ns), round(self_ns / whole, 6), longest))
+            rows.append(LogPhase(phase, _ms(self_ns), round(self_ns / whole, 6), longest))
     return rows
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from torchtriage.core.source.flow import Edge, Flow, FlowBuilder, Loop, Site
+from torchtriage.core.source.flow import Edge, Flow, FlowBuilder, LoopFlow, Site
 from torchtriage.core.source.functions import COMPREHENSIONS, Function
 from torchtriage.core.source.operators import (
     BINARY,
@@ -433,7 +433,7 @@ class _Builder(FlowBuilder):
                 self.flow.leaves.append(head)
                 self.flow.entries.append((head, node.iter.lineno))
             after = self.state()
-            self.loops.append(Loop(head, after))
+            self.loops.append(LoopFlow(head, after))
             self.skip(self.body(node.body, self.unpacked(node.target, begun)), head)
             self.loops.pop()
             self.skip(self.body(node.orelse, head), after)
@@ -442,7 +442,7 @@ class _Builder(FlowBuilder):
             head = self.join(at)
             after = self.state()
             tested = self.test(node.test, head)
-            self.loops.append(Loop(head, after))
+            self.loops.append(LoopFlow(head, after))
             self.skip(self.body(node.body, tested), head)
             self.loops.pop()
             endless = isinstance(node.test, ast.Constant) and bool(node.test.value)

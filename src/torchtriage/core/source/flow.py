@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Edge", "Flow", "FlowBuilder", "Loop", "Site"]
+__all__ = ["Edge", "Flow", "FlowBuilder", "LoopFlow", "Site"]
 
 MAX_STATES = 20_000
 """Beyond, a body is generated code; nobody reads its lines."""
@@ -71,7 +71,7 @@ class Flow:
 
 
 @dataclass
-class Loop:
+class LoopFlow:
     """A loop that is open: the state before each round, and the one after the last."""
 
     again: int
@@ -83,7 +83,7 @@ class FlowBuilder:
 
     def __init__(self, first_line: int) -> None:
         self.flow = Flow(skips=[[], []], lines=[first_line] * 2)
-        self.loops: list[Loop] = []
+        self.loops: list[LoopFlow] = []
         self.handlers: list[list[int]] = []
         self.line = first_line
 

@@ -12,7 +12,7 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.column_builder import is_row
 from torchtriage.core.trace.columns import Trace
-from torchtriage.core.trace.event_numbers import NO_TIME_NS, Times
+from torchtriage.core.trace.event_numbers import NO_TIME_NS, ExactTimes
 from torchtriage.core.trace.event_types import EventRow
 from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
 from torchtriage.core.trace.input import open_source
@@ -64,7 +64,7 @@ def _read_rows(trace: Trace, index: int) -> list[bytes]:
     for chunk in _read_chunk(trace, offset, size, is_last=index + 1 == len(chunks)):
         kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
         rows = [event for event in chunk.events if isinstance(event, EventRow) and is_row(event)]
-        found_ns = Times(chunk).starts(rows)
+        found_ns = ExactTimes(chunk).starts(rows)
         if [elide(row.name, LONGEST) for row in rows] == names and (
             (found_ns == start_ns) | (found_ns == NO_TIME_NS)
         ).all():

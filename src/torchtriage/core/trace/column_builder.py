@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
 from torchtriage.core.trace.engine import find_engine
-from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, Times, int64_of
+from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, ExactTimes, int64_of
 from torchtriage.core.trace.event_types import (
     ARROWS,
     CATEGORIES,
@@ -165,7 +165,7 @@ class ColumnBuilder:
     def add(self, chunk: Chunk) -> None:
         """Append a chunk's events to the columns."""
         events = chunk.events
-        times = Times(chunk)
+        times = ExactTimes(chunk)
         kinds = Counter(map(type, events))
         for kind, n in kinds.items():
             if kind not in ARROWS:
@@ -183,7 +183,7 @@ class ColumnBuilder:
         if rows:
             self._add_rows(rows, times, by_category=chunk.by_category)
 
-    def _sort_out(self, events: list[Event], times: Times) -> list[Any]:
+    def _sort_out(self, events: list[Event], times: ExactTimes) -> list[Any]:
         """Return the events that become rows; take what the others say."""
         rows: list[Any] = []
         memory: list[Instant | KnownInstant] = []
@@ -235,7 +235,7 @@ class ColumnBuilder:
         if text is not None:
             self._labels[event.name, str(event.pid), str(event.tid)] = elide(text_of(text), LONGEST)
 
-    def _add_rows(self, rows: list[Any], times: Times, *, by_category: bool) -> None:
+    def _add_rows(self, rows: list[Any], times: ExactTimes, *, by_category: bool) -> None:
         n = len(rows)
         names, cats, lanes = self._names, self._cats, self._lanes
         start, dur = times.starts(rows), times.durations(rows)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.events import Chunk
 
-__all__ = ["NO_DUR_NS", "NO_TIME_NS", "Times", "int64_of"]
+__all__ = ["NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "int64_of"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
@@ -33,7 +33,7 @@ def int64_of(values: list[Any]) -> NDArray[np.int64]:
         return np.array([whole(value) for value in values], np.int64)
 
 
-class Times:
+class ExactTimes:
     """Times of a chunk's events in ns, through doubles only where that is exact."""
 
     def __init__(self, chunk: Chunk) -> None:

@@ -8,7 +8,7 @@
         one.low_ns, one.high_ns           # saving per steady step (or per window without steps)
 """
 
-from torchtriage.diagnose.replay.critical import CriticalPath, PathPiece, critical_path
+from torchtriage.diagnose.replay.critical import CriticalPath, CriticalPiece, critical_path
 from torchtriage.diagnose.replay.edits import Edit, EditKind
 from torchtriage.diagnose.replay.predict import ReplayModel, ReplayPrediction, Scenario, model
 from torchtriage.diagnose.replay.quality import Quality
@@ -16,9 +16,9 @@ from torchtriage.diagnose.replay.what_if import WhatIf, parse_what_if
 
 __all__ = [
     "CriticalPath",
+    "CriticalPiece",
     "Edit",
     "EditKind",
-    "PathPiece",
     "Quality",
     "ReplayModel",
     "ReplayPrediction",

@@ -17,7 +17,7 @@ from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.predict import model
 from torchtriage.diagnose.replay.quality import binding, critical_nodes
 
-__all__ = ["WHATS", "CriticalPath", "PathPiece", "What", "critical_path"]
+__all__ = ["WHATS", "CriticalPath", "CriticalPiece", "What", "critical_path"]
 
 Ints = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ WHY: dict[int, str] = {
 
 
 @dataclass(frozen=True)
-class PathPiece:
+class CriticalPiece:
     """A stretch of the critical path on one lane.
 
     ``lane`` : index into ``trace.lanes``, -1 for what no lane shows (a loader's workers).
@@ -88,11 +88,11 @@ class CriticalPath:
         return len(self.lane)
 
     @cached_property
-    def pieces(self) -> tuple[PathPiece, ...]:
+    def pieces(self) -> tuple[CriticalPiece, ...]:
         """Every piece, with its events."""
         return tuple(self.piece(index) for index in range(len(self)))
 
-    def piece(self, index: int) -> PathPiece:
+    def piece(self, index: int) -> CriticalPiece:
         """Return one piece, with its events."""
         lane, kind = int(self.lane[index]), WHATS[int(self.kind[index])]
         start, end = int(self.begin_ns[index]), int(self.finish_ns[index])
@@ -104,7 +104,7 @@ class CriticalPath:
         rows = distinct(rows)
         longest = np.argsort(-self.trace.dur_ns[rows], kind="stable")[:MAX_ROWS]
         cause = int(self.cause[index])
-        return PathPiece(
+        return CriticalPiece(
             lane, self.label(lane), start, end, tuple(rows[longest].tolist()), kind, WHY[cause] if cause >= 0 else ""
         )
 

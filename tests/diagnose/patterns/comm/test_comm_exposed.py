@@ -82,7 +82,7 @@ def test_high_is_all_that_is_exposed():
     assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.2)
     assert claim.evidence["n_collectives_per_step"] == 1
     assert claim.evidence["top_exposed_ms_per_step"] == {"allreduce": pytest.approx(0.2)}
-    assert "cannot tell apart" in claim.evidence["waiting_for_other_ranks"]
+    assert "cannot attribute" in claim.evidence["waiting_for_other_ranks"]
 
 
 def test_only_the_exposed_part_is_claimed():

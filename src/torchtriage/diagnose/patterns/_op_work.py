@@ -25,6 +25,7 @@ class Work(NamedTuple):
     for, or else with the calls that launched them.
     """
 
+    trace: Trace
     rows: Ints
     op: Ints
     free: Floats
@@ -44,6 +45,12 @@ class Work(NamedTuple):
         """The time per step and its share, as a message says it."""
         return f"{format_ns(self.per_step_ns)}, {format_share(self.share)} of {self.of}"
 
+    @property
+    def n_per_step(self) -> float:
+        """The number of rows per step."""
+        steps = self.trace.steps
+        return steps.mean_count(steps.of_work(self.rows) if self.trace.devices else steps.of_host(self.rows))
+
     def claim(
         self,
         message: str,
@@ -51,23 +58,40 @@ class Work(NamedTuple):
         *,
         method: str,
         evidence: dict[str, Any],
-        anchor: int,
+        low: float | Floats | None = None,
+        high: float | Floats = 1.0,
+        anchor: int | None = None,
         certainty: Certainty = "likely",
         fix: Fix | None = None,
     ) -> Claim:
-        """Return the claim on work that need not be done; at the low end, what the queue can make up for."""
+        """Return the claim that the work need not be done, or that ``low`` to ``high`` of it can go.
+
+        The low end counts no more than what the queue cannot make up for. Without an ``anchor`` the
+        operator of the longest row stands for the finding.
+        """
+        gain_low: float | Floats = self.free
+        if low is None:
+            edit = Edit("drop", self.gone)
+        else:
+            gain_low = np.minimum(low, self.free) if np.any(low) else 0.0
+            edit = Edit("shrink", self.rows, factor=1 - low, best=1 - high)
+        if anchor is None:
+            longest = np.argmax(self.trace.dur_ns[self.rows])
+            anchor = int(self.op[longest] if self.op[longest] >= 0 else self.rows[longest])
         return Claim(
             message=message,
             certainty=certainty,
             rows=self.rows,
             spans=self.spans,
-            gain_low=self.free,
+            gain_low=gain_low,
+            gain_high=high,
             time_class=self.time_class,
+            basis="bounded" if low is None else "modelled",
             method=method,
             evidence={**self.evidence(what), **evidence},
             anchor=anchor,
             fix=fix,
-            edits=(Edit("drop", self.gone),),
+            edits=(edit,),
         )
 
     def evidence(self, what: str) -> dict[str, float]:
@@ -132,12 +156,11 @@ def _work(
     trace: Trace, rows: Ints, op: Ints, free: Floats, whole_ns: int, time_class: Literal["compute", "host"], gone: Ints
 ) -> Work | None:
     spans = trace.spans_of(rows)
-    judged = intervals.intersect(intervals.union(spans), trace.steps.judged)
-    took_ns = intervals.length(judged)
+    took_ns = trace.steps.judged_ns(spans)
     if not took_ns or not whole_ns:
         return None
     per_step_ns = took_ns / trace.steps.n_steady
-    return Work(rows, op, free, per_step_ns, took_ns / whole_ns, spans, time_class, gone)
+    return Work(trace, rows, op, free, per_step_ns, took_ns / whole_ns, spans, time_class, gone)
 
 
 def queued_share(trace: Trace, device: Device, at: NDArray[np.integer]) -> Floats:

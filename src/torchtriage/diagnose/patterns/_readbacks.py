@@ -10,8 +10,9 @@ from functools import lru_cache
 import numpy as np
 
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import call_sites, frame_around, recurs
-from torchtriage.diagnose.patterns.base import Claim, Edit, Ints, Kind, Mask, Trace, aten, given, most_frequent
+from torchtriage.diagnose.patterns.base import Claims, Edit, Ints, Kind, Mask, Trace, aten, given, most_frequent
 
 SCALAR_OPS = aten("item is_nonzero _local_scalar_dense _linalg_check_errors one_hot equal")
 SHAPE_OPS = aten("nonzero masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave")
@@ -86,8 +87,8 @@ def bulk_reads(trace: Trace) -> tuple[Ints, Ints]:
 
 def claim_reads(
     trace: Trace, index: Ints, holder: Ints, *, message: str, method: str, what: str, whole: bool = True
-) -> Claim | None:
-    """Return the claim on the idle time these waits cause, None if they do not recur or cost.
+) -> Claims:
+    """Yield the claim on the idle time these waits cause, if they recur and cost anything.
 
     ``message`` may use the fields ``times``, ``wait``, ``idle`` and ``ops``. ``what`` : what the
     waits are in the evidence, in the plural. ``whole`` : the holders go with the waits, so that
@@ -95,14 +96,14 @@ def claim_reads(
     """
     waits, steps = trace.waits, trace.steps
     if not len(index) or not recurs(trace, waits.row[index]):
-        return None
+        return
     begin, end = waits.start_ns.copy(), waits.end_ns.copy()
     if whole:
         begin[index] = np.minimum(begin[index], trace.start_ns[holder])
         end[index] = np.maximum(end[index], trace.end_ns[holder])
     spans, low, high = waits.stake(index, begin, end)
     if not len(spans):
-        return None
+        return
     step_of = steps.of_host(waits.row[index])
     steady = index[steps.in_steady(step_of)]
     n_reads = steps.median_count(step_of)
@@ -112,16 +113,16 @@ def claim_reads(
     ops = most_frequent(trace, holder)
     worst = int(index[np.argmax(waits.bubble_ns[index])])
     times = "once" if n_reads == 1 else format_count(n_reads, "time")
-    return Claim(
-        message=message.format(
+    yield host_claim(
+        trace,
+        message.format(
             times=f"{times} {steps.per}", wait=format_ns(wait_ns), idle=format_ns(idle_ns), ops=", ".join(ops)
         ),
+        waits.row[index],
+        spans,
         certainty="likely" if steps.n_steady >= 2 or n_reads >= MANY else "hint",
-        rows=waits.row[index],
-        spans=spans,
         gain_low=low,
         gain_high=high,
-        time_class="idle",
         method=method,
         evidence={
             f"n_{what}_per_step": n_reads,
@@ -129,7 +130,6 @@ def claim_reads(
             "wait_ms_per_step": ms(wait_ns),
             "ops": ops,
             **given(call_sites=call_sites(trace, waits.row[index])),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(waits.row[worst]),
         edits=(Edit("unblock", waits.row[index]), *([Edit("shrink", holder, factor=1.0, best=0.0)] if whole else [])),

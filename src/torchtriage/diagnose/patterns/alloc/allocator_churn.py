@@ -17,8 +17,9 @@ import numpy as np
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.allocator_calls import allocator_calls, idle_behind, outside_capture
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns.alloc.empty_cache_in_loop import emptied
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
 
 PATTERN = Pattern.of(
     __name__,
@@ -53,8 +54,7 @@ def find(trace: Trace) -> Claims:
     if steps.n_steady < 2:
         return  # first use and churn look alike in a single step
     mallocs, frees = allocator_calls(trace)
-    rows = np.flatnonzero(mallocs | frees)
-    rows = outside_capture(trace, rows)
+    rows = outside_capture(trace, np.flatnonzero(mallocs | frees))
     rows = rows[steps.in_steady(steps.of_host(rows))]
     _, given_back = emptied(trace)
     rows = rows[~np.isin(rows, given_back)]
@@ -86,17 +86,15 @@ def find(trace: Trace) -> Claims:
         evidence["peak_reserved_bytes"] = int(trace.memory.reserved_bytes[on_device].max())
     if trace.origin.memory_bytes:
         evidence["device_memory_bytes"] = trace.origin.memory_bytes
-    evidence["profiler_inflation"] = trace.origin.inflation
-    yield Claim(
-        message=f"{format_count(n_mallocs, 'allocation')} and {format_count(n_frees, 'free')} {steps.per} go to the"
-        f" device and take {format_ns(host_ns / steps.n_steady)} of the host",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=share / trace.origin.inflation,
+    yield host_claim(
+        trace,
+        f"{format_count(n_mallocs, 'allocation')} and {format_count(n_frees, 'free')} {steps.per} go to the device and"
+        f" take {format_ns(host_ns / steps.n_steady)} of the host",
+        rows,
+        spans,
+        gain=share,
         gain_high=share,
         anchor=trace.longest(rows),
-        time_class="idle",
         method="device idle before launches that allocator calls delayed, by at most their time",
         evidence=evidence,
         fix=_FIX_OFF if uncached else FIX,
@@ -108,9 +106,5 @@ def _n_retries(trace: Trace, rows: Ints, mallocs: Mask, frees: Mask) -> int:
     """Return how many ops hold two mallocs with at least two frees between."""
     op = trace.tree.nearest(rows, trace.kind == Kind.OP)
     rows, op = rows[op >= 0], op[op >= 0]
-    if not len(rows):
-        return 0
-    _, inverse = np.unique(op, return_inverse=True)
-    n_mallocs = np.bincount(inverse, weights=mallocs[rows])
-    n_frees = np.bincount(inverse, weights=frees[rows])
+    n_mallocs, n_frees = (np.bincount(op, weights=calls[rows]) for calls in (mallocs, frees))
     return int(((n_mallocs >= 2) & (n_frees >= 2)).sum())

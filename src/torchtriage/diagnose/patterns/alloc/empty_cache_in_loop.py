@@ -17,7 +17,8 @@ import numpy as np
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.allocator_calls import allocator_calls, idle_behind, outside_capture
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
 
 PATTERN = Pattern.of(
     __name__, "MEM028", "The allocator's cache is emptied inside the loop", order=321, needs="device runtime steps"
@@ -46,14 +47,12 @@ def emptied(trace: Trace) -> tuple[Ints, Ints]:
     least = MIN_STEPS if trace.has_stacks else MIN_STEPS_BURST
     if steps.n_steady < 2 or len(calls) < 2 or steps.share_of_steps(step_of) < least:
         return none, none
-    if trace.has_stacks:
-        emptied = trace.mask_of(calls)
-        freed = np.flatnonzero(frees)
-        inner = trace.frames.at(trace.lane[freed], trace.start_ns[freed])
-        freed = freed[np.append(trace.frames.under(emptied) | emptied, False)[inner]]
-    else:
-        freed = calls
-    return calls, freed
+    if not trace.has_stacks:
+        return calls, calls
+    emptied = trace.mask_of(calls)
+    freed = np.flatnonzero(frees)
+    inner = trace.frames.at(trace.lane[freed], trace.start_ns[freed])
+    return calls, freed[np.append(trace.frames.under(emptied) | emptied, False)[inner]]
 
 
 def find(trace: Trace) -> Claims:
@@ -69,7 +68,7 @@ def find(trace: Trace) -> Claims:
     host_ns = int(trace.dur_ns[host].sum())
     n_freed = int(steps.in_steady(steps.of_host(freed)).sum())
     share_of_steps = steps.share_of_steps(steps.of_host(calls))
-    evidence = {
+    evidence: dict[str, float | str] = {
         "host_ms_per_step": ms(host_ns / steps.n_steady),
         "share_of_steady_steps": round(share_of_steps, 6),
         "n_frees_per_step": round(n_freed / steps.n_steady, 2),
@@ -79,24 +78,21 @@ def find(trace: Trace) -> Claims:
     if trace.has_stacks:
         what = "empty_cache() runs"
         evidence["n_calls_per_step"] = round(len(calls) / steps.n_steady, 2)
-    yield Claim(
-        message=f"{what} in {format_share(share_of_steps)} of the steady steps:"
+    evidence["seen_by"] = "Python frame" if trace.has_stacks else "burst of frees outside operators"
+    yield host_claim(
+        trace,
+        f"{what} in {format_share(share_of_steps)} of the steady steps:"
         f" {format_count(n_freed / steps.n_steady, 'free')} and the"
         f" {format_count(len(again) / steps.n_steady, 'allocation')} that follow take"
         f" {format_ns(host_ns / steps.n_steady)} of the host {steps.per}",
+        distinct(np.concatenate([calls, host])),
+        spans,
         certainty="certain" if trace.has_stacks else "likely",
-        rows=distinct(np.concatenate([calls, host])),
-        spans=spans,
-        gain_low=share / trace.origin.inflation,
+        gain=share,
         gain_high=share,
         anchor=int(calls[0]),
-        time_class="idle",
         method="device idle before the launches that these calls delayed, by at most their time",
-        evidence={
-            **evidence,
-            "seen_by": "Python frame" if trace.has_stacks else "burst of frees outside operators",
-            "profiler_inflation": trace.origin.inflation,
-        },
+        evidence=evidence,
         edits=(Edit("drop", host),),
     )
 

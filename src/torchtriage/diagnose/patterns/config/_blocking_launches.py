@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.units import format_share, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Trace
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Kind, Trace
 
 _FIX_BLOCKING = Fix(
     text="Unset the variable that makes launches block.",
@@ -30,21 +30,17 @@ def claim_blocking(trace: Trace) -> Claims:
     share = float(finished.mean())
     if share < MIN_FINISHED:
         return
-    judged = trace.steps.judged
-    idle_ns = intervals.length(intervals.intersect(device.host_late, judged))
-    busy_ns = intervals.length(intervals.intersect(device.busy, judged))
-    idle_ns = max(idle_ns, 1)
-    yield Claim(
-        message=f"{format_share(share)} of {len(rows):,} kernels have finished when their launch call returns:"
-        " launches block",
+    idle_ns = max(trace.steps.judged_ns(device.host_late), 1)
+    busy_ns = trace.steps.judged_ns(device.busy)
+    yield host_claim(
+        trace,
+        f"{format_share(share)} of {len(rows):,} kernels have finished when their launch call returns: launches block",
+        rows,
+        device.host_late,
         certainty="certain",
-        rows=rows,
-        spans=device.host_late,
         # host and device side by side take as long as the longer of the two
         gain_low=min(busy_ns, idle_ns / trace.origin.inflation) / idle_ns,
         gain_high=min(busy_ns / idle_ns, 1.0),
-        anchor=int(rows[0]),
-        time_class="idle",
         basis="modelled",
         method="host-late idle time, as far as device work can hide the host",
         evidence={
@@ -53,7 +49,6 @@ def claim_blocking(trace: Trace) -> Claims:
             "gpu_idle_ms_per_step": ms(idle_ns / trace.steps.n_steady),
             "gpu_busy_ms_per_step": ms(busy_ns / trace.steps.n_steady),
             "mode": "blocking launches",
-            "profiler_inflation": trace.origin.inflation,
         },
         fix=_FIX_BLOCKING,
         always=True,

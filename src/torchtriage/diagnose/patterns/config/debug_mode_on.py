@@ -19,16 +19,12 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.config._blocking_launches import claim_blocking
 
 PATTERN = Pattern.of(
-    __name__,
-    "CFG044",
-    "A debug mode is switched on",
-    order=200,
-    needs="",
-    suppresses=("SYN001", "SYN003", "LCH014", "HST020"),
+    __name__, "CFG044", "A debug mode is switched on", order=200, suppresses=("SYN001", "SYN003", "LCH014", "HST020")
 )
 FIX = Fix(
     text="Switch anomaly detection off once the NaN is found.",
@@ -62,8 +58,7 @@ def _anomaly(trace: Trace) -> Claims:
     if n_nodes < MIN_NODES or not check.any():
         return
     checks = np.flatnonzero(check & trace.tree.under(node))
-    owners = trace.tree.nearest(checks, node)
-    n_checked = len(distinct(owners))
+    n_checked = len(distinct(trace.tree.nearest(checks, node)))
     if n_checked < MIN_CHECKED * n_nodes:
         return
     # the checks stand directly under the node; what the gradient formula itself does stands deeper
@@ -77,33 +72,28 @@ def _anomaly(trace: Trace) -> Claims:
     if trace.devices:
         idle = trace.devices[0].idle
         spans, extra = intervals.intersect(spans, idle), intervals.intersect(extra, idle)
-    tracing_edit = Edit("drop", traces)
+    gone = Edit("drop", traces)
     if share != 1.0:
-        tracing_edit = Edit("shrink", traces, factor=1.0 - share * LEAST_TRACE, best=1.0 - share)
-    host_ns = trace.steps.judged_ns(own)
-    yield Claim(
-        message=(
-            f"anomaly detection checks {n_checked:,} of {format_count(n_nodes, 'backward node')} for NaN and takes"
-            f" the host {format_ns(host_ns / trace.steps.n_steady)} {trace.steps.per}"
-            + ("" if share == 1.0 else ", stack traces not counted")
-        ),
+        gone = Edit("shrink", traces, factor=1.0 - share * LEAST_TRACE, best=1.0 - share)
+    host_ns = trace.steps.judged_ns(own) / trace.steps.n_steady
+    yield host_claim(
+        trace,
+        f"anomaly detection checks {n_checked:,} of {format_count(n_nodes, 'backward node')} for NaN and takes the host"
+        f" {format_ns(host_ns)} {trace.steps.per}" + ("" if share == 1.0 else ", stack traces not counted"),
+        checks,
+        np.concatenate([spans, extra]),
         certainty="certain",
-        rows=checks,
-        spans=np.concatenate([spans, extra]),
         gain_low=np.repeat([1 / trace.origin.inflation, 0.0], [len(spans), len(extra)]),
         gain_high=np.repeat([1.0, share], [len(spans), len(extra)]),
-        anchor=int(checks[0]),
-        time_class="idle" if trace.devices else "host",
         method="host time of checks and stack traces" + (" while the device idles" if trace.devices else ""),
         evidence={
-            "host_ms_per_step": ms(host_ns / trace.steps.n_steady),
+            "host_ms_per_step": ms(host_ns),
             "n_checked_nodes": n_checked,
             "n_backward_nodes": n_nodes,
             "mode": "anomaly detection",
-            "profiler_inflation": trace.origin.inflation,
         },
         always=True,
-        edits=(Edit("drop", direct), tracing_edit),
+        edits=(Edit("drop", direct), gone),
     )
 
 
@@ -117,8 +107,7 @@ def _stack_traces(trace: Trace, node: Mask) -> tuple[Ints, float]:
         return np.flatnonzero(formats & ~trace.frames.under(formats)), 1.0
     is_op = trace.kind == Kind.OP
     rows = np.flatnonzero(is_op & ~node & ~trace.tree.under(is_op) & (trace.key >= 0))
-    spans = trace.spans_of(rows)
-    total = intervals.length(intervals.union(spans))
+    total = intervals.length(trace.time_of(rows))
     # nodes that only accumulate a gradient have a trace of their own, too
     n_traces = int((is_op & trace.matching(_NODE)).sum())
     return rows, min(TRACE_NS * n_traces / max(total, 1), 0.99)

@@ -52,5 +52,4 @@ def find(trace: Trace) -> Claims:
         what="fill",
         method="time of the fills; low: what of it the queue can make up for",
         evidence={"n_fills_per_step": count},
-        anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),
     )

@@ -1,12 +1,14 @@
 """Operators on float64 tensors."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
-from torchtriage.diagnose.patterns.base import Certainty, Claim, Edit, Fix, Kind, Mask, Trace
+from torchtriage.diagnose.patterns.base import Claim, Edit, Fix, Kind, Trace, most_frequent
 
 _FIX_DOUBLE = Fix(
     text="Make constants and inputs float32 where they are created.",
@@ -40,48 +42,31 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
         return None
     product = trace.matching(_PRODUCTS)
     product |= trace.tree.above(product)
-    mine = product[work.op]
     high = np.full(len(work.rows), OF_DOUBLE[1])
     if trace.origin.capability in CONSUMER:
-        high[mine] = CONSUMER_GAIN
-    names, count = np.unique(trace.name[work.op], return_counts=True)
-    top = [trace.names[names[row]] for row in np.argsort(-count, kind="stable")[:5].tolist()]
-    whole = _all_double(trace, inside)
+        high[product[work.op]] = CONSUMER_GAIN
+    products = np.flatnonzero(trace.matching(_PRODUCTS) & is_op)
+    dur = trace.dur_ns[products]
+    whole = bool(dur[inside[products]].sum() >= ALL_DOUBLE * max(int(dur.sum()), 1))
     example = inputs_of(trace, work.op[[int(np.argmax(trace.dur_ns[work.rows]))]])[0][0]
-    certainty: Certainty = "hint" if whole else "likely"
-    return Claim(
-        message=(
-            f"operators on float64 tensors take {format_ns(work.per_step_ns)} {trace.steps.per},"
-            f" {format_share(work.share)} of {work.of}" + ("; the whole program computes in float64" if whole else "")
-        ),
-        certainty=certainty,
-        rows=work.rows,
-        spans=work.spans,
-        gain_low=np.minimum(OF_DOUBLE[0], work.free),
-        gain_high=high,
-        time_class=work.time_class,
-        basis="modelled",
+    claim = work.claim(
+        f"operators on float64 tensors take {format_ns(work.per_step_ns)} {trace.steps.per},"
+        f" {format_share(work.share)} of {work.of}" + ("; the whole program computes in float64" if whole else ""),
+        "float64",
+        certainty="hint" if whole else "likely",
+        low=OF_DOUBLE[0],
+        high=high,
         method="float64 time minus the same in float32: half the bytes, half the arithmetic",
         evidence={
-            **work.evidence("float64"),
             "n_ops_per_step": trace.steps.mean_count(trace.steps.of_host(distinct(work.op))),
-            "top_ops": top,
-            "example_shape": next((item for item in map(example.shape, range(3)) if item), []),
+            "top_ops": most_frequent(trace, work.op),
+            "example_shape": next(filter(None, map(example.shape, range(3))), []),
             "float64_everywhere": whole,
         },
-        anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),
         fix=_FIX_DOUBLE,
-        edits=(Edit("shrink", work.rows, 1 - OF_DOUBLE[0], 1 - OF_DOUBLE[1]),),
     )
+    return replace(claim, edits=(Edit("shrink", work.rows, 1 - OF_DOUBLE[0], 1 - OF_DOUBLE[1]),))
 
 
 def _has_double(inputs: Inputs) -> bool:
     return any(kind == "double" and inputs.numel(index) > 1 for index, kind in enumerate(inputs.types))
-
-
-def _all_double(trace: Trace, double: Mask) -> bool:
-    rows = np.flatnonzero(trace.matching(_PRODUCTS) & (trace.kind == Kind.OP))
-    if not len(rows):
-        return False
-    dur = trace.dur_ns[rows]
-    return bool(dur[double[rows]].sum() >= ALL_DOUBLE * max(int(dur.sum()), 1))

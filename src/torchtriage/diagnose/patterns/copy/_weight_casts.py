@@ -39,9 +39,8 @@ def claim_weight_casts(trace: Trace, casts: Ints, min_share: float) -> Claim | N
         return None
     count = steps.median_count(step_of)
     return work.claim(
-        message=f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} cast again in every step:"
-        f" {work.text}",
-        what="cast",
+        f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} cast again in every step: {work.text}",
+        "cast",
         method="time of the casts; low: what of it the queue can make up for",
         evidence={"n_weight_casts_per_step": count},
         anchor=int(rows[0]),

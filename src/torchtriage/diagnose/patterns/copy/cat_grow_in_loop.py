@@ -22,10 +22,10 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.matrix_products import is_shape
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
-from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns._recurrence import call_sites
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace, given
 
 PATTERN = Pattern.of(
     __name__, "CPY013", "A tensor grows by concatenation in a loop", order=538, needs="ops shapes work"
@@ -57,7 +57,7 @@ class _Join(NamedTuple):
 
 
 def find(trace: Trace) -> Claims:
-    """Yield one claim per tensor that grows, the costliest first."""
+    """Yield one claim per tensor that grows, the largest cost first."""
     claims = [claim for chain in _chains(trace) if (claim := _claim(trace, *chain)) is not None]
     claims.sort(key=lambda claim: -intervals.length(intervals.union(claim.spans)))
     yield from claims[:MAX_CLAIMS]
@@ -69,7 +69,7 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
     rows = rows[trace.named("aten::cat")[rows]]
     rows = rows[~trace.tree.under(trace.named("aten::cat"))[rows]]
     inputs, which = inputs_of(trace, rows)
-    joins = [_join(input_) for input_ in inputs]
+    joins = [_join(call) for call in inputs]
     convolutions = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
     read = {tuple(inputs.shape(0)) for inputs in inputs_of(trace, convolutions)[0]}
     kinds: dict[tuple[int, str], list[int]] = {}
@@ -89,18 +89,14 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
         run = np.cumsum(np.append(True, ~(grows | (np.diff(before) == 0)))) - 1
         at = rows[np.array(members)]
         n_growths = np.bincount(run[1:], weights=grows & (run[1:] == run[:-1]))
-        keep = np.zeros(len(at), dtype=bool)
-        for item in np.flatnonzero(n_growths >= MIN_STEPS - 1).tolist():
-            part = run == item
-            keep |= part & _goes_on(trace, at[part], int(n_growths[item]))
+        keep = n_growths[run] >= MIN_GROWTH
+        if len(trace.steps):
+            for index in np.flatnonzero((n_growths >= MIN_STEPS - 1) & (n_growths < MIN_GROWTH)).tolist():
+                part = run == index
+                keep |= part & (len(distinct(trace.steps.of_host(at[part]))) >= MIN_STEPS)
         if keep.any():
-            found.append((at[keep], [chain[row] for row in np.flatnonzero(keep).tolist()]))
+            found.append((at[keep], [chain[index] for index in np.flatnonzero(keep).tolist()]))
     return found
-
-
-def _goes_on(trace: Trace, rows: Ints, n_growths: int) -> bool:
-    steps = distinct(trace.steps.of_host(rows)) if len(trace.steps) else np.empty(0)
-    return n_growths >= MIN_GROWTH or (n_growths >= MIN_STEPS - 1 and len(steps) >= MIN_STEPS)
 
 
 def _join(inputs: Inputs) -> _Join | None:
@@ -112,11 +108,9 @@ def _join(inputs: Inputs) -> _Join | None:
     along = inputs.axis(1, len(left))
     if len(left) != len(right) or along < 0:
         return None
-    rest = left[:along] + left[along + 1 :]
-    if rest != right[:along] + right[along + 1 :] or not all(rest):
-        return None
     old, new = left[along], right[along]
-    if not new:
+    rest = left[:along] + left[along + 1 :]
+    if rest != right[:along] + right[along + 1 :] or not all([*rest, new]):
         return None
     result = (*left[:along], old + new, *left[along + 1 :])
     return _Join(f"{rest} {along} {new}", old, old + new, result)
@@ -125,39 +119,29 @@ def _join(inputs: Inputs) -> _Join | None:
 def _claim(trace: Trace, rows: Ints, joins: list[_Join]) -> Claim | None:
     steps = trace.steps
     work = work_of(trace, rows)
-    if work is None:
+    steady = steps.in_steady(steps.of_host(rows))
+    if work is None or not steady.any():
         return None
     left = WRITE_NS[work.time_class] / np.maximum(trace.dur_ns[work.rows], 1)
-    copied = dict(zip(rows.tolist(), (join.before / join.after for join in joins), strict=True))
-    gain = np.array([copied[op] for op in work.op.tolist()])
-    low = np.clip(gain - left, 0, 1)
-    steady = np.flatnonzero(steps.in_steady(steps.of_host(rows)))
-    if not len(steady):
-        return None
-    count = round(len(steady) / steps.n_steady, 2)
+    copied = np.array([join.before / join.after for join in joins])
+    copied_by = dict(zip(rows.tolist(), copied.tolist(), strict=True))
+    gain = np.array([copied_by[op] for op in work.op.tolist()])
+    count = steps.mean_count(steps.of_host(rows))
     longest = max(joins, key=lambda join: join.after)
     size = np.array([np.prod(join.result, dtype=np.float64) for join in joins])[steady]
-    new = size * (1 - np.array([join.before / join.after for join in joins]))[steady]
-    return Claim(
-        message=f"a tensor grows by cat to {list(longest.result)}: {format_count(count, 'call')} {steps.per} write"
-        f" {format_count(round(size.sum() / new.sum(), 1))} times what is new and take {format_ns(work.per_step_ns)},"
-        f" {format_share(work.share)} of {work.of}",
-        certainty="likely",
-        rows=work.rows,
-        spans=work.spans,
-        gain_low=np.minimum(low, work.free),
-        gain_high=gain,
-        time_class=work.time_class,
-        basis="modelled",
+    new = size * (1 - copied)[steady]
+    return work.claim(
+        f"a tensor grows by cat to {list(longest.result)}: {format_count(count, 'call')} {steps.per} write"
+        f" {format_count(round(size.sum() / new.sum(), 1))} times what is new and take {work.text}",
+        "cat",
+        low=np.clip(gain - left, 0, 1),
+        high=gain,
         method="time of the calls without the share of the new piece; low: minus a write each",
         evidence={
-            **work.evidence("cat"),
             "n_calls_per_step": count,
             "new_elements_per_step": round(float(new.sum()) / steps.n_steady),
             "written_elements_per_step": round(float(size.sum()) / steps.n_steady),
             "final_shape": list(longest.result),
             **given(call_sites=call_sites(trace, rows)),
         },
-        anchor=int(work.op[np.argmax(trace.dur_ns[work.rows])]),
-        edits=(Edit("shrink", work.rows, factor=1 - low, best=1 - gain),),
     )

@@ -40,7 +40,7 @@ done.synchronize(); consume(host.numpy())""",
 def find(trace: Trace) -> Claims:
     """Yield one claim for all blocking readbacks that starve the device."""
     index, holder = bulk_reads(trace)
-    claim = claim_reads(
+    for claim in claim_reads(
         trace,
         index,
         holder,
@@ -48,31 +48,29 @@ def find(trace: Trace) -> Claims:
         what="copies",
         method="host-late idle time up to the next launched work, capped by the time in the copy; exposed transfer"
         " time beyond pinned speed",
-    )
-    if claim is None:
-        return
-    copies = trace.waits.copy[index]
-    pageable = copies[trace.matching("Pageable")[copies]]
-    transfer = exposed(trace, pageable)
-    saved = beyond_pinned(trace, pageable)
-    low = np.broadcast_to(claim.gain_low, len(claim.spans))
-    high = np.broadcast_to(claim.gain_high, len(claim.spans))
-    steps = trace.steps
-    steady = copies[steps.in_steady(steps.of_work(copies))]
-    size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
-    transfer_ns = int(trace.dur_ns[steady].sum()) / steps.n_steady
-    exposed_ns = steps.judged_ns(transfer) / steps.n_steady
-    numbers = {
-        # ROCm 6.2 records no sizes
-        **given(copied_bytes_per_step=size),
-        "transfer_ms_per_step": ms(transfer_ns),
-        "exposed_pageable_transfer_ms_per_step": ms(exposed_ns),
-    }
-    yield dataclasses.replace(
-        claim,
-        spans=np.concatenate([claim.spans, transfer]),
-        gain_low=np.concatenate([low, np.zeros(len(transfer))]),
-        gain_high=np.concatenate([high, np.full(len(transfer), saved)]),
-        time_class="copy",
-        evidence={**claim.evidence, **numbers},
-    )
+    ):
+        copies = trace.waits.copy[index]
+        pageable = copies[trace.matching("Pageable")[copies]]
+        transfer = exposed(trace, pageable)
+        saved = beyond_pinned(trace, pageable)
+        low = np.broadcast_to(claim.gain_low, len(claim.spans))
+        high = np.broadcast_to(claim.gain_high, len(claim.spans))
+        steps = trace.steps
+        steady = copies[steps.in_steady(steps.of_work(copies))]
+        size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
+        transfer_ns = int(trace.dur_ns[steady].sum()) / steps.n_steady
+        exposed_ns = steps.judged_ns(transfer) / steps.n_steady
+        numbers = {
+            # ROCm 6.2 records no sizes
+            **given(copied_bytes_per_step=size),
+            "transfer_ms_per_step": ms(transfer_ns),
+            "exposed_pageable_transfer_ms_per_step": ms(exposed_ns),
+        }
+        yield dataclasses.replace(
+            claim,
+            spans=np.concatenate([claim.spans, transfer]),
+            gain_low=np.concatenate([low, np.zeros(len(transfer))]),
+            gain_high=np.concatenate([high, np.full(len(transfer), saved)]),
+            time_class="copy",
+            evidence={**claim.evidence, **numbers},
+        )

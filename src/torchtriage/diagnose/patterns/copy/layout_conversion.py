@@ -46,18 +46,15 @@ def find(trace: Trace) -> Claims:
         return
     steady = trace.steps.in_steady(trace.steps.of_work(work.rows) if trace.devices else trace.steps.of_host(work.rows))
     top = list(map(short_name, longest_names(trace, work.rows[steady])))
-    count = round(int(steady.sum()) / trace.steps.n_steady, 2)
     what, plural = ("kernel", "kernels") if trace.devices else ("copy", "copies")
-    longest = int(np.argmax(trace.dur_ns[work.rows]))
-    op = work.op[[longest]]
+    op = work.op[[int(np.argmax(trace.dur_ns[work.rows]))]]
     shape = inputs_of(trace, op)[0][0].shape(0) if op[0] >= 0 else []
     yield work.claim(
-        message=f"transposing between NCHW and NHWC takes {format_ns(work.per_step_ns)} {trace.steps.per} in"
-        f" {format_count(count, what, plural)}, {format_share(work.share)} of {work.of}",
-        what="conversion",
+        f"transposing between NCHW and NHWC takes {format_ns(work.per_step_ns)} {trace.steps.per} in"
+        f" {format_count(work.n_per_step, what, plural)}, {format_share(work.share)} of {work.of}",
+        "conversion",
         method="time of the conversions; low: what of it the queue can make up for",
-        evidence={"n_conversions_per_step": count, "top_conversions": top, **given(largest_shape=shape)},
-        anchor=int(work.op[longest] if work.op[longest] >= 0 else work.rows[longest]),
+        evidence={"n_conversions_per_step": work.n_per_step, "top_conversions": top, **given(largest_shape=shape)},
     )
 
 

@@ -13,10 +13,10 @@ Source: Python documentation, gc; PyTorch, record_python_gc_info of the profiler
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.units import format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Pattern, Trace
+from torchtriage.core.units import ms
+from torchtriage.diagnose.patterns._host_time import host_claim, host_time
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(__name__, "HST021", "Garbage collection holds the step up", order=310, needs="stacks")
 FIX = Fix(
@@ -47,33 +47,22 @@ def find(trace: Trace) -> Claims:
     rows = rows[steps.in_steady(steps.of_host(rows))]
     if not len(rows):
         return
-    spans = trace.time_of(rows)
-    pause_ns = intervals.length(spans) / steps.n_steady
-    if trace.devices:
-        spans = intervals.intersect(spans, trace.devices[0].host_late)
-    lost_ns = intervals.length(spans) / steps.n_steady
-    if not lost_ns:
+    time = host_time(trace, trace.time_of(rows))
+    if not time.lost_ns:
         return
-    explicit = int(trace.matching(_EXPLICIT)[rows].sum())
-    waits = f", and the GPU stands idle for {format_ns(lost_ns)} of it" if trace.devices else ""
-    yield Claim(
-        message=f"garbage collection stops the launching thread for {format_ns(pause_ns)} of"
-        f" {format_ns(steps.wall_ns)} {steps.per}{waits}",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=1.0 / trace.origin.inflation,
-        time_class="idle" if trace.devices else "host",
+    yield host_claim(
+        trace,
+        f"garbage collection stops the launching thread for {time.text}{time.idle_text(', and', ' of it')}",
+        rows,
+        time.spans,
         method="idle time of the device inside the pauses" if trace.devices else "host time of the pauses",
         evidence={
-            "pause_ms_per_step": ms(pause_ns),
-            **({"gpu_idle_ms_per_step": ms(lost_ns)} if trace.devices else {}),
+            **time.evidence("pause", share=False),
             "n_pauses": len(rows),
-            "n_explicit_pauses": explicit,
+            "n_explicit_pauses": int(trace.matching(_EXPLICIT)[rows].sum()),
             "longest_pause_ms": ms(int(trace.dur_ns[rows].max())),
             "median_pause_ms": ms(float(np.median(trace.dur_ns[rows]))),
             "n_steady_steps": steps.n_steady,
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=trace.longest(rows),
         edits=(Edit("drop", rows),),

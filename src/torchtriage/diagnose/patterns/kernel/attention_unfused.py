@@ -24,7 +24,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.peak_rates import peak_of
 from torchtriage.core.units import format_ns, format_share, ms
-from torchtriage.diagnose.patterns._op_work import kernel_time_ns, queued_share
+from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Spans, Trace
 from torchtriage.diagnose.patterns.kernel._attention_chains import (
     BACKWARD,
@@ -78,48 +78,32 @@ def find(trace: Trace) -> Claims:
 
 
 def _on_device(trace: Trace, chains: AttentionChains) -> Claims:
-    device = trace.devices[0]
-    at, chain = _work(trace, chains)
-    rows = device.rows[at]
-    if not len(rows):
+    at, chain = _kernels(trace, chains)
+    work = work_at(trace, at)
+    if work is None or work.share < MIN_SHARE:
         return
-    spans = trace.spans_of(rows)
-    judged = trace.steps.judged
-    chain_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = kernel_time_ns(trace)
-    if not compute_ns or chain_ns < MIN_SHARE * compute_ns:
-        return
+    rows, steps = work.rows, trace.steps
     low, high = _gains(trace, chains, rows, chain)
-    queued = queued_share(trace, device, at)
-    softmax = trace.named(FORWARD, BACKWARD)[trace.links.op[rows]]
-    steady = trace.steps.in_steady(trace.steps.of_work(rows))
-    math = trace.tree.under(trace.named(_MATH))
-    n_steady = trace.steps.n_steady
+    softmax = rows[trace.named(FORWARD, BACKWARD)[trace.links.op[rows]] & steps.in_steady(steps.of_work(rows))]
+    math = trace.tree.under(trace.named(_MATH))[chains.softmax]
     half = bool(chains.half[chain].all())
     cost = np.bincount(chain, weights=trace.dur_ns[rows], minlength=len(chains.softmax))
-    anchor, shapes = _costliest(trace, chains, cost)
-    yield Claim(
-        message=f"{_described(trace, chain_ns, shapes)} {trace.steps.per}, {format_share(chain_ns / compute_ns)} of"
-        " the kernel time",
+    anchor, message, sizes = _largest(trace, chains, cost, work.per_step_ns)
+    yield work.claim(
+        f"{message} {steps.per}, {format_share(work.share)} of the kernel time",
+        "chain",
         certainty="likely" if half else "hint",
-        rows=rows,
-        spans=spans,
-        gain_low=np.minimum(low[chain], queued),
-        gain_high=high[chain],
-        anchor=anchor,
-        time_class="compute",
-        basis="modelled",
+        low=low[chain],
+        high=high[chain],
         method="the chain's kernels minus a fused kernel at 40-60 % of the peak rate",
         evidence={
-            "chain_ms_per_step": ms(chain_ns / n_steady),
-            "share_of_kernel_time": round(chain_ns / compute_ns, 6),
-            "softmax_ms_per_step": ms(float(trace.dur_ns[rows[softmax & steady]].sum()) / n_steady),
-            **_sizes(trace, chains, shapes),
+            "softmax_ms_per_step": ms(float(trace.dur_ns[softmax].sum()) / steps.n_steady),
+            **sizes,
             "half_precision": half,
-            "math_fallback": bool(math[chains.softmax].any()),
+            "math_fallback": bool(math.any()),
         },
-        fix=_FIX_MATH if math[chains.softmax].all() else FIX,
-        edits=(Edit("shrink", rows, factor=1 - low[chain], best=1 - high[chain]),),
+        anchor=anchor,
+        fix=_FIX_MATH if math.all() else FIX,
     )
 
 
@@ -151,13 +135,13 @@ def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
         return
     trains = len(back) > 0
     low, high = ON_CPU
-    anchor, shapes = _costliest(trace, chains, (end - start).astype(np.float64))
+    per_step_ns = chain_ns / steps.n_steady
+    anchor, message, sizes = _largest(trace, chains, end - start, per_step_ns)
     softmax = chains.softmax[steps.in_steady(steps.of_host(chains.softmax))]
-    rows = distinct(np.concatenate([chains.softmax, chains.gemms]))
     yield Claim(
-        message=f"{_described(trace, chain_ns, shapes)} of {format_ns(steps.wall_ns)} {steps.per}",
+        message=f"{message} of {format_ns(steps.wall_ns)} {steps.per}",
         certainty="hint" if trains else "likely",
-        rows=rows,
+        rows=distinct(np.concatenate([chains.softmax, chains.gemms])),
         spans=at_stake,
         gain_low=0.0 if trains else low,
         gain_high=np.repeat([high, ON_CPU_BACKWARD], [len(ahead), len(back)]),
@@ -166,10 +150,10 @@ def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
         basis="modelled",
         method="what fused attention saved on a CPU, measured over lengths and head sizes",
         evidence={
-            "chain_ms_per_step": ms(chain_ns / steps.n_steady),
+            "chain_ms_per_step": ms(per_step_ns),
             "share_of_step": round(chain_ns / judged_ns, 6),
             "softmax_ms_per_step": ms(float(trace.dur_ns[softmax].sum()) / steps.n_steady),
-            **_sizes(trace, chains, shapes),
+            **sizes,
             "training": trains,
         },
         edits=(
@@ -179,35 +163,28 @@ def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
     )
 
 
-def _costliest(
-    trace: Trace, chains: AttentionChains, cost: NDArray[np.number]
-) -> tuple[int, tuple[int, int, int, int]]:
+def _largest(
+    trace: Trace, chains: AttentionChains, cost: NDArray[np.number], per_step_ns: float
+) -> tuple[int, str, dict[str, float | int]]:
+    """Return the softmax of the largest chain, a message about its size and time, and the evidence."""
     forward = trace.named(FORWARD)[chains.softmax]
-    best = int(np.argmax(np.where(forward | ~forward.any(), cost, -1.0)))
-    batch, queries, keys, head = chains.shape[best].tolist()
-    return int(chains.softmax[best]), (batch, queries, keys, head)
-
-
-def _described(trace: Trace, chain_ns: int, shapes: tuple[int, int, int, int]) -> str:
-    per_step = format_ns(chain_ns / trace.steps.n_steady)
+    largest = int(np.argmax(np.where(forward | ~forward.any(), cost, -1.0)))
+    batch, queries, keys, head = chains.shape[largest].tolist()
     return (
-        f"attention as separate product, softmax and product over {shapes[1]:,} x {shapes[2]:,} scores takes {per_step}"
+        int(chains.softmax[largest]),
+        f"attention as separate product, softmax and product over {queries:,} x {keys:,} scores takes"
+        f" {format_ns(per_step_ns)}",
+        {
+            "n_chains_per_step": trace.steps.mean_count(trace.steps.of_host(chains.softmax)),
+            "batch_times_heads": batch,
+            "query_length": queries,
+            "key_length": keys,
+            "head_dimension": head,
+        },
     )
 
 
-def _sizes(trace: Trace, chains: AttentionChains, shapes: tuple[int, int, int, int]) -> dict[str, float | int]:
-    in_steady = trace.steps.in_steady(trace.steps.of_host(chains.softmax))
-    batch, queries, keys, head = shapes
-    return {
-        "n_chains_per_step": round(int(in_steady.sum()) / trace.steps.n_steady, 2),
-        "batch_times_heads": batch,
-        "query_length": queries,
-        "key_length": keys,
-        "head_dimension": head,
-    }
-
-
-def _work(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
+def _kernels(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
     """Return the chains' kernels, as positions in the device's rows, and the chain of each."""
     device = trace.devices[0]
     op, call = trace.links.op[device.rows], trace.links.call[device.rows]

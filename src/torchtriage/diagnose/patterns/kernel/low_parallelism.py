@@ -16,24 +16,11 @@ Source: CUDA C++ best practices guide, "Thread and Block Heuristics": more block
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.device import Device
-from torchtriage.core.units import format_ns, format_share, ms
-from torchtriage.diagnose.patterns._op_work import kernel_time_ns
-from torchtriage.diagnose.patterns.base import (
-    Claim,
-    Claims,
-    Edit,
-    Fix,
-    Floats,
-    Ints,
-    Kind,
-    Mask,
-    Pattern,
-    Trace,
-    longest_names,
-)
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.patterns._op_work import work_at
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, longest_names
 
 PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device")
 FIX = Fix(
@@ -57,47 +44,34 @@ def find(trace: Trace) -> Claims:
     if not units:
         return
     at, filled = _small(trace, device, units)
-    rows = device.rows[at]
-    if not len(rows):
+    work = work_at(trace, at)
+    if work is None or work.share < MIN_SHARE:
         return
-    spans = trace.spans_of(rows)
-    judged = intervals.intersect(intervals.union(spans), trace.steps.judged)
-    small_ns, whole_ns = intervals.length(judged), kernel_time_ns(trace)
-    if not whole_ns or small_ns < MIN_SHARE * whole_ns:
-        return
-    dur = trace.dur_ns[rows].astype(np.float64)
+    dur = trace.dur_ns[work.rows].astype(np.float64)
     mean_filled = float((filled * dur).sum() / dur.sum())
-    per_step_ns = small_ns / trace.steps.n_steady
-    longest = int(rows[np.argmax(dur)])
-    yield Claim(
-        message=f"kernels that fill {format_share(mean_filled)} of {units} multiprocessors take"
-        f" {format_ns(per_step_ns)} {trace.steps.per}, {format_share(small_ns / whole_ns)} of the kernel time: a"
-        " larger batch would take no longer",
+    yield work.claim(
+        f"kernels that fill {format_share(mean_filled)} of {units} multiprocessors take"
+        f" {format_ns(work.per_step_ns)} {trace.steps.per}, {format_share(work.share)} of the kernel time: a larger"
+        " batch would take no longer",
+        "small_kernel",
         certainty="hint",
-        rows=rows,
-        spans=spans,
-        gain_low=0.0,
-        gain_high=1 - filled,
-        time_class="compute",
-        basis="modelled",
+        low=0.0,
+        high=1 - filled,
         method="the kernels' time without what a full device would need for it; won per sample",
         evidence={
-            "small_kernel_ms_per_step": ms(per_step_ns),
-            "share_of_kernel_time": round(small_ns / whole_ns, 6),
-            "n_kernels_per_step": trace.steps.mean_count(trace.steps.of_work(rows)),
+            "n_kernels_per_step": work.n_per_step,
             "mean_filled_share_of_multiprocessors": round(mean_filled, 6),
             "n_multiprocessors": units,
-            "top_kernels": list(map(short_name, longest_names(trace, rows))),
+            "top_kernels": list(map(short_name, longest_names(trace, work.rows))),
         },
-        anchor=longest,
-        edits=(Edit("shrink", rows, factor=1.0, best=filled),),
+        anchor=trace.longest(work.rows),
     )
 
 
 def _multiprocessors(trace: Trace, device: Device) -> int:
     listed = trace.meta.get("deviceProperties")
-    listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    named = [item for item in listed if item.get("name") == device.name] or listed
+    listed = [properties for properties in listed if isinstance(properties, dict)] if isinstance(listed, list) else []
+    named = [properties for properties in listed if properties.get("name") == device.name] or listed
     units = named[0].get("numSms") if named else None
     return units if isinstance(units, int) and units > 0 else 0
 

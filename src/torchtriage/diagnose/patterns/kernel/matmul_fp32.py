@@ -20,24 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import Products, products
 from torchtriage.core.trace.peak_rates import Peak, peak_of
-from torchtriage.core.units import format_ns, format_share, ms
-from torchtriage.diagnose.patterns._op_work import kernel_time_ns, queued_share
-from torchtriage.diagnose.patterns.base import (
-    Claim,
-    Claims,
-    Edit,
-    Fix,
-    Floats,
-    Ints,
-    Kind,
-    Pattern,
-    Trace,
-    longest_names,
-)
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.patterns._op_work import work_at
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace, longest_names
 
 PATTERN = Pattern.of(__name__, "KRN022", "Matrix products run in fp32 without tensor cores", order=510, needs="device")
 FIX = Fix(
@@ -91,24 +79,12 @@ def find(trace: Trace) -> Claims:
     keep = inputs.dtype != "half"  # kernels of half-precision ops only accumulate in fp32
     at, rows = at[keep], rows[keep]
     inputs = Products(*(getattr(inputs, name)[keep] for name in ("batch", "m", "n", "k", "dtype")))
-    if not len(rows):
-        return
-    spans = trace.spans_of(rows)
-    judged = trace.steps.judged
-    fp32_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = kernel_time_ns(trace)
-    if not compute_ns or fp32_ns < MIN_SHARE * compute_ns:
+    work = work_at(trace, at)
+    if work is None or work.share < MIN_SHARE:
         return
     peak = peak_of(device.name)
     low, high = _gains(trace.dur_ns[rows], inputs, peak)
-    steady = trace.steps.in_steady(trace.steps.of_work(rows))
-    share = fp32_ns / compute_ns
-    per_step = fp32_ns / trace.steps.n_steady
-    evidence: dict[str, Any] = {
-        "fp32_ms_per_step": ms(per_step),
-        "share_of_kernel_time": round(share, 6),
-        "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
-    }
+    evidence: dict[str, Any] = {"n_kernels_per_step": work.n_per_step}
     known = inputs.known
     if peak is not None and known.any():
         rate = float(inputs.flop[known].sum() / trace.dur_ns[rows][known].sum())
@@ -119,22 +95,18 @@ def find(trace: Trace) -> Claims:
     if trace.origin.capability:
         evidence["compute_capability"] = ".".join(map(str, trace.origin.capability))
     evidence["input_types_recorded"] = bool((inputs.dtype == "float").any())
-    yield Claim(
-        message=f"fp32 matrix products and convolutions take {format_ns(per_step)} {trace.steps.per},"
-        f" {format_share(share)} of the kernel time, and leave the tensor cores idle",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=np.minimum(low, queued_share(trace, device, at)),
-        gain_high=high,
-        anchor=trace.longest(rows),
-        time_class="compute",
-        basis="modelled",
+    old = trace.origin.capability is not None and trace.origin.capability < (8, 0)
+    yield work.claim(
+        f"fp32 matrix products and convolutions take {format_ns(work.per_step_ns)} {trace.steps.per},"
+        f" {format_share(work.share)} of the kernel time, and leave the tensor cores idle",
+        "fp32",
+        low=low,
+        high=high,
         method="each fp32 kernel over its speed-up on tensor cores, 2x to the ratio of the device's rates, bounded by"
         " memory traffic",
         evidence=evidence,
-        fix=_fix(trace),
-        edits=(Edit("shrink", rows, factor=1 - low, best=1 - high),),
+        anchor=trace.longest(rows),
+        fix=_FIX_ROCM if trace.origin.vendor == "rocm" else _FIX_FP16 if old else FIX,
     )
 
 
@@ -165,10 +137,3 @@ def _gains(dur_ns: Ints, inputs: Products, peak: Peak | None) -> tuple[Floats, F
         high_left = np.maximum(high_left, inputs.n_elements * 2 / peak.bytes_per_ns / dur_ns)
     low, high = np.clip(1 - low_left, 0, 1), np.clip(1 - high_left, 0, 1)
     return np.minimum(low, high), high
-
-
-def _fix(trace: Trace) -> Fix:
-    if trace.origin.vendor == "rocm":
-        return _FIX_ROCM
-    capability = trace.origin.capability
-    return _FIX_FP16 if capability is not None and capability < (8, 0) else FIX

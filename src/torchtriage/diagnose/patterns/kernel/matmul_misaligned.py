@@ -18,13 +18,12 @@ Source: NVIDIA, "Matrix Multiplication Background User's Guide", tensor-core ali
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import GEMMS, Products, products
 from torchtriage.core.trace.peak_rates import Peak, peak_of
-from torchtriage.core.units import format_ns, format_share, ms
-from torchtriage.diagnose.patterns._op_work import kernel_time_ns, queued_share
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.patterns._op_work import work_at
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace
 
 PATTERN = Pattern.of(
     __name__, "KRN023", "Matrix products with sides that are no multiple of 8", order=520, needs="device shapes"
@@ -63,54 +62,39 @@ def find(trace: Trace) -> Claims:
         & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS)
     )
     rows = device.rows[at]
-    work = products(trace, op[at])
-    tf32 = (work.dtype == "float") & trace.matching(_TF32_KERNEL)[rows]
-    usable = work.known & (work.least_side >= MIN_SIDE) & ((work.dtype == "half") | tf32)
-    odd = usable & _misaligned(trace, rows, work, tf32)
+    inputs = products(trace, op[at])
+    tf32 = (inputs.dtype == "float") & trace.matching(_TF32_KERNEL)[rows]
+    usable = inputs.known & (inputs.least_side >= MIN_SIDE) & ((inputs.dtype == "half") | tf32)
+    odd = usable & _misaligned(trace, rows, inputs, tf32)
     if not odd.any():
         return
     peak = peak_of(device.name)
     dur = trace.dur_ns[rows].astype(np.float64)
-    gain = _gains(work, dur, odd, usable & ~odd, tf32, peak)
+    gain = _gains(inputs, dur, odd, usable & ~odd, tf32, peak)
     slow = gain > 0
-    at, rows = at[slow], rows[slow]
-    spans = trace.spans_of(rows)
-    judged = trace.steps.judged
-    slow_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
-    compute_ns = kernel_time_ns(trace)
-    if not len(rows) or not compute_ns or slow_ns < MIN_SHARE * compute_ns:
+    work = work_at(trace, at[slow])
+    if work is None or work.share < MIN_SHARE:
         return
-    rate = float(work.flop[slow].sum() / dur[slow].sum())
+    rate = float(inputs.flop[slow].sum() / dur[slow].sum())
     longest = int(np.argmax(dur * slow))
-    shape = [int(side[longest]) for side in (work.batch, work.m, work.n, work.k)]
+    shape = [int(side[longest]) for side in (inputs.batch, inputs.m, inputs.n, inputs.k)]
     batch = f"{shape[0]:,} x " if shape[0] > 1 else ""
-    per_step = slow_ns / trace.steps.n_steady
-    steady = trace.steps.in_steady(trace.steps.of_work(rows))
-    evidence = {
-        "misaligned_ms_per_step": ms(per_step),
-        "share_of_kernel_time": round(slow_ns / compute_ns, 6),
-        "n_kernels_per_step": round(int(steady.sum()) / trace.steps.n_steady, 2),
-        "achieved_tflops": round(rate / 1e3, 1),
-        "longest_kernel": short_name(trace.name_of(rows[np.argmax(trace.dur_ns[rows])])),
-        "longest_batch_m_n_k": shape,
-    }
-    if peak is not None:
-        evidence["share_of_peak_half_rate"] = round(rate / peak.flop_per_ns("half"), 6)
-    yield Claim(
-        message=f"matrix products with misaligned sides take {format_ns(per_step)} {trace.steps.per},"
-        f" {format_share(slow_ns / compute_ns)} of the kernel time, the longest {batch}[{shape[1]}, {shape[3]}] @"
+    yield work.claim(
+        f"matrix products with misaligned sides take {format_ns(work.per_step_ns)} {trace.steps.per},"
+        f" {format_share(work.share)} of the kernel time, the longest {batch}[{shape[1]}, {shape[3]}] @"
         f" [{shape[3]}, {shape[2]}]",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=np.minimum(gain[slow] / 2, queued_share(trace, device, at)),
-        gain_high=gain[slow],
-        anchor=trace.longest(rows),
-        time_class="compute",
-        basis="modelled",
+        "misaligned",
+        low=gain[slow] / 2,
+        high=gain[slow],
         method="each kernel's time above the rate of aligned products of similar size",
-        evidence=evidence,
-        edits=(Edit("shrink", rows, factor=1 - gain[slow] / 2, best=1 - gain[slow]),),
+        evidence={
+            "n_kernels_per_step": work.n_per_step,
+            "achieved_tflops": round(rate / 1e3, 1),
+            "longest_kernel": short_name(trace.name_of(rows[longest])),
+            "longest_batch_m_n_k": shape,
+            **({} if peak is None else {"share_of_peak_half_rate": round(rate / peak.flop_per_ns("half"), 6)}),
+        },
+        anchor=int(rows[longest]),
     )
 
 

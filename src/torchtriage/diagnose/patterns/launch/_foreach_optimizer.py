@@ -1,14 +1,15 @@
 """Optimizers that use foreach operators where a fused form exists."""
 
 import re
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns._op_work import work_of
-from torchtriage.diagnose.patterns.base import Claim, Edit, Floats, Ints, Trace
+from torchtriage.diagnose.patterns.base import Claim, Edit, Ints, Trace
 
 MIN_SHARE_FOREACH = 0.05  # share of the step from which the fused form is worth naming (catalogue 16, second level)
 MIN_FOREACH = 2  # foreach calls per step; a single one reads and writes no more than a fused kernel
@@ -25,49 +26,42 @@ def optimizer_name(trace: Trace, rows: Ints) -> str:
 def claim_foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
     """Return the claim on an optimizer whose foreach form could be fused."""
     steps = trace.steps
-    held = trace.time_of(rows)
-    held_ns = intervals.length(held) / steps.n_steady
+    time = host_time(trace, trace.time_of(rows))
     if (
         _HAS_FUSED.search(trace.name_of(int(rows[0]))) is None
         or len(calls) < MIN_FOREACH * len(rows)
-        or held_ns < MIN_SHARE_FOREACH * steps.wall_ns
+        or time.held_ns < MIN_SHARE_FOREACH * steps.wall_ns
     ):
         return None
     name, count = optimizer_name(trace, rows), round(len(calls) / steps.n_steady, 2)
     least, most = FOREACH_GAIN
-    evidence = {
-        "host_ms_per_step": ms(held_ns),
-        "share_of_step": round(held_ns / steps.wall_ns, 6),
-        "n_foreach_calls_per_step": count,
-        "optimizer": name,
-        "profiler_inflation": trace.origin.inflation,
-    }
-    low: float | Floats = least / trace.origin.inflation
-    spans, high = held, 1.0
-    edit = Edit("threads", factor=1 - least / trace.origin.inflation, best=0.0, spans=held)
-    time_class: Literal["host", "idle", "compute"] = "host"
     work = work_of(trace, rows) if trace.devices else None
-    if trace.devices:
-        spans, time_class = intervals.intersect(held, trace.devices[0].host_late), "idle"
-    if work is not None and work.per_step_ns * steps.n_steady > intervals.length(spans):
-        evidence["kernel_ms_per_step"] = ms(work.per_step_ns)
-        spans, high, time_class = work.spans, most, "compute"
-        edit = Edit("shrink", work.rows, factor=1 - least, best=1 - most)
-        low = np.minimum(least, work.free)
-    if not len(spans):
-        return None
-    return Claim(
-        message=f"{name}.step works through its tensors in {format_count(count, 'foreach call')} {steps.per},"
-        f" {format_ns(held_ns)} of {format_ns(steps.wall_ns)} on the host; its fused form needs one",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=low,
-        gain_high=high,
-        time_class=time_class,
+    claim = host_claim(
+        trace,
+        f"{name}.step works through its tensors in {format_count(count, 'foreach call')} {steps.per},"
+        f" {format_ns(time.held_ns)} of {format_ns(steps.wall_ns)} on the host; its fused form needs one",
+        rows,
+        time.spans,
+        gain=least,
         basis="modelled",
         method="tensors read and written by the foreach form against the fused one",
-        evidence=evidence,
+        evidence={
+            "host_ms_per_step": ms(time.held_ns),
+            "share_of_step": round(time.held_ns / steps.wall_ns, 6),
+            "n_foreach_calls_per_step": count,
+            "optimizer": name,
+        },
         anchor=trace.longest(rows),
-        edits=(edit,),
+        edits=(Edit("threads", factor=1 - least / trace.origin.inflation, best=0.0, spans=time.held),),
     )
+    if work is not None and work.per_step_ns * steps.n_steady > intervals.length(time.spans):
+        return replace(
+            claim,
+            spans=work.spans,
+            gain_low=np.minimum(least, work.free),
+            gain_high=most,
+            time_class="compute",
+            evidence={**claim.evidence, "kernel_ms_per_step": ms(work.per_step_ns)},
+            edits=(Edit("shrink", work.rows, factor=1 - least, best=1 - most),),
+        )
+    return claim if len(time.spans) else None

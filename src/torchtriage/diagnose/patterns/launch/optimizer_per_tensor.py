@@ -20,9 +20,10 @@ Source: PyTorch documentation, torch.optim, "Algorithms" (for-loop, foreach, fus
 
 import numpy as np
 
-from torchtriage.core import fixes, intervals
+from torchtriage.core import fixes
 from torchtriage.core.arrays import distinct
-from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, optimizer_name
 from torchtriage.diagnose.patterns.launch._update_loops import claim_updates
@@ -91,48 +92,37 @@ def _work(trace: Trace, inside: Mask) -> tuple[Ints, Ints]:
 
 
 def _is_tensor(dims: object) -> bool:
-    return isinstance(dims, list) and any(
-        isinstance(dim, list) and len(dim) > 0 and any(size != 1 for size in dim) for dim in dims
-    )
+    return isinstance(dims, list) and any(isinstance(shape, list) and any(n != 1 for n in shape) for shape in dims)
 
 
 def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | None:
-    steps = trace.steps
-    held = trace.time_of(rows)
     on_device = bool(trace.devices)
-    n_steps = steps.n_steady
-    held_ns = intervals.length(held) / n_steps
     sighted = trace.has_shapes and not on_device
     least = MIN_SHARE if on_device or sighted else MIN_SHARE_BLIND
-    if per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS) or held_ns < least * steps.wall_ns:
-        return None
-    spans = intervals.intersect(held, trace.devices[0].host_late) if on_device else held
-    lost_ns = intervals.length(spans) / n_steps
-    if not lost_ns:
+    time = host_time(trace, trace.time_of(rows))
+    if (
+        per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS)
+        or time.held_ns < least * trace.steps.wall_ns
+        or not time.lost_ns
+    ):
         return None
     name = optimizer_name(trace, rows)
     what = "launches" if on_device else "operators"
-    kinds = len(distinct(trace.name[calls]))
-    single = not on_device and kinds < MIN_KINDS_CPU
-    work = format_count(per_call, what, what)
-    waits = f", while the GPU stands idle for {format_ns(lost_ns)}" if on_device else ""
-    return Claim(
-        message=f"{name}.step handles parameters one by one: {work} a call take the host {format_ns(held_ns)} of"
-        f" {format_ns(steps.wall_ns)} {steps.per}{waits}",
+    single = not on_device and len(distinct(trace.name[calls])) < MIN_KINDS_CPU
+    return host_claim(
+        trace,
+        f"{name}.step handles parameters one by one: {format_count(per_call, what, what)} a call take the host"
+        f" {time.text}{time.idle_text(', while')}",
+        rows,
+        time.spans,
         certainty="likely" if on_device or trace.has_shapes else "hint",
-        rows=rows,
-        spans=spans,
-        gain_low=0.0 if single else 0.5 / trace.origin.inflation,
-        time_class="idle" if on_device else "host",
+        gain=0.0 if single else 0.5,
         method="idle time of the device inside the optimizer" if on_device else "host time of the optimizer",
         evidence={
-            "host_ms_per_step": ms(held_ns),
-            "share_of_step": round(held_ns / steps.wall_ns, 6),
-            **({"gpu_idle_ms_per_step": ms(lost_ns)} if on_device else {}),
+            **time.evidence(),
             f"n_{what}_per_call": per_call,
-            "n_calls_per_step": round(len(rows) / n_steps, 2),
+            "n_calls_per_step": round(len(rows) / trace.steps.n_steady, 2),
             "optimizer": name,
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=trace.longest(rows),
         # a CPU computes as long in one call as in many: foreach took 77 % of the loop there

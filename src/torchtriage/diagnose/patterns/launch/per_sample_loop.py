@@ -24,7 +24,8 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.trace.op_inputs import inputs_of
 from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.launch._sample_loops import (
     MIN_ROUNDS,
     SampleLoop,
@@ -56,12 +57,8 @@ def find(trace: Trace) -> Claims:
     ops = loop_ops(trace)
     loops = [*select_loops(trace, ops), *unbind_loops(trace, ops)]
     claims = [claim for loop in loops if (claim := _claim(trace, loop)) is not None]
-    claims.sort(key=lambda claim: -_judged_ns(trace, claim.spans))
+    claims.sort(key=lambda claim: -trace.steps.judged_ns(claim.spans))
     yield from claims[:MAX_CLAIMS]
-
-
-def _judged_ns(trace: Trace, spans: Spans) -> float:
-    return trace.steps.judged_ns(spans) / trace.steps.n_steady
 
 
 def _fills(trace: Trace, loop: SampleLoop) -> Ints:
@@ -88,35 +85,36 @@ def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
     at_stake = intervals.subtract(loop.spans, trace.time_of(convolutions))
     if trace.devices:
         at_stake = intervals.intersect(loop.spans, trace.devices[0].host_late)
-    n_steps = steps.n_steady
-    lost_ns, held_ns = _judged_ns(trace, at_stake), _judged_ns(trace, loop.spans)
-    if not lost_ns:
-        return None
     fills = _fills(trace, loop)
     filled = trace.time_of(fills)
-    filled_ns = _judged_ns(trace, filled)
+    lost_ns, held_ns, filled_ns = (steps.judged_ns(spans) / steps.n_steady for spans in (at_stake, loop.spans, filled))
+    if not lost_ns:
+        return None
     time = f"the GPU stands idle for {format_ns(lost_ns)}" if trace.devices else f"they take {format_ns(held_ns)}"
     lost = "gpu_idle" if trace.devices else "host_without_convolutions"
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
     shape = trace.details_of("dims", [loop.over])[0][0]
-    per_step, n_fills = len(selects) / n_steps, round(len(fills) / n_steps, 2)
+    per_step = len(selects) / steps.n_steady
     # a product may carry a state from round to round, which a trace does not show
     carries = any(re.search(_PRODUCT, name) for name in body)
-    low = 0.0 if carries and not trace.devices else 0.5 * gain / trace.origin.inflation
-    return Claim(
-        message=f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
-        f" {format_count(len(body), 'operator')} {steps.per}: {time} of {format_ns(steps.wall_ns)}"
-        + (
-            f", and the gradient of the embedding is filled {format_count(n_fills, 'time')}: {format_ns(filled_ns)}"
-            if len(fills)
-            else ""
-        ),
+    low = 0.0 if carries and not trace.devices else 0.5
+    over = loop.spans if trace.devices else at_stake
+    edits = [Edit("threads", factor=1.0 - low * gain, best=1.0 - gain, spans=over)]
+    filling = ""
+    if len(fills):
+        n_fills = format_count(round(len(fills) / steps.n_steady, 2), "time")
+        filling = f", and the gradient of the embedding is filled {n_fills}: {format_ns(filled_ns)}"
+        edits.append(Edit("shrink", fills, factor=1.0 - 0.5 * gain, best=1.0 - gain))
+    low *= gain / trace.origin.inflation
+    return host_claim(
+        trace,
+        f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
+        f" {format_count(len(body), 'operator')} {steps.per}: {time} of {format_ns(steps.wall_ns)}{filling}",
+        selects,
+        np.concatenate([at_stake, filled]),
         certainty="hint" if carries and filled_ns < held_ns else "likely",
-        rows=selects,
-        spans=np.concatenate([at_stake, filled]),
         gain_low=np.repeat([low, 0.5 * gain], [len(at_stake), len(filled)]) if len(fills) else low,
         gain_high=gain,
-        time_class="idle" if trace.devices else "host",
         method="idle time of the device inside the loop" if trace.devices else "host time of the loop",
         evidence={
             **({f"{lost}_ms_per_step": ms(lost_ns)} if trace.devices or lost_ns < held_ns else {}),
@@ -128,16 +126,6 @@ def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
             "n_loops": loop.runs,
             "tensor_shape": shape,
             "first_ops_of_round": body[:5],
-            "profiler_inflation": trace.origin.inflation,
         },
-        anchor=int(selects[0]),
-        edits=(
-            Edit(
-                "threads",
-                factor=1.0 if carries and not trace.devices else 1.0 - 0.5 * gain,
-                best=1.0 - gain,
-                spans=loop.spans if trace.devices else at_stake,
-            ),
-            *([Edit("shrink", fills, factor=1.0 - 0.5 * gain, best=1.0 - gain)] if len(fills) else []),
-        ),
+        edits=tuple(edits),
     )

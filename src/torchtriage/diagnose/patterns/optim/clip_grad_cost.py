@@ -19,6 +19,7 @@ from torchtriage.core import fixes, intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops, runs
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Mask, Pattern, Trace, given
 
@@ -52,10 +53,11 @@ def find(trace: Trace) -> Claims:
     first, last = ops[stretches[:, 0]], ops[stretches[:, 1] - 1]
     if not recurs(trace, first):
         return
+    n_norms = int(np.median(alone[clipping]))
     if trace.devices:
-        claim = _on_device(trace, first, last, looping, int(np.median(alone[clipping])))
+        claim = _on_device(trace, first, last, looping, n_norms)
     else:
-        claim = _on_cpu(trace, first[looping], last[looping], int(np.median(alone[clipping])))
+        claim = _on_cpu(trace, first[looping], last[looping], n_norms)
     if claim is not None:
         yield claim
 
@@ -87,31 +89,25 @@ def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: in
     lost = waits.lost(start[looping], end[looping])
     looped = intervals.subtract(lost, waited)
     spans = np.concatenate([waited, looped])
-    judged = intervals.intersect(intervals.union(spans), steps.judged)
-    idle_ns = intervals.length(judged) / steps.n_steady
-    if not idle_ns:
-        return None
+    idle_ns = steps.judged_ns(spans) / steps.n_steady
     n_reads = steps.median_count(steps.of_host(waits.row[reads]))
     held_ns = steps.judged_ns(held) / steps.n_steady
     loops = bool(looping.any())
-    does = [
-        *([f"takes {format_count(n_norms, 'norm')} one by one"] if loops else []),
-        *([f"reads {format_count(n_reads, 'value')} back"] if n_reads else []),
-    ]
-    if not does:
+    does = [f"takes {format_count(n_norms, 'norm')} one by one"] if loops else []
+    if n_reads:
+        does.append(f"reads {format_count(n_reads, 'value')} back")
+    if not idle_ns or not does:
         return None
-    inflation = trace.origin.inflation
-    edits: tuple[Edit, ...] = (Edit("unblock", waits.sync_row[reads]),) if len(reads) else ()
+    edits = [Edit("unblock", waits.sync_row[reads])] if len(reads) else []
     if loops:
-        edits += (Edit("threads", factor=1 - LOOP_GAIN, best=0.0, spans=looped_on_host),)
-    return Claim(
-        message=f"clipping gradients {' and '.join(does)} {steps.per}: the host is at it for {format_ns(held_ns)},"
-        f" and the GPU stands idle for {format_ns(idle_ns)}",
-        certainty="likely",
-        rows=distinct(np.concatenate([first, waits.row[reads]])),
-        spans=spans,
-        gain_low=np.repeat([1 / inflation, LOOP_GAIN / inflation], [len(waited), len(looped)]),
-        time_class="idle",
+        edits.append(Edit("threads", factor=1 - LOOP_GAIN, best=0.0, spans=looped_on_host))
+    return host_claim(
+        trace,
+        f"clipping gradients {' and '.join(does)} {steps.per}: the host is at it for {format_ns(held_ns)}, and the GPU"
+        f" stands idle for {format_ns(idle_ns)}",
+        distinct(np.concatenate([first, waits.row[reads]])),
+        spans,
+        gain=np.repeat([1.0, LOOP_GAIN], [len(waited), len(looped)]),
         method="idle time of the device that the readbacks (low) and the loop cause",
         evidence={
             "gpu_idle_ms_per_step": ms(idle_ns),
@@ -119,11 +115,10 @@ def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: in
             "n_readbacks_per_step": n_reads,
             **({"n_norms_one_by_one": n_norms} if loops else {}),
             **given(call_sites=call_sites(trace, first)),
-            "profiler_inflation": inflation,
         },
         anchor=int(waits.row[reads[0]]) if len(reads) and not loops else int(first[0]),
         fix=None if loops else fixes.LEAVE_NORM_ON_DEVICE,
-        edits=edits,
+        edits=tuple(edits),
     )
 
 
@@ -150,6 +145,5 @@ def _on_cpu(trace: Trace, first: Ints, last: Ints, n_norms: int) -> Claim | None
             "share_of_step": round(held_ns / steps.wall_ns, 6),
             "n_norms_one_by_one": n_norms,
         },
-        anchor=int(first[0]),
         edits=(Edit("threads", factor=1.0, best=1 - LOOP_GAIN, spans=held),),
     )

@@ -27,7 +27,7 @@ from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(
     __name__, "OPT047", "Dense gradients for an embedding that is sparsely used", order=542, needs="ops shapes work"
@@ -53,7 +53,7 @@ def find(trace: Trace) -> Claims:
     rows = np.flatnonzero(trace.named(_BACKWARD) & (trace.kind == Kind.OP))
     rows = rows[~trace.tree.under(trace.named(_BACKWARD))[rows]]
     inputs, which = inputs_of(trace, rows)
-    tables = [_table(input_) for input_ in inputs]
+    tables = [_table(call) for call in inputs]
     sparse = np.array([table is not None for table in tables], dtype=bool)[which]
     rows, which = rows[sparse], which[sparse]
     if not len(rows) or not recurs(trace, rows):
@@ -75,27 +75,22 @@ def find(trace: Trace) -> Claims:
     untouched = min(1 - touched / size[0] for size, touched in used)
     count = steps.mean_count(steps.of_host(rows))
     times = f" {format_count(count, 'time')} {steps.per}" if count >= MANY * len(used) else ""
-    yield Claim(
-        message=f"a gradient of {shape[0]:,} x {shape[1]:,} is filled{times} for"
+    yield work._replace(per_step_ns=took_ns, share=share).claim(
+        f"a gradient of {shape[0]:,} x {shape[1]:,} is filled{times} for"
         f" {format_count(n_indices, 'index', 'indices')}: backward and optimizer take {format_ns(took_ns)}"
         f" {steps.per}, {format_share(share)} of {work.of}",
+        "dense_gradient",
         certainty="hint",
-        rows=work.rows,
-        spans=work.spans,
-        gain_low=np.minimum(0.5 * untouched * parts, work.free),
-        gain_high=untouched * parts,
-        time_class=work.time_class,
-        basis="modelled",
+        low=0.5 * untouched * parts,
+        high=untouched * parts,
         method="time of backward and update without the share of rows that were touched",
         evidence={
-            **work._replace(per_step_ns=took_ns, share=share).evidence("dense_gradient"),
             "n_fills_per_step": count,
             "table_shape": list(shape),
             "n_indices": n_indices,
             "n_updates_of_that_shape": len(updates),
         },
         anchor=trace.longest(rows),
-        edits=(Edit("shrink", work.rows, factor=1 - 0.5 * untouched * parts, best=1 - untouched * parts),),
     )
 
 
@@ -113,7 +108,7 @@ def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> tuple[Ints, Floats]:
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#")
     rows = np.flatnonzero((trace.kind == Kind.OP) & trace.tree.under(marks))
     inputs, which = inputs_of(trace, rows)
-    part = np.array([_part(input_.dims, shapes) for input_ in inputs])[which]
+    part = np.array([_part(call.dims, shapes) for call in inputs])[which]
     inside = trace.mask_of(rows[part > 0])
     outer = (part > 0) & ~trace.tree.under(inside)[rows]
     return rows[outer], part[outer]

@@ -21,9 +21,10 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops, runs
 from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns._op_work import Work, work_of
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
 
 PATTERN = Pattern.of(
     __name__, "OPT040", "Gradients are filled with zeros instead of dropped", order=352, needs="ops work"
@@ -44,17 +45,39 @@ def find(trace: Trace) -> Claims:
     fills, stretches = _fills(trace)
     if not len(fills) or not recurs(trace, fills):
         return
+    steps = trace.steps
     adds = _additions(trace, fills)
+    steady_ns = int(trace.dur_ns[fills[steps.in_steady(steps.of_host(fills))]].sum())
+    count = steps.mean_count(steps.of_host(fills))
+    counts = {"n_fills_per_step": count, "host_ms_per_step": ms(steady_ns / steps.n_steady)}
+    message = f"gradients are filled with zeros in {format_count(count, 'call')} {steps.per}"
     if not trace.devices:
-        yield from _on_cpu(trace, fills, stretches, adds)
+        yield from _on_cpu(trace, fills, stretches, adds, message, counts)
         return
     work = work_of(trace, np.concatenate([fills, adds]))
     late = intervals.intersect(stretches, trace.devices[0].host_late)
-    late_ns = trace.steps.judged_ns(late)
-    if work is not None and late_ns < work.per_step_ns * trace.steps.n_steady:
-        yield _as_work(trace, fills, adds, work)
+    late_ns = steps.judged_ns(late)
+    idle_ns = late_ns / steps.n_steady
+    if work is not None and late_ns < work.per_step_ns * steps.n_steady:
+        yield work.claim(
+            f"{message}, and the backward pass adds to them: {work.text}",
+            "fill_and_add",
+            certainty="certain",
+            method="time of the fills, and of the additions that would be stores",
+            evidence={**counts, "n_additions_per_step": steps.mean_count(steps.of_host(adds))},
+            anchor=int(fills[0]),
+        )
     elif late_ns:
-        yield _as_idle(trace, fills, stretches, late)
+        yield host_claim(
+            trace,
+            f"{message}, while the GPU stands idle for {format_ns(idle_ns)} of {format_ns(steps.wall_ns)}",
+            fills,
+            late,
+            certainty="certain",
+            method="idle time of the device while the host fills gradients",
+            evidence={"gpu_idle_ms_per_step": ms(idle_ns), **counts},
+            edits=(_no_loop(trace, stretches), Edit("drop", trace.links.work_under(trace.mask_of(fills)))),
+        )
 
 
 def _fills(trace: Trace) -> tuple[Ints, Spans]:
@@ -102,31 +125,7 @@ def _additions(trace: Trace, fills: Ints) -> Ints:
     return rows[keep]
 
 
-def _evidence(trace: Trace, fills: Ints) -> dict[str, float]:
-    steps = trace.steps
-    steady = steps.in_steady(steps.of_host(fills))
-    return {
-        "n_fills_per_step": round(int(steady.sum()) / steps.n_steady, 2),
-        "host_ms_per_step": ms(int(trace.dur_ns[fills[steady]].sum()) / steps.n_steady),
-    }
-
-
-def _as_work(trace: Trace, fills: Ints, adds: Ints, work: Work) -> Claim:
-    steps = trace.steps
-    evidence = _evidence(trace, fills)
-    count = evidence["n_fills_per_step"]
-    return work.claim(
-        message=f"gradients are filled with zeros in {format_count(count, 'call')} {steps.per}, and the backward pass"
-        f" adds to them: {work.text}",
-        certainty="certain",
-        what="fill_and_add",
-        method="time of the fills, and of the additions that would be stores",
-        evidence={**evidence, "n_additions_per_step": steps.mean_count(steps.of_host(adds))},
-        anchor=int(fills[0]),
-    )
-
-
-def _on_cpu(trace: Trace, fills: Ints, stretches: Spans, adds: Ints) -> Claims:
+def _on_cpu(trace: Trace, fills: Ints, stretches: Spans, adds: Ints, message: str, counts: dict[str, float]) -> Claims:
     """Yield the claim on the host time of the loop over the gradients, and on the additions."""
     steps = trace.steps
     added = work_of(trace, adds)
@@ -134,53 +133,25 @@ def _on_cpu(trace: Trace, fills: Ints, stretches: Spans, adds: Ints) -> Claims:
     spans = stretches
     if added is not None:
         spans, free = np.concatenate([spans, added.spans]), np.concatenate([free, added.free])
-    judged = intervals.intersect(intervals.union(spans), steps.judged)
-    took_ns = intervals.length(judged) / steps.n_steady
-    if not took_ns:
-        return
-    evidence = _evidence(trace, fills)
-    count = evidence["n_fills_per_step"]
-    yield Claim(
-        message=f"gradients are filled with zeros in {format_count(count, 'call')} {steps.per}, and the backward pass"
-        f" adds to them: {format_ns(took_ns)} of {format_ns(steps.wall_ns)}",
-        certainty="certain",
-        rows=np.concatenate([fills, adds]),
-        spans=spans,
-        gain_low=free,
-        time_class="host",
-        method="host time of the fills, and of the additions that would be stores",
-        evidence={
-            "fill_and_add_ms_per_step": ms(took_ns),
-            "share_of_step": round(took_ns / steps.wall_ns, 6),
-            **evidence,
-            "n_additions_per_step": steps.mean_count(steps.of_host(adds)),
-            "profiler_inflation": trace.origin.inflation,
-        },
-        anchor=int(fills[0]),
-        edits=(Edit("threads", factor=1 - 1 / trace.origin.inflation, best=0.0, spans=stretches), Edit("drop", adds)),
-    )
+    took_ns = steps.judged_ns(spans) / steps.n_steady
+    if took_ns:
+        yield host_claim(
+            trace,
+            f"{message}, and the backward pass adds to them: {format_ns(took_ns)} of {format_ns(steps.wall_ns)}",
+            np.concatenate([fills, adds]),
+            spans,
+            certainty="certain",
+            gain_low=free,
+            method="host time of the fills, and of the additions that would be stores",
+            evidence={
+                "fill_and_add_ms_per_step": ms(took_ns),
+                "share_of_step": round(took_ns / steps.wall_ns, 6),
+                **counts,
+                "n_additions_per_step": steps.mean_count(steps.of_host(adds)),
+            },
+            edits=(_no_loop(trace, stretches), Edit("drop", adds)),
+        )
 
 
-def _as_idle(trace: Trace, fills: Ints, stretches: Spans, late: Spans) -> Claim:
-    steps = trace.steps
-    late_ns = steps.judged_ns(late)
-    evidence = _evidence(trace, fills)
-    count = evidence["n_fills_per_step"]
-    idle_ns = late_ns / steps.n_steady
-    enqueued = trace.mask_of(fills)
-    return Claim(
-        message=f"gradients are filled with zeros in {format_count(count, 'call')} {steps.per}, while the GPU stands"
-        f" idle for {format_ns(idle_ns)} of {format_ns(steps.wall_ns)}",
-        certainty="certain",
-        rows=fills,
-        spans=late,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle",
-        method="idle time of the device while the host fills gradients",
-        evidence={"gpu_idle_ms_per_step": ms(idle_ns), **evidence, "profiler_inflation": trace.origin.inflation},
-        anchor=int(fills[0]),
-        edits=(
-            Edit("threads", factor=1 - 1 / trace.origin.inflation, best=0.0, spans=stretches),
-            Edit("drop", trace.links.work_under(enqueued)),
-        ),
-    )
+def _no_loop(trace: Trace, stretches: Spans) -> Edit:
+    return Edit("threads", factor=1 - 1 / trace.origin.inflation, best=0.0, spans=stretches)

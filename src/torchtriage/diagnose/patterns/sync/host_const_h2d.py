@@ -46,7 +46,7 @@ def find(trace: Trace) -> Claims:
     index = np.flatnonzero(small & waits.under(transfers))
     holder = trace.tree.outermost(waits.row[index], transfers)
     constant = _after_factory(trace, holder) | _same_in_module(trace, index)
-    claim = claim_reads(
+    for claim in claim_reads(
         trace,
         index[constant],
         holder[constant],
@@ -54,8 +54,7 @@ def find(trace: Trace) -> Claims:
         " the GPU idles {idle}",
         what="copies",
         method="host-late idle time up to the next launched work, capped by the time in the copy",
-    )
-    if claim is not None:
+    ):
         size = int(np.median(waits.copy_bytes[index[constant]]))
         yield dataclasses.replace(claim, evidence={**claim.evidence, "median_copy_bytes": size})
 

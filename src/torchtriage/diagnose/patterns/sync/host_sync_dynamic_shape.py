@@ -34,15 +34,11 @@ torch.nonzero_static(mask, size=n)""",
 
 def find(trace: Trace) -> Claims:
     """Yield one claim for all waits for a result's size that starve the device."""
-    index, holder = shape_reads(trace)
-    claim = claim_reads(
+    yield from claim_reads(
         trace,
-        index,
-        holder,
+        *shape_reads(trace),
         message="the host needs the size of a result {times} ({ops}): it waits {wait}, and the GPU idles {idle}",
         what="waits",
         method="host-late idle time up to the next launched work, capped by the time in the wait",
         whole=False,
     )
-    if claim is not None:
-        yield claim

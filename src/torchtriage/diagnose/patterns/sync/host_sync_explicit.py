@@ -39,7 +39,7 @@ _NOT_THE_LOOP = r"torch/profiler/|torch/cuda/graphs\.py\("
 def find(trace: Trace) -> Claims:
     """Yield one claim for all explicit syncs that starve the device."""
     index = _explicit(trace)
-    claim = claim_reads(
+    yield from claim_reads(
         trace,
         index,
         trace.waits.row[index],
@@ -48,8 +48,6 @@ def find(trace: Trace) -> Claims:
         method="host-late idle time up to the next launched work, capped by the time in the sync",
         whole=False,
     )
-    if claim is not None:
-        yield claim
 
 
 def _explicit(trace: Trace) -> Ints:

@@ -33,14 +33,10 @@ if step % 50 == 0:
 
 def find(trace: Trace) -> Claims:
     """Yield one claim for all readbacks made to print or log."""
-    index, holder = log_reads(trace)
-    claim = claim_reads(
+    yield from claim_reads(
         trace,
-        index,
-        holder,
+        *log_reads(trace),
         message="GPU values are read to print or log them {times}: the host waits {wait}, and the GPU idles {idle}",
         what="reads",
         method="host-late idle time up to the next launched work, capped by the logging frames",
     )
-    if claim is not None:
-        yield claim

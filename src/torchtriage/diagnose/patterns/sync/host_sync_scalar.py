@@ -30,14 +30,10 @@ FIX = fixes.READ_NOW_AND_THEN
 
 def find(trace: Trace) -> Claims:
     """Yield one claim for all scalar readbacks that starve the device."""
-    index, holder = scalar_reads(trace)
-    claim = claim_reads(
+    yield from claim_reads(
         trace,
-        index,
-        holder,
+        *scalar_reads(trace),
         message="GPU scalars are read on the host {times} ({ops}): the host waits {wait}, and the GPU idles {idle}",
         what="reads",
         method="host-late idle time up to the next launched work, capped by the time in the read",
     )
-    if claim is not None:
-        yield claim

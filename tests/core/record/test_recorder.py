@@ -141,8 +141,8 @@ torch.set_num_threads(1); torch.manual_seed(1); random.seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters())
 if sys.argv[1:]:
-    from torchtriage.core.record.recorder import Plan, Recorder
-    one = Recorder(sys.argv[1], Plan(warmup=2, timing_steps=4, min_timing_s=0, max_timing_steps=20))
+    from torchtriage.core.record.recorder import RecordPlan, Recorder
+    one = Recorder(sys.argv[1], RecordPlan(warmup=2, timing_steps=4, min_timing_s=0, max_timing_steps=20))
 for n in range(60):
     optimizer.zero_grad()
     loss = model(torch.randn(4, 8) * random.random()).square().mean()
@@ -414,8 +414,8 @@ def test_no_thread_takes_over_while_the_profiler_starts(
 SCRIPT = """
 import os, sys, threading, torch
 torch.set_num_threads(1)
-from torchtriage.core.record.recorder import Plan, Recorder
-one = Recorder(sys.argv[1], Plan(warmup=0, timing_steps=0, light=4))
+from torchtriage.core.record.recorder import RecordPlan, Recorder
+one = Recorder(sys.argv[1], RecordPlan(warmup=0, timing_steps=0, light=4))
 def work():
     torch.ones(3) + 1
     one.step()
@@ -532,7 +532,7 @@ def test_ranks_record_the_same_steps_however_fast_they_are(tmp_path: Path) -> No
     code = """
 import os, sys, time, torch
 import torch.distributed as dist
-from torchtriage.core.record.recorder import Plan, Recorder
+from torchtriage.core.record.recorder import RecordPlan, Recorder
 torch.set_num_threads(1)
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=rank, world_size=2)

@@ -62,8 +62,8 @@ def test_a_cell_is_run_recorded_and_judged(shell: Any, tmp_path: Path) -> None:
     assert isinstance(shown, CellReport)
     assert shown.report.recorded.n_steps > 0
     assert "CPU only" in repr(shown)
-    assert re.search(r"^  loop +one step of SGD, ", repr(shown), re.MULTILINE)
-    assert not re.search(r"^  ran ", repr(shown), re.MULTILINE)  # a cell has no command
+    assert re.search(r"^loop +one step of SGD, ", repr(shown), re.MULTILINE)
+    assert not re.search(r"^ran ", repr(shown), re.MULTILINE)  # a cell has no command
     assert shown.report.recorded.file.startswith("<ipython-input")
     assert (shown.report.recorded.line, shown.report.recorded.function) == (10, "<module>")
     assert "<iframe" in shown._repr_html_()

@@ -17,10 +17,11 @@ from torchtriage.core.finding import Fix
 
 __all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
 
-Part = Literal["trace", "source", "memory", "logs", "alerts"]
+Part = Literal["trace", "source", "run", "memory", "logs", "alerts"]
 PARTS: dict[Part, str] = {
     "trace": "",
     "source": ", in source",
+    "run": ", in a run",
     "memory": ", in memory",
     "logs": ", in compile logs",
     "alerts": ", in alerts",
@@ -65,6 +66,7 @@ def pages() -> tuple[Page, ...]:
     from torchtriage.diagnose import lint, patterns
     from torchtriage.diagnose.lint import base as rules
     from torchtriage.diagnose.patterns import base
+    from torchtriage.diagnose.runs.catalogue import catalogue as run_causes
     from torchtriage.memory import findings as codes
     from torchtriage.operate.monitor import alert as alerts
 
@@ -89,6 +91,10 @@ def pages() -> tuple[Page, ...]:
     for rule in lint.catalogue():
         it = rule.rule
         found.append(Page(it.code, it.name, it.family, it.title, "source", rule.page, rules.SECTIONS, rule.fix))
+    found += [
+        Page(cause.code, cause.name, cause.family, cause.title, "run", cause.page, base.SECTIONS, cause.fix)
+        for cause in run_causes()
+    ]
     for verdict in codes.catalogue():
         is_ = verdict.identity
         found.append(

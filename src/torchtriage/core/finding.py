@@ -42,13 +42,13 @@ class Cost:
     """What fixing one finding gives back: an interval with its denominator.
 
     ``low_ms``/``high_ms`` are per ``per``; ``of_ms`` is the wall time of one ``per`` (the mean
-    steady step, or the window), so ``share_low = low_ms / of_ms``. ``naive_ms`` is the plain sum of
+    steady step, the window, or the whole run), so ``share_low = low_ms / of_ms``. ``naive_ms`` is the plain sum of
     durations, for contrast. ``basis`` says how sure the arithmetic is, ``method`` how it was done.
     """
 
     low_ms: float
     high_ms: float
-    per: Literal["step", "window"]
+    per: Literal["step", "window", "run"]
     of_ms: float
     share_low: float
     share_high: float
@@ -158,10 +158,12 @@ class Finding:
 
 
 def rank_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the key that sorts findings: by what is surely saved, then by what may be; without a saving last."""
-    low_ms, high_ms = (finding.cost.low_ms, finding.cost.high_ms) if finding.cost else (0.0, 0.0)
+    """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last."""
+    low = high = 0.0
+    if finding.cost is not None and finding.cost.of_ms > 0:
+        low, high = finding.cost.low_ms / finding.cost.of_ms, finding.cost.high_ms / finding.cost.of_ms
     severity = SEVERITIES.index(finding.severity)
-    return (high_ms <= 0, -low_ms, -high_ms, severity, finding.code, finding.message)
+    return (high <= 0, -low, -high, severity, finding.code, finding.message)
 
 
 @dataclass(frozen=True)

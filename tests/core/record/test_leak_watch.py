@@ -343,5 +343,5 @@ def test_children_go_on_unwatched(tmp_path: Path) -> None:
     plain = run(tmp_path, source, watched=False)
     out = run(tmp_path, source, "--memory", "-o", "report.txt")
     assert out.stdout == plain.stdout == "1 None\n7\n"
-    assert memory_of(tmp_path).n_steps == 258
+    assert memory_of(tmp_path).n_steps == 259
     assert len(list((tmp_path / "out").glob(f"*/{REPORT}"))) == 1

@@ -220,13 +220,15 @@ def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
 )
 def test_a_script_that_removes_the_recordings_goes_on(source: str, tmp_path: Path) -> None:
     watched = run(tmp_path, source)
-    assert watched.stdout == run(tmp_path, source, watched=False).stdout != ""
+    plain = run(tmp_path, source, watched=False).stdout
+    assert plain != ""
+    assert watched.stdout.startswith(plain)
 
 
 def test_a_loop_that_is_too_short_is_said(tmp_path: Path) -> None:
-    watched = run(tmp_path, MODEL + "for n in range(6):\n    step()\nprint('done')\n")
+    watched = run(tmp_path, MODEL + "step()\nprint('done')\n")
     assert watched.stdout == "done\n"
-    assert "the loop was over before any step was recorded" in watched.stderr
+    assert "the script ended after 1 optimizer step" in watched.stderr
     watched_twice = run(tmp_path, MODEL + "step()\n", "--warmup", "0", code=2)
     assert "expected a new or an empty folder" in watched_twice.stderr
 

@@ -47,9 +47,9 @@ class _Run(click.Command):
     " than the recordings, so with --exit-after there is none.",
 )
 @click.option(
-    "--compile-log",
-    is_flag=True,
-    help="Also record torch.compile's log, to report graph breaks and recompilations with lines and fixes.",
+    "--compile-log/--no-compile-log",
+    default=True,
+    help="Record torch.compile's log, to report graph breaks and recompilations with lines and fixes.",
 )
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [default: a new folder]")
 @json_option
@@ -88,7 +88,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
     plan = {names[name]: given[name] for name in names if given[name] is not None}
     wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
-    code = launch(what, out, plan=plan, **wants, while_running=told.look)
+    code = launch(what, out, plan=plan, **wants, sample=True, while_running=told.look)
     try:
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:

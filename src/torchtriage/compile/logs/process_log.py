@@ -13,7 +13,7 @@ from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.guards import GuardTree
 from torchtriage.compile.logs.locations import resumed, whole_name
 from torchtriage.compile.logs.phases import Phases
-from torchtriage.compile.logs.recompiles import GuardFailure
+from torchtriage.compile.logs.recompiles import TENSOR_CAUSES, GuardFailure
 from torchtriage.core.finding import Frame
 
 __all__ = ["BreakGroup", "CacheCounts", "Compilation", "FunctionKey", "ProcessLog", "RecompileGroup", "StageCounts"]
@@ -221,9 +221,12 @@ class ProcessLog:
             seen.ids.append(where.id)
 
     def saw_recompile(self, failures: list[GuardFailure], where: Compilation) -> None:
-        """Note a recompilation for the guard of the newest graph that failed."""
-        first = failures[0]
-        others = tuple(failure.cause for failure in failures[1:] if failure.key != first.key)
+        """Note a recompilation for the guard of the nearest graph that failed.
+
+        Tensors are compared first: a graph that fails on something else had the right tensors. Else it is the newest.
+        """
+        first = next((failure for failure in failures if failure.cause not in TENSOR_CAUSES), failures[0])
+        others = tuple(failure.cause for failure in failures if failure.key != first.key)
         self.n_recompile_records += 1
         self.reasons.append((where, first, others))
 

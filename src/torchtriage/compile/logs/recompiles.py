@@ -9,7 +9,7 @@ from typing import Literal
 from torchtriage.compile.logs.locations import parse_traceback
 from torchtriage.core.finding import Frame
 
-__all__ = ["Cause", "GuardFailure", "parse_failures"]
+__all__ = ["TENSOR_CAUSES", "Cause", "GuardFailure", "parse_failures"]
 
 Cause = Literal[
     "size",
@@ -59,6 +59,7 @@ _TENSOR_TEXTS: tuple[tuple[Cause, str], ...] = (
     ("device", r"tensor '(?P<source>.+?)' [Tt]ensor device"),
     ("type", r"expected type of '(?P<source>.+?)' to be (?P<was>.+?),? '? ?but found (?P<now>.+)$"),
 )
+TENSOR_CAUSES = frozenset(cause for cause, _ in _TENSOR_TEXTS)
 _TENSOR = tuple((cause, re.compile(text)) for cause, text in _TENSOR_TEXTS)
 _VALUE = re.compile(r"^(?P<source>.+?) (?:==|is) (?P<value>[^=]+?)$", re.DOTALL)
 _CALLED = re.compile(r"^(?:len|type|id)\(|^___(?!stack\d)")

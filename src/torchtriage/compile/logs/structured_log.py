@@ -26,7 +26,7 @@ _AT_LIMIT = re.compile(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w*l
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Unsupported|Failed|Interrupt)\b.*")
 _NO_BREAK = re.compile(
     r"^(?:SpeculationRestart|TensorifyScalarRestart|AutogradGradRestart|UnspecializeRestart"
-    r"|CompileCollectiveRestart|StepUnsupported)|^\w*RestartAnalysis\w*$|^$"
+    r"|CompileCollectiveRestart|StepUnsupported)|^(?:<class ')?[\w.]*RestartAnalysis(?:'>)?$|^$"
 )
 """Why dynamo begins again without a graph break."""
 _CACHE = re.compile(r"^(?P<name>\w+?)_cache_(?P<what>hit|miss|bypass)$")

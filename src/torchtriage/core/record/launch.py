@@ -91,6 +91,7 @@ def launch(
     memory: bool = False,
     compile_log: bool = False,
     answers: bool = False,
+    sample: bool = False,
     log: Path | None = None,
     while_running: Callable[[], None] | None = None,
 ) -> int:
@@ -98,7 +99,8 @@ def launch(
 
     Standard streams, folder, terminal and signals are the script's own. ``while_running`` is called
     about twice a second. ``memory`` : watch for leaks to the script's end. ``compile_log`` : keep
-    what torch.compile logs. ``answers`` : have its first losses or outputs noted. ``log`` : a file
+    what torch.compile logs. ``answers`` : have its first losses or outputs noted. ``sample`` : look at
+    its stacks from beginning to end. ``log`` : a file
     that takes its output; its standard input is empty then.
 
     Raises
@@ -114,6 +116,7 @@ def launch(
         "compile_log": compile_log,
         "hide": command.is_script,
         "answers": answers,
+        "sample": sample,
     }
     paths = [str(BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), SETTINGS: json.dumps(settings)}

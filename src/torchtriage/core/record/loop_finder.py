@@ -30,8 +30,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchtriage.core.record.environment import process_rank, world_size
+from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.output_digest import Answers
-from torchtriage.core.record.recorder import Recorder, RecordPlan
+from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
+from torchtriage.core.record.stack_sampler import StackSampler
 from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
 
 if TYPE_CHECKING:  # here only the script imports torch
@@ -43,25 +45,31 @@ if TYPE_CHECKING:  # here only the script imports torch
 __all__ = ["LeakWatcher", "Loop", "LoopFinder", "start_watching"]
 
 PROCESS_FILE = "process.json"
-FIRST_LOOKS = 3
-"""Optimizer steps seen before the boundary is chosen: two optimizers show within three."""
-MORE_LOOKS = 12
+FIRST_LOOKS = 2
+"""Optimizer steps seen before the boundary is chosen: one that shows later can still take its place."""
+MORE_LOOKS = 6
 """... and when there are several, so many, to see which one steps once per iteration."""
 LOOK_S = 0.01
 SLOWER_LOOK_S = 0.25
 """Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
 EAGER_S = 20.0
-LISTEN_S = 0.5
+LISTEN_S = 0.2
 """So long only stacks are looked at; then module calls are listened to until one repeats."""
 SEEN_TWICE = 2
-SHORT = {"warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
+SHORT = {"early_light": 2, "early_heavy": 1, "warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
 """Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
 PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
 neither may show before fetches from a DataLoader are."""
 
 
-Boundary = Literal["optimizer", "forward", "loader"]
+Boundary = Literal["optimizer", "forward", "loader", "time"]
+MOST_GROWTH = 256 << 20
+"""A recording that makes the process larger than it ever was, by more than this, is thrown away."""
+WINDOWS_S = (0.4, 4.0, 15.0)
+"""After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
+LIGHT_WINDOW_S, HEAVY_WINDOW_S = 0.4, 0.1
+WINDOW = "a stretch of time: no step was found"
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class LoopFinder:
         self.roots = [str(Path.cwd()), *sys.path[:1]]  # the script may change both
         self.loop: Loop | None = None
         self.recorder: Recorder | None = None
+        self.window: Recorder | None = None
         self.memory: LeakWatcher | None = None
         self.memory_problem = ""
         self.compile_log: StructuredLog | None = None
@@ -116,6 +125,8 @@ class LoopFinder:
         self.fetches: dict[int, int] = {}
         self.drop_loader: Callable[[], object] = lambda: None
         self.choosing = threading.Lock()
+        self.most_resident, self.giving_up = 0, False
+        self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -126,6 +137,9 @@ class LoopFinder:
         if self.settings.get("compile_log"):
             self._listen_to_compiler()
         self._note()
+        if self.sampler is not None:
+            self.sampler.guards.append(self._guard)
+            self.sampler.start()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         # compiled steps are guarded against another number of hooks: it stays and does nothing
         self.undo.append(lambda: None if _compiled() else handle.remove())
@@ -151,17 +165,21 @@ class LoopFinder:
 
     def _forked(self) -> None:
         self.over = True
-        self.recorder = self.memory = None
+        self.recorder = self.window = self.memory = None
+        if self.sampler is not None:
+            self.sampler.forked()
 
     def _ended(self) -> None:
         """Close what is open when the script ends by itself, by an exception or by sys.exit."""
         if os.getpid() != self.pid:
             return
         try:
-            if self.recorder is not None:
-                self.recorder.close("exit")
+            for recorder in filter(None, (self.recorder, self.window)):
+                recorder.close("exit")
             if self.memory is not None:
                 self.memory.close()
+            if self.sampler is not None:
+                self.sampler.stop()
             self._note()
         except Exception:
             self._failed()
@@ -253,7 +271,7 @@ class LoopFinder:
             seen = self.recorder.steps_seen
             rarer = self.rival == key and seen - self.rival_seen > 1
             self.rival, self.rival_seen = key, seen
-            if not rarer or self.recorder.state not in ("warm-up", "timing"):
+            if not rarer or self.recorder.state not in EARLY:
                 return
         self.chosen = key
         name = self.optimizers[key]
@@ -274,11 +292,18 @@ class LoopFinder:
             seen: dict[int, int] = {}
             listening: Callable[[], None] | None = None
             fetches_count = False
+            worked_s = 0.0
+            windows = list(WINDOWS_S) if self.sampler is not None else []
             while not self.over and not self.n_optimizer_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
                 if self.forward_found:
                     return
+                if windows and not main_thread_prepares():
+                    worked_s += time.monotonic() - begun - passed
+                    if worked_s > windows[0]:
+                        windows.pop(0)
+                        _thread.start_new_thread(self._record_window, ())
                 if passed < PATIENCE_S and _optimizer_made():
                     continue
                 if passed > PATIENCE_S and not fetches_count:
@@ -325,21 +350,14 @@ class LoopFinder:
             except Exception:
                 self._failed()
 
-        compile_ = torch.compile
-
-        @functools.wraps(compile_)
-        def compiling(*args: Any, **kwargs: Any) -> Any:
-            stop()
-            return compile_(*args, **kwargs)
-
         def stop() -> None:
-            if torch.compile is compiling:
-                torch.compile = compile_
+            restore()
             remove()
             if stop in self.undo:
                 self.undo.remove(stop)
 
-        torch.compile = compiling
+        compile_ = torch.compile
+        restore = _before_compile(stop)
         remove = register_module_forward_pre_hook(called).remove
         self.undo.append(stop)
         # since it was asked, or in a call that began before: importing the compiler takes seconds
@@ -382,13 +400,47 @@ class LoopFinder:
                 if module._compiled_call_impl is stepping:
                     module._compiled_call_impl = compiled
         else:
-            undo = module.register_forward_pre_hook(_ForwardHook(before)).remove
+            remove = module.register_forward_pre_hook(_ForwardHook(before)).remove
+
+            def undo() -> None:
+                restore()
+                remove()
+
+            def stop() -> None:  # in a graph the hook would break it
+                self._drop_hooks_of_forward(undo)
+                if not self._recorded and not self.over:
+                    if self.recorder is not None:
+                        self.recorder.close("torch.compile was called")
+                        self.recorder = None
+                    self.forward_found = False
+                    _thread.start_new_thread(self._look_for_forward, ())
+
+            restore = _before_compile(stop)
         self.undo.append(undo)
 
     def _drop_hooks_of_forward(self, undo: Callable[[], None]) -> None:
         undo()
         if undo in self.undo:
             self.undo.remove(undo)
+
+    # -- no boundary at all --------------------------------------------------------------------
+
+    def _record_window(self) -> None:
+        """Record a stretch of time on the main thread, lightly and then heavily, where steps cannot be told.
+
+        The profiler sees the thread that starts it: the main thread is asked to, between two of its instructions.
+        """
+        if self.loop is not None or self.over:
+            return
+        self.window = recorder = self._new_recorder(WINDOW)
+        self._note()
+        for heavy, seconds in ((False, LIGHT_WINDOW_S), (True, HEAVY_WINDOW_S)):
+            for act in (functools.partial(recorder.record_block, heavy=heavy), recorder.end_block):
+                if self.window is not recorder or recorder.ended or not in_main_thread(act):
+                    return
+                if act is not recorder.end_block:
+                    time.sleep(seconds)
+        in_main_thread(functools.partial(recorder.close, "the window is over"))
 
     # -- neither -------------------------------------------------------------------------------
 
@@ -437,19 +489,16 @@ class LoopFinder:
 
     def _begin(self, boundary: Boundary, name: str, how: str, call: tuple[str, int, str] | None = None) -> None:
         file, line, function = call or user_call(sys._getframe(1))
-        if self.recorder is not None:
-            self.recorder.close("another loop was found")
+        for recorder in filter(None, (self.recorder, self.window)):
+            recorder.close("another loop was found")
         if self.memory is not None:
             self.memory.close()
         if boundary != "loader":
             self.drop_loader()
         self.loop = Loop(boundary, name, file, line, function, how)
-        rank = process_rank()
-        self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
-        if (self.out / self.folder).exists():
-            self.folder += f"-{self.pid}-{time.monotonic_ns()}"
-        plan = RecordPlan(**{**SHORT, **self.settings["plan"]})
-        self.recorder = Recorder(self.out / self.folder, plan, rank=rank, boundary=how)
+        if self.sampler is not None:
+            self.sampler.forget_marks()
+        self.recorder = self._new_recorder(how)
         if self.leak_watch is not None and self.settings.get("memory"):
             try:
                 self.memory = self.leak_watch(self.out / self.folder)
@@ -458,6 +507,30 @@ class LoopFinder:
                 self.memory = None
         self._note()
         self._boundary()
+
+    def _new_recorder(self, boundary: str) -> Recorder:
+        rank = process_rank()
+        self.folder = f"rank{rank}" if rank is not None else f"process{self.pid}"
+        if (self.out / self.folder).exists():
+            self.folder += f"-{self.pid}-{time.monotonic_ns()}"
+        plan = RecordPlan(**{**SHORT, **self.settings["plan"]})
+        sampler = self.sampler
+        may_trace = (lambda: not sampler.others_spin) if sampler is not None else (lambda: True)
+        return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, may_trace=may_trace)
+
+    def _guard(self, resident: int) -> None:
+        """Stop a recording that makes the process grow; called by the sampler with the resident bytes."""
+        recorder = self.recorder or self.window
+        if recorder is None or not recorder.capturing:
+            self.most_resident = max(self.most_resident, resident)
+        elif resident > self.most_resident + MOST_GROWTH and not self.giving_up:
+            self.giving_up = True
+
+            def give_up() -> None:
+                in_main_thread(functools.partial(recorder.give_up, "the recording grew beyond 256 MB"))
+                self.giving_up = False
+
+            _thread.start_new_thread(give_up, ())  # the sampler goes on
 
     @property
     def _recorded(self) -> bool:
@@ -472,14 +545,18 @@ class LoopFinder:
         recorder, memory = self.recorder, self.memory
         if self.over or recorder is None:
             return
+        begun_ns = time.perf_counter_ns()
         try:
             was_done = recorder.done
             recorder.step()
             done = recorder.done and (memory is None or not was_done)
             if memory is not None:
                 memory.step(recorded=recorder.done)
+            if self.sampler is not None:
+                self.sampler.mark(begun_ns, recorder.state)
+                done = done and not was_done
             if done:
-                if memory is None and not self._by_loader:
+                if memory is None and self.sampler is None and not self._by_loader:
                     self.over = True
                     self._drop_hooks()
                 self._note()
@@ -513,6 +590,26 @@ class _ForwardHook:
     def __reduce__(self) -> Any:
         # a pickled model must load without us: {}.get(module, args) hands the inputs on unchanged
         return (getattr, ({}, "get"))
+
+
+def _before_compile(act: Callable[[], None]) -> Callable[[], None]:
+    """Call ``act`` at the next ``torch.compile``, before it does anything; return how to take that back."""
+    import torch
+
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        act()
+        return compile_(*args, **kwargs)
+
+    def restore() -> None:
+        if torch.compile is compiling:
+            torch.compile = compile_
+
+    torch.compile = compiling
+    return restore
 
 
 def _may_compile() -> bool:

@@ -67,15 +67,23 @@ class Capture:
     first_step : int, optional
         The number of the step that begins; without it, no steps are marked and nothing is
         warmed up: one window from start to stop.
+    warms_up : bool
+        The first step only warms the profiler up; else it is recorded.
     on_lost : callable, optional
         Called with why when the capture ends by itself and cannot be exported: the script started
         a profiler of its own, or the thread ended.
     """
 
     def __init__(
-        self, *, heavy: bool = False, first_step: int | None = None, on_lost: Callable[[str], None] | None = None
+        self,
+        *,
+        heavy: bool = False,
+        first_step: int | None = None,
+        warms_up: bool = True,
+        on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self.heavy = heavy
+        self.warms_up = warms_up
         self.active_steps = 0  # completed ones
         self._first_step = first_step
         self._on_lost = on_lost
@@ -108,7 +116,8 @@ class Capture:
         actions = torch.profiler.ProfilerAction
         options: dict[str, Any] = {}
         if first is not None:  # step 0 is asked about when the profiler is made
-            options["schedule"] = lambda step: actions.WARMUP if step <= first else actions.RECORD
+            quiet_until = first if self.warms_up else -1
+            options["schedule"] = lambda step: actions.WARMUP if step <= quiet_until else actions.RECORD
         if self.heavy:
             options.update(record_shapes=True, with_stack=True, with_modules=True)
         _used = True
@@ -136,7 +145,7 @@ class Capture:
                 self._profiler.step()
             first = self._first_step
             assert first is not None
-            self.active_steps = max(0, self._profiler.step_num - first - 1)
+            self.active_steps = max(0, self._profiler.step_num - first - self.warms_up)
 
     def stop(self, *, inside_step: bool = False) -> None:
         """Stop; what was recorded can be exported then.
@@ -160,7 +169,7 @@ class Capture:
             if inside_step:
                 self._leftover = self._profiler.step_num
             else:
-                self.active_steps = max(0, self._profiler.step_num - self._first_step)
+                self.active_steps = max(0, self._profiler.step_num - self._first_step + 1 - self.warms_up)
         with self._ours(), _quiet():
             self._running = False
             self._profiler.stop()

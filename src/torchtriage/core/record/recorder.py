@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -23,14 +24,26 @@ from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.core.record.timing import settled, step_wall_ns
 
-__all__ = ["COMPLETE", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
+__all__ = ["COMPLETE", "EARLY", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
 
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
 LIGHT_FILE = "light.json.gz"
 HEAVY_FILE = "heavy.json.gz"
 COMPLETE = "complete"
-WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = ("warm-up", "timing", "light", "heavy", "timing again", "off")
+EARLY_LIGHT, EARLY_HEAVY, WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
+    "early light",
+    "early heavy",
+    "warm-up",
+    "timing",
+    "light",
+    "heavy",
+    "timing again",
+    "off",
+)
+EARLY = (EARLY_LIGHT, EARLY_HEAVY, WARM_UP, TIMING)
+"""States in which a better boundary may still take the place of the one that was chosen."""
+CAPTURES = (EARLY_LIGHT, EARLY_HEAVY, LIGHT, HEAVY)
 JOB_STEPS, FOREVER_S = 20, 1e9
 """Unprofiled steps that each rank of a job times, however long they take."""
 FEWEST_STEPS = 3
@@ -45,6 +58,8 @@ TAKE_OVER = 5
 class RecordPlan:
     """How many steps of what, in this order.
 
+    ``early_light`` and ``early_heavy`` steps are recorded at once, for a loop that may end soon; the
+    later recordings take their place. The early heavy one is left out while something is compiled.
     ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
     ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
     ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
@@ -59,6 +74,8 @@ class RecordPlan:
     max_timing_s: float = 10.0
     light: int = 6
     heavy: int = 3
+    early_light: int = 0
+    early_heavy: int = 0
 
 
 @dataclass
@@ -89,6 +106,8 @@ class Recorder:
         ``RANK`` where not given.
     boundary : str
         What a step is, in words (``"Adam.step"``); written down only.
+    may_trace : callable, optional
+        Asked before stacks are recorded; where it says no, they are not.
     on_done : callable, optional
         Called in the loop's thread, at a step boundary, when everything is recorded.
     """
@@ -100,8 +119,10 @@ class Recorder:
         *,
         rank: int | None = None,
         boundary: str = "step",
+        may_trace: Callable[[], bool] = lambda: True,
         on_done: Callable[[], object] | None = None,
     ) -> None:
+        self._may_trace = may_trace
         self.out_dir = Path(out_dir)
         self.plan = plan or RecordPlan()
         self.rank = rank
@@ -128,9 +149,13 @@ class Recorder:
         self._entered_ns = 0
         self._look_at = 0
         self._look_ns = 0
-        self.state = WARM_UP
+        self._n_compiled = 0
         # what the next step boundary means; None: nothing any more
-        self._advance: Callable[[int], None] | None = self._warm_up
+        self._advance: Callable[[int], None] | None
+        if self.plan.early_light or self.plan.early_heavy:
+            self.state, self._advance = "", self._begin_early
+        else:
+            self.state, self._advance = WARM_UP, self._warm_up
         _live.add(self)
 
     # -- what callers use ----------------------------------------------------------------------
@@ -160,13 +185,31 @@ class Recorder:
     # a step inside a compiled function ends the graph there instead of being traced
     step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-    def record_block(self) -> None:
-        """Record from here to :meth:`close` as one heavy window; steps mean nothing in it."""
-        self.state, self._advance, self._owner = HEAVY, lambda now: None, get_ident()
+    def record_block(self, *, heavy: bool = True) -> None:
+        """Record from here to :meth:`close` or :meth:`end_block` as one window; steps mean nothing in it."""
+        self.state, self._advance, self._owner = HEAVY if heavy else LIGHT, lambda now: None, get_ident()
         try:
             self._begin_capture(first_step=None)
         except Exception as error:
             self._failed(error)
+
+    def end_block(self) -> None:
+        """Keep what :meth:`record_block` recorded; another block may follow. Never raises."""
+        try:
+            if self._capture is not None:
+                self._keep(self._capture, inside_step=False)
+        except Exception as error:
+            self._failed(error)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the profiler runs for this recorder."""
+        return self._capture is not None
+
+    def give_up(self, reason: str) -> None:
+        """Throw away what is being recorded and go on with what comes next. Never raises."""
+        if self._capture is not None:
+            self._failed(RuntimeError(reason))
 
     @property
     def done(self) -> bool:
@@ -193,6 +236,10 @@ class Recorder:
         self._end(reason)
 
     # -- the states, in order ------------------------------------------------------------------
+
+    def _begin_early(self, now: int) -> None:
+        self._n_compiled = _n_compiled()
+        self._next()
 
     def _warm_up(self, now: int) -> None:
         self._phase_steps += 1
@@ -237,9 +284,9 @@ class Recorder:
         capture = self._capture
         assert capture is not None
         self._phase_steps += 1
-        if self._phase_steps > 1:  # the first one warms the profiler up
+        if self._phase_steps > capture.warms_up:
             self._capture_ns.append(now - self._last_ns)
-        if self._phase_steps <= self._steps_of(self.state):
+        if self._phase_steps < self._steps_of(self.state) + capture.warms_up:
             capture.step()
             self._last_ns = perf_counter_ns()
             return
@@ -250,19 +297,20 @@ class Recorder:
 
     def _next(self) -> None:
         """Go to the next state that has steps, and begin it at this very boundary."""
-        state = _ORDER[_ORDER.index(self.state) + 1]
-        while state != OFF and not self._steps_of(state):
-            state = _ORDER[_ORDER.index(state) + 1]
+        at = _ORDER.index(self.state) + 1 if self.state else 0
+        while _ORDER[at] != OFF and not self._steps_of(_ORDER[at]):
+            at += 1
+        state = _ORDER[at]
         self._phase_steps = 0
         self.state = state
         if state == OFF:
             self._end(COMPLETE)
-        elif state in (LIGHT, HEAVY):
+        elif state in CAPTURES:
             self._advance = self._captured
             self._begin_capture(self.steps_seen)
         else:
-            self._advance = self._timing if state == TIMING else self._timing_again
-            if state == AGAIN:
+            self._advance = {WARM_UP: self._warm_up, TIMING: self._timing}.get(state, self._timing_again)
+            if state in (AGAIN, WARM_UP):
                 self._write()
         self._last_ns = self._entered_ns = perf_counter_ns()
         self._look_at = self.plan.timing_steps
@@ -270,13 +318,22 @@ class Recorder:
 
     def _steps_of(self, state: str) -> int:
         plan = self.plan
-        return {LIGHT: plan.light, HEAVY: plan.heavy}.get(state, plan.timing_steps)
+        if state == EARLY_HEAVY and _n_compiled() != self._n_compiled:
+            return 0  # the stacks of a compiler are endless
+        if state in (EARLY_HEAVY, HEAVY) and not self._may_trace():
+            self._failures["stacks were not recorded: another thread runs Python all the time"] += 1
+            return 0
+        steps = {EARLY_LIGHT: plan.early_light, EARLY_HEAVY: plan.early_heavy, LIGHT: plan.light, HEAVY: plan.heavy}
+        return steps.get(state, max(plan.warmup, 1) if state == WARM_UP else plan.timing_steps)
 
     def _begin_capture(self, first_step: int | None) -> None:
         if self._environment is None:
             self._write()  # with the environment: from here on a killed script leaves it
         started = perf_counter_ns()
-        capture = Capture(heavy=self.state == HEAVY, first_step=first_step, on_lost=self._lost)
+        heavy, early = self.state in (HEAVY, EARLY_HEAVY), self.state in (EARLY_LIGHT, EARLY_HEAVY)
+        # stacks that are recorded without a warm-up crash torch 2.13 where another thread runs Python
+        warms_up = heavy or not early or bool(devices())
+        capture = Capture(heavy=heavy, first_step=first_step, warms_up=warms_up, on_lost=self._lost)
         try:
             capture.start()
         except ProfilerBusyError:
@@ -306,6 +363,7 @@ class Recorder:
             "bytes": size,
             "steps": capture.active_steps,
             "whole": not inside_step,
+            "early": self.state in (EARLY_LIGHT, EARLY_HEAVY),
             "step_ns": self._capture_ns,
             "start_ns": self._start_ns,
             "stop_ns": stopped - started,
@@ -340,7 +398,7 @@ class Recorder:
             capture.abandon()
         if self.ended:
             return
-        if self.state not in (LIGHT, HEAVY):
+        if self.state not in CAPTURES:
             self._end("it failed")
             return
         try:
@@ -421,6 +479,13 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def _n_compiled() -> int:
+    """Return how many times something was compiled, or began to be, in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    frames = getattr(utils, "counters", {}).get("frames", {})
+    return sum(frames.values())
 
 
 def _world_size() -> int:

@@ -17,6 +17,7 @@ from torchtriage.diagnose.ranks.workers import analyze_files
 from torchtriage.diagnose.runs.compile_events import named, named_as, read_compiled, watched_compile
 from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
 from torchtriage.diagnose.runs.run_folder import Recording, find_recordings, recorded, why_nothing
+from torchtriage.diagnose.runs.sampled import untraced, with_samples
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -39,9 +40,19 @@ def judge_run(
     """
     recordings = [recording for recording in find_recordings(out) if pid in (None, recording.facts.get("pid"))]
     usable = [recording for recording in recordings if recording.light or recording.heavy]
+    # beside a process with a loop, one without is what started it
+    usable = [recording for recording in usable if recording.facts.get("loop")] or usable
     if not usable:
         reason, hint = why_nothing(out, recordings, exit_code)
-        raise TraceFormatError(reason, where=command or str(out), hint=hint)
+        results = tuple(
+            untraced(item, recorded(item, command, exit_code), reason, hint, _folders([item], options))
+            for item in recordings
+            if item.samples is not None
+        )
+        results = tuple(result for result in results if result.recorded and result.recorded.account)
+        if not results:
+            raise TraceFormatError(reason, where=command or str(out), hint=hint)
+        return (), results
     results = tuple(_process(recording, options, command, exit_code) for recording in usable)
     if len(usable) == 1:
         return (), results
@@ -67,6 +78,7 @@ def _process(one: Recording, options: Options, command: str, exit_code: int | No
     result = join(*results) if len(results) == 2 else results[0]
     result = with_leaks(result, one.memory, leak_findings(one.memory) if one.memory else ())
     result = named(result, compiled)
+    result, facts = with_samples(result, one, facts, traces[0], folders)
     kept = next(trace for trace in traces if trace.report.path == result.trace.path)
     first, costliest, trust = sentences(kept, result, options.min_share)
     if facts.step_ms and not result.refused:

@@ -21,7 +21,7 @@ from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["named", "named_as", "read_compiled", "watched_compile"]
+__all__ = ["BREAK", "RECOMPILE", "named", "named_as", "read_compiled", "watched_compile"]
 
 BREAK, RECOMPILE = "CMP030", "CMP031"
 """The trace's patterns of the same things."""
@@ -54,8 +54,7 @@ def watched_compile(one: Recording, compiled: CompileResult | None, unread: str 
     notes = [f"the compiler's log could not be kept: {problem}"] if problem else []
     notes += [f"the compiler's log could not be read: {unread}"] if unread else []
     if compiled is None:
-        said = () if notes else ("Nothing was compiled.",)
-        return WatchedCompile(said, 0, 0.0, (), "", "", "", tuple(notes))
+        return WatchedCompile((), 0, 0.0, (), "", "", "", tuple(notes))
     events = [*map(_of_break, compiled.breaks), *map(_of_recompile, compiled.recompiles)]
     return WatchedCompile(
         verdict=compiled.verdict,

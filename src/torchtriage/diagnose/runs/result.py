@@ -7,7 +7,16 @@ from typing import Any, Literal
 
 from torchtriage.core.finding import Fix, Frame
 
-__all__ = ["CompileEvent", "RecordedRun", "WatchedCompile", "WatchedMemory"]
+__all__ = [
+    "AccountLine",
+    "AccountPart",
+    "CompileEvent",
+    "RecordedRun",
+    "RunAccount",
+    "StepAccount",
+    "WatchedCompile",
+    "WatchedMemory",
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,56 @@ class WatchedCompile:
 
 
 @dataclass(frozen=True)
+class AccountPart:
+    """One part of an account; ``share`` is of the account's ``of_ms``."""
+
+    kind: str
+    ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class AccountLine:
+    """A line of the user's, and the share of the step spent in it and in what it calls outside the user's code.
+
+    ``kind`` : the part of the account that most of it belongs to.
+    """
+
+    file: str
+    line: int
+    function: str
+    kind: str
+    share: float
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    """Where the steady steps' time goes on the loop's thread; the parts add up to ``of_ms``.
+
+    ``of_ms`` : a mean step where ``per`` is ``step``; where steps could not be told apart, all time in the loop.
+    ``n_looks`` : looks at the stack that it rests on. ``loop_file``, ``loop_line`` : the loop in the user's code.
+    ``lines`` : the user's innermost lines, the longest first.
+    """
+
+    per: Literal["step", "loop"]
+    of_ms: float
+    n_steps: int
+    n_looks: int
+    loop_file: str
+    loop_line: int
+    parts: tuple[AccountPart, ...]
+    lines: tuple[AccountLine, ...]
+
+
+@dataclass(frozen=True)
+class RunAccount:
+    """Where the whole run's time went, from the start of the process to its end; the parts add up to ``of_ms``."""
+
+    of_ms: float
+    parts: tuple[AccountPart, ...]
+
+
+@dataclass(frozen=True)
 class RecordedRun:
     """How ``torchtriage run`` came to a recording.
 
@@ -108,3 +167,6 @@ class RecordedRun:
     after_ms: float | None = None
     compiled: WatchedCompile | None = None
     """None without ``--compile-log``."""
+    account: StepAccount | None = None
+    """None where no loop was seen, and in recordings that were not made by ``run``."""
+    run_account: RunAccount | None = None

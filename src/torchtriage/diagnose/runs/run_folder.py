@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import msgspec
 
 from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
+from torchtriage.core.record.stack_sampler import samples_of
 from torchtriage.core.record.structured_log import log_of
 from torchtriage.core.record.timing import step_wall_ns
 from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
+from torchtriage.diagnose.runs.samples import Samples, read_samples
 from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
 from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.leaks.leak_report import WatchReport
@@ -28,7 +31,8 @@ class Recording:
     ``facts`` : ``process-*.json``. ``measured`` : ``recording.json``, empty where no loop was
     found. ``light``, ``heavy`` : the traces, None where it did not come to them. ``memory`` : what
     the leak watch saw, None without one; ``snapshot`` : of CUDA's allocator. ``compile_log`` :
-    where something was compiled and its log was asked for.
+    where something was compiled and its log was asked for. ``samples_file`` : what the sampler of
+    stacks wrote, if it did.
     """
 
     facts: dict[str, Any]
@@ -38,11 +42,19 @@ class Recording:
     memory: WatchReport | None = None
     snapshot: Path | None = None
     compile_log: Path | None = None
+    samples_file: Path | None = None
+
+    @cached_property
+    def samples(self) -> Samples | None:
+        """What the sampler of stacks saw; None where it did not run."""
+        roots = [str(root) for root in self.facts.get("roots", ())]
+        return None if self.samples_file is None else read_samples(self.samples_file, roots)
 
     @property
     def complete(self) -> bool:
         """Whether all that was wanted is on disk."""
-        return self.light is not None and self.heavy is not None
+        early = any((self.measured.get(kind) or {}).get("early") for kind in ("light", "heavy"))
+        return self.light is not None and self.heavy is not None and not early
 
 
 def find_recordings(out: Path) -> list[Recording]:
@@ -56,8 +68,8 @@ def find_recordings(out: Path) -> list[Recording]:
         light, heavy, snapshot = (file if file.exists() else None for file in files)
         memory = _report(folder / MEMORY_FILE)
         measured = _read(folder / RECORDING_FILE)
-        log = log_of(out, int(facts.get("pid") or 0))
-        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log))
+        pid = int(facts.get("pid") or 0)
+        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log_of(out, pid), samples_of(out, pid)))
     return sorted(
         found,
         key=lambda item: (
@@ -103,6 +115,8 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> RecordedRun
     kinds = ("before", "light", "heavy", "after")
     own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
+    if not times and one.samples is not None:
+        times = [step.ns for step in one.samples.steady if not step.recorded]
     unprofiled = step_wall_ns(times, queued=queued)
     return RecordedRun(
         command=command,

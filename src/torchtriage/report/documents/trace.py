@@ -13,6 +13,7 @@ from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import findings
+from torchtriage.report.documents.account import accounts
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -106,7 +107,9 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
     path = result.trace.path * several
     yield b.Head(file_name(result.trace.path), result.verdict, (_verdict_style(result), ""), hang=0, path=path)
     yield b.Rows(_ran(result), indent=0)
-    yield from _recording(result, named=several)
+    yield from accounts(result.recorded)
+    if result.summary is not None or result.trace.n_events:
+        yield from _recording(result, named=several)
     if result.summary is not None:
         for device in result.summary.devices:
             yield _device(device)
@@ -132,6 +135,7 @@ def _job(
     path = f"{len(job.ranks)} ranks of one job" * several
     yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
     yield b.Rows(_ran(first), indent=0)
+    yield from accounts(first.recorded if first is not None else None)
     yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
         yield _rank_bars(job)

@@ -1,0 +1,57 @@
+"""Runs a call on the main thread of a process, between two of its instructions, asked for by another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+
+__all__ = ["in_main_thread", "main_thread_prepares"]
+
+PATIENCE_S = 10.0
+"""So long the main thread may stay inside one call before it is no longer asked."""
+COMPILING = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")
+"""Frames of the compiler at work; others of its packages run compiled code."""
+_ASKED: list[object] = []
+"""What the interpreter still has to call: C knows them by address alone."""
+
+
+def in_main_thread(act: Callable[[], object]) -> bool:
+    """Call ``act`` on the main thread and wait for it; False where the interpreter does not come to it.
+
+    What it raises is swallowed: it would appear in the middle of the program.
+    """
+    try:
+        import ctypes
+    except ImportError:
+        return False
+    done = threading.Event()
+    given_up = threading.Event()
+
+    def call(_argument: object) -> int:
+        if not given_up.is_set():
+            with contextlib.suppress(Exception):
+                act()
+        done.set()
+        return 0
+
+    pending = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
+    _ASKED.append(pending)
+    if ctypes.pythonapi.Py_AddPendingCall(pending, None) != 0:
+        return False
+    if done.wait(PATIENCE_S):
+        return True
+    given_up.set()
+    return False
+
+
+def main_thread_prepares() -> bool:
+    """Return whether the main thread is importing or compiling."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib") or file.endswith(COMPILING):
+            return True
+        frame = frame.f_back
+    return False

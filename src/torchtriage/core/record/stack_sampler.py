@@ -1,0 +1,291 @@
+"""In the script's process: where every thread is, some hundred times a second, from torch's import to the end.
+
+A thread of its own looks at ``sys._current_frames``. Each look is worth the time since the one before, so what
+a thread spends inside one call that holds the interpreter's lock counts in full. The interpreter hands its lock
+over every 5 ms only; while the sampler runs it does so ``SWITCH_S`` after it is asked, or short Python between two
+operators would all be seen at the next operator.
+
+Standard library only. Memory is bounded: at most ``MOST_LOOKS`` looks are kept, the rate halves whenever they are half
+used, and no more than ``MOST_STACKS`` different stacks of ``DEEPEST`` frames.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["SAMPLES", "StackSampler", "samples_of"]
+
+SAMPLES = "samples-{}.json"
+SWITCH_S = 0.0005
+PERIOD_S, LONGEST_PERIOD_S = 0.004, 0.064
+QUICK_LOOKS = 500
+"""So many looks are made a period apart; then the time between them doubles: two seconds want more than twenty."""
+SHARE = 0.01
+"""Of the time, that looking may take: where stacks are deep or threads many, looks are made less often."""
+MOST_LOOKS = 200_000
+MOST_STACKS, MOST_THREADS, DEEPEST = 20_000, 64, 200
+RECENT, SPINS = 16, 0.4
+"""Looks that a thread is judged by, and what part of them find it elsewhere where it spins."""
+WRITE_S = 5.0
+RSS_S = 0.02
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class StackSampler:
+    """Looks at all threads of this process until :meth:`stop`; writes into ``folder`` now and then, and at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pid = os.getpid()
+        self.path = folder / SAMPLES.format(self.pid)
+        self.started_ns = time.perf_counter_ns()
+        self.over = False
+        self.own_ns = 0
+        self.main_thread = threading.main_thread().ident
+        self._looks = array("q")  # time, thread, stack; of one look all threads
+        self._stacks: dict[tuple[tuple[CodeType, int], ...], int] = {}
+        self._collections: list[tuple[int, int, int]] = []
+        self._collecting_ns = 0
+        self._moves: dict[int, tuple[tuple[CodeType, int], float]] = {}
+        self._rss = array("q")  # time, bytes
+        self._marks = array("q")  # begin and end of what a step boundary does
+        self._states: list[tuple[int, str]] = []
+        self._paused = False
+        self.problem = ""
+        self._switch_s = sys.getswitchinterval()
+        self._lock = threading.Lock()
+        self.guards: list[Callable[[int], None]] = []
+        """Called with the resident bytes every ``RSS_S``."""
+
+    def start(self) -> None:
+        """Begin to look."""
+        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        gc.callbacks.append(self._collected)
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self) -> None:
+        """End, and write what was seen."""
+        if self.over:
+            return
+        self.over = True
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+        if sys.getswitchinterval() <= SWITCH_S:  # the script may have set its own
+            sys.setswitchinterval(self._switch_s)
+        self.write()
+
+    def forked(self) -> None:
+        """Forget everything: a forked child has no sampling thread."""
+        self.over = True
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+        sys.setswitchinterval(self._switch_s)
+
+    def mark(self, begun_ns: int, state: str) -> None:
+        """Note a step boundary that began at ``begun_ns`` and ends now; ``state`` is the recorder's from now on."""
+        if len(self._marks) < MOST_LOOKS:
+            self._marks.extend((begun_ns, time.perf_counter_ns(), _thread.get_ident()))
+        if not self._states or self._states[-1][1] != state:
+            self._states.append((begun_ns, state))
+            self._paused = state.endswith("heavy")  # all that this thread does would be recorded
+
+    def forget_marks(self) -> None:
+        """Drop the boundaries: another loop was chosen."""
+        del self._marks[:]
+        self._states.clear()
+
+    @property
+    def others_spin(self) -> bool:
+        """Whether a thread beside the main one has lately been at another instruction at most looks.
+
+        The profiler records the Python of every thread, so that one that spins fills the memory.
+        """
+        return any(share > SPINS for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        own = _thread.get_ident()
+        period_s, written, rss_at, looks = PERIOD_S, time.monotonic(), 0.0, 0
+        statm = _statm()
+        try:
+            while not self.over:
+                time.sleep(period_s)
+                begun, cpu = time.perf_counter_ns(), time.thread_time_ns()
+                if not self._paused:
+                    self._look(begun, own)
+                looks += 1
+                now = time.monotonic()
+                if statm is not None and now >= rss_at:
+                    rss_at = now + RSS_S
+                    resident = _resident(statm)
+                    self._rss.extend((begun, resident))
+                    for guard in tuple(self.guards):
+                        guard(resident)
+                took = time.thread_time_ns() - cpu
+                self.own_ns += took
+                steady = PERIOD_S if looks < QUICK_LOOKS else 2 * PERIOD_S
+                period_s = min(max(steady, took / 1e9 / SHARE, period_s * (0.9 if looks % 50 else 1)), LONGEST_PERIOD_S)
+                if len(self._looks) > MOST_LOOKS * 3:
+                    self._thin()
+                if now - written > WRITE_S + 20 * self.own_ns / 1e9:
+                    self.write()
+                    written = time.monotonic()
+        except Exception as error:  # nothing here may reach the script
+            self.problem = f"{type(error).__name__}: {error}"
+        finally:
+            if statm is not None:
+                os.close(statm)
+
+    def _look(self, now: int, own: int) -> None:
+        n = 0
+        frames = sys._current_frames()
+        if len(self._moves) > len(frames):
+            self._moves = {thread: move for thread, move in self._moves.items() if thread in frames}
+        for thread, innermost in frames.items():
+            if thread == own:
+                continue
+            n += 1
+            if n > MOST_THREADS:
+                break
+            key: list[tuple[CodeType, int]] = []
+            frame: FrameType | None = innermost
+            while frame is not None and len(key) < DEEPEST:
+                key.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            was, share = self._moves.get(thread, (key[0], 0.0))
+            self._moves[thread] = (key[0], share + ((was != key[0]) - share) / RECENT)
+            stack = self._stacks.get(tuple(key))
+            if stack is None:
+                if len(self._stacks) >= MOST_STACKS:
+                    key = key[-3:]  # the outermost frames are few
+                stack = self._stacks.setdefault(tuple(key), len(self._stacks))
+            self._looks.extend((now, thread, stack))
+
+    def _thin(self) -> None:
+        """Keep every other look; what stays stands for the time since the one kept before it."""
+        kept = array("q")
+        times = sorted({self._looks[at] for at in range(0, len(self._looks), 3)})
+        drop = set(times[::2])
+        for at in range(0, len(self._looks), 3):
+            if self._looks[at] not in drop:
+                kept.extend(self._looks[at : at + 3])
+        self._looks = kept
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting_ns = time.perf_counter_ns()
+        elif self._collecting_ns and len(self._collections) < MOST_LOOKS:
+            took = time.perf_counter_ns() - self._collecting_ns
+            if took > 20_000:
+                self._collections.append((self._collecting_ns, took, info.get("generation", 0)))
+
+    def write(self) -> None:
+        """Write everything seen so far, at once or not at all."""
+        if os.getpid() != self.pid or not self._lock.acquire(blocking=False):
+            return
+        begun = time.perf_counter_ns()
+        try:
+            text = json.dumps(self.facts(), separators=(",", ":"))
+            part = self.path.with_suffix(".part")
+            part.write_text(text, encoding="utf-8", errors="surrogateescape")
+            part.replace(self.path)
+        except Exception as error:  # a folder that the script has removed, or a full disk
+            self.problem = f"{type(error).__name__}: {error}"
+        finally:
+            self.own_ns += time.perf_counter_ns() - begun
+            self._lock.release()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the file holds: stacks are lists of frame numbers, innermost first; times in ns."""
+        frames: dict[tuple[CodeType, int], int] = {}
+        looks = self._looks[: len(self._looks) // 3 * 3]  # before the stacks: looks go on meanwhile
+        stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in list(self._stacks)]
+        return {
+            "schema": "torchtriage-samples/1",
+            "pid": self.pid,
+            "main_thread": self.main_thread,
+            "started_ns": self.started_ns,
+            "process_started_ns": self.started_ns - _age_ns(),
+            "ended_ns": time.perf_counter_ns(),
+            "own_ns": self.own_ns,
+            "frames": [_frame(code, at) for code, at in frames],
+            "stacks": stacks,
+            "looks": [looks[0::3].tolist(), looks[1::3].tolist(), looks[2::3].tolist()],
+            "collections": list(self._collections),
+            "rss": [self._rss[0::2].tolist(), self._rss[1::2].tolist()],
+            "marks": [self._marks[0::3].tolist(), self._marks[1::3].tolist(), self._marks[2::3].tolist()],
+            "states": list(self._states),
+            "threads": {thread.ident: thread.name for thread in threading.enumerate() if thread.ident},
+            "torch": _torch_facts(),
+            "problem": self.problem,
+        }
+
+
+def samples_of(folder: Path, pid: int) -> Path:
+    """Return the file that the sampler of a process writes."""
+    return folder / SAMPLES.format(pid)
+
+
+def _frame(code: CodeType, at: int) -> list[Any]:
+    """Return file, function, its first line, and the position of the instruction that a frame is at."""
+    where: tuple[int | None, ...] = (code.co_firstlineno, None, None, None)
+    if hasattr(code, "co_positions"):
+        from itertools import islice
+
+        position = next(islice(code.co_positions(), at // 2, None), None) if at >= 0 else None
+        if position is not None and position[0] is not None:
+            where = position
+    elif at >= 0:
+        for first, last, number in code.co_lines():
+            if first <= at < last and number:
+                where = (number, None, None, None)
+    name = getattr(code, "co_qualname", code.co_name)
+    return [code.co_filename, name, code.co_firstlineno, *where]
+
+
+def _statm() -> int | None:
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+
+
+def _resident(statm: int) -> int:
+    return int(os.pread(statm, 128, 0).split()[1]) * PAGE
+
+
+def _age_ns() -> int:
+    """Return how long this process has lived until the sampler asked; 0 where it cannot be known."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+        return int((up_s - ticks / os.sysconf("SC_CLK_TCK")) * 1e9)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _torch_facts() -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    facts: dict[str, Any] = {"cores": os.cpu_count()}
+    with contextlib.suppress(Exception):
+        facts["cores"] = len(os.sched_getaffinity(0))
+    with contextlib.suppress(Exception):
+        facts["threads"] = torch.get_num_threads()
+    with contextlib.suppress(Exception):
+        counters = sys.modules["torch._dynamo.utils"].counters
+        facts["counters"] = {
+            str(name): {str(key): int(n) for key, n in group.items()} for name, group in counters.items() if group
+        }
+    return facts

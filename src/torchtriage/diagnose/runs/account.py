@@ -1,0 +1,365 @@
+"""Where a step's time goes, to the last percent, and a whole run's: out of looks at the stacks.
+
+Each look stands for the time since the one before, so the parts of an account add up to the wall time. Which looks are
+inside an operator, and which in Python between two, a stack alone does not always tell: a line such as ``a * b`` may
+be either. Such looks are shared out so that operators get the part of the step that the light recording saw them take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchtriage.diagnose.runs.causes import Cause, cause_of, kind_of_library
+from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
+from torchtriage.diagnose.runs.samples import Look, Position, Samples
+from torchtriage.diagnose.runs.source_view import Loop, SourceView
+
+__all__ = ["EITHER", "PYTHON", "Place", "SampledLoop", "Seen", "line_of", "run_account", "sampled_loop", "step_account"]
+
+N_LINES = 12
+MIN_LOOP_NS = 200_000_000
+FEWEST_LOOKS = 12
+"""With fewer in the steady steps, all time in the loop is accounted for instead."""
+OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
+WAITS_FOR_LOADER = "waiting for the loader"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A loop in a file."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A look inside the loop, and what it tells.
+
+    ``weight_ns`` : its time inside the judged steps. ``kind`` : the part of the account. ``chain`` : the user's
+    frames below the loop's own, innermost first. ``loops`` : loops around the innermost, inside the step, with
+    their frames, innermost first.
+    """
+
+    look: Look
+    weight_ns: int
+    kind: str
+    cause: Cause | None
+    call: str
+    chain: tuple[Position, ...]
+    loops: tuple[tuple[Position, Loop], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SampledLoop:
+    """The loop that steps go through: its place, the judged time, and every look inside it.
+
+    ``wall_ns`` : of the judged steps. ``n_steps`` : None where steps could not be told apart.
+    """
+
+    place: Place | None
+    wall_ns: int
+    n_steps: int | None
+    seen: tuple[Seen, ...]
+    operator_share: float | None
+
+    @cached_property
+    def either_is_python(self) -> float:
+        """Of looks that may be in an operator or in Python, the part that is Python."""
+        whole = sum(item.weight_ns for item in self.seen) or 1
+        sure = sum(item.weight_ns for item in self.seen if item.kind == OPERATORS)
+        either = sum(item.weight_ns for item in self.seen if item.kind == EITHER)
+        if self.operator_share is None or not either:
+            return 0.0 if either and sure else 0.5
+        return min(1.0, max(0.0, 1 - (self.operator_share * whole - sure) / either))
+
+    @cached_property
+    def loading_share(self) -> float:
+        """The share of the judged time in which a loader makes batches on this very thread."""
+        return self._share(lambda item: _loads(item.look) and item.kind != WAITS_FOR_LOADER)
+
+    @cached_property
+    def waiting_share(self) -> float:
+        """The share of the judged time that is spent waiting for a loader's workers."""
+        return self._share(lambda item: item.kind == WAITS_FOR_LOADER)
+
+    def share_of(self, kind: str) -> float:
+        """Return the share of the judged time in one part of the account."""
+        either = {OPERATORS: 1 - self.either_is_python, PYTHON: self.either_is_python}.get(kind, 0.0)
+        return self._share(lambda item: item.kind == kind) + either * self._share(lambda item: item.kind == EITHER)
+
+    def share_inside(self, loops: Set[tuple[str, int]]) -> float:
+        """Return the share of the judged time in loops, by file and line."""
+        return self._share(lambda item: any((position.file, around.lineno) in loops for position, around in item.loops))
+
+    def _share(self, belongs: Callable[[Seen], bool]) -> float:
+        whole = sum(item.weight_ns for item in self.seen) or 1
+        return sum(item.weight_ns for item in self.seen if belongs(item)) / whole
+
+    @property
+    def step_ns(self) -> float:
+        """The mean wall time of a judged step, of all of it where steps are not known."""
+        return self.wall_ns / (self.n_steps or 1)
+
+
+def _loads(look: Look) -> bool:
+    return any(position.library.startswith("torch/utils/data/") for position in look.stack)
+
+
+def line_of(position: Position) -> tuple[str, str, int]:
+    """Return file, function and line of a frame, with comprehensions as part of the function around them."""
+    parts = [part for part in position.function.split(".") if not part.startswith("<")]
+    return position.file, parts[-1] if parts else "<module>", position.line
+
+
+def sampled_loop(
+    samples: Samples, view: SourceView, boundary: tuple[str, str, int], operator_share: float | None
+) -> SampledLoop | None:
+    """Return the loop of a run, None where none was seen.
+
+    ``boundary`` : file, function and line of the call that ends or begins a step; empty where nothing was hooked, and
+    then the loop is the outermost one that most of the time after the imports is spent in. ``operator_share`` : of the
+    step, what the light recording saw inside operators.
+    """
+    place = _loop_around(samples, view, boundary) if boundary[0] else None
+    if place is None and not samples.steps:
+        place = _longest_loop(samples, view)
+    if samples.steady:
+        spans = [(step.begin_ns, step.end_ns) for step in samples.steady]
+        loop = _over(samples, view, place, spans, len(spans), operator_share)
+        if loop is not None and (len(loop.seen) >= FEWEST_LOOKS or place is None):
+            return loop
+    if place is None:
+        return None
+    inside = [look for look in samples.looks if _depth(look, view, place) is not None]
+    spans = [(look.begin_ns, look.end_ns) for look in inside if kind_of_library(look.stack) != "torchtriage"]
+    return _over(samples, view, place, spans, None, operator_share)
+
+
+def _over(
+    samples: Samples,
+    view: SourceView,
+    place: Place | None,
+    spans: list[tuple[int, int]],
+    n_steps: int | None,
+    operator_share: float | None,
+) -> SampledLoop | None:
+    seen = tuple(_seen(samples, view, place, spans))
+    wall_ns = sum(end - begin for begin, end in spans)
+    return SampledLoop(place, wall_ns, n_steps, seen, operator_share) if seen and wall_ns else None
+
+
+def _seen(samples: Samples, view: SourceView, place: Place | None, spans: Sequence[tuple[int, int]]) -> Iterator[Seen]:
+    at = 0
+    for look in samples.looks:
+        while at < len(spans) and spans[at][1] <= look.begin_ns:
+            at += 1
+        weight, next_at = 0, at
+        while next_at < len(spans) and spans[next_at][0] < look.end_ns:
+            weight += min(look.end_ns, spans[next_at][1]) - max(look.begin_ns, spans[next_at][0])
+            next_at += 1
+        if weight <= 0:
+            continue
+        kind, cause, call = _kind(look, view)
+        depth = _depth(look, view, place) if place is not None else None
+        frames = [look.stack[number] for number in look.user]
+        chain = tuple(frames if depth is None else frames[: depth + 1])
+        loops = tuple(_loops_inside(chain, view, place))
+        yield Seen(look, weight, kind, cause, call, chain, loops)
+
+
+def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
+    """Return the part of the account that a look belongs to, the cause that explains it, and what is called."""
+    if kind := kind_of_library(look.stack):
+        return {"torchtriage": "torchtriage"}.get(kind, kind), None, ""
+    innermost = look.stack[0]
+    call = view.call(innermost) if look.user[:1] == (0,) else ""
+    cause = cause_of(look.below, call)
+    if cause is not None:
+        return cause.kind, cause, call
+    if any(position.library.startswith("torch/utils/data/") for position in look.below):
+        waits = any(
+            position.library.startswith(("multiprocessing/", "queue.py", "threading.py", "selectors.py"))
+            for position in look.below
+        )
+        return WAITS_FOR_LOADER if waits else PYTHON, None, call
+    if look.below:
+        top = look.below[-1].library
+        return (
+            (
+                OPERATORS
+                if top.startswith(("torch/", "torchinductor/"))
+                else EITHER
+                if _uses_torch(look.below)
+                else PYTHON
+            ),
+            None,
+            call,
+        )
+    if not look.user:
+        return "unknown", None, ""
+    if call.startswith(("torch.", "F.", "nn.functional.")):
+        return OPERATORS, None, call
+    if call.startswith(("np.", "numpy.", "math.", "random.")):
+        return PYTHON, None, call
+    return EITHER, None, call
+
+
+def _uses_torch(below: Sequence[Position]) -> bool:
+    return any(position.library.startswith("torch/") for position in below)
+
+
+def _depth(look: Look, view: SourceView, place: Place) -> int | None:
+    """Return which of a look's frames of the user stands in the loop, None where none does."""
+    for number, at in enumerate(look.user):
+        position = look.stack[at]
+        if position.file == place.file and any(
+            loop.lineno == place.line for loop in view.loops(position.file, position.first_line, position.line)
+        ):
+            return number
+    return None
+
+
+def _loops_inside(chain: Sequence[Position], view: SourceView, place: Place | None) -> Iterator[tuple[Position, Loop]]:
+    """Yield the loops around the innermost frame, up to the loop of the steps, innermost first."""
+    for position in chain:
+        for loop in reversed(view.loops(position.file, position.first_line, position.line)):
+            if place is not None and position.file == place.file and loop.lineno == place.line:
+                return
+            yield position, loop
+
+
+def _loop_around(samples: Samples, view: SourceView, boundary: tuple[str, str, int]) -> Place | None:
+    """Return the loop that repeats the boundary: around it, or around the call of its function, and so on."""
+    file, function, line = boundary
+    votes: Counter[Place] = Counter()
+    for look in samples.looks:
+        frames = [look.stack[at] for at in look.user]
+        start = next(
+            (n for n, position in enumerate(frames) if position.file == file and position.name == function), None
+        )
+        if start is None:
+            continue
+        for number, position in enumerate(frames[start:]):
+            at_line = line if number == 0 else position.line
+            loops = view.loops(position.file, position.first_line, at_line)
+            loops = tuple(loop for loop in loops if not hasattr(loop, "generators"))
+            if loops:
+                votes[Place(position.file, loops[-1].lineno)] += 1
+                break
+    return votes.most_common(1)[0][0] if votes else None
+
+
+def _longest_loop(samples: Samples, view: SourceView) -> Place | None:
+    """Return the outermost loop that most of the time is spent in, once what it needs is imported."""
+    spent: Counter[Place] = Counter()
+    outer: dict[Place, int] = {}
+    whole = 0
+    for look in samples.looks:
+        if kind_of_library(look.stack):
+            continue
+        whole += look.end_ns - look.begin_ns
+        depth = 0
+        for at in reversed(look.user):
+            position = look.stack[at]
+            for loop in view.loops(position.file, position.first_line, position.line):
+                if hasattr(loop, "generators"):
+                    continue
+                place = Place(position.file, loop.lineno)
+                spent[place] += look.end_ns - look.begin_ns
+                outer.setdefault(place, depth)
+                depth += 1
+    best = max(spent.values(), default=0)
+    if best < MIN_LOOP_NS or best < whole / 3:
+        return None
+    # of loops inside each other the innermost that still holds nearly all: the outer ones count epochs
+    nearly = [place for place, ns in spent.items() if ns >= 0.9 * best and outer[place] <= 1]
+    return max(nearly, key=lambda place: outer[place]) if nearly else None
+
+
+# -- the accounts ------------------------------------------------------------------------------------
+
+
+def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> StepAccount:
+    """Return where the judged steps' time goes, in ms of a step of ``step_ms`` (of the sampled ones where None)."""
+    whole_ms = step_ms or loop.step_ns / 1e6
+    parts: Counter[str] = Counter()
+    lines: dict[tuple[str, str, int], Counter[str]] = {}
+    ours = 0
+    for item in loop.seen:
+        if item.kind == "torchtriage":
+            ours += item.weight_ns
+            continue
+        kinds = {item.kind: 1.0}
+        if item.kind == EITHER:
+            kinds = {PYTHON: loop.either_is_python, OPERATORS: 1 - loop.either_is_python}
+        for kind, part in kinds.items():
+            kind = "Python" if kind == "python" else kind
+            parts[kind] += round(item.weight_ns * part)
+            if item.chain:
+                lines.setdefault(line_of(item.chain[0]), Counter())[kind] += round(item.weight_ns * part)
+    spans = [(step.begin_ns, step.end_ns) for step in samples.steady]
+    collected = sum(took for begin, took, _ in samples.collections if any(start <= begin < end for start, end in spans))
+    if collected and parts[PYTHON] + parts[OPERATORS] > collected:
+        held = PYTHON if parts[PYTHON] >= collected else OPERATORS
+        parts[held] -= collected
+        parts["garbage collection"] += collected
+    total = sum(parts.values()) or 1
+    covered = loop.wall_ns - ours
+    if covered > total:
+        parts["unknown"] += covered - total
+        total = covered
+    rows = sorted(lines.items(), key=lambda entry: -sum(entry[1].values()))[:N_LINES]
+    return StepAccount(
+        per="step" if loop.n_steps else "loop",
+        of_ms=round(whole_ms, 6),
+        n_steps=loop.n_steps or 0,
+        n_looks=len(loop.seen),
+        loop_file=loop.place.file if loop.place else "",
+        loop_line=loop.place.line if loop.place else 0,
+        parts=tuple(
+            AccountPart(kind, round(whole_ms * ns / total, 6), round(ns / total, 6))
+            for kind, ns in parts.most_common()
+            if ns > 0
+        ),
+        lines=tuple(
+            AccountLine(file, line, function, kinds.most_common(1)[0][0], round(sum(kinds.values()) / total, 6))
+            for (file, function, line), kinds in rows
+        ),
+    )
+
+
+def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:
+    """Return where the whole run's time went, from the start of the process to its end."""
+    parts: Counter[str] = Counter()
+    parts["start and import of torch"] = samples.started_ns - samples.process_started_ns
+    first = min((item.look.begin_ns for item in loop.seen), default=0) if loop else 0
+    last = max((item.look.end_ns for item in loop.seen), default=0) if loop else 0
+    if samples.steps:
+        first, last = samples.steps[0].begin_ns, samples.steps[-1].end_ns
+    for look in samples.looks:
+        kind = kind_of_library(look.stack)
+        if not kind or (kind == "imports" and first <= look.begin_ns < last):
+            kind = (
+                "before the loop"
+                if look.end_ns <= first or not loop
+                else "after the loop"
+                if look.begin_ns >= last
+                else "the loop"
+            )
+        names = {"torchtriage": "recording", "imports": "other imports"}
+        parts[names.get(kind, kind)] += look.end_ns - look.begin_ns
+    whole = samples.ended_ns - samples.process_started_ns
+    known = sum(parts.values())
+    if whole > known:
+        parts["after the loop" if loop else "unknown"] += whole - known
+    whole = max(whole, known, 1)
+    return RunAccount(
+        of_ms=round(whole / 1e6, 3),
+        parts=tuple(
+            AccountPart(kind, round(ns / 1e6, 3), round(ns / whole, 6)) for kind, ns in parts.items() if ns > 0
+        ),
+    )

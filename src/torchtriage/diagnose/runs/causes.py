@@ -1,0 +1,345 @@
+"""What a thread was doing outside torch's operators: by the library frames below the user's line, and by what it calls.
+
+The first cause that fits is taken. What none fits is Python of the user's own, or an operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchtriage.core.finding import Fix
+from torchtriage.diagnose.runs.samples import Position
+
+__all__ = ["CAUSES", "Cause", "cause_of", "kind_of_library"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A kind of work that does not belong into every step.
+
+    ``frames`` : a pattern of ``path:function`` of library frames. ``calls`` : names of functions written in C, which
+    have no frame. ``gain`` : what part of its time a fix gives back.
+    """
+
+    code: str
+    name: str
+    family: str
+    title: str
+    kind: str
+    what: str
+    fix: Fix
+    frames: str = r"(?!)"
+    calls: frozenset[str] = frozenset()
+    gain: tuple[float, float] = (0.6, 1.0)
+    looks: str = ""
+    slow: str = ""
+    leave: str = ""
+
+    @property
+    def page(self) -> str:
+        """Its page in the catalogue; empty where other parts have one for the code."""
+        if not self.looks:
+            return ""
+        return f"""{self.title}.
+
+Looks like: {self.looks}
+Slow because: {self.slow}
+Cost: the share of the looks at the stack, in steady steps, that find the loop's thread there; {self.gain[0]:.0%} of
+    it at the low end, {self.gain[1]:.0%} at the high end, give or take the error of counting.
+Fix: {self.fix.text}
+Leave it when: {self.leave}
+Source: stacks looked at while ``torchtriage run`` lets the program run; see ``docs/run.md``.
+"""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "HST102",
+        "checkpoint-in-step",
+        "host",
+        "A checkpoint is written in every step",
+        "files",
+        "saving and loading with torch",
+        Fix(
+            "Save every few hundred steps or once an epoch, and the best one only when it improves.",
+            "if step % save_every == 0:\n    torch.save(state, path)",
+            "https://docs.pytorch.org/tutorials/recipes/recipes/async_checkpoint.html",
+        ),
+        r"^torch/serialization\.py:|^safetensors/|^torch/distributed/checkpoint/|^joblib/numpy_pickle",
+        gain=(0.9, 1.0),
+        looks="``torch.save`` or ``torch.load`` below a line that every step runs.",
+        slow="all weights are copied and written to a file while nothing else runs.",
+        leave="the loop's purpose is to write these files.",
+    ),
+    Cause(
+        "HST107",
+        "report-in-step",
+        "host",
+        "Every step reports",
+        "python",
+        "logging, printing or formatting",
+        Fix(
+            "Report every so many steps, keep the values as tensors until then, and let the log buffer.",
+            "if step % log_every == 0:\n    logger.info(...)",
+        ),
+        r"^torch/_tensor_str\.py:|^logging/|^tqdm/|^rich/|^torch/utils/tensorboard|^tensorboardX?/|^wandb/|^mlflow/|^pprint\.py",
+        _names("print"),
+        gain=(0.7, 1.0),
+        looks="``print``, ``logging``, a progress bar or the formatting of tensors takes a good part of the step.",
+        slow="text is formatted and written, often flushed, before the next step begins.",
+        leave="steps are few and long.",
+    ),
+    Cause(
+        "HST109",
+        "deepcopy-in-step",
+        "host",
+        "Objects are copied deeply in every step",
+        "python",
+        "copy.deepcopy",
+        Fix("Copy once and update in place (``torch._foreach_lerp_`` for averages), or share what never changes."),
+        r"^copy\.py:",
+        _names("deepcopy"),
+        gain=(0.7, 1.0),
+        looks="``copy.deepcopy`` below a line that every step runs.",
+        slow="every object below is built anew in Python.",
+        leave="the copy is changed in each step and nothing smaller would do.",
+    ),
+    Cause(
+        "HST104",
+        "waiting-in-step",
+        "host",
+        "Every step starts a process",
+        "waiting for a process",
+        "starting a process and waiting for it",
+        Fix("Use a library call in this process, or start the helper once and talk to it."),
+        r"^subprocess\.py:|^multiprocessing/(popen|process|context|managers|pool)",
+        gain=(0.7, 1.0),
+        looks="``subprocess`` or ``multiprocessing`` starts processes inside the step.",
+        slow="a process takes milliseconds to start, a Python interpreter a hundred.",
+        leave="the process does the step's own work.",
+    ),
+    Cause(
+        "HST105",
+        "built-in-step",
+        "host",
+        "Objects are made anew in every step",
+        "python",
+        "making modules, optimizers or loaders",
+        Fix("Make it once before the loop and use it again.", "model = Net().to(device)  # before the loop"),
+        r"^torch/nn/init\.py:|^torch/nn/modules/(?!module\.py)[^:]*:.*\.(__init__|reset_parameters)$"
+        r"|^torch/optim/[^:]*:.*__init__$|^torch/utils/data/(dataloader|sampler)\.py:\w+\.__init__$"
+        r"|^torch/optim/lr_scheduler\.py:.*__init__$|^transformers/.*:.*from_pretrained$",
+        gain=(0.8, 1.0),
+        looks="a module, an optimizer, a loader or a pool is constructed inside the step.",
+        slow="weights are drawn anew, memory is allocated, state and caches are lost.",
+        leave="each step really needs a fresh one (folds, ensembles).",
+    ),
+    Cause(
+        "HST108",
+        "network-in-step",
+        "host",
+        "The step waits for the network",
+        "network",
+        "the network",
+        Fix("Ask ahead in another thread, ask for many at once, and keep the connection open."),
+        r"^(socket|ssl|http/|urllib/request|ftplib|smtplib)|^(requests|urllib3|httpx|httpcore|aiohttp|grpc|redis|pymongo|psycopg2?)/",
+        _names("recv recv_into sendall getaddrinfo"),
+        gain=(0.5, 1.0),
+        looks="sockets are read or written inside the step.",
+        slow="a round trip takes longer than the work between two of them.",
+        leave="the answer depends on this very step.",
+    ),
+    Cause(
+        "HST110",
+        "image-work",
+        "host",
+        "Images are decoded or transformed on the loop's thread",
+        "python",
+        "image or audio work on the CPU",
+        Fix(
+            "Resize first, so that everything after it works on fewer pixels; decode in DataLoader workers; keep"
+            " what never changes decoded.",
+            "image = image.resize(size)  # first\nloader = DataLoader(dataset, num_workers=4)",
+        ),
+        r"^(PIL|cv2|torchvision/(transforms|io)|skimage|imageio|scipy/ndimage|torchaudio|librosa|soundfile|albumentations|kornia|decord)\b",
+        gain=(0.5, 0.95),
+        looks="PIL, OpenCV, torchvision, scipy.ndimage or audio libraries run below a line that every step runs.",
+        slow="the model waits while pixels are worked on one image after the other.",
+        leave="that is the step's own work and is small already.",
+    ),
+    Cause(
+        "HST111",
+        "table-rows-in-step",
+        "host",
+        "A table is worked on row by row",
+        "python",
+        "pandas",
+        Fix("Convert the columns to tensors once before the loop and index those."),
+        r"^(pandas|polars|pyarrow)/",
+        gain=(0.6, 1.0),
+        looks="pandas below a line that every step runs.",
+        slow="each access to a row or a cell of a frame makes Python objects.",
+        leave="it is one vectorised call.",
+    ),
+    Cause(
+        "MSR045",
+        "profiler-overhead",
+        "measure",
+        "A profiler or debugger is left on",
+        "profiler",
+        "the script's own profiler",
+        Fix("Profile a few steps with a schedule, and switch it off for the rest."),
+        r"^torch/profiler/|^torch/autograd/profiler|^(cProfile|profile|tracemalloc|pdb|bdb|trace|pstats)\.py:",
+        gain=(0.9, 1.0),
+    ),
+    Cause(
+        "HST103",
+        "parsing-in-step",
+        "host",
+        "Text or bytes are parsed and packed in every step",
+        "python",
+        "JSON, pickle, regular expressions, compression or hashing",
+        Fix("Parse once before the loop and keep the result; compile expressions once; keep arrays as arrays."),
+        r"^(json/|re/|re\.py|sre_\w+\.py|pickle\.py|_compat_pickle|base64\.py|csv\.py|xml/|html/|gzip\.py|bz2\.py|lzma\.py|hashlib\.py|hmac\.py|uuid\.py|configparser|string\.py|textwrap\.py|difflib\.py|_strptime\.py|datetime\.py)|^(yaml|ruamel|toml|msgpack|orjson|bs4|lxml)/",
+        _names(
+            "dumps loads dump load sha256 sha1 md5 hexdigest digest b64encode b64decode compress decompress findall"
+            " finditer fullmatch re.sub"
+        ),
+        gain=(0.5, 1.0),
+        looks="``json``, ``pickle``, ``re``, ``base64``, ``hashlib`` or ``zlib`` take a good part of the step.",
+        slow="every object passes through Python and bytes and back.",
+        leave="the messages are the step's own input or output.",
+    ),
+    Cause(
+        "HST112",
+        "lock-wait",
+        "host",
+        "The loop waits for other threads",
+        "waiting for a lock or a queue",
+        "waiting for a lock, a queue or another thread",
+        Fix(
+            "Hold the lock for less, prepare ahead with a bounded queue, and let waiting threads block instead of poll."
+        ),
+        r"^(threading|queue|selectors|signal)\.py:|^concurrent/futures/|^asyncio/"
+        r"|^multiprocessing/(connection|queues|synchronize|shared_memory|reduction)",
+        _names("acquire select.select"),
+        gain=(0.0, 0.9),
+        looks="the thread of the loop stands in ``acquire``, ``get``, ``wait`` or ``join``.",
+        slow="other work holds what the step needs.",
+        leave="the loop is meant to wait: for requests, for a sensor.",
+    ),
+    Cause(
+        "HST101",
+        "file-io-in-step",
+        "host",
+        "Every step opens, reads or flushes files",
+        "files",
+        "files",
+        Fix(
+            "Open once, write buffered and flush at the end or now and then; read ahead in large pieces.",
+            'with open(path, "a") as log:  # once, around the loop\n    for batch in loader: ...',
+        ),
+        r"^(tempfile|shutil|pathlib|glob|fnmatch|zipfile|tarfile|fileinput|codecs|os|genericpath|posixpath)\.py:|^numpy/lib/(_?npyio|format|_?format)|^h5py/"
+        r"|^(sqlite3|dbm|shelve)|^importlib/resources",
+        _names(
+            "open write writelines flush fsync fdatasync read readline readlines close unlink os.remove os.rename"
+            " os.replace makedirs mkdir rmdir os.stat listdir scandir execute"
+            " executemany commit fetchall fetchone truncate"
+        ),
+        gain=(0.7, 1.0),
+        looks="``open``, ``fsync``, ``flush``, ``read`` or a database below a line that every step runs.",
+        slow="each call goes to the system, ``fsync`` to the disk, while nothing else runs.",
+        leave="the data must be safe on disk before the next step.",
+    ),
+    Cause(
+        "HST113",
+        "errors-in-step",
+        "host",
+        "Warnings or exceptions in every step",
+        "python",
+        "warnings, exceptions and stack traces",
+        Fix("Test the condition first, and mend what warns."),
+        r"^(traceback|warnings|linecache|inspect|tokenize|contextlib\.py:.*__exit__)",
+        _names("format_exc extract_stack"),
+        gain=(0.7, 1.0),
+        looks="``traceback``, ``warnings`` or ``inspect`` take a good part of the step.",
+        slow="a stack is walked and source files are read.",
+        leave="never, if it is every step.",
+    ),
+    Cause(
+        "HST021",
+        "gc-pause",
+        "host",
+        "Garbage collection holds the step up",
+        "garbage collection",
+        "garbage collection",
+        Fix("Leave collections to Python, or gc.freeze() what lives long before the loop."),
+        calls=_names("collect"),
+        gain=(0.9, 1.0),
+    ),
+    Cause(
+        "MEM028",
+        "empty-cache-in-loop",
+        "alloc",
+        "The allocator's cache is emptied inside the loop",
+        "python",
+        "empty_cache",
+        Fix("Call it once, or not at all."),
+        r"^torch/cuda/memory\.py:empty_cache",
+        gain=(0.9, 1.0),
+    ),
+    Cause(
+        "HST104",
+        "waiting-in-step",
+        "host",
+        "The loop sleeps or polls",
+        "sleeping",
+        "sleeping",
+        Fix("Wait for what is to come (``queue.get``, ``event.wait``) instead of sleeping and looking again."),
+        calls=_names("sleep"),
+        gain=(0.8, 1.0),
+        looks="``time.sleep`` inside the step.",
+        slow="on average half of each pause passes after what it waited for.",
+        leave="the loop is paced: a control rate, a rate limit.",
+    ),
+)
+
+_MATCHERS = [(cause, re.compile(cause.frames)) for cause in CAUSES]
+_COMPILES = re.compile(
+    r"^torch/_dynamo/(convert_frame|symbolic_convert|bytecode_transformation)|^torch/_inductor/(compile_fx|scheduler|codecache\.py:.*compile)"
+    r"|^triton/compiler|^torch/_functorch/aot_autograd|^torch/fx/"
+)
+_IMPORTS = re.compile(r"^<frozen importlib|^importlib/__init__")
+_LOADER = re.compile(r"^torch/utils/data/(dataloader|_utils)")
+
+
+def kind_of_library(frames: Sequence[Position]) -> str:
+    """Return what all library frames of a stack tell by themselves: compilation, imports, ours, or nothing."""
+    for position in frames:
+        library = position.library
+        if not library:
+            continue
+        if library.startswith("torchtriage/"):
+            return "torchtriage"
+        if _COMPILES.match(f"{library}:{position.function}"):
+            return "compilation"
+        if _IMPORTS.match(library):
+            return "imports"
+    return ""
+
+
+def cause_of(below: Sequence[Position], call: str) -> Cause | None:
+    """Return the first cause that the frames below a line, or the C function that it calls, stand for."""
+    words = [f"{position.library}:{position.function}" for position in below]
+    if any(_LOADER.match(word) for word in words):
+        return None  # the loader's own patterns judge it
+    for cause, matcher in _MATCHERS:
+        if any(matcher.match(word) for word in words) or call in cause.calls or call.rpartition(".")[2] in cause.calls:
+            return cause
+    return None

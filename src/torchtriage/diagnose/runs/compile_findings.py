@@ -1,0 +1,132 @@
+"""Findings out of the compiler's log, of a whole run: recompilations, and graph breaks that no recorded step holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place, Severity
+from torchtriage.core.names import file_name
+from torchtriage.core.units import format_count, format_ms
+from torchtriage.diagnose.runs.compile_events import BREAK, RECOMPILE
+from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
+from torchtriage.diagnose.runs.source_view import SourceView
+
+__all__ = ["compile_findings"]
+
+SURE = 0.7
+"""Of the time that compiling again took, at least: some sizes may need a graph of their own."""
+WORTH = 0.01
+UNCOMPILED = ("LCH014", "LCH015")
+"""What code that is not compiled any more looks like."""
+
+
+def compile_findings(
+    compiled: WatchedCompile, known: tuple[Finding, ...], run_ms: float, view: SourceView
+) -> tuple[Finding, ...]:
+    """Return the findings with those of the compiler's log among them.
+
+    ``run_ms`` : the whole run, which recompilations are a cost of; 0 where it is not known.
+    """
+    recompiles = [event for event in compiled.events if event.kind == "recompilation"]
+    limited = [event.frame.file for event in recompiles if event.limit and event.frame]
+    follow = [finding for finding in known if finding.code in UNCOMPILED and _in_files(finding, limited)]
+    kept = [finding for finding in known if not (finding.code == RECOMPILE and recompiles) and finding not in follow]
+    lines = {(frame.file, frame.line) for finding in kept if (frame := finding.place.frame)}
+    new = [finding for event in recompiles for finding in _recompiled(event, run_ms, view, follow)]
+    new += [
+        _broken(event)
+        for event in compiled.events
+        if event.kind == "graph break"
+        and event.frame
+        and not _known(event.frame, lines)
+        and view.text(event.frame.file, event.frame.line)
+    ]
+    return (*kept, *new)
+
+
+def _in_files(finding: Finding, files: list[str]) -> bool:
+    frame = finding.place.frame
+    return frame is not None and any(file_name(frame.file) == file_name(file) for file in files)
+
+
+def _known(frame: Frame, lines: set[tuple[str, int]]) -> bool:
+    return any(line == frame.line and file_name(file) == file_name(frame.file) for file, line in lines)
+
+
+def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: list[Finding]) -> Iterator[Finding]:
+    """Yield the finding of one kind; ``follow`` : what runs slower since the limit ended the compiling."""
+    share = event.total_ms / run_ms if run_ms else 0.0
+    if share < WORTH and not event.limit:
+        return
+    call = view.calls("torch.compile", event.frame.file) if event.frame else ()
+    frame = event.frame
+    stack: tuple[Frame, ...] = ()
+    if frame is not None and call:
+        made = Frame(frame.file, call[0], "", exact=True, called="torch.compile", lines=call)
+        # a guard on a shape comes from how it was compiled; one on a value from the line that reads it
+        frame, stack = (frame, (frame, made)) if _by_value(event) else (made, (made, frame))
+    limit = "; the recompile limit is reached, and later calls run uncompiled" if event.limit else ""
+    cost = None
+    if run_ms:
+        cost = Cost(
+            low_ms=round(SURE * event.total_ms, 6),
+            high_ms=round(event.total_ms, 6),
+            per="run",
+            of_ms=round(run_ms, 6),
+            share_low=round(SURE * share, 6),
+            share_high=round(share, 6),
+            naive_ms=round(event.total_ms, 6),
+            basis="measured",
+            method="time that the compiler's log says it took to compile again",
+            grade="A",
+        )
+    costs = [finding.cost for finding in follow if finding.cost is not None]
+    if event.limit and costs:  # of every step, as long as the program runs: the larger thing
+        cost = replace(costs[0], method=f"{costs[0].method}; operators that compiled code had fused", together_ms=None)
+        share = max(share, cost.share_high)
+    yield Finding(
+        code=RECOMPILE,
+        name="compile-recompile",
+        family="compile",
+        title="Compiled code is compiled again and again",
+        severity=_severity(share, event.limit),
+        certainty="certain",
+        message=f"{event.function or 'a function'} is compiled again {format_count(event.count, 'time')}, because"
+        f" {event.what} changes: {format_ms(event.total_ms)} of the run{limit}",
+        place=Place(frame=frame, stack=stack),
+        cost=cost,
+        evidence={"recompilations": event.count, "compile_ms": round(event.total_ms, 3), "limit": event.limit},
+        fix=event.fix,
+        n_events=event.count,
+        also_explains=tuple(sorted({finding.code for finding in follow})) if event.limit else (),
+    )
+
+
+def _by_value(event: CompileEvent) -> bool:
+    return not event.what.startswith(("size", "stride", "rank", "dtype"))
+
+
+def _severity(share: float, limit: bool) -> Severity:
+    if limit or share >= 0.10:
+        return "high"
+    return "medium" if share >= 0.03 else "low"
+
+
+def _broken(event: CompileEvent) -> Finding:
+    assert event.frame is not None
+    return Finding(
+        code=BREAK,
+        name="compile-graph-break",
+        family="compile",
+        title="torch.compile breaks the graph",
+        severity="low",
+        certainty="certain",
+        message=f"{event.what} breaks the graph of {event.function or 'a function'},"
+        f" {format_count(event.count, 'time')}",
+        place=Place(frame=replace(event.frame, exact=True, lines=(event.frame.line,))),
+        cost=None,
+        evidence={"breaks": event.count},
+        fix=event.fix if event.fix.text else Fix("Move this line out of the compiled function."),
+        n_events=event.count,
+    )

@@ -1,0 +1,165 @@
+"""Findings on how a run was set up: more threads than cores, a profiler over all of it, steps that are too small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity
+from torchtriage.core.record.profiler_capture import BUSY
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.units import format_count, format_ns
+from torchtriage.diagnose.runs.account import SampledLoop, line_of
+from torchtriage.diagnose.runs.causes import Cause
+from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.runs.samples import Samples
+from torchtriage.diagnose.runs.source_view import SourceView
+
+__all__ = ["CODES", "configuration"]
+
+THREADS = Cause(
+    "CFG101",
+    "too-many-threads",
+    "config",
+    "More threads than cores",
+    "operators",
+    "threads",
+    Fix(
+        "Use no more threads than there are cores, one for small models; measure 1, 2 and all of them.",
+        "torch.set_num_threads(len(os.sched_getaffinity(0)))",
+        "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
+    ),
+    looks="``torch.get_num_threads()`` is above the number of cores that the process may use.",
+    slow="threads of one operator wait for each other at a barrier, and only some of them run at a time.",
+    leave="threads mostly wait for something else than a core.",
+)
+SMALL_STEPS = Cause(
+    "HST116",
+    "small-steps",
+    "host",
+    "Each step works on too little",
+    "operators",
+    "calls",
+    Fix(
+        "Stack several inputs and call the model once for all of them, or compile it.",
+        "outputs = model(torch.stack(inputs))  # instead of model(x.unsqueeze(0)) for each",
+    ),
+    looks="the loop calls a model again and again whose operators take microseconds each: calling them takes longer"
+    " than what they compute.",
+    slow="the cost of a call is the same for one input as for a hundred.",
+    leave="inputs come one at a time, and each has to be answered at once.",
+)
+PROFILED = Cause(
+    "MSR045",
+    "profiler-overhead",
+    "measure",
+    "The profiler records a whole run",
+    "profiler",
+    "the script's own profiler",
+    Fix(
+        "Record a few steps with a schedule and call prof.step() in the loop.",
+        "schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1)",
+        "https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html",
+    ),
+)
+SMALL_OP_NS, MIN_STEPS, MIN_OPERATORS = 60_000, 20, 0.6
+
+
+def configuration(
+    recording: Recording,
+    samples: Samples,
+    loop: SampledLoop | None,
+    view: SourceView,
+    trace: Trace | None,
+    step_ms: float,
+) -> Iterator[Finding]:
+    """Yield what is wrong with the set-up of a run; ``step_ms`` is what costs are of."""
+    files = sorted({position.file for look in samples.looks for position in look.stack if not position.library})
+    if recording.measured.get("ended") == BUSY:
+        frame = _made(view, files, ("profile",))
+        yield _finding(PROFILED, "the script's own profiler runs over the loop, and keeps what it records", frame, None)
+    if loop is None:
+        return
+    per = "step" if loop.n_steps else "window"
+    operators = loop.share_of("operators")
+    threads, cores = samples.torch.get("threads") or 0, samples.torch.get("cores") or 0
+    if cores and threads > cores and operators >= 0.3:
+        low, high = 0.2 * operators, 0.8 * operators
+        yield _finding(
+            THREADS,
+            f"torch uses {format_count(threads, 'thread')} on {format_count(cores, 'core')}",
+            _made(view, files, ("set_num_threads",)),
+            _cost(low, high, step_ms, per, "share of the step in operators"),
+            certainty="certain",
+        )
+    small = _small_op_ns(trace)
+    paced = loop.share_of("sleeping") + loop.share_of("waiting for a lock or a queue") > 0.1
+    if small and small < SMALL_OP_NS and (loop.n_steps or 0) >= MIN_STEPS and operators >= MIN_OPERATORS and not paced:
+        hottest = max(loop.seen, key=lambda item: item.weight_ns)
+        chain = hottest.chain[-1:]
+        frame = None
+        if chain:
+            file, function, line = line_of(chain[0])
+            frame = Frame(file, line, function, exact=True, lines=(line,))
+        yield _finding(
+            SMALL_STEPS,
+            f"operators take {format_ns(small)} each: calling them takes longer than what they compute",
+            frame,
+            _cost(0.0, 0.8 * operators, step_ms, per, "share of the step in operators"),
+        )
+
+
+def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame | None:
+    for file in files:
+        for name in names:
+            if lines := view.made(name, file):
+                return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
+    return None
+
+
+def _small_op_ns(trace: Trace | None) -> float:
+    """Return how long an operator that is called from Python takes in the mean; 0.0 where none was recorded."""
+    if trace is None or trace.devices or not len(trace.steps):
+        return 0.0
+    rows = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane))
+    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    return float(intervals.length(work) / len(work)) if len(work) else 0.0
+
+
+def _cost(low: float, high: float, of_ms: float, per: str, method: str) -> Cost:
+    return Cost(
+        low_ms=round(low * of_ms, 6),
+        high_ms=round(high * of_ms, 6),
+        per="step" if per == "step" else "window",
+        of_ms=round(of_ms, 6),
+        share_low=round(low, 6),
+        share_high=round(high, 6),
+        naive_ms=round(high * of_ms, 6),
+        basis="bounded",
+        method=method,
+        grade="C",
+    )
+
+
+def _finding(
+    cause: Cause, message: str, frame: Frame | None, cost: Cost | None, certainty: Certainty = "likely"
+) -> Finding:
+    severity: Severity = "low" if cost is None or not cost.low_ms else "high" if cost.share_low >= 0.1 else "medium"
+    return Finding(
+        code=cause.code,
+        name=cause.name,
+        family=cause.family,
+        title=cause.title,
+        severity=severity,
+        certainty=certainty,
+        message=message,
+        place=Place(frame=frame),
+        cost=cost,
+        evidence={},
+        fix=cause.fix,
+    )
+
+
+CODES = (THREADS, SMALL_STEPS, PROFILED)

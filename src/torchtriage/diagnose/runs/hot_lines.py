@@ -1,0 +1,423 @@
+"""Findings out of looks at the stacks: what steps do outside of torch's operators, at which line, at what cost."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity, rank_order
+from torchtriage.core.names import file_name
+from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.diagnose.runs.account import EITHER, PYTHON, SampledLoop, Seen, line_of
+from torchtriage.diagnose.runs.causes import Cause
+from torchtriage.diagnose.runs.samples import Look, Position, Samples
+from torchtriage.diagnose.runs.source_view import SourceView, elementwise
+
+__all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines", "rival_threads"]
+
+PYTHON_LOOP = Cause(
+    "HST020",
+    "python-bound",
+    "host",
+    "The step waits for Python",
+    PYTHON,
+    "Python",
+    Fix(
+        "Compute on whole arrays or tensors instead of element by element; what cannot be, move to DataLoader"
+        " workers or compute once.",
+        "out = (image - dark) / vignette  # all pixels at once",
+        "https://numpy.org/doc/stable/user/basics.broadcasting.html",
+    ),
+)
+HOT_LINE = Cause(
+    "HST114",
+    "hot-line",
+    "host",
+    "A line of Python takes a large part of the step",
+    PYTHON,
+    "Python",
+    Fix("Look at this line first: compute it once, on whole arrays, or in another process."),
+    looks="looks at the stack find the loop's thread at one line of Python in a tenth of the step or more, and no"
+    " pattern says why.",
+    slow="nothing else of the step runs meanwhile.",
+    leave="the line is what the program is for.",
+)
+GROWING = Cause(
+    "HST106",
+    "history-in-step",
+    "host",
+    "Each step takes longer than the one before",
+    PYTHON,
+    "work that grows with the step",
+    Fix("Keep running totals instead of the whole history, bound lists and caches, and remove hooks after use."),
+    looks="the steps' times rise from the first to the last, by a third or more.",
+    slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
+    leave="the inputs themselves grow, as in a curriculum.",
+)
+RIVAL = Cause(
+    "HST115",
+    "rival-thread",
+    "host",
+    "Another thread keeps the interpreter busy",
+    PYTHON,
+    "another thread",
+    Fix("Let the thread block (``queue.get``, ``event.wait``) instead of spinning, or make it a process."),
+    looks="another thread of the process is in Python of its own at most looks at the stacks.",
+    slow="one thread at a time runs Python: the loop waits up to 5 ms for each turn.",
+    leave="the thread does the step's own work, and releases the lock while it does.",
+)
+
+MIN_SHARE, MIN_LOOKS = 0.03, 4
+HOT_SHARE = 0.10
+MOSTLY = 0.6
+"""A loop is a loop of Python if so much of its time is."""
+RISES = 1.33
+FEWEST_TO_RISE = 12
+SPINS = 0.5
+MAX_STACK = 6
+
+
+@dataclass
+class _Group:
+    cause: Cause
+    gain: tuple[float, float]
+    weight_ns: float = 0.0
+    n_looks: float = 0.0
+    lines: Counter[int] = field(default_factory=Counter)
+    first: Seen | None = None
+    words: Counter[str] = field(default_factory=Counter)
+    callers: Counter[Position] = field(default_factory=Counter)
+    examples: dict[int, Seen] = field(default_factory=dict)
+    loop_lines: tuple[int, int] = (0, 0)
+
+
+def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Finding, ...]:
+    """Return what the looks at the stacks show of every step, the largest saving first.
+
+    ``step_ms`` : the step, or all time in the loop, that costs are of.
+    """
+    whole = sum(item.weight_ns for item in loop.seen if item.kind != "torchtriage")
+    if not whole:
+        return ()
+    groups: dict[tuple[object, ...], _Group] = {}
+    in_loops: Counter[tuple[object, ...]] = Counter()
+    for item in loop.seen:
+        if not item.chain or item.kind in ("torchtriage", "imports", "compilation"):
+            continue
+        around = _outermost_loop(item)
+        if around is not None:
+            in_loops[around[:3]] += item.weight_ns
+        part = 1.0
+        if item.cause is None:
+            if item.kind not in (PYTHON, "python", EITHER):
+                continue
+            part = loop.either_is_python if item.kind == EITHER else 1.0
+        if part <= 0:
+            continue
+        _note(groups, item, part, around, view)
+    n_looks = len(loop.seen)
+    per = "step" if loop.n_steps else "window"
+    found = []
+    for key, group in groups.items():
+        if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
+            continue
+        share = group.weight_ns / whole
+        least = HOT_SHARE if group.cause is HOT_LINE else MIN_SHARE
+        if share < least or group.n_looks < MIN_LOOKS:
+            continue
+        error = math.sqrt(max(share * (1 - share), 0.0) / n_looks)
+        found.append(_finding(group, share, error, step_ms, per, n_looks, loop))
+    return tuple(sorted(found, key=rank_order))
+
+
+def _outermost_loop(item: Seen) -> tuple[str, str, int, int, bool] | None:
+    """Return the loop in the innermost function that has one: file, function, lines, if it is element by element."""
+    if not item.loops:
+        return None
+    position = item.loops[0][0]
+    mine = [loop for other, loop in item.loops if other is position]
+    outermost = mine[-1]
+    file, function, _ = line_of(position)
+    return file, function, outermost.lineno, outermost.end_lineno or outermost.lineno, any(map(elementwise, mine))
+
+
+def _note(
+    groups: dict[tuple[object, ...], _Group],
+    item: Seen,
+    part: float,
+    around: tuple[str, str, int, int, bool] | None,
+    view: SourceView,
+) -> None:
+    file, function, line = line_of(item.chain[0])
+    if item.cause is not None:
+        if item.cause.kind == "sleeping" and _paced(item.chain[0], view):
+            return
+        key: tuple[object, ...] = (item.cause.code, file, function)
+        group = groups.setdefault(key, _Group(item.cause, item.cause.gain))
+    elif around is not None:
+        key = (PYTHON_LOOP.code, *around[:3])
+        group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
+        group.loop_lines = around[2:4]
+    else:
+        key = (HOT_LINE.code, file, function, line)
+        group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
+    weight = item.weight_ns * part
+    group.weight_ns += weight
+    group.n_looks += part
+    group.lines[line] += round(weight)
+    group.examples.setdefault(line, item)
+    group.words[item.call or _entry(item)] += round(weight)
+    if len(item.chain) > 1:
+        group.callers[item.chain[1]] += round(weight)
+
+
+def _entry(item: Seen) -> str:
+    """Return the name of the library function that the user's line has called."""
+    if not item.look.below:
+        return ""
+    position = item.look.below[-1]
+    module = position.library.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"{module}.{position.name}"
+
+
+def _paced(position: Position, view: SourceView) -> bool:
+    """Whether a sleep waits for a time to come, as a loop does that keeps a rate."""
+    statement = view.statement(position.file, position.line)
+    if statement is None:
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and "sleep" in ast.unparse(node.func) and node.args:
+            inner = list(ast.walk(node.args[0]))
+            if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in inner):
+                return True
+            if any(isinstance(part, ast.Call) for part in inner):
+                return True
+            # a name that was computed from the clock
+            names = {part.id for part in inner if isinstance(part, ast.Name)}
+            return bool(
+                names & {"slack", "remaining", "left", "delay", "rest", "wait", "pause", "sleep_time", "dt_left"}
+            )
+    return False
+
+
+def _finding(
+    group: _Group, share: float, error: float, step_ms: float, per: str, n_looks: int, loop: SampledLoop
+) -> Finding:
+    line, _ = group.lines.most_common(1)[0]
+    item = group.examples[line]
+    file, function, _ = line_of(item.chain[0])
+    low_gain, high_gain = group.gain
+    low = max(share - error, 0.0) * low_gain
+    high = min((share + error) * high_gain, 1.0)
+    called = next((word for word, _ in group.words.most_common() if word), "")
+    frames = tuple(
+        Frame(position.file, position.line, line_of(position)[1], exact=True, lines=(position.line,))
+        for position in item.chain[:MAX_STACK]
+    )
+    frame = Frame(file, line, function, exact=True, called=called, lines=(line,))
+    whole = f"{format_ms(step_ms)} per {'step' if per == 'step' else 'loop'}"
+    took = f"{format_ms(share * step_ms)} of {whole} ({format_share(share)})"
+    evidence = {
+        "share_of_step": round(share, 6),
+        "share_error": round(error, 6),
+        "looks": round(group.n_looks),
+        "looks_in_steps": n_looks,
+        "lines": [number for number, _ in group.lines.most_common(5)],
+        **({"calls": [word for word, _ in group.words.most_common(4) if word]} if called else {}),
+    }
+    return Finding(
+        code=group.cause.code,
+        name=group.cause.name,
+        family=group.cause.family,
+        title=group.cause.title,
+        severity=_severity(low, high),
+        certainty=_certainty(group.cause),
+        message=_message(group, item, function, file, took, called),
+        place=Place(frame=frame, stack=frames),
+        cost=Cost(
+            low_ms=round(low * step_ms, 6),
+            high_ms=round(high * step_ms, 6),
+            per="step" if per == "step" else "window",
+            of_ms=round(step_ms, 6),
+            share_low=round(low, 6),
+            share_high=round(high, 6),
+            naive_ms=round(share * step_ms, 6),
+            basis="measured",
+            method=f"share of {format_count(n_looks, 'look')} at the stack",
+            grade="B",
+        ),
+        evidence=evidence,
+        fix=group.cause.fix,
+        n_events=round(group.n_looks),
+    )
+
+
+def _message(group: _Group, item: Seen, function: str, file: str, took: str, called: str) -> str:
+    where = f"{function}(), {file_name(file)}" if function != "<module>" else file_name(file)
+    numbers = sorted(number for number, _ in group.lines.most_common(5))
+    at = f"{where}:{numbers[0]}" + (f"-{numbers[-1]}" if numbers[-1] > numbers[0] else "")
+    caller = group.callers.most_common(1)
+    by = f", called from line {caller[0][0].line}" if caller else ""
+    if group.cause is PYTHON_LOOP:
+        first, last = group.loop_lines
+        lines = f"line {first}" if first == last else f"lines {first}-{last}"
+        kind = "element by element" if group.gain[0] > 0.5 else "in Python"
+        return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
+    if group.cause is HOT_LINE:
+        what = f"{called}()" if called else "Python"
+        return f"{what} takes {took} in {at}{by}"
+    what = f"{called}()" if called else group.cause.what
+    return f"{what} takes {took} in {at}{by}"
+
+
+def _severity(low: float, high: float) -> Severity:
+    if low >= 0.10:
+        return "high"
+    if low >= 0.03:
+        return "medium"
+    return "low" if high >= 0.10 else "note"
+
+
+def _certainty(cause: Cause) -> Certainty:
+    if cause is HOT_LINE:
+        return "hint"
+    return "likely" if cause is PYTHON_LOOP or not cause.gain[0] else "certain"
+
+
+# -- the steps together ------------------------------------------------------------------------------
+
+
+def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[Finding, ...]:
+    """Return a finding where steps take longer and longer, at the line whose time grows most."""
+    times = [step.ns for step in samples.steady]
+    if len(times) < FEWEST_TO_RISE:
+        return ()
+    third = len(times) // 3
+    parts = [median(times[:third]), median(times[third:-third]), median(times[-third:])]
+    if not (parts[0] * 1.1 < parts[1] < parts[2] / 1.1 and parts[2] > RISES * parts[0]) or _tau(times) < 0.5:
+        return ()
+    middle = samples.steady[len(times) // 2].begin_ns
+    growth: Counter[tuple[str, str, int]] = Counter()
+    examples: dict[tuple[str, str, int], Seen] = {}
+    for item in loop.seen:
+        if item.chain and item.kind != "torchtriage":
+            sign = 1 if item.look.begin_ns >= middle else -1
+            key = line_of(item.chain[0])
+            growth[key] += sign * item.weight_ns
+            examples[key] = item
+    (file, function, line), more = max(growth.items(), key=lambda entry: entry[1], default=(("", "", 0), 0))
+    if more <= 0:
+        return ()
+    item = examples[file, function, line]
+    mean = sum(times) / len(times)
+    high = max(0.0, 1 - parts[0] / mean)
+    frame = Frame(file, line, function, exact=True, called=item.call, lines=(line,))
+    low = high * 0.5
+    return (
+        Finding(
+            code=GROWING.code,
+            name=GROWING.name,
+            family=GROWING.family,
+            title=GROWING.title,
+            severity=_severity(low, high),
+            certainty="likely",
+            message=f"a step takes {format_ms(parts[0] / 1e6)} at first and {format_ms(parts[2] / 1e6)} at last, over"
+            f" {format_count(len(times), 'step')}; what grows is in {function}, {file_name(file)}:{line}",
+            place=Place(
+                frame=frame,
+                stack=tuple(
+                    Frame(p.file, p.line, line_of(p)[1], exact=True, lines=(p.line,)) for p in item.chain[:MAX_STACK]
+                ),
+            ),
+            cost=Cost(
+                round(low * step_ms, 6),
+                round(high * step_ms, 6),
+                "step",
+                round(step_ms, 6),
+                round(low, 6),
+                round(high, 6),
+                round(high * step_ms, 6),
+                "bounded",
+                "mean step against the first third of the steps",
+                "C",
+            ),
+            evidence={"first_ms": round(parts[0] / 1e6, 6), "last_ms": round(parts[2] / 1e6, 6), "steps": len(times)},
+            fix=GROWING.fix,
+        ),
+    )
+
+
+def _tau(values: Sequence[int]) -> float:
+    """Return Kendall's rank correlation of values with their order, of at most 200 of them."""
+    step = max(1, len(values) // 200)
+    some = values[::step]
+    n = len(some)
+    above = sum((later > earlier) - (later < earlier) for at, earlier in enumerate(some) for later in some[at + 1 :])
+    return above / (n * (n - 1) / 2)
+
+
+def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms: float) -> Iterator[Finding]:
+    """Yield a finding for each other thread that runs Python of the user's at most looks during the steps."""
+    begin = min((item.look.begin_ns for item in loop.seen), default=0)
+    end = max((item.look.end_ns for item in loop.seen), default=0)
+    for thread, looks in samples.others.items():
+        mine = [look for look in looks if begin <= look.begin_ns and look.end_ns <= end]
+        busy = [look for look in mine if _spins(look, view)]
+        span = sum(look.end_ns - look.begin_ns for look in mine)
+        share = sum(look.end_ns - look.begin_ns for look in busy) / span if span else 0.0
+        if len(busy) < 2 * MIN_LOOKS or share < SPINS or span < 0.5 * (end - begin):
+            continue
+        hottest = Counter(line_of(look.stack[look.user[0]]) for look in busy).most_common(1)[0][0]
+        file, function, line = hottest
+        low, high = 0.1 * share, 0.9 * share
+        yield Finding(
+            code=RIVAL.code,
+            name=RIVAL.name,
+            family=RIVAL.family,
+            title=RIVAL.title,
+            severity="high",
+            certainty="likely",
+            message=f"thread {samples.names.get(thread, str(thread))} runs Python in {format_share(share)} of the"
+            f" steps' time, in {function}, {file_name(file)}:{line}; the loop waits for its turn",
+            place=Place(frame=Frame(file, line, function, exact=True, lines=(line,))),
+            cost=Cost(
+                round(low * step_ms, 6),
+                round(high * step_ms, 6),
+                "step" if loop.n_steps else "window",
+                round(step_ms, 6),
+                round(low, 6),
+                round(high, 6),
+                round(share * step_ms, 6),
+                "bounded",
+                "what the loop may wait for the interpreter's lock",
+                "C",
+            ),
+            evidence={"share_of_looks": round(share, 6), "looks": len(busy)},
+            fix=RIVAL.fix,
+        )
+
+
+def _spins(look: Look, view: SourceView) -> bool:
+    """Whether a thread was in Python of the user's, and not in a call that may wait or release the lock."""
+    if look.user[:1] != (0,):
+        return False
+    call = view.call(look.stack[0])
+    name = call.rpartition(".")[2]
+    return not call.startswith(("torch.", "F.", "np.")) and name not in {
+        "sleep",
+        "acquire",
+        "get",
+        "wait",
+        "recv",
+        "read",
+        "select",
+        "poll",
+        "join",
+    }
+
+
+CODES = (PYTHON_LOOP, HOT_LINE, GROWING, RIVAL)

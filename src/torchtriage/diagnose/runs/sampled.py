@@ -1,0 +1,268 @@
+"""A process' result together with what looks at its stacks showed: the accounts, and findings at exact lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
+from torchtriage.core.names import file_name
+from torchtriage.core.source import Sources
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.units import format_count, format_ms, format_range
+from torchtriage.core.version import __version__
+from torchtriage.diagnose.runs.account import SampledLoop, run_account, sampled_loop, step_account
+from torchtriage.diagnose.runs.compile_findings import compile_findings
+from torchtriage.diagnose.runs.configuration import configuration
+from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines, rival_threads
+from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
+from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.runs.samples import shortened
+from torchtriage.diagnose.runs.source_hints import with_source
+from torchtriage.diagnose.runs.source_view import SourceView, sequential
+from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
+
+__all__ = ["untraced", "with_samples"]
+
+REPLACED = ("HST020", "HST021", "MEM028", "MSR045")
+"""Codes that a recording and the looks at the stack both tell; the looks know the line and do not slow it down."""
+
+
+def with_samples(
+    result: Result, recording: Recording, facts: RecordedRun, trace: Trace | None, folders: Sequence[str] | None
+) -> tuple[Result, RecordedRun]:
+    """Return the result with the findings of the sampled stacks, and the facts with the accounts."""
+    samples = recording.samples
+    if samples is None or not samples.looks:
+        return result, facts
+    view = SourceView(None if folders is None else Sources(folders))
+    file = shortened(facts.file, [str(root) for root in recording.facts.get("roots", ())])
+    loop = sampled_loop(samples, view, (file, facts.function, facts.line), _operator_share(trace))
+    facts = replace(facts, run_account=run_account(samples, loop))
+    growth = growth_per_step(samples)
+    found = [*growing_memory(samples)]
+    step_ms = facts.step_ms or 0.0
+    if loop is not None:
+        step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
+        facts = replace(facts, account=step_account(loop, samples, step_ms))
+        found += hot_lines(loop, view, step_ms)
+        found += growing_step(loop, samples, step_ms)
+        found += rival_threads(loop, samples, view, step_ms)
+    known = _cautious(result, recording).findings
+    if loop is not None:
+        cores = int(samples.torch.get("cores") or 1)
+        checked = [_of_the_loop(finding, loop, view, step_ms, cores) for finding in known]
+        known = tuple(finding for finding in checked if finding is not None)
+    findings = _merged(known, found)
+    findings = (*findings, *configuration(recording, samples, loop, view, trace, step_ms))
+    if facts.compiled is not None and facts.run_account is not None:
+        findings = compile_findings(facts.compiled, findings, facts.run_account.of_ms, view)
+    if folders is not None:
+        on_device = bool(trace is not None and trace.devices)
+        findings = tuple(_at_its_cause(finding, view) for finding in findings)
+        findings = with_source(findings, samples, folders, on_device=on_device)
+    if step_ms and result.summary is not None:
+        n_steps = max(result.summary.n_steady_steps, 1)
+        findings = tuple(
+            with_graph_cost(finding, finding.evidence.get("n_core_ops", 0) / n_steps, growth, step_ms)
+            for finding in findings
+        )
+    findings = tuple(sorted(findings, key=rank_order))
+    loud = any(finding.severity != "note" and finding.cost for finding in findings)
+    joint = _joint(result.joint_cost, findings)
+    return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
+
+
+MADE_BY = {"DAT018": ("DataLoader",), "DAT019": ("DataLoader",), "CFG044": ("set_detect_anomaly", "detect_anomaly")}
+"""Codes whose time is spent at one line and whose cause stands at another: what is called there."""
+
+
+def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
+    """Return a finding with the line that makes the loader, or switches the mode on, where there is one such line."""
+    frame = finding.place.frame
+    if finding.code not in MADE_BY or frame is None or not frame.file:
+        return finding
+    made = tuple(line for name in MADE_BY[finding.code] for line in view.made(name, frame.file))
+    if len(made) != 1 or frame.line == made[0]:
+        return finding
+    at = Frame(frame.file, made[0], "", exact=True, called=MADE_BY[finding.code][0], lines=made)
+    return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
+
+
+LOADING, STARVED, ROWS = "DAT018", "DAT019", "LCH017"
+ROWS_GAIN = 0.5, 0.95
+"""What working on all rows at once gives back of a loop over them."""
+WORTH = 0.03
+
+
+def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms: float, cores: int) -> Finding | None:
+    """Return a finding of a recording by what the looks at the stack say of the same time; None where it is nothing.
+
+    Waiting for the loader is long in the first steps, which a short run records: the looks know the others. Workers
+    share the cores there are. A window is scaled to all of the loop, which costs are told of.
+    """
+    cost = finding.cost
+    if cost is None or not cost.of_ms:
+        return finding
+    if finding.code in (LOADING, STARVED):
+        share = loop.loading_share if finding.code == LOADING else loop.waiting_share
+        if share < WORTH:
+            return None
+        low = share * (1 - 1 / max(min(cores, 8), 2)) if finding.code == LOADING else 0.5 * share
+        return replace(finding, cost=_of_share(cost, low, share, step_ms, "share of looks at the stack"))
+    frame = finding.place.frame
+    if finding.code == ROWS and frame is not None:
+        loops = {one for line in (frame.lines or (frame.line,)) for one in view.loops(frame.file, 0, line)[-1:]}
+        if loops and all(map(sequential, loops)):
+            return None
+        share = loop.share_inside({(frame.file, one.lineno) for one in loops})
+        if share >= WORTH:
+            low, high = (part * share for part in ROWS_GAIN)
+            return replace(
+                finding, cost=_of_share(cost, low, high, step_ms, "share of looks at the stack in this loop")
+            )
+    if cost.per == "window" and loop.n_steps is None:
+        low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
+        return replace(
+            finding, cost=_of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
+        )
+    return finding
+
+
+def _of_share(cost: Cost, low: float, high: float, of_ms: float, method: str) -> Cost:
+    return replace(
+        cost,
+        low_ms=round(low * of_ms, 6),
+        high_ms=round(high * of_ms, 6),
+        of_ms=round(of_ms, 6),
+        share_low=round(low, 6),
+        share_high=round(high, 6),
+        naive_ms=round(high * of_ms, 6),
+        together_ms=None,
+        method=method,
+    )
+
+
+def _cautious(result: Result, recording: Recording) -> Result:
+    """Return the result with half of each low end where only the first steps were recorded: caches were cold."""
+    kinds = [recording.measured.get(kind) for kind in ("light", "heavy")]
+    if not any(kind is not None and kind.get("early") for kind in kinds):
+        return result
+    halved = tuple(
+        finding
+        if finding.cost is None or finding.certainty == "certain"
+        else replace(
+            finding,
+            cost=replace(
+                finding.cost,
+                low_ms=finding.cost.low_ms / 2,
+                share_low=finding.cost.share_low / 2,
+                method=f"{finding.cost.method}; half at the low end: only the first steps were recorded",
+            ),
+        )
+        for finding in result.findings
+    )
+    return replace(result, findings=halved)
+
+
+def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return both, without what the looks at the stack tell better, and without a bare line that a pattern explains."""
+    named = {finding.code for finding in found}
+    kept = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
+    lines = {_line(finding) for finding in kept}
+    new = [finding for finding in found if not (finding.code == HOT_LINE.code and _line(finding) in lines)]
+    return (*kept, *new)
+
+
+def _line(finding: Finding) -> tuple[str, int]:
+    frame = finding.place.frame
+    return (file_name(frame.file), frame.line) if frame is not None else ("", 0)
+
+
+def _joint(joint: Cost | None, findings: Sequence[Finding]) -> Cost | None:
+    """Return what all findings give back together: no more than their sum or the step, no less than the largest."""
+    costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
+    if not costs:
+        return joint
+    of_ms = costs[0].of_ms
+    low = min(of_ms, max(cost.low_ms for cost in costs))
+    high = min(of_ms, max(sum(cost.high_ms for cost in costs), low))
+    base = joint or replace(costs[0], together_ms=None)
+    return replace(
+        base, low_ms=low, high_ms=high, of_ms=of_ms, share_low=round(low / of_ms, 6), share_high=round(high / of_ms, 6)
+    )
+
+
+def _operator_share(trace: Trace | None) -> float | None:
+    """Return the share of the recorded steps in which the loop's thread was inside an operator."""
+    if trace is None or not len(trace.steps):
+        return None
+    rows = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane))
+    if not len(rows):
+        return 0.0
+    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    judged = trace.steps.judged
+    return intervals.length(intervals.intersect(work, judged)) / max(intervals.length(judged), 1)
+
+
+def untraced(recording: Recording, facts: RecordedRun, reason: str, hint: str, folders: Sequence[str] | None) -> Result:
+    """Return the result of a process without a recording of the profiler: what its stacks alone tell."""
+    empty = TraceFacts(
+        path=str(recording.samples_file),
+        size_bytes=0,
+        n_events=0,
+        n_rows=0,
+        tier="strict",
+        n_lost=0,
+        n_repaired=0,
+        loss=(),
+        vendor="",
+        device_names=(),
+        torch_flags=(),
+        rank=recording.facts.get("rank"),
+        world_size=recording.facts.get("world_size"),
+        base_time_ns=None,
+        resolution_ns=1,
+        phases={},
+        categories={},
+    )
+    note = Note("no-recording", "warn", f"no operators were recorded: {reason}", hint)
+    result = Result(
+        schema=SCHEMA,
+        version=__version__,
+        verdict=("", "", ""),
+        healthy=False,
+        refused=False,
+        trace=empty,
+        notes=(note,),
+        summary=None,
+        findings=(),
+        not_checked=(),
+        crashes=(),
+        joint_cost=None,
+    )
+    result, facts = with_samples(result, recording, facts, None, folders)
+    return replace(result, verdict=_verdict(result, facts), recorded=facts)
+
+
+def _verdict(result: Result, facts: RecordedRun) -> tuple[str, str, str]:
+    account = facts.account
+    if account is None:
+        return ("No loop was found.", "Nothing was checked.", f"Limited trust: {result.notes[0].message}.")
+    parts = ", ".join(f"{part.share:.0%} {part.kind}" for part in account.parts[:3])
+    looks = format_count(account.n_looks, "look")
+    first = f"{format_ms(account.of_ms)} per {account.per}: {parts}."
+    best = next((finding for finding in result.findings if finding.cost and finding.cost.high_ms > 0), None)
+    second = "Nothing stands out in the stacks."
+    if best is not None and best.cost is not None:
+        amount = format_range(
+            format_ms(best.cost.low_ms), format_ms(best.cost.high_ms), from_zero=best.cost.low_ms <= 0
+        )
+        second = (
+            f"Largest saving: {best.title} ({best.code}), {amount} of {format_ms(best.cost.of_ms)} per {account.per}."
+        )
+    return first, second, f"Limited trust: {result.notes[0].message}; {looks} at the stacks."

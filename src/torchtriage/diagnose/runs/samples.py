@@ -1,0 +1,180 @@
+"""What the stack sampler of a run saw, read: where each thread was, and for how long."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+__all__ = ["Look", "Position", "Samples", "Step", "read_samples", "shortened"]
+
+_STANDARD = re.compile(r"/lib(?:64)?/python3[.\d]*/")
+_OURS = ("/torchtriage/core/record/", "/torchtriage/memory/leaks/")
+FEWEST_STEPS = 3
+OUTLIER = 3.0
+"""A step longer than this many medians is not steady: it compiled, evaluated or saved."""
+CAPTURED = ("early light", "early heavy", "light", "heavy")
+"""States of the recorder in which a step has the profiler in it."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a frame is: its function, and the instruction that it executes."""
+
+    file: str
+    function: str
+    first_line: int
+    line: int
+    end_line: int | None
+    column: int | None
+    end_column: int | None
+
+    @cached_property
+    def library(self) -> str:
+        """The path below the folder of installed or standard modules; empty for the user's own code."""
+        path = self.file.replace("\\", "/")
+        for folder in ("/site-packages/", "/dist-packages/"):
+            if folder in path:
+                return path.rpartition(folder)[2]
+        if (found := _STANDARD.search(path)) is not None:
+            return path[found.end() :]
+        if "/torchinductor_" in path:
+            return "torchinductor/generated.py"
+        if any(folder in path for folder in _OURS):
+            return "torchtriage/record.py"
+        return self.file if self.file.startswith("<") and not self.file.startswith("<ipython") else ""
+
+    @property
+    def name(self) -> str:
+        """The function's own name, without those around it."""
+        return self.function.rpartition(".")[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One thread's stack, innermost frame first, and the time it stands for."""
+
+    begin_ns: int
+    end_ns: int
+    stack: tuple[Position, ...]
+
+    @cached_property
+    def user(self) -> tuple[int, ...]:
+        """Where in the stack the user's own frames are, innermost first."""
+        return tuple(at for at, position in enumerate(self.stack) if not position.library)
+
+    @cached_property
+    def below(self) -> tuple[Position, ...]:
+        """The library frames that the innermost frame of the user's has called, innermost first."""
+        return self.stack[: self.user[0]] if self.user else self.stack
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step between two boundaries; ``recorded``: the profiler ran in it."""
+
+    begin_ns: int
+    end_ns: int
+    recorded: bool
+
+    @property
+    def ns(self) -> int:
+        """Its wall time."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Everything the sampler of one process saw; times in ns of one clock."""
+
+    process_started_ns: int
+    started_ns: int
+    ended_ns: int
+    loop_thread: int
+    looks: tuple[Look, ...]
+    """Of the loop's thread, without gaps."""
+    others: dict[int, tuple[Look, ...]]
+    """Of the other threads, by their identity."""
+    steps: tuple[Step, ...]
+    own: tuple[tuple[int, int], ...]
+    """When the recorder worked at a step boundary."""
+    collections: tuple[tuple[int, int, int], ...]
+    rss: tuple[tuple[int, int], ...]
+    torch: dict[str, Any] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps to judge by: without the profiler, and without the first of a longer loop."""
+        bare = [step for step in self.steps if not step.recorded]
+        some = bare if len(bare) >= FEWEST_STEPS else list(self.steps)
+        if len(some) <= FEWEST_STEPS:
+            return tuple(some)
+        some = some[1:]
+        limit = OUTLIER * median(step.ns for step in some)
+        return tuple(step for step in some if step.ns <= limit)
+
+
+def read_samples(path: Path, roots: Sequence[str] = ()) -> Samples | None:
+    """Return what a sampler wrote; None where there is no such file or it is damaged.
+
+    ``roots`` : folders of the script, below which files are named as recordings name them.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        return _samples(facts, roots)
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def shortened(file: str, roots: Sequence[str]) -> str:
+    """Return a path below one of the roots without it."""
+    for root in sorted(roots, key=len, reverse=True):
+        if root and file.startswith(root.rstrip("/\\") + os.sep):
+            return file[len(root.rstrip("/\\")) + 1 :]
+    return file
+
+
+def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
+    frames = [Position(*frame) for frame in facts["frames"]]
+    frames = [frame if frame.library else replace(frame, file=shortened(frame.file, roots)) for frame in frames]
+    stacks = [tuple(frames[at] for at in stack) for stack in facts["stacks"]]
+    begins, ends, steppers = facts["marks"]
+    thread = max(set(steppers), key=steppers.count) if steppers else facts["main_thread"]
+    looks: dict[int, list[Look]] = {}
+    last: dict[int, int] = {}
+    for at_ns, of_thread, stack in zip(*facts["looks"], strict=True):
+        begin_ns = last.get(of_thread, facts["started_ns"])
+        looks.setdefault(of_thread, []).append(Look(begin_ns, at_ns, stacks[stack]))
+        last[of_thread] = at_ns
+    marks = [(begin, end) for begin, end, stepper in zip(begins, ends, steppers, strict=True) if stepper == thread]
+    return Samples(
+        process_started_ns=facts["process_started_ns"],
+        started_ns=facts["started_ns"],
+        ended_ns=facts["ended_ns"],
+        loop_thread=thread,
+        looks=tuple(looks.pop(thread, ())),
+        others={other: tuple(seen) for other, seen in looks.items()},
+        steps=tuple(_steps(marks, facts["states"])),
+        own=tuple(marks),
+        collections=tuple(tuple(one) for one in facts["collections"]),
+        rss=tuple(zip(*facts["rss"], strict=True)),
+        torch=facts.get("torch") or {},
+        names={int(ident): name for ident, name in (facts.get("threads") or {}).items()},
+    )
+
+
+def _steps(marks: Sequence[tuple[int, int]], states: Sequence[tuple[int, str]]) -> list[Step]:
+    steps, state, at = [], "", 0
+    for (begun, ended), (next_begun, _) in pairwise(marks):
+        while at < len(states) and states[at][0] <= begun:
+            state, at = states[at][1], at + 1
+        steps.append(Step(ended, next_begun, state in CAPTURED))
+    return steps

@@ -1,0 +1,186 @@
+"""What the source says of a line that was sampled: the loops around it, and what is called at one place in it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+
+from torchtriage.core.source import Sources
+from torchtriage.diagnose.runs.samples import Position
+
+__all__ = ["Loop", "SourceView", "elementwise", "sequential"]
+
+Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SETUP = ("__init__", "__post_init__", "build", "setup")
+
+
+class SourceView:
+    """Answers questions about lines of the user's files; what cannot be read has no answers."""
+
+    def __init__(self, sources: Sources | None) -> None:
+        self._sources = sources
+        self.loops = lru_cache(maxsize=None)(self._loops)
+        self.call = lru_cache(maxsize=None)(self._call)
+        self.statement = lru_cache(maxsize=None)(self._statement)
+
+    def _tree(self, file: str) -> ast.Module | None:
+        if self._sources is None:
+            return None
+        return next((found.tree for found in self._sources.find(file) if found.tree is not None), None)
+
+    def text(self, file: str, line: int) -> str:
+        """Return a line's text."""
+        if self._sources is None:
+            return ""
+        for found in self._sources.find(file):
+            if found.tree is not None and 0 < line <= len(found.lines):
+                return found.lines[line - 1].strip()
+        return ""
+
+    def calls(self, name: str, file: str) -> tuple[int, ...]:
+        """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""
+        tree = self._tree(file)
+        nodes = ast.walk(tree) if tree is not None else ()
+        return tuple(
+            sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and _dotted(node) == name})
+        )
+
+    def made(self, name: str, file: str) -> tuple[int, ...]:
+        """Return the lines on which a file calls a class of this name."""
+        tree = self._tree(file)
+        nodes = ast.walk(tree) if tree is not None else ()
+        return tuple(
+            sorted(
+                {
+                    node.lineno
+                    for node in nodes
+                    if isinstance(node, ast.Call) and _dotted(node.func).rpartition(".")[2] == name
+                }
+            )
+        )
+
+    def _around(self, file: str, first_line: int, line: int) -> Iterator[ast.AST]:
+        """Yield the nodes around a line, outermost first, from the function that begins at ``first_line`` on."""
+        node: ast.AST | None = self._tree(file)
+        while node is not None:
+            yield node
+            node = next(
+                (
+                    child
+                    for child in ast.iter_child_nodes(node)
+                    if _begins(child) <= line <= (getattr(child, "end_lineno", None) or 0)
+                ),
+                None,
+            )
+
+    def _loops(self, file: str, first_line: int, line: int) -> tuple[Loop, ...]:
+        """Return the loops of the function that a line stands in, which repeat it; outermost first."""
+        found: list[Loop] = []
+        for node in self._around(file, first_line, line):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.clear()
+            elif isinstance(node, ast.For | ast.AsyncFor):
+                # the iterable of a loop runs once, but what it yields is fetched in each round
+                found.append(node)
+            elif isinstance(node, ast.While):
+                found.append(node)
+        return (*found, *self._comprehensions(file, line))
+
+    def _comprehensions(self, file: str, line: int) -> list[Loop]:
+        statement = self._statement(file, line)
+        if statement is None:
+            return []
+        heads = (ast.For, ast.While, ast.If, ast.With, ast.FunctionDef, ast.ClassDef, ast.Try)
+        if isinstance(statement, heads) and statement.lineno != line:
+            return []
+        nodes: list[ast.AST] = [statement]
+        if isinstance(statement, heads):  # of a compound statement its own line only
+            nodes = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)]
+        return [
+            inner
+            for node in nodes
+            for inner in ast.walk(node)
+            if isinstance(inner, COMPREHENSIONS) and inner.lineno <= line <= (inner.end_lineno or 0)
+        ]
+
+    def _statement(self, file: str, line: int) -> ast.stmt | None:
+        """Return the innermost statement that a line belongs to."""
+        found = None
+        for node in self._around(file, 0, line):
+            if isinstance(node, ast.stmt):
+                found = node
+        return found
+
+    def _call(self, position: Position) -> str:
+        """Return the dotted name that the frame's instruction calls; empty where it calls nothing by name."""
+        statement = self._statement(position.file, position.line)
+        if statement is None:
+            return ""
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        if position.column is not None:
+            exact = [
+                node
+                for node in calls
+                if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+                == (position.line, position.column, position.end_line, position.end_column)
+            ]
+            if not exact:
+                return ""
+            return _dotted(exact[0].func)
+        mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
+        return _dotted(mine[0].func) if len(mine) == 1 else ""
+
+
+def _begins(node: ast.AST) -> int:
+    decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
+    return int(min([getattr(node, "lineno", 1 << 30), *decorators]))
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def elementwise(loop: Loop) -> bool:
+    """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it."""
+    if isinstance(loop, ast.While):
+        return False
+    targets = [loop.target] if isinstance(loop, ast.For | ast.AsyncFor) else [one.target for one in loop.generators]
+    names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
+    for body in bodies:
+        for node in ast.walk(body):
+            if isinstance(node, ast.Subscript) and names & _names(node.slice):
+                return True
+            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & _names(node):
+                return True
+    return False
+
+
+def sequential(loop: Loop) -> bool:
+    """Whether each round of a loop needs what the one before computed: a name is read before the round sets it.
+
+    Sums and counts (``+=``) are no such need.
+    """
+    if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+        return False
+    first_set: dict[str, int] = {}
+    first_read: dict[str, int] = {}
+    for statement in loop.body:
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.Name):
+                continue
+            seen = first_set if isinstance(node.ctx, ast.Store) else first_read
+            seen[node.id] = min(seen.get(node.id, node.lineno), node.lineno)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                first_set.pop(node.target.id, None)
+    inner = {name for one in ast.walk(loop) if isinstance(one, ast.For) for name in _names(one.target)}
+    return any(name in first_read and first_read[name] <= line for name, line in first_set.items() if name not in inner)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}

@@ -1,0 +1,203 @@
+"""What looks at the stacks become: findings at exact lines, with what they promise; and what stays quiet."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines, rival_threads
+from torchtriage.diagnose.runs.memory_growth import growing_memory
+from torchtriage.diagnose.runs.source_view import elementwise, sequential
+
+SOURCE = """\
+def clean(image):
+    for row in image:
+        for value in row:
+            total = value * 2
+
+def walk(graph):
+    while graph:
+        graph = graph.next
+
+def save(step):
+    torch.save(step, "last.pt")
+
+def log(path, loss):
+    with open(path, "a") as file:
+        file.write(loss)
+
+def poll(queue):
+    time.sleep(0.01)
+
+def pace(due):
+    time.sleep(due - clock())
+
+def spin():
+    while True:
+        count = count + 1
+
+for batch in loader:
+    clean(batch)
+    walk(batch)
+    total = len(batch) // 3
+    loss = model(batch)
+    optimizer.step()
+    save(loss)
+    log(path, loss)
+    poll(queue)
+    pace(due)
+    image = image.resize(size)
+    text = json.dumps(state)
+"""
+OP = ("torch/nn/modules/module.py:Module._call_impl",)
+
+
+def found(built: SamplesBuilder, operators: float = 0.5) -> list[Finding]:
+    """The findings of a hundred steps of 10 ms that ``built`` has begun."""
+    loop = built.loop(boundary="optimizer.step()", operators=operators)
+    assert loop is not None
+    return list(hot_lines(loop, built.view, 10.0))
+
+
+def hundred_steps(folder: Path, *lines: str, below: tuple[str, ...] = ()) -> SamplesBuilder:
+    """Half of each step in operators, half at these lines."""
+    built = SamplesBuilder(folder, SOURCE)
+    built.step()
+    for _ in range(100):
+        built.look("loss = model(batch)", below=OP, ms=5)
+        built.look(*lines, below=below, ms=5)
+        built.step()
+    return built
+
+
+@pytest.mark.parametrize(
+    ("lines", "below", "code"),
+    [
+        (("clean(batch)", "total = value"), (), "HST020"),
+        (("walk(batch)", "graph = graph.next"), (), "HST020"),
+        (("save(loss)", "torch.save"), ("torch/serialization.py:save",), "HST102"),
+        (("log(path, loss)", "with open"), (), "HST101"),
+        (("poll(queue)", "time.sleep(0.01)"), (), "HST104"),
+        (("image = image.resize",), ("PIL/Image.py:Image.resize",), "HST110"),
+        (("text = json.dumps",), ("json/__init__.py:dumps",), "HST103"),
+        (("loss = model(batch)",), ("torch/_tensor_str.py:_str",), "HST107"),
+        (("loss = model(batch)",), ("copy.py:deepcopy",), "HST109"),
+        (("loss = model(batch)",), ("torch/nn/modules/linear.py:Linear.__init__",), "HST105"),
+        (("loss = model(batch)",), ("subprocess.py:run",), "HST104"),
+        (("loss = model(batch)",), ("socket.py:create_connection",), "HST108"),
+        (("loss = model(batch)",), ("pandas/core/frame.py:DataFrame.iterrows",), "HST111"),
+        (("loss = model(batch)",), ("threading.py:Condition.wait",), "HST112"),
+        (("loss = model(batch)",), ("traceback.py:format_stack",), "HST113"),
+        (("total = len(batch)",), (), "HST114"),
+    ],
+)
+def test_half_a_step_at_a_line_is_a_finding_there(
+    tmp_path: Path, lines: tuple[str, ...], below: tuple[str, ...], code: str
+) -> None:
+    (finding,) = found(hundred_steps(tmp_path, *lines, below=below))
+    assert finding.code == code
+    assert finding.place.frame is not None
+    line = next(at for at, text in enumerate(SOURCE.splitlines(), 1) if text.strip().startswith(lines[-1]))
+    assert (finding.place.frame.line, finding.place.frame.exact) == (line, True)
+    assert [frame.line for frame in finding.place.stack][:1] == [line]
+    assert finding.cost is not None
+    assert finding.cost.of_ms == 10.0
+    assert finding.cost.naive_ms == pytest.approx(5.0, abs=0.1)
+    assert finding.cost.low_ms <= 5.0 * 1.1
+    assert finding.cost.high_ms <= 5.5
+
+
+def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:
+    assert found(hundred_steps(tmp_path, "pace(due)", "time.sleep(due - clock())")) == []
+
+
+def test_operators_are_no_python(tmp_path: Path) -> None:
+    assert found(hundred_steps(tmp_path, "loss = model(batch)", below=OP), operators=1.0) == []
+    # a line that may be either, where the recording saw nothing but operators
+    assert found(hundred_steps(tmp_path, "clean(batch)", "total = value"), operators=1.0) == []
+
+
+def test_a_little_and_seldom_is_quiet(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for at in range(100):
+        built.look("loss = model(batch)", below=OP, ms=10)
+        if at in (20, 60):
+            built.look("save(loss)", "torch.save", below=("torch/serialization.py:save",), ms=2)
+        built.step()
+    assert found(built, operators=1.0) == []
+
+
+def test_steps_that_grow_are_told_with_the_line_that_grows(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for at in range(60):
+        built.look("loss = model(batch)", below=OP, ms=5)
+        built.look("walk(batch)", "graph = graph.next", ms=1 + at / 4)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()", operators=0.5)
+    assert loop is not None
+    (finding,) = growing_step(loop, built.samples(), 13.0)
+    assert finding.code == "HST106"
+    assert finding.place.frame is not None
+    assert finding.place.frame.line == 8
+    steady = hundred_steps(tmp_path, "walk(batch)", "graph = graph.next")
+    loop = steady.loop(boundary="optimizer.step()", operators=0.5)
+    assert loop is not None
+    assert growing_step(loop, steady.samples(), 10.0) == ()
+
+
+def test_a_thread_that_spins_is_told_and_one_that_waits_is_not(tmp_path: Path) -> None:
+    for line, below, n in (
+        ("count = count + 1", (), 1),
+        ("poll(queue)", (), 0),
+        ("count = count + 1", ("threading.py:Condition.wait",), 0),
+    ):
+        built = SamplesBuilder(tmp_path, SOURCE)
+        built.step()
+        for _ in range(100):
+            built.look("loss = model(batch)", below=OP, ms=10)
+            lines = ("poll(queue)", "time.sleep(0.01)") if line == "poll(queue)" else (line,)
+            built.look(*lines, below=below, thread=OTHER)
+            built.step()
+        loop = built.loop(boundary="optimizer.step()", operators=1.0)
+        assert loop is not None
+        rivals = list(rival_threads(loop, built.samples(), built.view, 10.0))
+        assert [finding.code for finding in rivals] == ["HST115"] * n, line
+
+
+def test_memory_that_grows_with_each_step(tmp_path: Path) -> None:
+    for per_step, n in ((2.0, 1), (0.0, 0), (0.1, 0)):
+        built = SamplesBuilder(tmp_path, SOURCE)
+        built.step()
+        for at in range(40):
+            built.look("loss = model(batch)", below=OP, ms=10)
+            built.resident(300 + per_step * at)
+            built.step()
+        findings = growing_memory(built.samples())
+        assert len(findings) == n, per_step
+        if findings:
+            assert findings[0].evidence["bytes_per_step"] == pytest.approx(2 << 20, rel=0.1)
+
+
+def _loop(text: str) -> ast.For:
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.For)
+    return node
+
+
+def test_what_a_round_needs_of_the_one_before() -> None:
+    assert sequential(_loop("for i in range(9):\n  out[i] = last\n  last = step(last)"))
+    assert sequential(_loop("for t in steps:\n  hidden = cell(x[t], hidden)"))
+    assert not sequential(_loop("for row in rows:\n  total += f(row)"))
+    assert not sequential(_loop("for row in rows:\n  near = f(row)\n  out.append(near)"))
+
+
+def test_what_computes_element_by_element() -> None:
+    assert elementwise(_loop("for i in range(9):\n  out[i] = 3"))
+    assert elementwise(_loop("for value in values:\n  out.append(value * 2)"))
+    assert not elementwise(_loop("for item in items:\n  item.run()"))

@@ -17,7 +17,18 @@ from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccoun
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView
 
-__all__ = ["EITHER", "PYTHON", "Place", "SampledLoop", "Seen", "line_of", "run_account", "sampled_loop", "step_account"]
+__all__ = [
+    "EITHER",
+    "OPERATORS",
+    "PYTHON",
+    "Place",
+    "SampledLoop",
+    "Seen",
+    "line_of",
+    "run_account",
+    "sampled_loop",
+    "step_account",
+]
 
 N_LINES = 12
 MIN_LOOP_NS = 200_000_000
@@ -85,6 +96,13 @@ class SampledLoop:
     def waiting_share(self) -> float:
         """The share of the judged time that is spent waiting for a loader's workers."""
         return self._share(lambda item: item.kind == WAITS_FOR_LOADER)
+
+    @cached_property
+    def backward_share(self) -> float:
+        """The share of the judged time in backward passes."""
+        return self._share(
+            lambda item: any(position.library.startswith("torch/autograd/") for position in item.look.below)
+        )
 
     def share_of(self, kind: str) -> float:
         """Return the share of the judged time in one part of the account."""

@@ -1,17 +1,13 @@
-"""Findings on how a run was set up: more threads than cores, a profiler over all of it, steps that are too small."""
+"""Findings on how a run was set up: more threads than cores, a profiler over all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from torchtriage.core import intervals
 from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity
 from torchtriage.core.record.profiler_capture import BUSY
-from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.units import format_count, format_ns
-from torchtriage.diagnose.runs.account import SampledLoop, line_of
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.runs.account import SampledLoop
 from torchtriage.diagnose.runs.causes import Cause
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import Samples
@@ -35,22 +31,6 @@ THREADS = Cause(
     slow="threads of one operator wait for each other at a barrier, and only some of them run at a time.",
     leave="threads mostly wait for something else than a core.",
 )
-SMALL_STEPS = Cause(
-    "HST116",
-    "small-steps",
-    "host",
-    "Each step works on too little",
-    "operators",
-    "calls",
-    Fix(
-        "Stack several inputs and call the model once for all of them, or compile it.",
-        "outputs = model(torch.stack(inputs))  # instead of model(x.unsqueeze(0)) for each",
-    ),
-    looks="the loop calls a model again and again whose operators take microseconds each: calling them takes longer"
-    " than what they compute.",
-    slow="the cost of a call is the same for one input as for a hundred.",
-    leave="inputs come one at a time, and each has to be answered at once.",
-)
 PROFILED = Cause(
     "MSR045",
     "profiler-overhead",
@@ -64,16 +44,10 @@ PROFILED = Cause(
         "https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html",
     ),
 )
-SMALL_OP_NS, MIN_STEPS, MIN_OPERATORS = 60_000, 20, 0.6
 
 
 def configuration(
-    recording: Recording,
-    samples: Samples,
-    loop: SampledLoop | None,
-    view: SourceView,
-    trace: Trace | None,
-    step_ms: float,
+    recording: Recording, samples: Samples, loop: SampledLoop | None, view: SourceView, step_ms: float
 ) -> Iterator[Finding]:
     """Yield what is wrong with the set-up of a run; ``step_ms`` is what costs are of."""
     files = sorted({position.file for look in samples.looks for position in look.stack if not position.library})
@@ -94,21 +68,6 @@ def configuration(
             _cost(low, high, step_ms, per, "share of the step in operators"),
             certainty="certain",
         )
-    small = _small_op_ns(trace)
-    paced = loop.share_of("sleeping") + loop.share_of("waiting for a lock or a queue") > 0.1
-    if small and small < SMALL_OP_NS and (loop.n_steps or 0) >= MIN_STEPS and operators >= MIN_OPERATORS and not paced:
-        hottest = max(loop.seen, key=lambda item: item.weight_ns)
-        chain = hottest.chain[-1:]
-        frame = None
-        if chain:
-            file, function, line = line_of(chain[0])
-            frame = Frame(file, line, function, exact=True, lines=(line,))
-        yield _finding(
-            SMALL_STEPS,
-            f"operators take {format_ns(small)} each: calling them takes longer than what they compute",
-            frame,
-            _cost(0.0, 0.8 * operators, step_ms, per, "share of the step in operators"),
-        )
 
 
 def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame | None:
@@ -117,15 +76,6 @@ def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame |
             if lines := view.made(name, file):
                 return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
     return None
-
-
-def _small_op_ns(trace: Trace | None) -> float:
-    """Return how long an operator that is called from Python takes in the mean; 0.0 where none was recorded."""
-    if trace is None or trace.devices or not len(trace.steps):
-        return 0.0
-    rows = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane))
-    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    return float(intervals.length(work) / len(work)) if len(work) else 0.0
 
 
 def _cost(low: float, high: float, of_ms: float, per: str, method: str) -> Cost:
@@ -162,4 +112,4 @@ def _finding(
     )
 
 
-CODES = (THREADS, SMALL_STEPS, PROFILED)
+CODES = (THREADS, PROFILED)

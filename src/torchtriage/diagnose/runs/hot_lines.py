@@ -6,13 +6,13 @@ import ast
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ms, format_share
-from torchtriage.diagnose.runs.account import EITHER, PYTHON, SampledLoop, Seen, line_of
+from torchtriage.diagnose.runs.account import EITHER, OPERATORS, PYTHON, SampledLoop, Seen, line_of
 from torchtriage.diagnose.runs.causes import Cause
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView, elementwise
@@ -46,6 +46,13 @@ HOT_LINE = Cause(
     slow="nothing else of the step runs meanwhile.",
     leave="the line is what the program is for.",
 )
+HOT_OPERATOR_LINES = replace(
+    HOT_LINE,
+    kind=OPERATORS,
+    what="operators",
+    title="Operators outside of the model take a large part of the step",
+    fix=Fix("Compute what does not change before the loop, and only what this step uses of the rest."),
+)
 GROWING = Cause(
     "HST106",
     "history-in-step",
@@ -73,6 +80,7 @@ RIVAL = Cause(
 
 MIN_SHARE, MIN_LOOKS = 0.03, 4
 HOT_SHARE = 0.10
+HOT_OPERATORS = 0.15
 MOSTLY = 0.6
 """A loop is a loop of Python if so much of its time is."""
 RISES = 1.33
@@ -113,6 +121,11 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             in_loops[around[:3]] += item.weight_ns
         part = 1.0
         if item.cause is None:
+            operators = {OPERATORS: 1.0, EITHER: 1 - loop.either_is_python}.get(item.kind, 0.0)
+            if operators > 0 and not _of_the_model(item):
+                outside: tuple[object, ...] = (OPERATORS, *line_of(item.chain[0])[:2])
+                group = groups.setdefault(outside, _Group(HOT_OPERATOR_LINES, (0.0, 1.0)))
+                _count(group, item, item.weight_ns * operators, operators)
             if item.kind not in (PYTHON, "python", EITHER):
                 continue
             part = loop.either_is_python if item.kind == EITHER else 1.0
@@ -126,7 +139,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
         if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
             continue
         share = group.weight_ns / whole
-        least = HOT_SHARE if group.cause is HOT_LINE else MIN_SHARE
+        least = {HOT_LINE: HOT_SHARE, HOT_OPERATOR_LINES: HOT_OPERATORS}.get(group.cause, MIN_SHARE)
         if share < least or group.n_looks < MIN_LOOKS:
             continue
         error = math.sqrt(max(share * (1 - share), 0.0) / n_looks)
@@ -165,7 +178,11 @@ def _note(
     else:
         key = (HOT_LINE.code, file, function, line)
         group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
-    weight = item.weight_ns * part
+    _count(group, item, item.weight_ns * part, part)
+
+
+def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
+    line = item.chain[0].line
     group.weight_ns += weight
     group.n_looks += part
     group.lines[line] += round(weight)
@@ -173,6 +190,14 @@ def _note(
     group.words[item.call or _entry(item)] += round(weight)
     if len(item.chain) > 1:
         group.callers[item.chain[1]] += round(weight)
+
+
+_MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
+
+
+def _of_the_model(item: Seen) -> bool:
+    """Whether a look is inside a module, a backward pass, an optimizer or a loader: what a step is for."""
+    return any(position.library.startswith(_MODEL) for position in item.look.stack)
 
 
 def _entry(item: Seen) -> str:
@@ -267,7 +292,7 @@ def _message(group: _Group, item: Seen, function: str, file: str, took: str, cal
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         kind = "element by element" if group.gain[0] > 0.5 else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
-    if group.cause is HOT_LINE:
+    if group.cause in (HOT_LINE, HOT_OPERATOR_LINES):
         what = f"{called}()" if called else "Python"
         return f"{what} takes {took} in {at}{by}"
     what = f"{called}()" if called else group.cause.what
@@ -283,7 +308,7 @@ def _severity(low: float, high: float) -> Severity:
 
 
 def _certainty(cause: Cause) -> Certainty:
-    if cause is HOT_LINE:
+    if cause in (HOT_LINE, HOT_OPERATOR_LINES):
         return "hint"
     return "likely" if cause is PYTHON_LOOP or not cause.gain[0] else "certain"
 

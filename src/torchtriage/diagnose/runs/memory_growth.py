@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from torchtriage.core.finding import Cost, Finding, Fix, Place
 from torchtriage.core.units import format_bytes, format_count
@@ -25,7 +25,11 @@ PAGE_MS_PER_MB = (0.3, 0.7)
 
 def growth_per_step(samples: Samples) -> float:
     """Return by how many bytes the resident set grows per step; 0.0 where it does not do so steadily."""
-    steps = [step for step in samples.steps if not step.recorded]
+    # a recording takes memory of its own
+    stretches = [
+        list(steps) for recorded, steps in groupby(samples.steps, key=lambda step: step.recorded) if not recorded
+    ]
+    steps = max(stretches, key=len, default=[])
     if len(steps) < MIN_STEPS or len(samples.rss) < MIN_STEPS:
         return 0.0
     times = [at_ns for at_ns, _ in samples.rss]
@@ -35,7 +39,8 @@ def growth_per_step(samples: Samples) -> float:
     rises = [later - earlier for earlier, later in pairwise(points)]
     total = points[-1] - points[0]
     per_step = total / max(len(some) - 1, 1)
-    steadily = sum(rise > 0 for rise in rises) >= STEADILY * len(rises)
+    # caches and allocators fill up at first
+    steadily = sum(rise > 0 for rise in rises) >= STEADILY * len(rises) and points[-1] - points[5] >= total / 5
     return per_step if steadily and total >= MIN_TOTAL and per_step >= MIN_PER_STEP else 0.0
 
 

@@ -58,7 +58,7 @@ def with_samples(
         checked = [_of_the_loop(finding, loop, view, step_ms, cores) for finding in known]
         known = tuple(finding for finding in checked if finding is not None)
     findings = _merged(known, found)
-    findings = (*findings, *configuration(recording, samples, loop, view, trace, step_ms))
+    findings = (*findings, *configuration(recording, samples, loop, view, step_ms))
     if facts.compiled is not None and facts.run_account is not None:
         findings = compile_findings(facts.compiled, findings, facts.run_account.of_ms, view)
     if folders is not None:
@@ -120,8 +120,11 @@ def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms:
         if loops and all(map(sequential, loops)):
             return None
         share = loop.share_inside({(frame.file, one.lineno) for one in loops})
+        backward = loop.backward_share
+        if backward < 1:  # what is recorded operator by operator is gone through backwards in the same way
+            share += backward * min(share / (1 - backward), 1.0)
         if share >= WORTH:
-            low, high = (part * share for part in ROWS_GAIN)
+            low, high = (part * min(share, 1.0) for part in ROWS_GAIN)
             return replace(
                 finding, cost=_of_share(cost, low, high, step_ms, "share of looks at the stack in this loop")
             )

@@ -7,6 +7,8 @@ import ast
 from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
 from torchtriage.diagnose.lint.facts import SourceLoop
 from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
+from torchtriage.diagnose.lint.walk.following import iterated as makes
+from torchtriage.diagnose.lint.walk.following import returned, runs_here
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, ReadStatement, Walker
 
@@ -24,6 +26,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
         walker.module.loops.append(loop)
         walker.module.loop_contexts[loop] = walker.context
         walker.context = walker.inside(loop=loop)
+        _run_iterated(walker, iterated)
         _bind_targets(walker, generator.target, generator.iter, iterated, loop)
         for test in generator.ifs:
             read_truth(walker, test, "if")
@@ -64,9 +67,11 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
         walker.target(target, common(value.items))
     elif isinstance(iterated, ast.Tuple):
         loop.n_constant = len(iterated.elts)
-        walker.target(target, UNKNOWN)
+        walker.target(target, common(value.items))
     elif value.kind == "params":
         _bind_all(walker, target, A_PARAMETER)
+    elif value.kind == "object":
+        walker.target(target, _made_by(walker, value))
     else:
         _bind_all(walker, target, UNKNOWN)
 
@@ -77,6 +82,18 @@ def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
             _bind_all(walker, element, value)
     else:
         walker.target(target, value)
+
+
+def _run_iterated(walker: Walker, value: Value) -> None:
+    """Note the functions that make the elements: each turn of the loop runs them."""
+    for function in makes(walker, value):
+        runs_here(walker, function)
+
+
+def _made_by(walker: Walker, value: Value) -> Value:
+    """Return what iterating an object gives."""
+    made = returned(walker, makes(walker, value)[:1])
+    return element(made) if made.kind == "list" else made
 
 
 def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
@@ -96,6 +113,7 @@ def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.
         modulo=False,
     )
     if isinstance(node, ast.For | ast.AsyncFor):
+        _run_iterated(walker, loop.iterates)
         _bind_targets(walker, node.target, node.iter, loop.iterates, loop)
     else:
         read_truth(walker, node.test, "while")

@@ -131,7 +131,12 @@ class Relevance:
         """Return whether the text of a function holds a call of something called model."""
         return self.text.find("odel(", *self._extent(node)) >= 0
 
-    def _extent(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+    def text_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+        """Return the text of a definition."""
+        first, end = self._extent(node)
+        return self.text[first:end]
+
+    def _extent(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> tuple[int, int]:
         """Return where the text of a function begins and ends."""
         starts = self._starts
         last = (node.end_lineno or node.lineno) + 1

@@ -6,10 +6,11 @@ import ast
 from typing import Any
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, together
+from torchtriage.diagnose.lint.abstract_values import HOST, NO_GRAD, UNKNOWN, together
 from torchtriage.diagnose.lint.conditions import ends, is_rare, is_switch, takes_remainder
 from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.walk.following import runs_here
 from torchtriage.diagnose.lint.walk.heuristics import annotated
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadStatement, Walker
@@ -94,15 +95,25 @@ def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
         call = walker.module.calls[-1] if isinstance(expression, ast.Call) else None
         if call is not None and call.node is expression:
             walker.module.withs.append((item, call, saved, node))
-            if call.name in torch_names.NO_GRAD or (
-                call.name == "torch.set_grad_enabled"
-                and literal(expression.args[0] if expression.args else None) is False
+            if (
+                call.name in torch_names.NO_GRAD
+                or (
+                    call.name == "torch.set_grad_enabled"
+                    and literal(expression.args[0] if expression.args else None) is False
+                )
+                or walker.switches_grad_off(walker.module.name_of(expression.func))
             ):
                 walker.context = walker.inside(no_grad=True)
+            for name in ("__enter__", "__exit__"):
+                owner = walker.class_of(value)
+                for function in owner.runs(name) if owner is not None else ():
+                    runs_here(walker, function)
             if call.attr == "enable_grad":
                 walker.context = walker.inside(no_grad=False)
             if call.attr in ("no_sync", "accumulate"):
                 walker.context = walker.inside(in_no_sync=True)
+        elif value.of == NO_GRAD:
+            walker.context = walker.inside(no_grad=True)
         elif "no_sync" in ast.dump(expression):
             walker.context = walker.inside(in_no_sync=True)
         if item.optional_vars is not None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
+from torchtriage.diagnose.lint.settings import Settings
 from torchtriage.diagnose.lint.syntax import path_of
 
 __all__ = [
@@ -351,6 +352,15 @@ class Module:
         return any(
             call.value.kind == "module" and call.value.device == CPU and not _in_module(call) for call in self.calls
         )
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What settings are when nobody changes them."""
+        return Settings(self.tree)
+
+    def constant(self, node: ast.expr | None, context: Context) -> object:
+        """Return the constant that an expression is by itself or by its defaults, ``...`` when unknown."""
+        return self.settings.value(node, context.function.node if context.function is not None else None)
 
     def release(self) -> None:
         """Break the circles between facts, so that a file's tree goes when its last user does."""

@@ -43,7 +43,7 @@ _ANOMALY = tuple(
 def find(module: Module) -> Iterator[Hit]:
     """Yield debugging modes that are switched on for everybody."""
     for call in module.called(*_ANOMALY):
-        if _quiet(call) or not _is_on(call):
+        if _quiet(call) or not _is_on(module, call):
             continue
         yield Hit(call.node, f"{call.attr} checks every operator of the backward pass", call.attr)
     for node, name, value, context in module.environ:
@@ -62,8 +62,10 @@ def _quiet(call: SourceCall) -> bool:
     return call.context.aside or call.context.rare
 
 
-def _is_on(call: SourceCall) -> bool:
+def _is_on(module: Module, call: SourceCall) -> bool:
     mode = keyword(call.node, "mode") or (
         call.node.args[0] if call.node.args and call.attr == "set_detect_anomaly" else None
     )
-    return literal(mode) is True or (mode is None and call.attr == "detect_anomaly")
+    if mode is None:
+        return call.attr == "detect_anomaly"
+    return module.constant(mode, call.context) is True

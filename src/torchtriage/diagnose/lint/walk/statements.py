@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import HOST, NO_GRAD, UNKNOWN, together
-from torchtriage.diagnose.lint.conditions import ends, is_rare, is_switch, takes_remainder
+from torchtriage.diagnose.lint.conditions import ends, takes_remainder
 from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.walk.following import runs_here
@@ -74,16 +74,16 @@ def _augmented(walker: Walker, node: ast.AugAssign) -> None:
 
 def _if(walker: Walker, node: ast.If) -> None:
     read_truth(walker, node.test, "if")
-    rare = is_rare(node.test)
-    modulo = takes_remainder(node.test)
-    side = is_switch(node.test)
+    rare = walker.rare(node.test)
+    modulo = rare and takes_remainder(node.test)
+    side = walker.switch(node.test)
     old = walker.context
     walker.within(
         walker.inside(rare=old.rare or rare or ends(node.body), aside=old.aside or side, modulo=old.modulo or modulo),
         node.body,
     )
     if node.orelse:
-        otherwise = is_rare(node.test, negated=True)
+        otherwise = walker.rare(node.test, negated=True)
         walker.within(walker.inside(rare=old.rare or otherwise or ends(node.orelse)), node.orelse)
 
 

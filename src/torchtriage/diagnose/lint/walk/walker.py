@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, Value
-from torchtriage.diagnose.lint.conditions import is_rare, leaves
+from torchtriage.diagnose.lint.conditions import is_rare, is_switch, leaves
 from torchtriage.diagnose.lint.facts import Class, Context, Module, SourceCall, SourceEvent, SourceFunction
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.prefilter import Relevance
@@ -96,10 +96,24 @@ class Walker:
                 isinstance(statement, ast.If)
                 and not statement.orelse
                 and leaves(statement.body)
-                and is_rare(statement.test, negated=True)
+                and self.rare(statement.test, negated=True)
             ):
                 self.context = self.inside(rare=True)
         self.context = context
+
+    def rare(self, test: ast.expr, *, negated: bool = False) -> bool:
+        """Return whether a condition holds in few steps, as the settings stand."""
+        if not is_rare(test, negated=negated):
+            return False
+        truth = self._truth(test)
+        return truth is None or truth is negated
+
+    def switch(self, test: ast.expr) -> bool:
+        """Return whether a condition is a switch that is off in normal runs."""
+        return is_switch(test) and self._truth(test) is not True
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        return self.module.settings.truth(test, self.function.node if self.function is not None else None)
 
     def inside(self, **changes: Any) -> Context:
         """Return where it stands, with changes."""

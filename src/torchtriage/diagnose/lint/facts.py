@@ -314,6 +314,7 @@ class Module:
     """Everything the walker found in one file.
 
     ``edges`` : where a function of the file runs, for each call and each iteration of it.
+    ``is_program`` : it runs something by itself, and is not only there for others to import.
     """
 
     path: str
@@ -336,6 +337,7 @@ class Module:
     values: dict[ast.expr, Value] = field(default_factory=dict)
     elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
     edges: list[tuple[Context, SourceFunction]] = field(default_factory=list)
+    is_program: bool = False
     module_events: list[SourceEvent] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None
@@ -351,6 +353,15 @@ class Module:
             return True
         return any(
             call.value.kind == "module" and call.value.device == CPU and not _in_module(call) for call in self.calls
+        )
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether anything here takes gradients."""
+        return (
+            any(event.kind == "backward" for event in self.module_events)
+            or any(function.has_backward for function in self.functions)
+            or "autograd.grad" in self.text
         )
 
     @cached_property

@@ -1,6 +1,7 @@
 """A tensor grows by ``cat`` in a loop.
 
-Looks like: ``x = torch.cat([x, y])`` in a loop, with nothing else assigned to ``x`` there.
+Looks like: ``x = torch.cat([x, y])``, ``x = np.append(x, y)`` and the like in a loop, with nothing
+    else assigned to ``x`` there; the same of an attribute in code that a step runs.
 Slow because: each turn copies everything gathered so far: the bytes moved grow with the square of
     the number of turns.
 Fix: gather a list and ``cat`` once after the loop, or write into a tensor made before it.
@@ -10,6 +11,7 @@ Source: PyTorch documentation of ``torch.cat``.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, text_of
@@ -24,7 +26,13 @@ for i, part in enumerate(parts):
     link="https://docs.pytorch.org/docs/stable/generated/torch.cat.html",
 )
 
-_JOINS = frozenset(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
+_JOINS = frozenset(
+    [
+        *(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack")),
+        *(f"numpy.{name}" for name in ("concatenate", "append", "hstack", "vstack", "dstack", "column_stack")),
+    ]
+)
+_CACHE = re.compile(r"cache|past|(^|[._])(k|v|key|value|state)s?($|_)", re.IGNORECASE)
 MAX_TURNS = 8
 
 
@@ -32,7 +40,12 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield assignments of a concatenation to one of its own parts."""
     for assign in module.assigns:
         loop = assign.context.loop
-        if assign.how != "=" or loop is None or assign.context.rare or not _grows(module, assign):
+        if assign.how != "=" or assign.context.rare or not _grows(module, assign):
+            continue
+        if loop is None:
+            # a cache of keys and values grows by design
+            if assign.target.startswith("self.") and assign.context.hot and not _CACHE.search(assign.target):
+                yield Hit(assign.expression, f"everything so far is copied again: {text_of(assign.node)}", "cat")
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
             continue
@@ -59,6 +72,8 @@ def _grows(module: Module, one: Assign) -> bool:
     if not isinstance(node, ast.Call) or module.name_of(node.func) not in _JOINS or not node.args:
         return False
     parts = node.args[0]
+    if module.name_of(node.func) == "numpy.append":
+        return text_of(parts, 999) == one.target
     if not isinstance(parts, ast.List | ast.Tuple) or len(parts.elts) < 2:
         return False
     if all(_comes_from(part, one.target) for part in parts.elts):

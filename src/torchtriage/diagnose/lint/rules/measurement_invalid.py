@@ -7,7 +7,8 @@ Slow because: nothing is slow, the number is wrong: work is queued, not done, wh
     and the first call compiles, for seconds.
 Fix: ``torch.cuda.synchronize()`` before each reading, after a warm-up; or
     ``torch.utils.benchmark.Timer``.
-Quiet when: the work is on the CPU, or something between the readings waits for the device.
+Quiet when: the work is on the CPU, or something between the readings waits for the device. Of
+    compilation: when the time is that of a whole job over data that changes, and not divided by anything.
 Source: PyTorch benchmark recipe, "torch.utils.benchmark".
 """
 
@@ -15,7 +16,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent, names_in
 from torchtriage.diagnose.lint.torch_names import CLOCKS
 
 RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
@@ -84,7 +85,10 @@ def _judge(
 ) -> Iterator[Hit]:
     # read in each turn of a loop, one reading of many holds the compilation
     looped = any(event.context.loop is not None for event in events if _at(event.node) == first)
+    rate = _is_rate(module, node)
     for one in between:
+        if not rate and _takes_new_data(one):
+            continue  # the time of a whole job, which compiling is part of
         if one.kind == "compile":
             yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
             return
@@ -111,6 +115,26 @@ def _judge(
     )
     if not waited and not module.on_cpu:
         yield Hit(node, "the clock is read before the device has done the work")
+
+
+def _is_rate(module: Module, node: ast.BinOp) -> bool:
+    """Return whether a duration is counted per turn."""
+    names = {assign.target for assign in module.assigns if assign.expression is node}
+    for body in (module.tree, *(function.node for function in module.functions)):
+        for other in _statements(body):
+            if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Div | ast.FloorDiv):
+                inside = [*ast.walk(other.left), *ast.walk(other.right)]
+                if node in inside or any(isinstance(item, ast.Name) and item.id in names for item in inside):
+                    return True
+    return False
+
+
+def _takes_new_data(event: SourceEvent) -> bool:
+    """Return whether a call in a loop is given something else in each turn: work, and no benchmark."""
+    loop = event.context.statement_loop
+    if loop is None or not isinstance(event.node, ast.Call):
+        return False
+    return any(name in loop.targets or name in loop.assigned for item in event.node.args for name in names_in(item))
 
 
 def _end(module: Module, node: ast.BinOp, begun: dict[str, SourceEvent]) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ Source: PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
 import ast
 from collections.abc import Iterator
 
+from torchtriage.diagnose.lint.abstract_values import Value
 from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
 
 RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
@@ -27,8 +28,10 @@ losses.append(loss.detach())        # not: losses.append(loss)""",
 def find(module: Module) -> Iterator[Hit]:
     """Yield sums and lists that outlive the step and hold a graph."""
     for assign in module.assigns:
-        value, context = assign.value, assign.context
-        if not value.on_device or value.guess or context.no_grad or not context.hot:
+        value, context = _kept(assign), assign.context
+        if value.kind != "tensor" or value.guess or context.no_grad or not context.hot:
+            continue
+        if not value.grad and not value.on_device:
             continue
         loop = context.step_loop
         own = assign.target.startswith("self.") and loop is None
@@ -38,19 +41,25 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if _is_trained(module, assign, loop):
             continue
-        if assign.how == "append" and (own or (loop and (loop.trains or loop.over_loader))):
-            yield from _list(module, assign, loop)
+        steps = loop is not None and (loop.trains or loop.over_loader or (value.grad and module.is_program))
+        if assign.how == "append" and (own or steps):
+            yield from _list(module, assign, loop, value)
         elif assign.how != "append" and value.grad and value.scalar and (assign.how == "+=" or _adds_itself(assign)):
             yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
 
 
-def _list(module: Module, one: Assign, loop: SourceLoop | None) -> Iterator[Hit]:
+def _kept(one: Assign) -> Value:
+    """Return what is kept: of a tuple the part that holds a graph."""
+    return next((item for item in one.value.items if item.kind == "tensor" and item.grad), one.value)
+
+
+def _list(module: Module, one: Assign, loop: SourceLoop | None, value: Value) -> Iterator[Hit]:
     severity: Severity = "medium"
-    if one.value.grad:
+    if value.grad:
         if loop is not None and loop.function and not loop.trains and loop.function.has_backward:
             return  # gathered on purpose for a backward pass after the loop
         said = "keeps the graph of every step"
-    elif loop is not None and loop.trains and not one.value.scalar:
+    elif loop is not None and loop.trains and not value.scalar:
         said, severity = "keeps a device tensor of every step", "low"
     else:
         return
@@ -90,6 +99,8 @@ def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
                 if isinstance(node, ast.Attribute) and node.attr == last:
                     return True
     function = one.context.function
+    if module.is_program and not module.trains:
+        return False
     if function is not None and not (loop is not None and loop.over_loader):
         for returned, _ in function.returns:
             if returned.value is not None and one.target in names_in(returned.value) and not function.has_backward:

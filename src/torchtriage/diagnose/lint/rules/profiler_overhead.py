@@ -13,7 +13,17 @@ Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword
+from torchtriage.diagnose.lint.base import (
+    Context,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    SourceLoop,
+    keyword,
+)
 from torchtriage.diagnose.lint.torch_names import PROFILERS
 
 RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
@@ -37,7 +47,9 @@ def find(module: Module) -> Iterator[Hit]:
         if context.rare or context.aside:
             continue
         if call.name in PROFILERS and keyword(call.node, "schedule") is None:
-            if not _optional(call) and any(_inside(loop, node) and _long(loop) for loop in module.loops):
+            if not _optional(call) and (
+                any(_inside(loop, node) and _long(loop) for loop in module.loops) or _calls_loop(module, context, node)
+            ):
                 yield Hit(call.node, "the profiler records every step of the loop inside it")
         elif call.name == "torch.autograd.profiler.emit_nvtx" and any(
             _inside(loop, node) and _long(loop) for loop in module.loops
@@ -50,6 +62,26 @@ def _optional(call: SourceCall) -> bool:
     return any(keyword.arg in (None, "enabled", "use_cuda") for keyword in call.node.keywords) or (
         call.name == "torch.autograd.profiler.profile" and bool(call.node.args)
     )
+
+
+def _calls_loop(module: Module, context: Context, node: ast.With | ast.AsyncWith) -> bool:
+    """Return whether a function that is called inside holds a loop of steps, at any depth."""
+    waiting = [
+        callee
+        for call in module.calls
+        if call.context.function is context.function and node.lineno <= call.node.lineno <= (node.end_lineno or 0)
+        for callee in call.callees
+    ]
+    seen: set[SourceFunction] = set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        if any(loop.function is function and _long(loop) for loop in module.loops):
+            return True
+        waiting += [callee for call in module.calls if call.context.function is function for callee in call.callees]
+    return False
 
 
 def _inside(loop: SourceLoop, node: ast.With | ast.AsyncWith) -> bool:

@@ -2,7 +2,8 @@
 
 Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
-    ``model.double()`` in a file with a loop of steps.
+    ``model.double()`` in a file with a loop of steps; a parameter that ``forward`` converts to
+    another dtype in every call (``self.weight.float()``).
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -23,6 +24,7 @@ from torchtriage.diagnose.lint.base import (
     SourceCall,
     SourceFunction,
     arguments,
+    is_step,
     keyword,
     literal,
     text_of,
@@ -38,6 +40,7 @@ weights = torch.tensor(weights, dtype=torch.float32)""",
 )
 
 _DOUBLE = re.compile(r"^torch\.(float64|double)$")
+_DTYPE = re.compile(r"^torch\.(float32|float16|bfloat16|half|float)$")
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as", "long", "int", "bool"])
 # what NumPy makes in float64 unless told otherwise
 _WIDE = re.compile(
@@ -71,6 +74,7 @@ def find(module: Module) -> Iterator[Hit]:
                 and any(loop.steps for loop in module.loops)
             ):
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
+    yield from _weights(module)
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
             if keyword(call.node, "dtype") is None and call.node.args:
@@ -78,6 +82,25 @@ def find(module: Module) -> Iterator[Hit]:
                 wide = _width(module, call.node.args[0], scope) == "float64"
                 if wide and not _cast(call) and _used_hot(module, call):
                     yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
+
+
+def _weights(module: Module) -> Iterator[Hit]:
+    """Yield casts of a module's own parameters in its forward: the same in every call."""
+    for call in module.sent("float", "half", "bfloat16", "to"):
+        function, owner = call.context.function, call.owner
+        if function is None or function.owner is None or not isinstance(owner, ast.Attribute) or call.context.rare:
+            continue
+        if not is_step(function) or not isinstance(owner.value, ast.Name) or owner.value.id != "self":
+            continue
+        if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) for item in arguments(call.node)):
+            continue
+        made = [
+            one.expression
+            for one in module.assigns
+            if one.target == f"self.{owner.attr}" and one.context.function in function.owner.methods.values()
+        ]
+        if any(isinstance(item, ast.Call) and module.name_of(item.func) == "torch.nn.Parameter" for item in made):
+            yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)
 
 
 def _names_double(module: Module, call: SourceCall) -> bool:

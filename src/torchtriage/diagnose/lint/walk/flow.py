@@ -20,13 +20,13 @@ _EPOCHS = re.compile(r"epoch|fold|trial|seed|(^|_)runs?($|_)|repeat", re.IGNOREC
 _SETUP = re.compile(r"^_*(init|setup|set_up|make|build|create|load|prepare|generate|synth\w*|read)(_|$)|^__init__$")
 
 
-def flow(module: Module, *, is_program: bool) -> None:
+def flow(module: Module) -> None:
     """Let facts flow along the calls of a file until nothing changes."""
     edges = module.edges
     if edges:
         _up(edges)
     _mark_outer(module, edges)
-    if is_program and not any(loop.steps for loop in module.loops):
+    if module.is_program and not any(loop.steps for loop in module.loops):
         _mark_outermost(module, edges)
     if edges:
         _down(edges)

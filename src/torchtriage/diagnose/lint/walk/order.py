@@ -29,7 +29,8 @@ def walk(tree: ast.Module, text: str, path: str) -> Module:
     while uncalled := [function for function in walker.unread if function in walker.speaking]:
         for function in _in_order(uncalled):
             read_function(walker, function)
-    flow(walker.module, is_program=walker.is_program)
+    walker.module.is_program = walker.is_program
+    flow(walker.module)
     return walker.module
 
 

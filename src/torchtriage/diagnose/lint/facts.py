@@ -222,8 +222,8 @@ class Context:
 
     @property
     def hot(self) -> bool:
-        """Whether it runs in every step."""
-        if self.rare or self.aside:
+        """Whether it runs in every step, in the process that takes the steps."""
+        if self.rare or self.aside or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
 
@@ -252,7 +252,8 @@ class SourceCall:
     """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
 
     ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
-    the function of the file that is called, ``callees`` : all that it may be.
+    the function of the file that is called, ``callees`` : all that it may be. ``target`` : the name
+    that it is assigned to; ``stored`` : assigned to an attribute or an entry.
     """
 
     node: ast.Call
@@ -263,6 +264,7 @@ class SourceCall:
     value: Value
     context: Context
     target: str = ""
+    stored: bool = False
     user: SourceCall | None = None
     callees: tuple[SourceFunction, ...] = ()
 

@@ -3,7 +3,7 @@
 Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
     ``model.double()`` in a file with a loop of steps; a parameter that ``forward`` converts to
-    another dtype in every call (``self.weight.float()``).
+    another dtype in every call (``self.weight.float()``), if it is a matrix.
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -29,6 +29,7 @@ from torchtriage.diagnose.lint.base import (
     literal,
     text_of,
 )
+from torchtriage.diagnose.lint.torch_names import FACTORIES
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "float64 where float32 would do", "low")
 
@@ -99,8 +100,20 @@ def _weights(module: Module) -> Iterator[Hit]:
             for one in module.assigns
             if one.target == f"self.{owner.attr}" and one.context.function in function.owner.methods.values()
         ]
-        if any(isinstance(item, ast.Call) and module.name_of(item.func) == "torch.nn.Parameter" for item in made):
+        if any(_is_matrix(module, item) for item in made):
             yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)
+
+
+def _is_matrix(module: Module, node: ast.expr) -> bool:
+    """Return whether an attribute is a parameter of two dimensions or more: the scale of a norm costs nothing."""
+    return (
+        isinstance(node, ast.Call)
+        and module.name_of(node.func) == "torch.nn.Parameter"
+        and any(
+            isinstance(item, ast.Call) and module.name_of(item.func) in FACTORIES and len(item.args) > 1
+            for item in ast.walk(node)
+        )
+    )
 
 
 def _names_double(module: Module, call: SourceCall) -> bool:

@@ -64,11 +64,27 @@ _TRIGGERS = (
     ".sum()",
     "_parameters(",
     ".parameters(",
+    "open(",
+    "fsync(",
+    "flush(",
+    ".save(",
+    "save_pretrained(",
+    "deepcopy(",
+    "pickle.",
+    "iterrows(",
+    "sleep(",
+    "subprocess.",
+    "PoolExecutor(",
+    "num_threads(",
+    "tracemalloc.",
+    "Profile()",
+    "hook(",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 
 _TOGETHER = (
     (("Conv",), ("BatchNorm",)),
+    (("permute(", "memory_format"), ("contiguous(",)),
     (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(")),
     (
         (").to(", ".cuda(", ".type_as(", ".to("),

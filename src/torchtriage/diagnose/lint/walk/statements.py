@@ -24,12 +24,19 @@ def _assign(walker: Walker, node: ast.Assign) -> None:
     for target in node.targets:
         _note_environ(walker, node, target, node.value)
         path = path_of(target)
+        if call is not None and isinstance(target, ast.Attribute | ast.Subscript):
+            call.stored = True
         if call is not None and len(node.targets) == 1:
             call.target = path
             if value.kind == "clock":
                 _rename_clock(walker, call)
         if path:
             walker.module.assigns.append(Assign(node, "=", path, value, node.value, walker.context))
+        elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            for one, given in zip(target.elts, node.value.elts, strict=False):
+                if path_of(one):
+                    inner = walker.module.value(given)
+                    walker.module.assigns.append(Assign(node, "=", path_of(one), inner, given, walker.context))
         walker.target(target, value.but(of=path) if value.kind == "clock" else value)
 
 

@@ -113,6 +113,8 @@ class Walker:
         return is_switch(test) and self._truth(test) is not True
 
     def _truth(self, test: ast.expr) -> bool | None:
+        if not self.is_program:
+            return None  # who imports it decides
         return self.module.settings.truth(test, self.function.node if self.function is not None else None)
 
     def inside(self, **changes: Any) -> Context:

@@ -43,7 +43,8 @@ _TRANSFORMS = re.compile(
 def find(module: Module) -> Iterator[Hit]:
     """Yield constructions of hot code whose result is not kept."""
     for call in module.calls:
-        if not call.context.hot or not call.attr or _is_kept(call):
+        function = call.context.function
+        if not call.context.hot or not call.attr or _is_kept(call) or (function and function.name == "__init__"):
             continue
         what, severity = _built(module, call)
         if what:

@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, text_of
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
 
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
             continue
-        if loop.assigned.get(assign.target, 1) > _joins(module, assign):
+        if loop.assigned.get(assign.target, 1) > _joins(module, assign) or _only_tokens(module, assign):
             continue
         yield Hit(
             assign.expression,
@@ -102,3 +102,20 @@ def _joins(module: Module, one: Assign) -> int:
         and _grows(module, other)
         for other in module.assigns
     )
+
+
+def _only_tokens(module: Module, one: Assign) -> bool:
+    """Return whether generated tokens are gathered that the model does not see again: a few numbers."""
+    loop = one.context.statement_loop
+    parts = names_in(one.expression) - {one.target}
+    made = [other.expression for other in module.assigns if other.target in parts and other.context.loop is loop]
+    drawn = any(
+        isinstance(node, ast.Attribute) and node.attr in ("argmax", "multinomial")
+        for item in made
+        for node in ast.walk(item)
+    )
+    seen = any(
+        call.context.statement_loop is loop and call.receiver.kind == "module" and one.target in names_in(call.node)
+        for call in module.calls
+    )
+    return drawn and not seen

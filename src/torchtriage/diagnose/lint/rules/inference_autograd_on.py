@@ -3,7 +3,8 @@
 Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
     loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
     (``@app.post``) and calls one; a loop of steps that calls one, itself or through functions of
-    the file, where no caller takes gradients of what it gives.
+    the file, where no caller takes gradients of what it gives; in training, a teacher or target
+    network whose parameters no optimizer has.
 Slow because: every operator is noted for a backward pass that never comes, and all activations stay
     in memory until the result is let go.
 Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
@@ -27,6 +28,7 @@ from torchtriage.diagnose.lint.base import (
     arguments,
     decorate,
     names_in,
+    text_of,
 )
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
@@ -42,11 +44,15 @@ FIX = Fix(
 
 SAFE = "the function takes no gradients, and returns no tensor that later code could train with"
 
+_ASKED = re.compile(
+    r"(^|[._])(teacher|target|frozen|reference|ref|ema|old|momentum)(_\w+)?$|_(teacher|target|frozen|ref|ema)$"
+)
 _USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.grad\b|set_grad_enabled|jacobian|vjp")
 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the first call of a model in each function that only infers and records a graph."""
+    yield from _frozen(module)
     done: set[SourceFunction | None] = set()
     for call in module.calls:
         function = call.context.function
@@ -73,6 +79,39 @@ def find(module: Module) -> Iterator[Hit]:
             "forward",
             autofix=_mend(module, function),
         )
+
+
+def _frozen(module: Module) -> Iterator[Hit]:
+    """Yield calls of a model that a training step only asks: a teacher, a target network."""
+    for call in module.calls:
+        path = module.name_of(call.node.func)
+        if (
+            call.receiver.kind != "module"
+            or call.value.kind != "tensor"
+            or call.context.no_grad
+            or not call.context.hot
+            or not _ASKED.search(path)
+            or (call.user is not None and call.user.attr == "detach")
+            or any(item.grad for item in call.arguments)  # gradients go through it to its input
+        ):
+            continue
+        function = call.context.function
+        if function is not None and (function.called_without_grad or function.name == "forward"):
+            continue
+        if module.trains and not _is_trained(module, path) and not _is_detached(module, call):
+            yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
+
+
+def _is_trained(module: Module, path: str) -> bool:
+    """Return whether an optimizer gets a model's parameters, or they need no gradients."""
+    last = path.rpartition(".")[2]
+    return re.search(rf"\b{re.escape(last)}\.(parameters|named_parameters|requires_grad_)\(", module.text) is not None
+
+
+def _is_detached(module: Module, call: SourceCall) -> bool:
+    """Return whether only ``out.detach()`` of the result is used."""
+    names = {assign.target for assign in module.assigns if assign.expression is call.node}
+    return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
 
 
 def _repeats(call: SourceCall) -> bool:

@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent, names_in
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent, SourceFunction, names_in
 from torchtriage.diagnose.lint.torch_names import CLOCKS
 
 RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
@@ -93,18 +93,19 @@ def _judge(
             yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
             return
         if (
-            one.kind == "first"
+            (
+                one.kind == "first"
+                or (one.kind == "call" and not one.name.startswith("self.") and "first" in _inside(module, one))
+            )
             and not looped
             and not any(
-                other.kind in ("first", "work") and other.name == one.name and _at(other.node) < first
+                other.kind in ("first", "work", "call") and other.name == one.name and _at(other.node) < first
                 for other in events
             )
         ):
             yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
             return
-    # in order of running: f(x).cpu() starts where f(x) does
-    waiting = {function.name for function in module.functions if any(event.kind == "wait" for event in function.events)}
-    between = [replace(item, kind="wait") if item.kind == "call" and item.name in waiting else item for item in between]
+    between = [_as_run(module, item) for item in between]
     work = [index for index, item in enumerate(between) if item.kind in _WORK]
     if not work:
         return
@@ -115,6 +116,28 @@ def _judge(
     )
     if not waited and not module.on_cpu:
         yield Hit(node, "the clock is read before the device has done the work")
+
+
+def _as_run(module: Module, event: SourceEvent) -> SourceEvent:
+    """Return a call of a function of the file as what it does in the end: waits, or work."""
+    if event.kind not in ("call", "first", "work"):
+        return event
+    kinds = _inside(module, event)
+    if "wait" in kinds:
+        return replace(event, kind="wait")
+    return replace(event, kind="work") if event.kind == "call" and kinds & set(_WORK) else event
+
+
+def _inside(module: Module, event: SourceEvent) -> set[str]:
+    """Return the kinds of events in the functions of the file that a call runs, at any depth."""
+    waiting = [callee for call in module.calls if call.node is event.node for callee in call.callees]
+    seen: set[SourceFunction] = set()
+    while waiting:
+        function = waiting.pop()
+        if function not in seen:
+            seen.add(function)
+            waiting += [callee for context, callee in module.edges if context.function is function]
+    return {item.kind for function in seen for item in function.events}
 
 
 def _is_rate(module: Module, node: ast.BinOp) -> bool:

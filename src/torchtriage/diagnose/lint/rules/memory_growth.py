@@ -1,7 +1,8 @@
 """Tensors, or the graph behind them, are kept from step to step.
 
 Looks like: ``total += loss`` or ``losses.append(loss)`` with a loss that still holds its graph; a
-    list of device tensors that grows in a training loop.
+    list of device tensors that grows in a training loop; ``register_forward_hook`` in each step;
+    ``retain_graph=True`` without a second backward pass.
 Slow because: every step's graph stays alive. After a backward pass it holds little, without one it
     holds all activations, until memory runs out.
 Fix: ``total += loss.detach()``; clear the list, or keep numbers.
@@ -13,7 +14,25 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import Value
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
+from torchtriage.diagnose.lint.base import (
+    Assign,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    Severity,
+    SourceCall,
+    SourceLoop,
+    keyword,
+    literal,
+    names_in,
+    text_of,
+)
+
+_HOOKS = frozenset(
+    f"register_{name}hook"
+    for name in ("forward_", "forward_pre_", "full_backward_", "full_backward_pre_", "backward_", "module_forward_")
+)
 
 RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
 
@@ -26,7 +45,9 @@ losses.append(loss.detach())        # not: losses.append(loss)""",
 
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield sums and lists that outlive the step and hold a graph."""
+    """Yield sums and lists that outlive the step and hold a graph, hooks that pile up."""
+    yield from _hooks(module)
+    yield from _retained(module)
     for assign in module.assigns:
         value, context = _kept(assign), assign.context
         if value.kind != "tensor" or value.guess or context.no_grad or not context.hot:
@@ -46,6 +67,32 @@ def find(module: Module) -> Iterator[Hit]:
             yield from _list(module, assign, loop, value)
         elif assign.how != "append" and value.grad and value.scalar and (assign.how == "+=" or _adds_itself(assign)):
             yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
+
+
+def _hooks(module: Module) -> Iterator[Hit]:
+    """Yield hooks on modules that each step adds and nobody removes."""
+    for call in module.calls:
+        if call.context.hot and call.attr in _HOOKS and call.receiver.kind != "tensor":
+            function = call.context.function
+            if ".remove()" not in (module.text_of(function) if function is not None else module.text):
+                yield Hit(call.node, f"every step adds another hook: {text_of(call.node)}", call.attr)
+
+
+def _retained(module: Module) -> Iterator[Hit]:
+    """Yield backward passes that keep a graph which no second one uses."""
+    backward = module.sent("backward")
+    for call in backward:
+        if not call.context.hot or literal(keyword(call.node, "retain_graph")) is not True:
+            continue
+        beside = [one for one in backward if one.context.function is call.context.function]
+        if len(beside) == 1 and "autograd.grad" not in module.text and not _in_own_loop(call):
+            yield Hit(call.node, "retain_graph=True keeps a graph that nothing uses again", "backward", "low")
+
+
+def _in_own_loop(call: SourceCall) -> bool:
+    """Return whether a loop within the step takes gradients of the same graph again and again."""
+    loop = call.context.loop
+    return loop is not None and loop.outer is not None and loop.outer.steps
 
 
 def _kept(one: Assign) -> Value:

@@ -43,6 +43,7 @@ MAX_STEPS = 20
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield profilers around loops of steps without a schedule."""
+    yield from _started(module)
     for _item, call, context, node in module.withs:
         if context.rare or context.aside:
             continue
@@ -55,6 +56,16 @@ def find(module: Module) -> Iterator[Hit]:
             _inside(loop, node) and _long(loop) for loop in module.loops
         ):
             yield Hit(call.node, "every operator of the loop inside is marked for nvtx")
+
+
+def _started(module: Module) -> Iterator[Hit]:
+    """Yield profilers without a schedule that ``start()`` switches on before a loop of steps."""
+    started = {module.name_of(call.owner) for call in module.sent("start", "__enter__") if call.owner is not None}
+    for call in module.called(*PROFILERS):
+        if call.target and call.target in started and keyword(call.node, "schedule") is None:
+            quiet = call.context.rare or call.context.aside or _optional(call)
+            if not quiet and any(map(_long, module.loops)):
+                yield Hit(call.node, "the profiler records every step until it is stopped")
 
 
 def _optional(call: SourceCall) -> bool:

@@ -52,7 +52,7 @@ def _tell_caller(context: Context, callee: SourceFunction) -> bool:
     function, loop = context.function, context.statement_loop
     in_module = function is not None and function.owner is not None and function.owner.is_module
     runs_module = callee.runs_module
-    if callee.owner is not None and callee.owner.is_module and callee.works:
+    if callee.owner is not None and callee.owner.is_module and callee.works and callee.name != "__init__":
         runs_module = True
     before = (loop.runs_module, loop.works) if loop is not None else ()
     if loop is not None and not context.rare:

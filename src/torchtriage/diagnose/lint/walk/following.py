@@ -133,13 +133,13 @@ def pass_on(walker: Walker, call: SourceCall) -> None:
     for callee in call.callees:
         _give(walker, callee, call)
         runs_here(walker, callee)
+    _note_asked(walker, call)
     if call.callees:
         return
     # what is handed to code that is not here is called from there: executors, maps, keys, hooks
     for value in call.arguments if not _WRAPS.match(call.name) else ():
         for function in runs(walker, value) if value.kind == "callable" else ():
             runs_here(walker, function)
-    _note_asked(walker, call)
 
 
 def runs_here(walker: Walker, function: SourceFunction) -> None:
@@ -147,7 +147,10 @@ def runs_here(walker: Walker, function: SourceFunction) -> None:
     if function is walker.function:
         return
     walker.module.edges.append((walker.context, function))
-    if function in walker.unread and walker.depth < _DEPTH and (walker.is_program or function in walker.speaking):
+    if function not in walker.unread or walker.depth >= _DEPTH:
+        return
+    loads = function.loads or (walker.function is not None and walker.function.loads)
+    if walker.is_program or loads or function in walker.speaking:
         read_function(walker, function, walker.context)
 
 

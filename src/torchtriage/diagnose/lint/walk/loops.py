@@ -40,7 +40,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     if value.kind == "tensor":
         # a batch moved piece by piece is still a batch
         return value if isinstance(node, ast.DictComp) else Value("list", CPU, items=(value,))
-    return A_LIST
+    return A_LIST if value.kind in ("unknown", "host", "list") else Value("list", CPU, items=(value,))
 
 
 def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: SourceLoop) -> None:

@@ -79,6 +79,8 @@ _TRIGGERS = (
     "tracemalloc.",
     "Profile()",
     "hook(",
+    "use_cache",
+    "Compose(",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 

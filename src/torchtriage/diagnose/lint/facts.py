@@ -133,7 +133,8 @@ class SourceLoop:
 
     Facts count what its own body does, nested loops left out. ``works`` : computes with tensors.
     ``drives`` : each of its turns is taken by a loop of steps, which asks this generator for more.
-    ``outermost`` : the program's own loop, of steps that only compute.
+    ``outermost`` : the program's own loop, of steps that only compute. ``wraps`` : a loop of training
+    runs in each of its turns, which are epochs then, whatever else they do.
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
@@ -149,6 +150,7 @@ class SourceLoop:
     times: bool = False
     drives: bool = False
     outermost: bool = False
+    wraps: bool = False
     calls: set[SourceFunction] = field(default_factory=set)
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
@@ -170,7 +172,11 @@ class SourceLoop:
         """Whether one turn of it is a step of training or inference."""
         if self.comprehension or self.short:
             return False
-        if self.trains or self.over_loader or self.runs_module or self.drives or self.outermost:
+        if self.trains or self.over_loader:
+            return True
+        if self.wraps:
+            return False
+        if self.runs_module or self.drives or self.outermost:
             return True
         return any(call.runs_module for call in self.calls)
 

@@ -83,6 +83,9 @@ BUILDER = re.compile(
 )
 """Functions that give a module."""
 
+VERB = re.compile(r"^_?(update|train|eval|evaluate|test|run|log|save|print|plot|show|check|export|convert|optimize)_")
+"""Functions that do something with what they are called after."""
+
 LOADER = re.compile(r"^_?(\w*_)?(data_?)?loader$|^_?\w*(dataloader|DataLoader)$|^(train|val|test)_dl$")
 OPTIMIZER = re.compile(r"^_?(\w*_)?(optim|optimizer|opt)(izer)?(_?\w{1,3}|_\w+)?$")
 CRITERION = re.compile(r"^_?(criterion\w*|loss_?(fn|func|function|criterion)\w*|\w+_(criterion|loss_fn|loss))$|^loss$")

@@ -50,7 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
         said = literal(value)
         if context.aside or context.rare:
             continue
-        if name in _VARIABLES and isinstance(said, str) and said not in _OFF:
+        if name in _VARIABLES and isinstance(said, str) and said not in _OFF and said[:1] != "-":
             yield Hit(node, f"{name}={said} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
         given = [literal(arg) for arg in call.node.args[:2]]

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import (
+    Assign,
     Autofix,
     Fix,
     Hit,
@@ -139,7 +140,7 @@ def _is_never_trained(module: Module, function: SourceFunction) -> bool:
         if one.has_backward or _USES_GRAD.search(module.text_of(one)):
             return False
         kept = any(
-            assign.context.function is one and assign.target.startswith("self.") and assign.value.grad
+            assign.context.function is one and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
             for assign in module.assigns
         )
         gives = one.is_generator or any(value.kind != "host" for _, value in one.returns)
@@ -153,6 +154,11 @@ def _is_never_trained(module: Module, function: SourceFunction) -> bool:
         waiting += [caller for caller in callers if caller is not None and caller not in seen]
         seen |= callers
     return True
+
+
+def _outlives(assign: Assign) -> bool:
+    """Return whether a value is kept beyond the call: in an attribute, in a list that others made."""
+    return "." in assign.target or (assign.how == "append" and assign.value.kind != "host")
 
 
 def _in_module(function: SourceFunction) -> bool:

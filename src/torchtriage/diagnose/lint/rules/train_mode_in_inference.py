@@ -51,6 +51,8 @@ def find(module: Module) -> Iterator[Hit]:
         receiver, function = call.receiver, call.context.function
         if function is not None and function.owner is not None and function.owner.is_module:
             continue  # whoever owns this module decides
+        if function is not None and function.has_backward:
+            continue  # in the middle of training: a value that the loss takes as given
         if (
             (call.context.no_grad or infers)
             and (call.context.hot or call.context.step_loop is not None or (function is not None and function.serves))

@@ -51,7 +51,7 @@ def _call(walker: Walker, node: ast.Call) -> Value:
         known = walker.lookup(attr)
         if known is None:
             name = walker.aliases.get(attr, "")
-        receiver = as_called(known or named_callee(attr))
+        receiver = as_called(known or (UNKNOWN if attr in walker.by_name else named_callee(attr)))
     else:
         receiver = walker.eval(func)
     given = [*node.args, *(keyword.value for keyword in node.keywords)]

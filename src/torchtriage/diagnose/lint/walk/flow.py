@@ -86,6 +86,12 @@ def _mark_outer(module: Module, edges: Edges) -> None:
         if function is not None:
             function.holds = True
     for loop in module.loops:
+        if loop.trains or loop.over_loader:
+            for outer in _around(loop):
+                outer.wraps = True
+        elif any(call.holds for call in loop.calls):
+            loop.wraps = True
+    for loop in module.loops:
         if loop.steps or loop.comprehension or loop.short or loop.n_constant is not None:
             continue
         if any(call in inferring for call in loop.calls) and not any(call in training for call in loop.calls):

@@ -134,7 +134,8 @@ class SourceLoop:
     Facts count what its own body does, nested loops left out. ``works`` : computes with tensors.
     ``drives`` : each of its turns is taken by a loop of steps, which asks this generator for more.
     ``outermost`` : the program's own loop, of steps that only compute. ``wraps`` : a loop of training
-    runs in each of its turns, which are epochs then, whatever else they do.
+    runs in each of its turns, which are epochs then, whatever else they do. ``rounds`` : it goes over
+    epochs, settings or models by its name.
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
@@ -151,6 +152,7 @@ class SourceLoop:
     drives: bool = False
     outermost: bool = False
     wraps: bool = False
+    rounds: bool = False
     calls: set[SourceFunction] = field(default_factory=set)
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
@@ -174,7 +176,7 @@ class SourceLoop:
             return False
         if self.trains or self.over_loader:
             return True
-        if self.wraps:
+        if self.wraps or self.rounds:
             return False
         if self.runs_module or self.drives or self.outermost:
             return True

@@ -93,6 +93,8 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
     The host needs it in this step, whatever it costs. Over the batches of a loader it can wait.
     """
     function, loop = context.function, context.step_loop
+    if _moves_world(module, node, context):
+        return True
     if loop is not None and (loop.trains or loop.over_loader):
         return False
     if function is not None and (function.has_backward or (function.owner is not None and function.owner.is_lightning)):
@@ -105,11 +107,37 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         if _OUTSIDE.search(user.attr):
             return True
         user = user.user
-    names = {assign.target for assign in module.assigns if assign.how == "=" and _holds(assign.node, node)}
+    names = {
+        assign.target
+        for assign in module.assigns
+        if assign.how == "="
+        and assign.node.lineno <= node.lineno <= (assign.node.end_lineno or 0)
+        and _holds(assign.node, node)
+    }
     return bool(names) and any(
         _OUTSIDE.search(one.attr) and names & names_in(one.node)
         for one in module.calls
         if one.context.function is function
+    )
+
+
+_WORLD = re.compile(r"(^|[._])(\w*envs?|sim|simulator|world|game|robot|arm|plant|vehicle)(_\w+)?$")
+
+
+def _moves_world(module: Module, node: ast.expr, context: Context) -> bool:
+    """Return whether a read is the action that an environment or a robot is waiting for."""
+    line = node.lineno
+    names = {
+        assign.target
+        for assign in module.assigns
+        if assign.node.lineno <= line <= (assign.node.end_lineno or line) and _holds(assign.node, node)
+    }
+    return any(
+        call.context.function is context.function
+        and call.owner is not None
+        and _WORLD.search(text_of(call.owner))
+        and (names & names_in(call.node) or _holds(call.node, node))
+        for call in module.sent("step", "move", "write", "send", "act", "apply", "command")
     )
 
 

@@ -83,6 +83,13 @@ BUILDER = re.compile(
 )
 """Functions that give a module."""
 
+ROUNDS = re.compile(
+    r"epoch|(^|_)(fold|trial|seed|model|net|arch|variant|cfg|config|checkpoint|ckpt|weight|backend|dtype|method|experiment"
+    r"|benchmark|scenario|opt|option|run|rep|repeat|repetition|setting|cpu|gpu|stage|phase|split)s?$",
+    re.IGNORECASE,
+)
+"""What loops go over that take no steps: epochs, models, settings."""
+
 VERB = re.compile(r"^_?(update|train|eval|evaluate|test|run|log|save|print|plot|show|check|export|convert|optimize)_")
 """Functions that do something with what they are called after."""
 

@@ -35,6 +35,7 @@ _OVER = (
     *(f"statistics.{name}" for name in ("mean", "fmean", "median", "stdev", "pstdev", "quantiles")),
     *("sorted", "sum", "max", "min", "set", "collections.Counter", "pandas.DataFrame"),
 )
+_SHORT = 1000
 _COPIES = words("stack cat concat array asarray tensor concatenate vstack hstack DataFrame")
 
 
@@ -43,7 +44,8 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("pop", "insert"):
         first = call.node.args[0] if call.node.args else None
         if call.context.hot and isinstance(first, ast.Constant) and first.value == 0 and _is_list(module, call):
-            yield Hit(call.node, f"every element moves by one place: {text_of(call.node)}", call.attr)
+            said = f"every element moves by one place: {text_of(call.node)}"
+            yield Hit(call.node, said, call.attr, severity="note" if _is_short(module, call) else None)
     grown = {
         assign.target
         for assign in module.assigns
@@ -66,6 +68,17 @@ def _is_list(module: Module, call: SourceCall) -> bool:
     name = text_of(call.owner, 200) if call.owner is not None else ""
     made = [one.expression for one in module.assigns if one.target == name and one.how == "="]
     return bool(made) and all(isinstance(node, ast.List | ast.ListComp) or text_of(node) == "list()" for node in made)
+
+
+def _is_short(module: Module, call: SourceCall) -> bool:
+    """Return whether a list is held to few elements: ``if len(window) > 100``."""
+    function = call.context.function
+    name = text_of(call.owner, 200) if call.owner is not None else ""
+    for node in ast.walk(function.node if function is not None else module.tree):
+        if isinstance(node, ast.Compare) and text_of(node.left, 200) == f"len({name})":
+            bound = module.constant(node.comparators[0], call.context)
+            return isinstance(bound, int) and bound <= _SHORT
+    return False
 
 
 def _outlives(module: Module, one: Assign) -> bool:

@@ -22,6 +22,7 @@ from torchtriage.diagnose.lint.base import (
     Rule,
     Severity,
     SourceCall,
+    SourceFunction,
     SourceLoop,
     keyword,
     literal,
@@ -95,6 +96,15 @@ def _in_own_loop(call: SourceCall) -> bool:
     return loop is not None and loop.outer is not None and loop.outer.steps
 
 
+def _takes_gradients(module: Module, function: SourceFunction | None) -> bool:
+    """Return whether a function, or the file's own level, takes gradients itself or by what it calls."""
+    if function is not None:
+        return function.has_backward
+    return any(event.kind == "backward" for event in module.module_events) or any(
+        context.function is None and callee.has_backward for context, callee in module.edges
+    )
+
+
 def _kept(one: Assign) -> Value:
     """Return what is kept: of a tuple the part that holds a graph."""
     return next((item for item in one.value.items if item.kind == "tensor" and item.grad), one.value)
@@ -103,7 +113,7 @@ def _kept(one: Assign) -> Value:
 def _list(module: Module, one: Assign, loop: SourceLoop | None, value: Value) -> Iterator[Hit]:
     severity: Severity = "medium"
     if value.grad:
-        if loop is not None and loop.function and not loop.trains and loop.function.has_backward:
+        if loop is not None and not loop.trains and _takes_gradients(module, loop.function):
             return  # gathered on purpose for a backward pass after the loop
         said = "keeps the graph of every step"
     elif loop is not None and loop.trains and not value.scalar:

@@ -55,7 +55,8 @@ def find(module: Module) -> Iterator[Hit]:
             contexts[function] = call.context
     for function, number in chains.items():
         context = contexts[function]
-        if function in heavy or not context.hot or compiled(context):
+        looped = any(loop.function is function and not loop.comprehension for loop in module.loops)
+        if function in heavy or looped or function.has_backward or not context.hot or compiled(context):
             continue
         operators = sum(
             isinstance(node, ast.BinOp) and module.value(node).kind == "tensor" and not module.value(node).scalar

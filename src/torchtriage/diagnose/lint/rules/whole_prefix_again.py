@@ -20,6 +20,7 @@ from torchtriage.diagnose.lint.base import (
     Rule,
     SourceCall,
     arguments,
+    is_step,
     keyword,
     literal,
     names_in,
@@ -58,7 +59,8 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.statement_loop
         if loop is None or call.receiver.kind != "module" or call.value.kind != "tensor" or call.context.rare:
             continue
-        if loop.trains or _has_cache(call):
+        function = call.context.function
+        if loop.trains or _has_cache(call) or (function is not None and is_step(function)):
             continue
         for target, where in grown:
             if where is loop and any(_is_whole(item, target) for item in arguments(call.node)):

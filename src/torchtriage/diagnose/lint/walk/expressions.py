@@ -20,7 +20,9 @@ __all__ = ["EXPRESSIONS"]
 def _name(walker: Walker, node: ast.Name) -> Value:
     value = walker.lookup(node.id)
     if value is not None:
-        return value
+        # whatever made it: what is called a loader is one
+        meant = named(node.id) if value is UNKNOWN else None
+        return meant if meant is not None and meant.kind == "loader" else value
     if node.id in walker.aliases:
         return UNKNOWN
     function = walker.by_name.get(node.id)

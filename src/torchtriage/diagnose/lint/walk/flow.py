@@ -10,13 +10,11 @@ import ast
 import re
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction, SourceLoop
-from torchtriage.diagnose.lint.syntax import path_of
 
 __all__ = ["flow"]
 
 Edges = list[tuple[Context, SourceFunction]]
 
-_EPOCHS = re.compile(r"epoch|fold|trial|seed|(^|_)runs?($|_)|repeat", re.IGNORECASE)
 _SETUP = re.compile(r"^_*(init|setup|set_up|make|build|create|load|prepare|generate|synth\w*|read)(_|$)|^__init__$")
 
 
@@ -135,8 +133,7 @@ def _is_work(loop: SourceLoop) -> bool:
         return False
     if not isinstance(loop.node, ast.For | ast.AsyncFor):
         return True
-    said = [*loop.targets, *(path_of(node) for node in ast.walk(loop.node.iter) if isinstance(node, ast.expr))]
-    return not any(map(_EPOCHS.search, said)) and not isinstance(loop.node.iter, ast.Tuple | ast.List)
+    return not loop.rounds and not isinstance(loop.node.iter, ast.Tuple | ast.List)
 
 
 def _down(edges: Edges) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
 from torchtriage.diagnose.lint.facts import SourceLoop
 from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
@@ -46,6 +47,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
 def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: SourceLoop) -> None:
     found = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
     loop.targets = frozenset(found)
+    loop.rounds = any(torch_names.ROUNDS.search(name) for name in (*found, loop.over))
     if value.of in ("enumerate", "zip") and value.items:
         if isinstance(target, ast.Tuple):
             for index, item in enumerate(target.elts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,13 +29,25 @@ _DEVICE = re.compile(
 _GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
 
 
-def _runs_something(node: ast.stmt) -> bool:
-    """Return whether a statement of the module's level is part of a program that runs."""
-    if isinstance(node, ast.If):
-        return "__name__" in ast.dump(node.test) or any(map(_runs_something, node.body))
-    return isinstance(node, ast.For | ast.While | ast.With) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    )
+def _is_program(tree: ast.Module) -> bool:
+    """Return whether a file runs something by itself: loops, calls of its own, ``if __name__ == ...``."""
+    imported = {
+        (name.asname or name.name).partition(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+
+    def runs(node: ast.stmt) -> bool:
+        if isinstance(node, ast.If):
+            return "__name__" in ast.dump(node.test) or any(map(runs, node.body))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            # torch.set_printoptions() is a setting of a library's module
+            root = path_of(node.value.func).partition(".")[0]
+            return root not in imported and not hasattr(builtins, root)
+        return isinstance(node, ast.For | ast.While | ast.With)
+
+    return any(map(runs, tree.body))
 
 
 class Walker:
@@ -59,7 +72,7 @@ class Walker:
         self.by_name: dict[str, SourceFunction] = {}
         self.unread: dict[SourceFunction, list[Env]] = {}
         self.speaking: set[SourceFunction] = set()
-        self.is_program = any(map(_runs_something, tree.body))
+        self.is_program = _is_program(tree)
         self.depth = 0
         self.scopes: list[Env] = [{}]
         self.function: SourceFunction | None = None

@@ -163,6 +163,8 @@ def element(value: Value) -> Value:
         return value
     if value.kind == "params":
         return A_PARAMETER
+    if value.kind == "module" and value.items:
+        return common(value.items)
     if value.kind == "list" and value.items and not value.of:
         return common(value.items)
     return UNKNOWN

@@ -239,7 +239,7 @@ class Context:
     def in_step_function(self) -> bool:
         """Whether its function is (part of) one step."""
         return self.function is not None and (
-            self.function.called_hot or is_step(self.function) or self.function.compiled
+            self.function.called_hot or self.function.serves or is_step(self.function) or self.function.compiled
         )
 
 

@@ -111,6 +111,9 @@ ROUTE = re.compile(
 )
 """Decorators of functions that answer one request."""
 
+HANDLER = re.compile(r"^do_(GET|POST|PUT)$|^on_message$|^(handle|process)_(request|message|frame)$")
+"""Methods that answer one request."""
+
 RESHAPES = words("""
     view reshape flatten squeeze unsqueeze expand expand_as view_as contiguous clone transpose permute repeat
     logical_and logical_or logical_not any all

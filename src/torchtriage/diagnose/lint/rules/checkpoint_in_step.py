@@ -10,6 +10,7 @@ Quiet when: it is behind ``if step % n`` (with n above 1), behind a comparison w
 Source: PyTorch tutorial, "Saving and loading models".
 """
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -24,6 +25,7 @@ FIX = Fix(
     link="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
 
+_COPIES = re.compile(r"\.(clone|cpu|detach|numpy)\(")
 _STATE = re.compile(r"state_dict|model|net\b|optimizer|checkpoint|ckpt")
 
 
@@ -32,6 +34,12 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.called("torch.save"), *module.sent("save_pretrained", "save_checkpoint", "save_model")]:
         if call.context.hot:
             yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
+    for loop in module.loops:
+        if not loop.comprehension or not isinstance(loop.node, ast.comprehension):
+            continue
+        copies = text_of(module.elements.get(loop.node, loop.node.iter), 200)
+        if module.loop_contexts[loop].hot and ".state_dict()" in text_of(loop.node.iter) and _COPIES.search(copies):
+            yield Hit(loop.node.iter, f"every step copies the whole state: {text_of(loop.node.iter)}", severity="low")
     for call in module.called("copy.deepcopy"):
         given = call.arguments[0] if call.arguments else None
         if not call.context.hot or given is None:

@@ -38,6 +38,9 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("flush"):
         if call.context.hot and not call.node.args and call.receiver.kind in ("unknown", "object"):
             yield Hit(call.node, f"every step flushes a file: {text_of(call.node)}", "flush", severity="low")
+    for call in [*module.sent("savefig"), *module.called("matplotlib.pyplot.savefig")]:
+        if call.context.hot:
+            yield Hit(call.node, f"every step draws and writes a figure: {text_of(call.node)}", "savefig")
     opened = [*module.called("open", "io.open", "gzip.open", *_READS, *_WRITES), *module.sent("open", *_PATHS)]
     for call in opened:
         if not call.context.hot:

@@ -35,6 +35,7 @@ _OVER = (
     *(f"statistics.{name}" for name in ("mean", "fmean", "median", "stdev", "pstdev", "quantiles")),
     *("sorted", "sum", "max", "min", "set", "collections.Counter", "pandas.DataFrame"),
 )
+_CHEAP = words("append extend len print isinstance Thread submit put")
 _SHORT = 1000
 _COPIES = words("stack cat concat array asarray tensor concatenate vstack hstack DataFrame")
 
@@ -53,6 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
     }
     if not grown:
         return
+    yield from _whole(module, grown)
     for call in module.called(*_OVER):
         given = call.node.args[0] if call.node.args else None
         if call.context.hot and given is not None and text_of(given, 200) in grown:
@@ -62,6 +64,24 @@ def find(module: Module) -> Iterator[Hit]:
                 call.attr,
                 severity="medium" if call.attr in _COPIES else None,
             )
+
+
+def _whole(module: Module, grown: set[str]) -> Iterator[Hit]:
+    """Yield loops over, and functions that are given, everything so far."""
+    for loop in module.loops:
+        context = module.loop_contexts[loop]
+        if not context.hot or loop.steps or isinstance(loop.node, ast.While):
+            continue
+        if text_of(loop.node.iter, 200) in grown:
+            node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
+            yield Hit(node, f"this goes over everything so far: {text_of(loop.node.iter)}")
+    for call in module.calls:
+        if not call.context.hot or call.name in _OVER or call.attr in _CHEAP:
+            continue
+        if (call.callees or call.attr in ("encode", "decode", "batch_decode", "transform", "fit")) and any(
+            text_of(item, 200) in grown for item in call.node.args
+        ):
+            yield Hit(call.node, f"everything so far is worked through again: {text_of(call.node)}", call.attr)
 
 
 def _is_list(module: Module, call: SourceCall) -> bool:

@@ -42,6 +42,7 @@ start = time.perf_counter()""",
 )
 
 
+_UNITS = (60, 3600, 1000, 1000000, 1e9)
 _WORK = ("work", "first", "backward")
 
 
@@ -155,6 +156,8 @@ def _is_rate(module: Module, node: ast.BinOp) -> bool:
     for body in (module.tree, *(function.node for function in module.functions)):
         for other in _statements(body):
             if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Div | ast.FloorDiv):
+                if isinstance(other.right, ast.Constant) and other.right.value in _UNITS:
+                    continue
                 inside = [*ast.walk(other.left), *ast.walk(other.right)]
                 if node in inside or any(isinstance(item, ast.Name) and item.id in names for item in inside):
                     return True

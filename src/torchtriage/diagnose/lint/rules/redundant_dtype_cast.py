@@ -2,8 +2,9 @@
 
 Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
-    ``model.double()`` in a file with a loop of steps; a parameter that ``forward`` converts to
-    another dtype in every call (``self.weight.float()``), if it is a matrix.
+    ``model.double()`` in a file with a loop of steps; ``set_default_dtype(torch.float64)``; a
+    parameter that ``forward`` converts to another dtype in every call (``self.weight.float()``), if it
+    is a matrix.
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -76,6 +77,9 @@ def find(module: Module) -> Iterator[Hit]:
             ):
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
     yield from _weights(module)
+    for call in module.called("torch.set_default_dtype"):
+        if _names_double(module, call) and not (call.context.rare or call.context.aside):
+            yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
             if keyword(call.node, "dtype") is None and call.node.args:

@@ -128,6 +128,7 @@ def _define(
         serves = serves or torch_names.ROUTE.search(name) is not None
         if isinstance(decorator, ast.Call):
             walker.eval(decorator)
+    serves = serves or (owner is not None and torch_names.HANDLER.match(node.name) is not None)
     outer = walker.function
     parts = [outer.qualname] if outer else []
     parts += [owner.name] if owner else []

@@ -72,6 +72,8 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
         walker.target(target, common(value.items))
     elif value.kind == "params":
         _bind_all(walker, target, A_PARAMETER)
+    elif value.kind == "module" and value.items:
+        walker.target(target, element(value))
     elif value.kind == "object":
         walker.target(target, _made_by(walker, value))
     else:

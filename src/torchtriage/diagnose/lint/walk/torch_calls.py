@@ -64,7 +64,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         walker.event("wait", node)
         return HOST
     if name.startswith("torch.nn.") and last[:1].isupper() and "functional" not in name:
-        return Value("module", CPU, of=name)
+        return Value("module", CPU, of=name, items=_parts(given) if last in ("Sequential", "ModuleList") else ())
     if name == "torch.cuda.Event" or name == "torch.Event":
         return Value("callable", of="event")
     if name in ("torch.equal", "torch.allclose", "torch.is_nonzero"):
@@ -98,6 +98,12 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         scalar=scalar,
         made_by=made[0] if len(made) == 1 else None,
     )
+
+
+def _parts(given: list[Value]) -> tuple[Value, ...]:
+    """Return the modules that a container is built of, as far as they are of the file's classes."""
+    found = [part for item in given for part in ((item,) if item.kind == "module" else item.items)]
+    return tuple(part for part in found if part.kind == "module" and part.of)
 
 
 def _loads(walker: Walker, call: SourceCall) -> tuple[SourceFunction, ...]:

@@ -183,6 +183,7 @@ def _pattern(group: list[Page]) -> str:
 HEADINGS = {
     "trace": "In a trace",
     "source": "In source",
+    "run": "In a run",
     "memory": "In memory",
     "logs": "In compile logs",
     "alerts": "In alerts",

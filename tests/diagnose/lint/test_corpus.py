@@ -21,6 +21,13 @@ def test_found_where_planted_and_nowhere_else(snippet: Snippet) -> None:
     assert found(snippet) == set(snippet.wanted)
 
 
+@pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.remarks], ids=lambda one: one.name)
+def test_remarks_are_made_where_planted(snippet: Snippet) -> None:
+    made = lint_text(snippet.text, "snippet.py", notes=True).findings
+    notes = {(one.place.frame.line, one.code) for one in made if one.place.frame is not None and one.severity == "note"}
+    assert snippet.remarks <= notes
+
+
 def test_the_corpus_is_large_and_half_of_it_is_clean() -> None:
     faulty = [one for one in SNIPPETS if one.wanted]
     assert len(SNIPPETS) >= 80

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torchtriage.diagnose.lint.facts import SourceFunction
 
 __all__ = [
     "AN_OPTIMIZER",
@@ -26,6 +29,7 @@ __all__ = [
     "LOADED",
     "MAYBE",
     "MAYBE_TENSOR",
+    "NO_GRAD",
     "NUMPY",
     "OUTPUT",
     "PARAMETERS",
@@ -48,6 +52,7 @@ Kind = Literal[
     "loader",
     "list",
     "callable",
+    "object",
     "params",
     "clock",
     "dataset",
@@ -66,7 +71,8 @@ class Value:
     name or position only. ``data`` : comes out of a loader, ``pinned`` if that loader pins (None:
     not known). ``made_by`` : the factory call that built it on the host. ``mask`` : what a
     comparison gave. ``readback`` : the call that copied it from the device. ``items`` : elements of
-    a tuple, in order. ``of`` : the local class or function behind it.
+    a tuple, in order; of an object or callable, what it may be. ``of`` : the local class or function
+    behind it. ``calls`` : functions of the file that run when it is called, or iterated.
     """
 
     kind: Kind = "unknown"
@@ -85,6 +91,7 @@ class Value:
     readback: ast.Call | None = None
     items: tuple[Value, ...] = ()
     of: str = ""
+    calls: tuple[SourceFunction, ...] = ()
 
     @property
     def on_device(self) -> bool:
@@ -98,6 +105,9 @@ class Value:
 
 OUTPUT = "output"
 """``Value.of`` of what a module gave: a tensor, or a tuple or record of them."""
+
+NO_GRAD = "no_grad"
+"""``Value.of`` of a context manager that switches autograd off."""
 
 UNKNOWN = Value()
 HOST = Value("host", CPU)
@@ -131,9 +141,16 @@ def placed(values: list[Value]) -> tuple[int, bool]:
     return (device if seen else MAYBE), grad
 
 
+_RUN = frozenset(["object", "callable", "module"])
+
+
 def common(items: tuple[Value, ...]) -> Value:
     """Return what all items are, where they are of one kind: the first stands for them."""
-    return items[0] if len({item.kind for item in items}) == 1 else UNKNOWN
+    kinds = {item.kind for item in items}
+    if len(items) > 1 and kinds <= _RUN and (kinds - {"module"} or any(item.of for item in items)):
+        # callbacks of several classes: each of them runs
+        return (items[0] if len(kinds) == 1 else Value("object")).but(items=items)
+    return items[0] if len(kinds) == 1 else UNKNOWN
 
 
 def element(value: Value) -> Value:
@@ -146,6 +163,8 @@ def element(value: Value) -> Value:
         return value
     if value.kind == "params":
         return A_PARAMETER
+    if value.kind == "module" and value.items:
+        return common(value.items)
     if value.kind == "list" and value.items and not value.of:
         return common(value.items)
     return UNKNOWN

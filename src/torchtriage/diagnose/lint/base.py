@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.facts import (
     SourceLoop,
     is_step,
 )
-from torchtriage.diagnose.lint.reads import compiled, logging_calls, reads, text_of
+from torchtriage.diagnose.lint.reads import compiled, delivers, logging_calls, reads, text_of
 from torchtriage.diagnose.lint.syntax import arguments, keyword, literal, names_in, unpacks
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "catalogue",
     "compiled",
     "decorate",
+    "delivers",
     "is_step",
     "keyword",
     "literal",

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
+from torchtriage.diagnose.lint.settings import Settings
 from torchtriage.diagnose.lint.syntax import path_of
 
 __all__ = [
@@ -33,7 +34,10 @@ __all__ = [
 
 @dataclass(eq=False, slots=True)
 class Class:
-    """A class of the file: what it derives from and what is known of ``self``'s attributes."""
+    """A class of the file: what it derives from and what is known of ``self``'s attributes.
+
+    ``fields`` : names that its class body gives values, in order, as a dataclass takes them.
+    """
 
     name: str
     node: ast.ClassDef
@@ -42,17 +46,55 @@ class Class:
     is_lightning: bool
     attributes: dict[str, Value] = field(default_factory=dict)
     methods: dict[str, SourceFunction] = field(default_factory=dict)
+    parents: tuple[Class, ...] = ()
+    children: list[Class] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+
+    def attribute(self, name: str) -> Value | None:
+        """Return what an attribute of its objects is, None when nothing is known."""
+        for known in self._family():
+            if name in known.attributes:
+                return known.attributes[name]
+        return None
+
+    def method(self, name: str) -> SourceFunction | None:
+        """Return its own method, or the one it inherits."""
+        if name in self.methods:
+            return self.methods[name]
+        return next((found for parent in self.parents if (found := parent.method(name)) is not None), None)
+
+    def runs(self, name: str) -> tuple[SourceFunction, ...]:
+        """Return what a call of ``self.name`` may run: its own method, and those that replace it."""
+        own = self.method(name)
+        over = [known.methods[name] for known in self._below() if name in known.methods]
+        return tuple(dict.fromkeys([own, *over] if own is not None else over))
+
+    def _below(self) -> Iterator[Class]:
+        for child in self.children:
+            yield child
+            yield from child._below()
+
+    def _family(self) -> Iterator[Class]:
+        yield self
+        for parent in self.parents:
+            yield from parent._family()
+        yield from self._below()
 
 
 @dataclass(eq=False, slots=True)
 class SourceFunction:
     """A function of the file.
 
-    ``steps`` : its body, outside its own loops, runs a backward pass or an optimizer's step;
-    ``runs_module`` : a module. ``serves`` : it answers one request. ``given`` : what its
-    first caller passes for each parameter.
-    ``called_hot`` : called from a step loop or a step function, one level. ``called_in_loop`` : in
-    any loop. ``called_without_grad`` : from a block without autograd.
+    ``steps`` : its body, outside its own loops of steps, or a function that it calls there, runs a
+    backward pass or an optimizer's step; ``runs_module`` : a module; ``works`` : computes with
+    tensors. ``serves`` : it answers one request. ``loads`` : it makes one sample or batch of a data
+    set. ``given`` : what its first caller passes for each parameter. ``asked`` : the calls of a
+    parameter, by its name. ``holds`` : a loop of training is in it, or in a function that it calls.
+    ``yields``, ``turns`` : what a generator gives, and the loops in which it does.
+
+    What its callers say, at any depth: ``called_hot`` : called in each step. ``called_in_loop`` : in
+    any loop. ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in
+    compiled code.
     """
 
     name: str
@@ -64,9 +106,14 @@ class SourceFunction:
     no_grad: bool
     compiled: bool = False
     serves: bool = False
+    loads: bool = False
     steps: bool = False
     runs_module: bool = False
+    works: bool = False
+    waits: bool = False
+    holds: bool = False
     given: dict[str, Value] = field(default_factory=dict)
+    asked: dict[str, list[SourceCall]] = field(default_factory=dict)
     called_hot: bool = False
     called_in_loop: bool = False
     called_without_grad: bool = False
@@ -74,6 +121,8 @@ class SourceFunction:
     has_backward: bool = False
     uses_grad: bool = False
     is_generator: bool = False
+    yields: Value = UNKNOWN
+    turns: list[SourceLoop] = field(default_factory=list)
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     events: list[SourceEvent] = field(default_factory=list)
 
@@ -82,7 +131,11 @@ class SourceFunction:
 class SourceLoop:
     """A ``for``, ``while`` or comprehension; ``steps`` once it is known to be a loop of steps.
 
-    Facts count what its own body does, nested loops left out.
+    Facts count what its own body does, nested loops left out. ``works`` : computes with tensors.
+    ``drives`` : each of its turns is taken by a loop of steps, which asks this generator for more.
+    ``outermost`` : the program's own loop, of steps that only compute. ``wraps`` : a loop of training
+    runs in each of its turns, which are epochs then, whatever else they do. ``rounds`` : it goes over
+    epochs, settings or models by its name.
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
@@ -94,7 +147,12 @@ class SourceLoop:
     backward: bool = False
     optimizes: bool = False
     runs_module: bool = False
+    works: bool = False
     times: bool = False
+    drives: bool = False
+    outermost: bool = False
+    wraps: bool = False
+    rounds: bool = False
     calls: set[SourceFunction] = field(default_factory=set)
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
@@ -114,11 +172,20 @@ class SourceLoop:
     @property
     def steps(self) -> bool:
         """Whether one turn of it is a step of training or inference."""
-        if self.comprehension or (self.n_constant is not None and self.n_constant <= 2):
+        if self.comprehension or self.short:
             return False
-        if self.trains or self.over_loader or self.runs_module:
+        if self.trains or self.over_loader:
+            return True
+        if self.wraps or self.rounds:
+            return False
+        if self.runs_module or self.drives or self.outermost:
             return True
         return any(call.runs_module for call in self.calls)
+
+    @property
+    def short(self) -> bool:
+        """Whether it turns too seldom to be a loop of steps."""
+        return self.n_constant is not None and self.n_constant <= 2
 
 
 @dataclass(eq=False, slots=True)
@@ -163,8 +230,8 @@ class Context:
 
     @property
     def hot(self) -> bool:
-        """Whether it runs in every step."""
-        if self.rare or self.aside:
+        """Whether it runs in every step, in the process that takes the steps."""
+        if self.rare or self.aside or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
 
@@ -172,7 +239,7 @@ class Context:
     def in_step_function(self) -> bool:
         """Whether its function is (part of) one step."""
         return self.function is not None and (
-            self.function.called_hot or is_step(self.function) or self.function.compiled
+            self.function.called_hot or self.function.serves or is_step(self.function) or self.function.compiled
         )
 
 
@@ -193,7 +260,8 @@ class SourceCall:
     """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
 
     ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
-    the function of the file that is called.
+    the function of the file that is called, ``callees`` : all that it may be. ``target`` : the name
+    that it is assigned to; ``stored`` : assigned to an attribute or an entry.
     """
 
     node: ast.Call
@@ -204,8 +272,14 @@ class SourceCall:
     value: Value
     context: Context
     target: str = ""
+    stored: bool = False
     user: SourceCall | None = None
-    callee: SourceFunction | None = None
+    callees: tuple[SourceFunction, ...] = ()
+
+    @property
+    def callee(self) -> SourceFunction | None:
+        """The function of the file that is called."""
+        return self.callees[0] if self.callees else None
 
     @property
     def owner(self) -> ast.expr | None:
@@ -247,7 +321,11 @@ class SourceEvent:
 
 @dataclass(eq=False)
 class Module:
-    """Everything the walker found in one file."""
+    """Everything the walker found in one file.
+
+    ``edges`` : where a function of the file runs, for each call and each iteration of it.
+    ``is_program`` : it runs something by itself, and is not only there for others to import.
+    """
 
     path: str
     text: str
@@ -268,6 +346,8 @@ class Module:
     classes: dict[str, Class] = field(default_factory=dict)
     values: dict[ast.expr, Value] = field(default_factory=dict)
     elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
+    edges: list[tuple[Context, SourceFunction]] = field(default_factory=list)
+    is_program: bool = False
     module_events: list[SourceEvent] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None
@@ -285,13 +365,36 @@ class Module:
             call.value.kind == "module" and call.value.device == CPU and not _in_module(call) for call in self.calls
         )
 
+    @cached_property
+    def trains(self) -> bool:
+        """Whether anything here takes gradients."""
+        return (
+            any(event.kind == "backward" for event in self.module_events)
+            or any(function.has_backward for function in self.functions)
+            or "autograd.grad" in self.text
+        )
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What settings are when nobody changes them."""
+        return Settings(self.tree)
+
+    def constant(self, node: ast.expr | None, context: Context) -> object:
+        """Return the constant that an expression is by itself or by its defaults, ``...`` when unknown."""
+        return self.settings.value(node, context.function.node if context.function is not None else None)
+
     def release(self) -> None:
         """Break the circles between facts, so that a file's tree goes when its last user does."""
         for function in self.functions:
             function.events.clear()
             function.returns.clear()
+            function.asked.clear()
+            function.given.clear()
         for known in self.classes.values():
             known.methods.clear()
+            known.attributes.clear()
+            known.children.clear()
+        self.edges.clear()
 
     def text_of(self, function: SourceFunction) -> str:
         """Return the text of a function."""

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceCall
+from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 
-__all__ = ["compiled", "logging_calls", "reads", "text_of"]
+__all__ = ["compiled", "delivers", "logging_calls", "reads", "text_of"]
 
 _LOGGER = re.compile(r"(^|\.|_)(log|logger|logging|LOG|LOGGER|console|writer|tb|wandb|mlflow|run)$")
 _LOG_METHODS = words("""
@@ -78,6 +79,70 @@ def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
     for item in module.formats:
         if item.value.on_device and item.value.scalar and not item.value.guess:
             yield item.node, item.context, item.kind
+
+
+_OUTSIDE = re.compile(
+    r"(^|_)(step|act|send\w*|write\w*|publish\w*|put\w*|execute|move\w*|apply\w*|command|set_\w+|append|emit|reply|speak"
+    r"|respond|render|draw|show)$"
+)
+
+
+def delivers(module: Module, node: ast.expr, context: Context) -> bool:
+    """Return whether a read hands a result of inference on: to a robot, an environment, a caller.
+
+    The host needs it in this step, whatever it costs. Over the batches of a loader it can wait.
+    """
+    function, loop = context.function, context.step_loop
+    if _moves_world(module, node, context):
+        return True
+    if loop is not None and (loop.trains or loop.over_loader):
+        return False
+    if function is not None and (function.has_backward or (function.owner is not None and function.owner.is_lightning)):
+        return False
+    if function is not None and any(_holds(returned, node) for returned, _ in function.returns):
+        return True
+    call = next((one for one in module.calls if one.node is node), None)
+    user = call.user if call is not None else None
+    while user is not None:
+        if _OUTSIDE.search(user.attr):
+            return True
+        user = user.user
+    names = {
+        assign.target
+        for assign in module.assigns
+        if assign.how == "="
+        and assign.node.lineno <= node.lineno <= (assign.node.end_lineno or 0)
+        and _holds(assign.node, node)
+    }
+    return bool(names) and any(
+        _OUTSIDE.search(one.attr) and names & names_in(one.node)
+        for one in module.calls
+        if one.context.function is function
+    )
+
+
+_WORLD = re.compile(r"(?:^|_)(?:[a-z0-9]{0,16}envs?|sim|simulator|world|game|robot|arm|plant|vehicle)(?:_|$)")
+
+
+def _moves_world(module: Module, node: ast.expr, context: Context) -> bool:
+    """Return whether a read is the action that an environment or a robot is waiting for."""
+    line = node.lineno
+    names = {
+        assign.target
+        for assign in module.assigns
+        if assign.node.lineno <= line <= (assign.node.end_lineno or line) and _holds(assign.node, node)
+    }
+    return any(
+        call.context.function is context.function
+        and call.owner is not None
+        and _WORLD.search(text_of(call.owner).rpartition(".")[2])
+        and (names & names_in(call.node) or _holds(call.node, node))
+        for call in module.sent("step", "move", "write", "send", "act", "apply", "command")
+    )
+
+
+def _holds(outer: ast.AST, node: ast.AST) -> bool:
+    return any(item is node for item in ast.walk(outer))
 
 
 def _is_call_of(node: ast.expr) -> bool:

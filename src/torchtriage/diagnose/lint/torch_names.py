@@ -62,7 +62,7 @@ NO_GRAD = frozenset(
     }
 )
 PROFILERS = frozenset({"torch.profiler.profile", "torch.profiler.profiler.profile", "torch.autograd.profiler.profile"})
-WAITS = re.compile(r"synchronize$|(^|_)sync$|\.wait$|block_until_ready$|do_bench")
+WAITS = re.compile(r"synchronize$|(^|_)sync$|(^|[._])wait$|block_until_ready$|do_bench")
 CLOCKS = frozenset(
     f"time.{name}{suffix}" for name in ("time", "perf_counter", "monotonic", "process_time") for suffix in ("", "_ns")
 ) | {"timeit.default_timer"}
@@ -83,6 +83,16 @@ BUILDER = re.compile(
 )
 """Functions that give a module."""
 
+ROUNDS = re.compile(
+    r"epoch|(^|_)(fold|trial|seed|model|net|arch|variant|cfg|config|checkpoint|ckpt|weight|backend|dtype|method|experiment"
+    r"|benchmark|scenario|opt|option|run|rep|repeat|repetition|setting|cpu|gpu|stage|phase|split)s?$",
+    re.IGNORECASE,
+)
+"""What loops go over that take no steps: epochs, models, settings."""
+
+VERB = re.compile(r"^_?(update|train|eval|evaluate|test|run|log|save|print|plot|show|check|export|convert|optimize)_")
+"""Functions that do something with what they are called after."""
+
 LOADER = re.compile(r"^_?(\w*_)?(data_?)?loader$|^_?\w*(dataloader|DataLoader)$|^(train|val|test)_dl$")
 OPTIMIZER = re.compile(r"^_?(\w*_)?(optim|optimizer|opt)(izer)?(_?\w{1,3}|_\w+)?$")
 CRITERION = re.compile(r"^_?(criterion\w*|loss_?(fn|func|function|criterion)\w*|\w+_(criterion|loss_fn|loss))$|^loss$")
@@ -100,6 +110,9 @@ ROUTE = re.compile(
     r"\.(route|get|post|put|api_route|websocket|batch)$"
 )
 """Decorators of functions that answer one request."""
+
+HANDLER = re.compile(r"^do_(GET|POST|PUT)$|^on_message$|^(handle|process)_(request|message|frame)$")
+"""Methods that answer one request."""
 
 RESHAPES = words("""
     view reshape flatten squeeze unsqueeze expand expand_as view_as contiguous clone transpose permute repeat

@@ -78,7 +78,7 @@ CAUSES: tuple[Cause, ...] = (
         leave="the loop's purpose is to write these files.",
     ),
     Cause(
-        "HST107",
+        "HST115",
         "report-in-step",
         "host",
         "Every step reports",
@@ -141,7 +141,7 @@ CAUSES: tuple[Cause, ...] = (
         leave="each step really needs a fresh one (folds, ensembles).",
     ),
     Cause(
-        "HST108",
+        "HST116",
         "network-in-step",
         "host",
         "The step waits for the network",

@@ -66,8 +66,8 @@ GROWING = Cause(
     leave="the inputs themselves grow, as in a curriculum.",
 )
 RIVAL = Cause(
-    "HST115",
-    "rival-thread",
+    "HST108",
+    "spinning-thread",
     "host",
     "Another thread keeps the interpreter busy",
     PYTHON,

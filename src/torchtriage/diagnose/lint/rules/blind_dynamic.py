@@ -4,14 +4,15 @@ Looks like: ``torch.compile(..., dynamic=True)``.
 Slow because: kernels for unknown sizes cannot use the sizes; some optimisations are left out. By
     default PyTorch compiles for the first shape and turns dynamic only what changes.
 Fix: leave it out, and mark what varies with ``torch._dynamo.mark_dynamic(x, 0)``.
-Quiet when: ``dynamic`` is absent, None, False, or comes from a setting.
+Quiet when: ``dynamic`` is absent, None, False, or comes from a setting; or what is compiled is
+    called with tensors made of Python lists, whose length may be another each time.
 Source: PyTorch documentation, "Dynamic shapes".
 """
 
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, keyword, literal
 
 RULE = Rule("CMP101", "blind-dynamic", "compile", "Everything is compiled for unknown shapes", "low")
 
@@ -25,8 +26,13 @@ torch._dynamo.mark_dynamic(x, 0)  # this dimension varies""",
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield compilations with dynamic=True."""
-    for call in [*module.called("torch.compile"), *module.sent("compile")]:
-        if literal(keyword(call.node, "dynamic")) is True:
+    partial = [
+        call
+        for call in module.called("functools.partial")
+        if call.node.args and module.name_of(call.node.args[0]) == "torch.compile"
+    ]
+    for call in [*module.called("torch.compile"), *module.sent("compile"), *partial]:
+        if literal(keyword(call.node, "dynamic")) is True and not _takes_lists(module, call):
             yield Hit(call.node, "dynamic=True compiles for unknown sizes in every dimension")
     for function in module.functions:
         for decorator in function.node.decorator_list:
@@ -36,3 +42,25 @@ def find(module: Module) -> Iterator[Hit]:
                 and literal(keyword(decorator, "dynamic")) is True
             ):
                 yield Hit(decorator, "dynamic=True compiles for unknown sizes in every dimension")
+
+
+def _takes_lists(module: Module, compiled: SourceCall) -> bool:
+    """Return whether the compiled function gets tensors whose size the data decide."""
+    if not compiled.target:
+        return False
+    for call in module.calls:
+        if module.name_of(call.node.func) != compiled.target:
+            continue
+        for item in arguments(call.node):
+            made = [item]
+            if isinstance(item, ast.Name):
+                made = [one.expression for one in module.assigns if one.target == item.id]
+            if any(
+                isinstance(node, ast.Call)
+                and module.name_of(node.func) in ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
+                and not isinstance(node.args[0] if node.args else None, ast.List)
+                for one in made
+                for node in ast.walk(one)
+            ):
+                return True
+    return False

@@ -1,6 +1,7 @@
 """A tensor grows by ``cat`` in a loop.
 
-Looks like: ``x = torch.cat([x, y])`` in a loop, with nothing else assigned to ``x`` there.
+Looks like: ``x = torch.cat([x, y])``, ``x = np.append(x, y)`` and the like in a loop, with nothing
+    else assigned to ``x`` there; the same of an attribute in code that a step runs.
 Slow because: each turn copies everything gathered so far: the bytes moved grow with the square of
     the number of turns.
 Fix: gather a list and ``cat`` once after the loop, or write into a tensor made before it.
@@ -10,9 +11,10 @@ Source: PyTorch documentation of ``torch.cat``.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, text_of
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
 
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
@@ -24,7 +26,13 @@ for i, part in enumerate(parts):
     link="https://docs.pytorch.org/docs/stable/generated/torch.cat.html",
 )
 
-_JOINS = frozenset(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack"))
+_JOINS = frozenset(
+    [
+        *(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack")),
+        *(f"numpy.{name}" for name in ("concatenate", "append", "hstack", "vstack", "dstack", "column_stack")),
+    ]
+)
+_CACHE = re.compile(r"cache|past|(^|[._])(k|v|key|value|state)s?($|_)", re.IGNORECASE)
 MAX_TURNS = 8
 
 
@@ -32,11 +40,16 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield assignments of a concatenation to one of its own parts."""
     for assign in module.assigns:
         loop = assign.context.loop
-        if assign.how != "=" or loop is None or assign.context.rare or not _grows(module, assign):
+        if assign.how != "=" or assign.context.rare or not _grows(module, assign):
+            continue
+        if loop is None:
+            # a cache of keys and values grows by design
+            if assign.target.startswith("self.") and assign.context.hot and not _CACHE.search(assign.target):
+                yield Hit(assign.expression, f"everything so far is copied again: {text_of(assign.node)}", "cat")
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
             continue
-        if loop.assigned.get(assign.target, 1) > _joins(module, assign):
+        if loop.assigned.get(assign.target, 1) > _joins(module, assign) or _only_tokens(module, assign):
             continue
         yield Hit(
             assign.expression,
@@ -59,6 +72,8 @@ def _grows(module: Module, one: Assign) -> bool:
     if not isinstance(node, ast.Call) or module.name_of(node.func) not in _JOINS or not node.args:
         return False
     parts = node.args[0]
+    if module.name_of(node.func) == "numpy.append":
+        return text_of(parts, 999) == one.target
     if not isinstance(parts, ast.List | ast.Tuple) or len(parts.elts) < 2:
         return False
     if all(_comes_from(part, one.target) for part in parts.elts):
@@ -87,3 +102,20 @@ def _joins(module: Module, one: Assign) -> int:
         and _grows(module, other)
         for other in module.assigns
     )
+
+
+def _only_tokens(module: Module, one: Assign) -> bool:
+    """Return whether generated tokens are gathered that the model does not see again: a few numbers."""
+    loop = one.context.statement_loop
+    parts = names_in(one.expression) - {one.target}
+    made = [other.expression for other in module.assigns if other.target in parts and other.context.loop is loop]
+    drawn = any(
+        isinstance(node, ast.Attribute) and node.attr in ("argmax", "multinomial")
+        for item in made
+        for node in ast.walk(item)
+    )
+    seen = any(
+        call.context.statement_loop is loop and call.receiver.kind == "module" and one.target in names_in(call.node)
+        for call in module.calls
+    )
+    return drawn and not seen

@@ -1,7 +1,8 @@
 """Something in a compiled function cannot be compiled and cuts it in pieces.
 
-Looks like: ``print``, logging, ``.item()``, ``.tolist()``, ``.numpy()``, ``if`` on a tensor's value
-    or Python's ``random`` in a function under ``torch.compile``, or one it calls.
+Looks like: ``print``, logging, ``.item()``, ``.tolist()``, ``if`` on a tensor's value, Python's
+    ``random``, or what torch knows no counterpart of in NumPy, in a function under
+    ``torch.compile``, or in what it calls.
 Slow because: each break returns to Python, ends fusion, and starts another graph.
 Fix: take prints and reads out; ``torch.where`` or ``torch.cond`` instead of ``if``; find all breaks
     with ``fullgraph=True``.
@@ -14,7 +15,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, compiled, logging_calls, reads, text_of
-from torchtriage.diagnose.lint.torch_names import REDUCTIONS
+from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 
 RULE = Rule(
     "CMP030",
@@ -31,6 +32,16 @@ FIX = Fix(
 # TORCH_LOGS=graph_breaks python train.py   # lists them all""",
     link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#graph-breaks",
 )
+
+
+# of NumPy's functions these have no counterpart in torch; the others are traced
+_UNTRACED = words("""
+    apply_along_axis apply_over_axes argpartition block delete digitize ediff1d extract frombuffer fromfunction fromiter
+    insert interp intersect1d isin lexsort nanargmax nanargmin nancumsum nanmax nanmean nanmedian nanmin nanpercentile
+    nanquantile nanstd nansum nanvar ndenumerate ndindex nditer packbits partition piecewise place poly polyfit polyval
+    putmask ravel_multi_index roots select setdiff1d setxor1d spacing trapezoid trapz trim_zeros union1d unpackbits
+    unravel_index unwrap vectorize
+""")
 
 
 def find(module: Module) -> Iterator[Hit]:
@@ -56,12 +67,13 @@ def find(module: Module) -> Iterator[Hit]:
             and module.value(inner).kind == "unknown"
         ):
             yield Hit(call.node, f"{call.attr}() breaks the graph: {text_of(call.node)}", call.attr)
-    for call in module.sent("tolist", "numpy"):
+    for call in module.sent("tolist"):
         if _runs(call.context) and call.receiver.kind == "tensor":
             yield Hit(call.node, f"{call.attr}() breaks the graph", call.attr)
     for call in module.calls:
         random = call.name.startswith(("random.", "numpy.random."))
-        if _runs(call.context) and (random or call.name == "torch._dynamo.graph_break"):
+        foreign = call.name.startswith("numpy.") and call.name[6:] in _UNTRACED
+        if _runs(call.context) and (random or foreign or call.name == "torch._dynamo.graph_break"):
             yield Hit(call.node, f"breaks the graph: {text_of(call.node)}", call.attr)
 
 

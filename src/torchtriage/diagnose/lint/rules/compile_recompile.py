@@ -1,18 +1,32 @@
 """A compiled function gets arguments for which it must compile again.
 
 Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an
-    argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``).
+    argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``); a number
+    that compiled code counts on ``self``; ``dynamic=False`` where a loop makes other sizes each turn.
 Slow because: what is a Python number or a dtype becomes part of the compiled code; another value
     compiles again, for seconds, and after eight times the function runs without compilation.
 Fix: pass a tensor instead of the number; keep one dtype.
-Quiet when: the argument is a tensor.
+Quiet when: the argument, or the counter, is a tensor.
 Source: PyTorch documentation, "torch.compile: recompilation".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, text_of
+from torchtriage.diagnose.lint.base import (
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    arguments,
+    compiled,
+    keyword,
+    literal,
+    names_in,
+    text_of,
+)
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is compiled again and again", "medium")
 
@@ -24,6 +38,7 @@ step = torch.tensor(step, device=device)  # not a Python number that changes
     link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
 )
 
+_SIZE = re.compile(r"^(h|w|n|t|l|b|bs|hw|side|res|scale)$|height|width|size|len|shape|resol|batch|frames|points|tokens")
 _CASTS = frozenset(["half", "float", "bfloat16", "double", "to", "type"])
 
 
@@ -31,6 +46,8 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield calls of compiled functions whose arguments change kind."""
     if "compile" not in module.text:
         return
+    yield from _counting(module)
+    yield from _fixed_sizes(module)
     for call in module.calls:
         if not _is_compiled(module, call) or call.context.rare:
             continue
@@ -53,6 +70,58 @@ def find(module: Module) -> Iterator[Hit]:
             if isinstance(item, ast.IfExp) and _flips(item):
                 yield Hit(call.node, f"the dtype changes from call to call: {text_of(item)}")
                 break
+
+
+def _counting(module: Module) -> Iterator[Hit]:
+    """Yield numbers of a module that its compiled code changes: each value is a graph of its own."""
+    for assign in module.assigns:
+        function = assign.context.function
+        if function is None or function.owner is None or not compiled(assign.context) or assign.context.rare:
+            continue
+        if not assign.target.startswith("self."):
+            continue
+        grows = assign.how == "+=" or assign.target in {
+            text_of(node) for node in ast.walk(assign.expression) if isinstance(node, ast.Attribute)
+        }
+        if not grows or assign.value.kind not in ("host", "unknown"):
+            continue
+        begun = [
+            other.expression
+            for other in module.assigns
+            if other.target == assign.target
+            and other.context.function is not None
+            and other.context.function.name == "__init__"
+            and other.context.function.owner is function.owner
+        ]
+        if any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in begun):
+            yield Hit(assign.node, f"{assign.target} is another number in every call: it compiles again")
+
+
+def _fixed_sizes(module: Module) -> Iterator[Hit]:
+    """Yield compilations for fixed sizes of what a loop calls with other sizes in each turn."""
+    for made in module.called("torch.compile"):
+        if literal(keyword(made.node, "dynamic")) is not False or not made.target:
+            continue
+        for call in module.calls:
+            loop = call.context.statement_loop
+            if loop is None or module.name_of(call.node.func) != made.target:
+                continue
+            names = {name for item in arguments(call.node) for name in names_in(item)}
+            if any(
+                isinstance(node, ast.Assign)
+                and any(names & names_in(target) for target in node.targets)
+                and _sized(node.value, loop.targets)
+                for node in ast.walk(loop.node)
+            ):
+                yield Hit(made.node, "dynamic=False, and the sizes change from turn to turn: each compiles again")
+                break
+
+
+def _sized(node: ast.expr, targets: frozenset[str]) -> bool:
+    """Return whether a call makes something whose size the loop's own numbers say."""
+    return isinstance(node, ast.Call) and any(
+        isinstance(item, ast.Name) and item.id in targets and _SIZE.search(item.id) for item in node.args
+    )
 
 
 def _counts(node: ast.expr, counters: set[str]) -> bool:

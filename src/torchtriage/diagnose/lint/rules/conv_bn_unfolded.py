@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, unpacks
 
-RULE = Rule("KRN026", "conv-bn-unfolded", "kernel", "A bias that the batch norm after it takes away", "low")
+RULE = Rule("KRN026", "conv-bn-unfolded", "kernel", "A bias that the batch norm after it takes away", "note")
 
 FIX = Fix(
     text="Build the convolution without a bias; checkpoints with the bias need strict=False.",

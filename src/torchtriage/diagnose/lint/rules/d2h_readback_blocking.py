@@ -12,7 +12,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, keyword, text_of
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, delivers, keyword, text_of
 
 RULE = Rule(
     "CPY006", "d2h-readback-blocking", "copy", "Results copied to the host synchronously", "medium", device=True
@@ -38,7 +38,12 @@ def find(module: Module) -> Iterator[Hit]:
         if used is not None and used.attr in ("item", "float", "int"):
             yield Hit(call.node, f"one number is read in every step: {text_of(used.node)}", call.attr)
             continue
-        yield Hit(call.node, f"the host waits for this copy in every step: {text_of(call.node)}", call.attr)
+        yield Hit(
+            call.node,
+            f"the host waits for this copy in every step: {text_of(call.node)}",
+            call.attr,
+            severity="note" if delivers(module, call.node, call.context) else None,
+        )
 
 
 def _reads_back(call: SourceCall) -> bool:

@@ -43,14 +43,14 @@ _ANOMALY = tuple(
 def find(module: Module) -> Iterator[Hit]:
     """Yield debugging modes that are switched on for everybody."""
     for call in module.called(*_ANOMALY):
-        if _quiet(call) or not _is_on(call):
+        if _quiet(call) or not _is_on(module, call):
             continue
         yield Hit(call.node, f"{call.attr} checks every operator of the backward pass", call.attr)
     for node, name, value, context in module.environ:
         said = literal(value)
         if context.aside or context.rare:
             continue
-        if name in _VARIABLES and isinstance(said, str) and said not in _OFF:
+        if name in _VARIABLES and isinstance(said, str) and said not in _OFF and said[:1] != "-":
             yield Hit(node, f"{name}={said} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
         given = [literal(arg) for arg in call.node.args[:2]]
@@ -62,8 +62,10 @@ def _quiet(call: SourceCall) -> bool:
     return call.context.aside or call.context.rare
 
 
-def _is_on(call: SourceCall) -> bool:
+def _is_on(module: Module, call: SourceCall) -> bool:
     mode = keyword(call.node, "mode") or (
         call.node.args[0] if call.node.args and call.attr == "set_detect_anomaly" else None
     )
-    return literal(mode) is True or (mode is None and call.attr == "detect_anomaly")
+    if mode is None:
+        return call.attr == "detect_anomaly"
+    return module.constant(mode, call.context) is True

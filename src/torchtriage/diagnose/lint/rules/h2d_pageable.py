@@ -6,7 +6,8 @@ Slow because: the driver copies pageable memory through a small pinned buffer of
     and the host waits.
 Fix: ``DataLoader(..., pin_memory=True)`` and ``batch.to(device, non_blocking=True)``.
 Quiet when: nothing moves to a device in this file, the dataset holds device tensors already, or
-    options come from elsewhere (``**options``).
+    options come from elsewhere (``**options``). Of a ``TensorDataset``, which lies in memory, it is
+    a remark: it might lie on the device.
 Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory()".
 """
 
@@ -42,5 +43,6 @@ def find(module: Module) -> Iterator[Hit]:
         yield Hit(
             call.node,
             "batches of this loader go to the device from memory that is not pinned",
+            severity="note" if dataset is not None and dataset.kind == "dataset" else None,
             autofix=Autofix((edit,), SAFE) if edit is not None and known else None,
         )

@@ -5,7 +5,8 @@ Looks like: ``torch.tensor([...]).to(device)`` or ``torch.zeros(n).cuda()``, and
 Slow because: the constant is filled on the CPU, then copied from pageable memory; the copy waits
     for the stream.
 Fix: give ``device=`` to the factory; keep constants in a buffer.
-Quiet when: the tensor holds input of this step, or stays on the host.
+Quiet when: the tensor holds input of this step, or random numbers that stand for it, or stays on
+    the host.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device".
 """
 
@@ -38,9 +39,17 @@ def _of_step(module: Module, made: ast.Call) -> bool:
     name = module.name_of(made.func)
     if keyword(made, "pin_memory") is not None:
         return True
+    if ".rand" in name or keyword(made, "generator") is not None:
+        # noise has the size of the batch; what has a size of its own stands for data
+        return not any(map(_is_size, (node for arg in made.args for node in ast.walk(arg))))
     if name.rpartition(".")[2] not in ("tensor", "as_tensor"):
         return False
     return not made.args or not _constant(made.args[0])
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Return whether an expression is the size of another tensor."""
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "size") and _root(node.value) != "self"
 
 
 def _constant(node: ast.expr) -> bool:

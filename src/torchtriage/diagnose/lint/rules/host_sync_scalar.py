@@ -7,14 +7,15 @@ Slow because: the host waits until the device has computed everything before the
     then launches more. The device stands idle meanwhile.
 Fix: add up ``loss.detach()`` and read it every N steps; use ``torch.where`` instead of ``if``.
 Quiet when: the tensor is on the CPU, came out of NumPy, or the read is behind ``if step % n``, a
-    debug switch, or on a way out (``raise``, ``break``).
+    debug switch, or on a way out (``raise``, ``break``). What inference hands on (an action for the
+    environment, a result for the caller) is a remark.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
 from collections.abc import Iterator
 
 from torchtriage.core import fixes
-from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, reads, text_of
+from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, delivers, reads, text_of
 
 RULE = Rule("SYN001", "host-sync-scalar", "sync", "GPU scalars read on the host inside a step", "medium", device=True)
 
@@ -43,5 +44,5 @@ def find(module: Module) -> Iterator[Hit]:
             node,
             f"{said} waits for the device in every step: {text_of(node)}",
             called=how,
-            severity="low" if context.step_loop is None else None,
+            severity="note" if delivers(module, node, context) else "low" if context.step_loop is None else None,
         )

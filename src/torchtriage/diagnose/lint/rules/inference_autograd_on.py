@@ -2,8 +2,9 @@
 
 Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
     loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
-    (``@app.post``) and calls one; or a loop over batches with a model in
-    evaluation mode and no backward pass in the file.
+    (``@app.post``) and calls one; a loop of steps that calls one, itself or through functions of
+    the file, where no caller takes gradients of what it gives; in training, a teacher or target
+    network whose parameters no optimizer has.
 Slow because: every operator is noted for a backward pass that never comes, and all activations stay
     in memory until the result is let go.
 Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
@@ -16,7 +17,20 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, SourceFunction, decorate
+from torchtriage.diagnose.lint.base import (
+    Assign,
+    Autofix,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    arguments,
+    decorate,
+    names_in,
+    text_of,
+)
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
 RULE = Rule(
@@ -31,11 +45,15 @@ FIX = Fix(
 
 SAFE = "the function takes no gradients, and returns no tensor that later code could train with"
 
+_ASKED = re.compile(
+    r"(^|[._])(teacher|target|frozen|reference|ref|ema|old|momentum)(_\w+)?$|_(teacher|target|frozen|ref|ema)$"
+)
 _USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.grad\b|set_grad_enabled|jacobian|vjp")
 
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield the first call of a model in each inference loop that records a graph."""
+    """Yield the first call of a model in each function that only infers and records a graph."""
+    yield from _frozen(module)
     done: set[SourceFunction | None] = set()
     for call in module.calls:
         function = call.context.function
@@ -43,18 +61,19 @@ def find(module: Module) -> Iterator[Hit]:
             function in done
             or call.context.no_grad
             or call.context.rare
-            or (call.context.step_loop is None and not (function and function.serves))
+            or not (call.context.step_loop is not None or call.context.hot or (function and function.serves))
             or call.receiver.kind != "module"
             or call.value.kind != "tensor"
             or call.receiver.of.endswith("Loss")
             or call.attr == "generate"
+            or _repeats(call)
         ):
             continue
+        if function is None and not _script(module):
+            continue
+        if function is not None and not (_infers(module, call, function) or _is_never_trained(module, function)):
+            continue
         done.add(function)
-        if function is None and not _script(module, call):
-            continue
-        if function is not None and not _infers(module, call, function):
-            continue
         yield Hit(
             call.node,
             "this inference records a graph that no backward pass uses",
@@ -63,14 +82,89 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
-def _script(module: Module, call: SourceCall) -> bool:
-    """Return whether the file's own lines run inference: evaluation mode, nothing trained."""
-    return (
-        bool(module.sent("eval"))
-        and call.receiver.evaluated
-        and not _USES_GRAD.search(module.text)
-        and "set_grad" not in module.text
-    )
+def _frozen(module: Module) -> Iterator[Hit]:
+    """Yield calls of a model that a training step only asks: a teacher, a target network."""
+    for call in module.calls:
+        path = module.name_of(call.node.func)
+        if (
+            call.receiver.kind != "module"
+            or call.value.kind != "tensor"
+            or call.context.no_grad
+            or not call.context.hot
+            or not _ASKED.search(path)
+            or (call.user is not None and call.user.attr == "detach")
+            or any(item.grad for item in call.arguments)  # gradients go through it to its input
+        ):
+            continue
+        function = call.context.function
+        if function is not None and (function.called_without_grad or function.name == "forward"):
+            continue
+        if module.trains and not _is_trained(module, path) and not _is_detached(module, call):
+            yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
+
+
+def _is_trained(module: Module, path: str) -> bool:
+    """Return whether an optimizer gets a model's parameters, or they need no gradients."""
+    last = path.rpartition(".")[2]
+    return re.search(rf"\b{re.escape(last)}\.(parameters|named_parameters|requires_grad_)\(", module.text) is not None
+
+
+def _is_detached(module: Module, call: SourceCall) -> bool:
+    """Return whether only ``out.detach()`` of the result is used."""
+    names = {assign.target for assign in module.assigns if assign.expression is call.node}
+    return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
+
+
+def _repeats(call: SourceCall) -> bool:
+    """Return whether a loop only repeats a call with the same inputs: it measures, and uses nothing."""
+    loop = call.context.statement_loop
+    if loop is None or isinstance(loop.node, ast.While):
+        return False
+    names = {name for item in arguments(call.node) for name in names_in(item)}
+    return not any(name in loop.targets or name in loop.assigned for name in names)
+
+
+def _script(module: Module) -> bool:
+    """Return whether the file's own lines run inference: nothing is trained."""
+    return not _USES_GRAD.search(module.text) and "set_grad" not in module.text
+
+
+def _is_never_trained(module: Module, function: SourceFunction) -> bool:
+    """Return whether a program calls a function, and no caller can take gradients of what it gives."""
+    if not module.is_program or function.called_without_grad or function.compiled or _in_module(function):
+        return False
+    seen: set[SourceFunction | None] = {function}
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        if one.has_backward or _USES_GRAD.search(module.text_of(one)):
+            return False
+        kept = any(
+            assign.context.function is one and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
+            for assign in module.assigns
+        )
+        gives = one.is_generator or any(value.kind != "host" for _, value in one.returns)
+        if not gives and not (kept and module.trains):
+            continue
+        callers = {context.function for context, callee in module.edges if callee is one}
+        if not callers and module.trains:
+            return False
+        if None in callers and any(event.kind == "backward" for event in module.module_events):
+            return False
+        waiting += [caller for caller in callers if caller is not None and caller not in seen]
+        seen |= callers
+    return True
+
+
+def _outlives(assign: Assign) -> bool:
+    """Return whether a value is kept beyond the call: in an attribute, in a list that others made."""
+    return "." in assign.target or (assign.how == "append" and assign.value.kind != "host")
+
+
+def _in_module(function: SourceFunction) -> bool:
+    """Return whether a function is part of a module's own code, whose callers decide."""
+    owner = function.owner
+    return owner is not None and (owner.is_lightning or owner.is_module)
 
 
 def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
@@ -83,8 +177,7 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
         return False
     owner = function.owner
     if owner is not None and (
-        owner.is_lightning
-        or owner.is_module
+        _in_module(function)
         or function.name.startswith("_")  # its public callers switch autograd off, or not
         or any(base.endswith("Pipeline") for base in owner.bases)
     ):

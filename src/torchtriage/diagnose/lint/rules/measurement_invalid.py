@@ -7,7 +7,8 @@ Slow because: nothing is slow, the number is wrong: work is queued, not done, wh
     and the first call compiles, for seconds.
 Fix: ``torch.cuda.synchronize()`` before each reading, after a warm-up; or
     ``torch.utils.benchmark.Timer``.
-Quiet when: the work is on the CPU, or something between the readings waits for the device.
+Quiet when: the work is on the CPU, or something between the readings waits for the device. Of
+    compilation: when the time is that of a whole job over data that changes, and not divided by anything.
 Source: PyTorch benchmark recipe, "torch.utils.benchmark".
 """
 
@@ -15,7 +16,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent, SourceFunction, names_in
 from torchtriage.diagnose.lint.torch_names import CLOCKS
 
 RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
@@ -41,6 +42,7 @@ start = time.perf_counter()""",
 )
 
 
+_UNITS = (60, 3600, 1000, 1000000, 1e9)
 _WORK = ("work", "first", "backward")
 
 
@@ -84,23 +86,27 @@ def _judge(
 ) -> Iterator[Hit]:
     # read in each turn of a loop, one reading of many holds the compilation
     looped = any(event.context.loop is not None for event in events if _at(event.node) == first)
+    rate = _is_rate(module, node)
     for one in between:
+        if not rate and _takes_new_data(one):
+            continue  # the time of a whole job, which compiling is part of
         if one.kind == "compile":
             yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
             return
         if (
-            one.kind == "first"
+            (
+                one.kind == "first"
+                or (one.kind == "call" and not one.name.startswith("self.") and "first" in _inside(module, one))
+            )
             and not looped
             and not any(
-                other.kind in ("first", "work") and other.name == one.name and _at(other.node) < first
+                other.kind in ("first", "work", "call") and other.name == one.name and _at(other.node) < first
                 for other in events
             )
         ):
             yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
             return
-    # in order of running: f(x).cpu() starts where f(x) does
-    waiting = {function.name for function in module.functions if any(event.kind == "wait" for event in function.events)}
-    between = [replace(item, kind="wait") if item.kind == "call" and item.name in waiting else item for item in between]
+    between = [_as_run(module, item) for item in between]
     work = [index for index, item in enumerate(between) if item.kind in _WORK]
     if not work:
         return
@@ -109,8 +115,61 @@ def _judge(
         item.kind == "wait" and item.context.loop is not None and item.context.loop is last.context.loop
         for item in between
     )
-    if not waited and not module.on_cpu:
+    if last.context.loop is not None and last.context.loop.outer is not None and not rate:
+        return  # the time of many epochs: what is still queued is a small part
+    if not waited and not module.on_cpu and not _averages(node, first, events):
         yield Hit(node, "the clock is read before the device has done the work")
+
+
+def _averages(node: ast.BinOp, first: tuple[int, int], events: list[SourceEvent]) -> bool:
+    """Return whether a loop reads the time since long before it: what is still queued is a small part."""
+    begun = [event for event in events if _at(event.node) == first]
+    ended = [event for event in events if event.kind == "clock" and event.node in ast.walk(node)]
+    return bool(begun and ended) and begun[0].context.loop is None and ended[0].context.loop is not None
+
+
+def _as_run(module: Module, event: SourceEvent) -> SourceEvent:
+    """Return a call of a function of the file as what it does in the end: waits, or work."""
+    if event.kind not in ("call", "first", "work"):
+        return event
+    kinds = _inside(module, event)
+    if "wait" in kinds:
+        return replace(event, kind="wait")
+    return replace(event, kind="work") if event.kind == "call" and kinds & set(_WORK) else event
+
+
+def _inside(module: Module, event: SourceEvent) -> set[str]:
+    """Return the kinds of events in the functions of the file that a call runs, at any depth."""
+    waiting = [callee for call in module.calls if call.node is event.node for callee in call.callees]
+    seen: set[SourceFunction] = set()
+    while waiting:
+        function = waiting.pop()
+        if function not in seen:
+            seen.add(function)
+            waiting += [callee for context, callee in module.edges if context.function is function]
+    return {item.kind for function in seen for item in function.events}
+
+
+def _is_rate(module: Module, node: ast.BinOp) -> bool:
+    """Return whether a duration is counted per turn."""
+    names = {assign.target for assign in module.assigns if assign.expression is node}
+    for body in (module.tree, *(function.node for function in module.functions)):
+        for other in _statements(body):
+            if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Div | ast.FloorDiv):
+                if isinstance(other.right, ast.Constant) and other.right.value in _UNITS:
+                    continue
+                inside = [*ast.walk(other.left), *ast.walk(other.right)]
+                if node in inside or any(isinstance(item, ast.Name) and item.id in names for item in inside):
+                    return True
+    return False
+
+
+def _takes_new_data(event: SourceEvent) -> bool:
+    """Return whether a call in a loop is given something else in each turn: work, and no benchmark."""
+    loop = event.context.statement_loop
+    if loop is None or not isinstance(event.node, ast.Call):
+        return False
+    return any(name in loop.targets or name in loop.assigned for item in event.node.args for name in names_in(item))
 
 
 def _end(module: Module, node: ast.BinOp, begun: dict[str, SourceEvent]) -> tuple[int, int] | None:

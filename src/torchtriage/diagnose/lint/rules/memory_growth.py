@@ -1,7 +1,8 @@
 """Tensors, or the graph behind them, are kept from step to step.
 
 Looks like: ``total += loss`` or ``losses.append(loss)`` with a loss that still holds its graph; a
-    list of device tensors that grows in a training loop.
+    list of device tensors that grows in a training loop; ``register_forward_hook`` in each step;
+    ``retain_graph=True`` without a second backward pass.
 Slow because: every step's graph stays alive. After a backward pass it holds little, without one it
     holds all activations, until memory runs out.
 Fix: ``total += loss.detach()``; clear the list, or keep numbers.
@@ -12,7 +13,27 @@ Source: PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
+from torchtriage.diagnose.lint.abstract_values import Value
+from torchtriage.diagnose.lint.base import (
+    Assign,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    Severity,
+    SourceCall,
+    SourceFunction,
+    SourceLoop,
+    keyword,
+    literal,
+    names_in,
+    text_of,
+)
+
+_HOOKS = frozenset(
+    f"register_{name}hook"
+    for name in ("forward_", "forward_pre_", "full_backward_", "full_backward_pre_", "backward_", "module_forward_")
+)
 
 RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
 
@@ -25,10 +46,14 @@ losses.append(loss.detach())        # not: losses.append(loss)""",
 
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield sums and lists that outlive the step and hold a graph."""
+    """Yield sums and lists that outlive the step and hold a graph, hooks that pile up."""
+    yield from _hooks(module)
+    yield from _retained(module)
     for assign in module.assigns:
-        value, context = assign.value, assign.context
-        if not value.on_device or value.guess or context.no_grad or not context.hot:
+        value, context = _kept(assign), assign.context
+        if value.kind != "tensor" or value.guess or context.no_grad or not context.hot:
+            continue
+        if not value.grad and not value.on_device:
             continue
         loop = context.step_loop
         own = assign.target.startswith("self.") and loop is None
@@ -38,19 +63,60 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if _is_trained(module, assign, loop):
             continue
-        if assign.how == "append" and (own or (loop and (loop.trains or loop.over_loader))):
-            yield from _list(module, assign, loop)
+        steps = loop is not None and (loop.trains or loop.over_loader or (value.grad and module.is_program))
+        if assign.how == "append" and (own or steps):
+            yield from _list(module, assign, loop, value)
         elif assign.how != "append" and value.grad and value.scalar and (assign.how == "+=" or _adds_itself(assign)):
             yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
 
 
-def _list(module: Module, one: Assign, loop: SourceLoop | None) -> Iterator[Hit]:
+def _hooks(module: Module) -> Iterator[Hit]:
+    """Yield hooks on modules that each step adds and nobody removes."""
+    for call in module.calls:
+        if call.context.hot and call.attr in _HOOKS and call.receiver.kind != "tensor":
+            function = call.context.function
+            if ".remove()" not in (module.text_of(function) if function is not None else module.text):
+                yield Hit(call.node, f"every step adds another hook: {text_of(call.node)}", call.attr)
+
+
+def _retained(module: Module) -> Iterator[Hit]:
+    """Yield backward passes that keep a graph which no second one uses."""
+    backward = module.sent("backward")
+    for call in backward:
+        if not call.context.hot or literal(keyword(call.node, "retain_graph")) is not True:
+            continue
+        beside = [one for one in backward if one.context.function is call.context.function]
+        if len(beside) == 1 and "autograd.grad" not in module.text and not _in_own_loop(call):
+            yield Hit(call.node, "retain_graph=True keeps a graph that nothing uses again", "backward", "low")
+
+
+def _in_own_loop(call: SourceCall) -> bool:
+    """Return whether a loop within the step takes gradients of the same graph again and again."""
+    loop = call.context.loop
+    return loop is not None and loop.outer is not None and loop.outer.steps
+
+
+def _takes_gradients(module: Module, function: SourceFunction | None) -> bool:
+    """Return whether a function, or the file's own level, takes gradients itself or by what it calls."""
+    if function is not None:
+        return function.has_backward
+    return any(event.kind == "backward" for event in module.module_events) or any(
+        context.function is None and callee.has_backward for context, callee in module.edges
+    )
+
+
+def _kept(one: Assign) -> Value:
+    """Return what is kept: of a tuple the part that holds a graph."""
+    return next((item for item in one.value.items if item.kind == "tensor" and item.grad), one.value)
+
+
+def _list(module: Module, one: Assign, loop: SourceLoop | None, value: Value) -> Iterator[Hit]:
     severity: Severity = "medium"
-    if one.value.grad:
-        if loop is not None and loop.function and not loop.trains and loop.function.has_backward:
+    if value.grad:
+        if loop is not None and not loop.trains and _takes_gradients(module, loop.function):
             return  # gathered on purpose for a backward pass after the loop
         said = "keeps the graph of every step"
-    elif loop is not None and loop.trains and not one.value.scalar:
+    elif loop is not None and loop.trains and not value.scalar:
         said, severity = "keeps a device tensor of every step", "low"
     else:
         return
@@ -90,6 +156,8 @@ def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
                 if isinstance(node, ast.Attribute) and node.attr == last:
                     return True
     function = one.context.function
+    if module.is_program and not module.trains:
+        return False
     if function is not None and not (loop is not None and loop.over_loader):
         for returned, _ in function.returns:
             if returned.value is not None and one.target in names_in(returned.value) and not function.has_backward:

@@ -23,6 +23,7 @@ from torchtriage.diagnose.lint.base import (
     SourceLoop,
     keyword,
     literal,
+    names_in,
     replace_node,
 )
 
@@ -82,7 +83,7 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
         if isinstance(node, ast.AugAssign) and _root(node.target) in loop.targets:
             if not _is_grad(node.target):
                 return True
-        elif (
+        elif (isinstance(node, ast.Assign) and _averages(node, loop)) or (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and _UPDATES.search(node.func.attr)
@@ -94,10 +95,22 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
     return False
 
 
+def _averages(node: ast.Assign, loop: SourceLoop) -> bool:
+    """Return whether ``kept[name] = decay * kept[name] + ...`` mixes an entry with the loop's own value."""
+    target = node.targets[0]
+    if not isinstance(target, ast.Subscript) or not isinstance(node.value, ast.BinOp):
+        return False
+    said = ast.dump(target.value)
+    mixed = any(isinstance(item, ast.Subscript) and ast.dump(item.value) == said for item in ast.walk(node.value))
+    return mixed and bool(names_in(target.slice) & loop.targets) and bool(names_in(node.value) & loop.targets)
+
+
 def _over_params(module: Module, loop: SourceLoop) -> bool:
-    """Return whether a loop goes over parameters, alone or in pairs."""
+    """Return whether a loop goes over parameters, alone or in pairs, or over a state_dict()."""
     node = loop.node.iter  # type: ignore[union-attr]
     if loop.iterates.kind == "params":
+        return True
+    if any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in ast.walk(node)):
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
         return any(module.value(arg).kind == "params" for arg in node.args)

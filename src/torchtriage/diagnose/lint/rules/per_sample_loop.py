@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
 
 RULE = Rule("LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium")
 
@@ -62,7 +62,7 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
         if _indexes(node, loop, module, name) or not _is_made_a_batch(node, loop, module, name):
             return None
         return node.target
-    over = _ranged(module, node.iter, hot=module.loop_contexts[loop].hot)
+    over = _ranged(module, node.iter, loop)
     if over is None or not isinstance(node.target, ast.Name):
         return None
     if _indexes(node, loop, module, node.target.id, but=over):
@@ -107,11 +107,36 @@ def _first(index: ast.expr) -> ast.expr:
     return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
 
 
-def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
+def _said(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
+    """Return what a name stands for: ``n = x.shape[0]``, ``n, m, _ = x.shape``."""
+    if not isinstance(node, ast.Name):
+        return node
+    body = loop.function.node if loop.function is not None else module.tree
+    made: list[ast.expr] = []
+    for one in ast.walk(body):
+        if not isinstance(one, ast.Assign):
+            continue
+        for target in one.targets:
+            if isinstance(target, ast.Name) and target.id == node.id:
+                made.append(one.value)
+            elif isinstance(target, ast.Tuple) and node.id in names_in(target):
+                made.append(_first_size(one.value) if text_of(target.elts[0]) == node.id else node)
+    return made[0] if len(made) == 1 else node
+
+
+def _first_size(node: ast.expr) -> ast.expr:
+    """Return ``x.shape[0]`` for ``x.shape`` and ``x.size()``, anything else as it is."""
+    shape = node.func if isinstance(node, ast.Call) else node
+    if isinstance(shape, ast.Attribute) and shape.attr in ("shape", "size"):
+        return ast.Subscript(ast.Attribute(shape.value, "shape"), ast.Constant(0))
+    return node
+
+
+def _ranged(module: Module, node: ast.expr, loop: SourceLoop) -> str | None:
     """Return ``x`` of ``range(x.shape[0])``, ``range(x.size(0))`` or ``range(len(x))``."""
     if not isinstance(node, ast.Call) or module.name_of(node.func) != "range" or len(node.args) != 1:
         return None
-    bound = node.args[0]
+    bound = _said(module, node.args[0], loop)
     if isinstance(bound, ast.Subscript) and isinstance(bound.value, ast.Attribute):
         first = isinstance(bound.slice, ast.Constant) and bound.slice.value == 0
         return text_of(bound.value.value, 999) if first and bound.value.attr == "shape" else None
@@ -121,7 +146,7 @@ def _ranged(module: Module, node: ast.expr, *, hot: bool) -> str | None:
         known = module.value(bound.args[0])
         # what comes out of a loader may be a list; once it was moved it is a tensor
         moved = known.device == DEVICE or (known.device > 0 and not known.data)
-        sure = hot and known.kind == "tensor" and moved and not known.of
+        sure = module.loop_contexts[loop].hot and known.kind == "tensor" and moved and not known.of
         return text_of(bound.args[0], 999) if sure else None
     return None
 

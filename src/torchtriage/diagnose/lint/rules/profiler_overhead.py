@@ -13,7 +13,17 @@ Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword
+from torchtriage.diagnose.lint.base import (
+    Context,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    SourceLoop,
+    keyword,
+)
 from torchtriage.diagnose.lint.torch_names import PROFILERS
 
 RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
@@ -33,11 +43,14 @@ MAX_STEPS = 20
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield profilers around loops of steps without a schedule."""
+    yield from _started(module)
     for _item, call, context, node in module.withs:
         if context.rare or context.aside:
             continue
         if call.name in PROFILERS and keyword(call.node, "schedule") is None:
-            if not _optional(call) and any(_inside(loop, node) and _long(loop) for loop in module.loops):
+            if not _optional(call) and (
+                any(_inside(loop, node) and _long(loop) for loop in module.loops) or _calls_loop(module, context, node)
+            ):
                 yield Hit(call.node, "the profiler records every step of the loop inside it")
         elif call.name == "torch.autograd.profiler.emit_nvtx" and any(
             _inside(loop, node) and _long(loop) for loop in module.loops
@@ -45,11 +58,41 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "every operator of the loop inside is marked for nvtx")
 
 
+def _started(module: Module) -> Iterator[Hit]:
+    """Yield profilers without a schedule that ``start()`` switches on before a loop of steps."""
+    started = {module.name_of(call.owner) for call in module.sent("start", "__enter__") if call.owner is not None}
+    for call in module.called(*PROFILERS):
+        if call.target and call.target in started and keyword(call.node, "schedule") is None:
+            quiet = call.context.rare or call.context.aside or _optional(call)
+            if not quiet and any(map(_long, module.loops)):
+                yield Hit(call.node, "the profiler records every step until it is stopped")
+
+
 def _optional(call: SourceCall) -> bool:
     """Return whether a setting decides: ``profile(enabled=args.profile)``, or unknown options."""
     return any(keyword.arg in (None, "enabled", "use_cuda") for keyword in call.node.keywords) or (
         call.name == "torch.autograd.profiler.profile" and bool(call.node.args)
     )
+
+
+def _calls_loop(module: Module, context: Context, node: ast.With | ast.AsyncWith) -> bool:
+    """Return whether a function that is called inside holds a loop of steps, at any depth."""
+    waiting = [
+        callee
+        for call in module.calls
+        if call.context.function is context.function and node.lineno <= call.node.lineno <= (node.end_lineno or 0)
+        for callee in call.callees
+    ]
+    seen: set[SourceFunction] = set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        if any(loop.function is function and _long(loop) for loop in module.loops):
+            return True
+        waiting += [callee for call in module.calls if call.context.function is function for callee in call.callees]
+    return False
 
 
 def _inside(loop: SourceLoop, node: ast.With | ast.AsyncWith) -> bool:

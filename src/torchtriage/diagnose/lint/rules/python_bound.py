@@ -1,7 +1,8 @@
 """Python does arithmetic, element by element, in every step.
 
-Looks like: two loops, one in the other, over ``tensor.tolist()`` or a NumPy array, with arithmetic
-    or comparisons inside, in a loop of steps or in a function called from one.
+Looks like: two loops, one in the other, over ``tensor.tolist()``, an array, a tensor or the pixels of
+    an image, with arithmetic or comparisons inside, in a loop of steps, in what it calls, or in a data
+    set; one loop that takes numbers out of an array (``float(x[i])``, ``math.sqrt(x[i])``).
 Slow because: one pair takes Python as long as a kernel takes for thousands; the device waits.
 Fix: one operator over all pairs: broadcasting, ``torchvision.ops.nms``, ``torch.cdist``.
 Quiet when: the loops only look up or collect, or it runs behind ``if step % n``.
@@ -11,7 +12,7 @@ Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, SourceLoop, names_in
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, names_in
 
 RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
 
@@ -24,13 +25,12 @@ distances = torch.cdist(points, points)
 )
 
 _ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
-_DEPTH = 3  # calls from the loop of steps to the rows
+MIN_TURNS = 32
 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield inner loops of arithmetic over rows that were taken off the device."""
-    if ".tolist(" not in module.text and "numpy" not in module.text:
-        return
+    yield from _singles(module)
     rows = {
         assign.target
         for assign in module.assigns
@@ -38,8 +38,11 @@ def find(module: Module) -> Iterator[Hit]:
         and isinstance(assign.expression.func, ast.Attribute)
         and (assign.expression.func.attr == "tolist" or assign.value.readback is not None)
     }
-    inner = [loop for loop in module.loops if loop.outer is not None and _counts(module, loop)]
-    reached = _reached(module) if inner else set()
+    inner = [
+        loop
+        for loop in module.loops
+        if loop.outer is not None and (_counts(module, loop) or _picks_pixels(loop.outer, loop))
+    ]
     done: set[SourceLoop] = set()
     for loop in inner:
         outer = loop.outer
@@ -47,28 +50,63 @@ def find(module: Module) -> Iterator[Hit]:
         context = module.loop_contexts[outer]
         if outer in done or outer.steps or context.rare or context.aside:
             continue
-        if not context.hot and loop.function not in reached:
+        if not _repeats(context):
             continue
         if loop.function is not None and loop.function.compiled:
             continue
         if _over(loop) & (outer.targets - _counters(outer)):
             continue  # through one row: a few numbers
-        if _rows_of(outer, rows) or _indexes_array(module, outer, loop):
+        if _rows_of(outer, rows) or _indexes_array(module, outer, loop) or _picks_pixels(outer, loop):
             done.add(outer)
             node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
             yield Hit(node, "Python computes here element by element in every step")
 
 
-def _reached(module: Module) -> set[SourceFunction]:
-    """Return the functions that steps call, some calls deep."""
-    reached = {call.callee for call in module.calls if call.callee is not None and call.context.hot}
-    for _ in range(_DEPTH - 1):
-        reached |= {
-            call.callee
-            for call in module.calls
-            if call.callee is not None and call.context.function in reached and not call.context.rare
-        }
-    return reached
+def _repeats(context: Context) -> bool:
+    """Return whether code runs for each step, or for each sample of a data set."""
+    return context.hot or (context.function is not None and context.function.loads and not context.rare)
+
+
+def _singles(module: Module) -> Iterator[Hit]:
+    """Yield single loops that take numbers out of an array one by one and compute with them."""
+    for loop in module.loops:
+        context = module.loop_contexts[loop]
+        if loop.comprehension or not isinstance(loop.node, ast.For) or not _repeats(context) or loop.steps:
+            continue
+        if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
+            continue
+        counters = _counters(loop)
+        if not counters or any(other.outer is loop and not other.comprehension for other in module.loops):
+            continue
+        if any(_takes_number(module, node, counters) for node in ast.walk(loop.node)):
+            yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
+
+
+def _takes_number(module: Module, node: ast.AST, counters: set[str]) -> bool:
+    """Return whether one number of an array goes through ``float``, ``int``, ``abs`` or ``math``."""
+    if not isinstance(node, ast.Call) or len(node.args) < 1:
+        return False
+    if module.name_of(node.func).partition(".")[0] not in ("float", "int", "abs", "math", "min", "max", "round"):
+        return False
+    return any(
+        isinstance(item, ast.Subscript)
+        and module.value(item.value).kind in ("numpy", "tensor")
+        and names_in(item.slice) <= counters
+        and bool(names_in(item.slice))
+        for arg in node.args
+        for item in ast.walk(arg)
+    )
+
+
+def _picks_pixels(outer: SourceLoop, inner: SourceLoop) -> bool:
+    """Return whether the inner loop reads or writes an image pixel by pixel."""
+    return not isinstance(inner.node, ast.comprehension) and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("getpixel", "putpixel")
+        and bool(names_in(node) & outer.targets)
+        for node in ast.walk(inner.node)
+    )
 
 
 def _rows_of(loop: SourceLoop, rows: set[str]) -> bool:
@@ -140,8 +178,25 @@ def _indexes_array(module: Module, outer: SourceLoop, inner: SourceLoop) -> bool
     if isinstance(inner.node, ast.comprehension):
         return False
     for node in ast.walk(inner.node):
-        if isinstance(node, ast.Subscript) and module.value(node.value).kind == "numpy":
-            used = names_in(node.slice)
-            if used & outer.targets and used & inner.targets:
+        for item in _operands(node):
+            if not isinstance(item, ast.Subscript):
+                continue
+            kind, used = module.value(item.value).kind, names_in(item.slice)
+            # of a tensor a slice is a row, whose length nobody knows
+            rows = any(isinstance(part, ast.Slice) for part in ast.walk(item.slice))
+            single = kind == "numpy" or (kind == "tensor" and not rows and not isinstance(node, ast.Assign))
+            if single and used & outer.targets and used & inner.targets:
                 return True
     return False
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    """Return what is computed with, or assigned, in a piece of syntax."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.Call):
+        plain = isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "abs", "min", "max", "round")
+        return node.args if plain else []
+    return node.targets if isinstance(node, ast.Assign) else []

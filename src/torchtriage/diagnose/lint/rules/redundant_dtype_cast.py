@@ -2,7 +2,9 @@
 
 Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in ``forward``;
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
-    ``model.double()`` in a file with a loop of steps.
+    ``model.double()`` in a file with a loop of steps; ``set_default_dtype(torch.float64)``; a
+    parameter that ``forward`` converts to another dtype in every call (``self.weight.float()``), if it
+    is a matrix.
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -23,10 +25,12 @@ from torchtriage.diagnose.lint.base import (
     SourceCall,
     SourceFunction,
     arguments,
+    is_step,
     keyword,
     literal,
     text_of,
 )
+from torchtriage.diagnose.lint.torch_names import FACTORIES
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "float64 where float32 would do", "low")
 
@@ -38,6 +42,7 @@ weights = torch.tensor(weights, dtype=torch.float32)""",
 )
 
 _DOUBLE = re.compile(r"^torch\.(float64|double)$")
+_DTYPE = re.compile(r"^torch\.(float32|float16|bfloat16|half|float)$")
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as", "long", "int", "bool"])
 # what NumPy makes in float64 unless told otherwise
 _WIDE = re.compile(
@@ -71,6 +76,10 @@ def find(module: Module) -> Iterator[Hit]:
                 and any(loop.steps for loop in module.loops)
             ):
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
+    yield from _weights(module)
+    for call in module.called("torch.set_default_dtype"):
+        if _names_double(module, call) and not (call.context.rare or call.context.aside):
+            yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
             if keyword(call.node, "dtype") is None and call.node.args:
@@ -78,6 +87,37 @@ def find(module: Module) -> Iterator[Hit]:
                 wide = _width(module, call.node.args[0], scope) == "float64"
                 if wide and not _cast(call) and _used_hot(module, call):
                     yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
+
+
+def _weights(module: Module) -> Iterator[Hit]:
+    """Yield casts of a module's own parameters in its forward: the same in every call."""
+    for call in module.sent("float", "half", "bfloat16", "to"):
+        function, owner = call.context.function, call.owner
+        if function is None or function.owner is None or not isinstance(owner, ast.Attribute) or call.context.rare:
+            continue
+        if not is_step(function) or not isinstance(owner.value, ast.Name) or owner.value.id != "self":
+            continue
+        if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) for item in arguments(call.node)):
+            continue
+        made = [
+            one.expression
+            for one in module.assigns
+            if one.target == f"self.{owner.attr}" and one.context.function in function.owner.methods.values()
+        ]
+        if any(_is_matrix(module, item) for item in made):
+            yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)
+
+
+def _is_matrix(module: Module, node: ast.expr) -> bool:
+    """Return whether an attribute is a parameter of two dimensions or more: the scale of a norm costs nothing."""
+    return (
+        isinstance(node, ast.Call)
+        and module.name_of(node.func) == "torch.nn.Parameter"
+        and any(
+            isinstance(item, ast.Call) and module.name_of(item.func) in FACTORIES and len(item.args) > 1
+            for item in ast.walk(node)
+        )
+    )
 
 
 def _names_double(module: Module, call: SourceCall) -> bool:

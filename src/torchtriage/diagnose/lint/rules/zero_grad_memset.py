@@ -44,8 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         context = module.loop_contexts[loop]
         if context.hot or context.function is not None:
-            node = loop.node if not isinstance(loop.node, ast.comprehension) else call.node
-            yield Hit(node, "gradients are filled with zeros one by one", "zero_")
+            yield Hit(call.node, "gradients are filled with zeros one by one", "zero_")
 
 
 def _of_grad(call: SourceCall) -> bool:

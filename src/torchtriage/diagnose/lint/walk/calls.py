@@ -19,8 +19,9 @@ from torchtriage.diagnose.lint.abstract_values import (
     element,
     placed,
 )
-from torchtriage.diagnose.lint.facts import SourceCall
+from torchtriage.diagnose.lint.facts import Class, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.walk.following import callees, pass_on, returned
 from torchtriage.diagnose.lint.walk.heuristics import named_callee
 from torchtriage.diagnose.lint.walk.methods import method_call
 from torchtriage.diagnose.lint.walk.modules import as_called, builds_parts, invoke, loss_of
@@ -50,7 +51,7 @@ def _call(walker: Walker, node: ast.Call) -> Value:
         known = walker.lookup(attr)
         if known is None:
             name = walker.aliases.get(attr, "")
-        receiver = as_called(known or named_callee(attr))
+        receiver = as_called(known or (UNKNOWN if attr in walker.by_name else named_callee(attr)))
     else:
         receiver = walker.eval(func)
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -59,8 +60,9 @@ def _call(walker: Walker, node: ast.Call) -> Value:
     call.name, call.attr, call.receiver = name, attr, receiver
     call.arguments = arguments
     call.context = walker.context
+    call.callees = callees(walker, call)
+    pass_on(walker, call)
     call.value = _result(walker, call)
-    _pass_on(walker, call)
     walker.module.calls.append(call)
     if name:
         walker.module.named[name].append(call)
@@ -69,21 +71,6 @@ def _call(walker: Walker, node: ast.Call) -> Value:
     elif isinstance(func, ast.Name) and not name:
         walker.module.named[attr].append(call)
     return call.value
-
-
-def _pass_on(walker: Walker, call: SourceCall) -> None:
-    """Tell a function of the file what it is called with."""
-    callee = call.callee = walker.callee(call.node)
-    if callee is None or callee.given:
-        return
-    args = callee.node.args
-    places = [posonlyarg.arg for posonlyarg in (*args.posonlyargs, *args.args)]
-    if callee.owner is not None:
-        places = places[1:]
-    names_ = [*places[: len(call.node.args)], *(keyword.arg or "" for keyword in call.node.keywords)]
-    for name, value in zip(names_, call.arguments, strict=False):
-        if value.kind in ("tensor", "module", "loader", "optimizer", "params"):
-            callee.given[name] = value
 
 
 def _dotted(walker: Walker, node: ast.Attribute) -> str:
@@ -96,7 +83,8 @@ def _dotted(walker: Walker, node: ast.Attribute) -> str:
 def _result(walker: Walker, call: SourceCall) -> Value:
     """Return what a call gives, and take note of what it does to its loop and function."""
     if torch_names.BUILDER.match(call.attr) and not call.name.startswith("torch."):
-        return Value("module", MAYBE if walker.module.uses_device else CPU)
+        told = returned(walker, call.callees) if call.callees else UNKNOWN
+        return told if told.kind == "module" else Value("module", MAYBE if walker.module.uses_device else CPU)
     if call.name:
         return _imported(walker, call)
     if isinstance(call.node.func, ast.Name):
@@ -119,6 +107,8 @@ def _imported(walker: Walker, call: SourceCall) -> Value:
         read = next((item.readback for item in given if item.readback is not None), None)
         return NUMPY.but(readback=read) if read is not None else NUMPY
     last = name.rpartition(".")[2]
+    if name in ("copy.deepcopy", "copy.copy") and given:
+        return given[0]
     if last in torch_names.WRAPPERS and given:
         return _wrapped(last, given[0])
     if last == "from_pretrained":
@@ -168,21 +158,37 @@ def _plain(walker: Walker, call: SourceCall) -> Value:
     known = walker.module.classes.get(attr)
     if known is not None and known.is_module:
         return Value("module", CPU, of=attr)
-    if known is None and attr[:1].isupper() and torch_names.PRETRAINED.search(attr):
+    if known is not None:
+        return _made(call, known)
+    if attr[:1].isupper() and torch_names.PRETRAINED.search(attr):
         return Value("module", CPU)
-    if known is None and builds_parts(walker) and attr[:1].isupper():
+    if builds_parts(walker) and attr[:1].isupper():
         return Value("module", CPU, of="part")
-    if call.receiver.kind in ("module", "callable"):
+    if call.receiver.kind == "module" or (call.receiver.kind == "callable" and not call.receiver.calls):
         return invoke(walker, call)
-    callee = walker.by_name.get(attr)
+    callee = call.callee
     walker.event("wait" if torch_names.WAITS.search(attr) else "call", node, attr)
     if callee is not None and callee.compiled:
         walker.event("first", node, attr)
         device, grad = placed(given)
         return Value("tensor", device, grad=grad)
+    if callee is not None:
+        told = returned(walker, call.callees)
+        if told.kind != "unknown" or told.items:
+            return told
     if torch_names.CRITERION.match(attr):
         return loss_of(walker, given)
     return UNKNOWN
+
+
+def _made(call: SourceCall, made: Class) -> Value:
+    """Return a new object of a class of the file; a record's fields are what it is given."""
+    if "__init__" not in made.methods:
+        names = [*made.fields[: len(call.node.args)], *(keyword.arg or "" for keyword in call.node.keywords)]
+        for name, value in zip(names, call.arguments, strict=False):
+            if value.kind != "unknown":
+                made.attributes[name] = value
+    return Value("object", CPU, of=made.name)
 
 
 def _wrapped(name: str, first: Value) -> Value:

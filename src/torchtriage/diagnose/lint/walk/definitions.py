@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import A_MODULE, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
+from torchtriage.diagnose.lint.abstract_values import A_MODULE, CPU, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, SourceFunction, is_step
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.walk.heuristics import annotated, named
@@ -27,6 +27,8 @@ def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> Non
     tensors = is_step(function) and function.name == "forward"
     for index, arg in enumerate([*every, *args.kwonlyargs]):
         if index == 0 and function.owner is not None and arg.arg in ("self", "cls"):
+            if arg.arg == "self":
+                local["self"] = Value("object", of=function.owner.name)
             continue
         given = defaults.get(arg.arg)
         value = annotated(arg.annotation)
@@ -39,10 +41,11 @@ def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> Non
         if value is None:
             value = named(arg.arg) or UNKNOWN
         known = walker.module.classes.get(path_of(arg.annotation)) if arg.annotation else None
-        if known is not None and known.is_module:
-            value = A_MODULE
-        if value.kind == "unknown" and arg.arg in function.given:
-            value = function.given[arg.arg]
+        if known is not None:
+            value = A_MODULE.but(of=known.name) if known.is_module else Value("object", CPU, of=known.name)
+        told = function.given.get(arg.arg)
+        if told is not None and (value.kind in ("unknown", told.kind) or value.guess):
+            value = told
         if function.owner and function.owner.is_lightning and arg.arg == "batch":
             value = Value("tensor", DEVICE)
         elif arg.arg in ("batch_idx", "dataloader_idx"):
@@ -77,8 +80,10 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
         any(torch_names.MODULE_BASES.search(base) for base in bases) or any(item.is_module for item in local),
         any(torch_names.LIGHTNING.search(base) for base in bases) or any(item.is_lightning for item in local),
     )
+    here.parents = tuple(local)
     for parent in local:
-        here.attributes.update(parent.attributes)
+        parent.children.append(here)
+        here.fields += parent.fields
     walker.module.classes[node.name] = here
     speaking = {
         id(statement)
@@ -93,8 +98,15 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
             _define(walker, statement, here, read=id(statement) in speaking or (frames and needed))
         elif isinstance(statement, ast.ClassDef):
             _class(walker, statement)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            walker.eval(statement.value)
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            here.fields.append(statement.target.id)
+            if statement.value is not None:
+                here.attributes[statement.target.id] = walker.eval(statement.value)
+        elif isinstance(statement, ast.Assign):
+            value = walker.eval(statement.value)
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    here.attributes[target.id] = value
 
 
 def _define(
@@ -111,11 +123,12 @@ def _define(
         if name == "functools.partial" and isinstance(decorator, ast.Call) and decorator.args:
             name = walker.module.name_of(decorator.args[0])
         decorators.append(name)
-        no_grad = no_grad or name in torch_names.NO_GRAD
+        no_grad = no_grad or name in torch_names.NO_GRAD or walker.switches_grad_off(name)
         compiled = compiled or name == "torch.compile"
         serves = serves or torch_names.ROUTE.search(name) is not None
         if isinstance(decorator, ast.Call):
             walker.eval(decorator)
+    serves = serves or (owner is not None and torch_names.HANDLER.match(node.name) is not None)
     outer = walker.function
     parts = [outer.qualname] if outer else []
     parts += [owner.name] if owner else []
@@ -138,13 +151,14 @@ def _define(
     else:
         walker.by_name.setdefault(node.name, function)
         if outer is not None:
-            walker.scopes[-1].setdefault(node.name, UNKNOWN)
+            walker.scopes[-1].setdefault(node.name, Value("callable", of=node.name, calls=(function,)))
     walker.module.functions.append(function)
     speaks = read
     if read is None:
         speaks = walker.relevance.speaks(node) or (owner is None and walker.relevance.calls_model(node))
+    walker.unread[function] = list(walker.scopes)
     if compiled or serves or speaks:
-        walker.waiting.append((function, list(walker.scopes)))
+        walker.speaking.add(function)
 
 
 STATEMENTS: dict[type, ReadStatement] = {

@@ -6,8 +6,10 @@ import ast
 import re
 
 from torchtriage.diagnose.lint import torch_names
+from torchtriage.diagnose.lint.abstract_values import Value
 from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.walk.modules import note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
 __all__ = ["is_optimizer_step", "note_append", "note_backward", "note_optimizer_step"]
@@ -21,7 +23,27 @@ def note_append(walker: Walker, call: SourceCall) -> None:
     path = path_of(owner) if owner is not None else ""
     if path and call.node.args:
         value, given = call.arguments[0], call.node.args[0]
+        _keep(walker, path, value)
         walker.module.assigns.append(Assign(call.node, call.attr, path, value, given, walker.context))
+
+
+def _keep(walker: Walker, path: str, value: Value) -> None:
+    """Remember what a list holds: callbacks that are added one by one, tensors, arrays."""
+    root, _, name = path.rpartition(".")
+    owner = walker.owner if root == "self" else walker.class_of(walker.lookup(root)) if root else None
+    known = walker.lookup(path) if owner is None else owner.attribute(name)
+    if known is None or known.kind != "list" or known.of or value.kind in ("unknown", "host"):
+        return
+    if any(item.kind == value.kind and item.of == value.of for item in known.items):
+        return
+    grown = known.but(items=(*known.items, value))
+    if owner is not None:
+        owner.attributes[name] = grown
+        return
+    for scope in reversed(walker.scopes):
+        if path in scope:
+            scope[path] = grown
+            return
 
 
 def note_backward(walker: Walker, call: SourceCall) -> None:
@@ -30,6 +52,7 @@ def note_backward(walker: Walker, call: SourceCall) -> None:
     if walker.function is not None:
         walker.function.steps = walker.function.steps or walker.context.loop is None
         walker.function.has_backward = True
+    note_work(walker)
     loop = walker.context.statement_loop
     if loop is not None:
         loop.backward = True

@@ -6,9 +6,10 @@ import ast
 from typing import Any
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import CPU, HOST, NUMPY, UNKNOWN, Value, common, together
-from torchtriage.diagnose.lint.facts import Context, Test
+from torchtriage.diagnose.lint.abstract_values import CPU, HOST, NUMPY, UNKNOWN, Value, common, element, together
+from torchtriage.diagnose.lint.facts import Class, SourceFunction, Test
 from torchtriage.diagnose.lint.syntax import literal
+from torchtriage.diagnose.lint.walk.following import iterated, returned, runs_here
 from torchtriage.diagnose.lint.walk.heuristics import named
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
@@ -19,9 +20,14 @@ __all__ = ["EXPRESSIONS"]
 def _name(walker: Walker, node: ast.Name) -> Value:
     value = walker.lookup(node.id)
     if value is not None:
-        return value
+        # whatever made it: what is called a loader is one
+        meant = named(node.id) if value is UNKNOWN else None
+        return meant if meant is not None and meant.kind == "loader" else value
     if node.id in walker.aliases:
         return UNKNOWN
+    function = walker.by_name.get(node.id)
+    if function is not None:
+        return Value("callable", of=node.id, calls=(function,))
     return named(node.id) or UNKNOWN
 
 
@@ -29,7 +35,7 @@ def _attribute(walker: Walker, node: ast.Attribute) -> Value:
     base = node.value
     if isinstance(base, ast.Name):
         if base.id == "self" and walker.owner is not None:
-            return walker.owner.attributes.get(node.attr) or named(node.attr) or UNKNOWN
+            return _of_object(walker, walker.owner, node.attr)
         known = walker.lookup(f"{base.id}.{node.attr}")
         if known is not None:
             return known
@@ -50,7 +56,23 @@ def _attribute(walker: Walker, node: ast.Attribute) -> Value:
         return HOST
     if value.kind == "module" and node.attr == "module":
         return value
-    return named(node.attr) or UNKNOWN
+    owner = walker.class_of(value)
+    return _of_object(walker, owner, node.attr) if owner is not None else named(node.attr) or UNKNOWN
+
+
+def _of_object(walker: Walker, owner: Class, name: str) -> Value:
+    """Return what an attribute is: a value, a property, or a method that is handed on."""
+    known = owner.attribute(name)
+    if known is not None and (known.kind != "unknown" or known.items):
+        return known
+    methods = owner.runs(name)
+    if methods and any(item in methods[0].decorators for item in ("property", "functools.cached_property")):
+        for method in methods:
+            runs_here(walker, method)
+        return returned(walker, methods)
+    if methods:
+        return Value("callable", of=name, calls=methods)
+    return named(name) or UNKNOWN
 
 
 def _tuple(walker: Walker, node: ast.Tuple) -> Value:
@@ -69,21 +91,32 @@ def _dict(walker: Walker, node: ast.Dict) -> Value:
 
 
 def _yield(walker: Walker, node: ast.Yield | ast.YieldFrom) -> Value:
-    if walker.function is not None:
-        walker.function.is_generator = True
-    if node.value is not None:
-        walker.eval(node.value)
+    value = walker.eval(node.value) if node.value is not None else HOST
+    function, loop = walker.function, walker.context.statement_loop
+    if function is None:
+        return UNKNOWN
+    function.is_generator = True
+    if isinstance(node, ast.YieldFrom):
+        for inner in iterated(walker, value):
+            runs_here(walker, inner)
+        value = element(value)
+    if function.yields.kind == "unknown":
+        function.yields = value
+    if loop is not None and loop not in function.turns:
+        function.turns.append(loop)
     return UNKNOWN
 
 
 def _lambda(walker: Walker, node: ast.Lambda) -> Value:
-    saved = walker.context
-    walker.context = Context(function=walker.function, rare=True)  # runs who knows when
-    walker.scopes.append({arg.arg: UNKNOWN for arg in node.args.args})
-    walker.eval(node.body)
-    walker.scopes.pop()
-    walker.context = saved
-    return Value("callable")
+    body = ast.copy_location(ast.Return(value=node.body), node.body)
+    written = ast.FunctionDef(name="<lambda>", args=node.args, body=[body], decorator_list=[])
+    function = SourceFunction(
+        "<lambda>", "<lambda>", ast.copy_location(written, node), None, walker.function, (), no_grad=False
+    )
+    walker.module.functions.append(function)
+    walker.unread[function] = list(walker.scopes)
+    walker.speaking.add(function)
+    return Value("callable", of="<lambda>", calls=(function,))
 
 
 def _walrus(walker: Walker, node: ast.NamedExpr) -> Value:

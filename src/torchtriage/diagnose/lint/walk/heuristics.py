@@ -59,6 +59,8 @@ def _typed(said: str) -> Value:
 @lru_cache(maxsize=1 << 14)
 def named(name: str) -> Value | None:
     """Return what people mean by a name."""
+    if torch_names.BUILDER.match(name) or torch_names.VERB.match(name):
+        return None
     if torch_names.LOADER.match(name):
         return A_LOADER
     if torch_names.MODULE.match(name) and name != "generator":
@@ -71,7 +73,7 @@ def named(name: str) -> Value | None:
 @lru_cache(maxsize=1 << 14)
 def named_callee(name: str) -> Value:
     """Return what people mean by the name of something they call."""
-    if torch_names.BUILDER.match(name):
+    if torch_names.BUILDER.match(name) or torch_names.VERB.match(name):
         return UNKNOWN
     if torch_names.MODULE.match(name) and name != "generator":
         return A_MODULE

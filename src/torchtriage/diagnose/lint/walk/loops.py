@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
 from torchtriage.diagnose.lint.facts import SourceLoop
 from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
+from torchtriage.diagnose.lint.walk.following import iterated as makes
+from torchtriage.diagnose.lint.walk.following import returned, runs_here
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, ReadStatement, Walker
 
@@ -24,6 +27,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
         walker.module.loops.append(loop)
         walker.module.loop_contexts[loop] = walker.context
         walker.context = walker.inside(loop=loop)
+        _run_iterated(walker, iterated)
         _bind_targets(walker, generator.target, generator.iter, iterated, loop)
         for test in generator.ifs:
             read_truth(walker, test, "if")
@@ -37,12 +41,13 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     if value.kind == "tensor":
         # a batch moved piece by piece is still a batch
         return value if isinstance(node, ast.DictComp) else Value("list", CPU, items=(value,))
-    return A_LIST
+    return A_LIST if value.kind in ("unknown", "host", "list") else Value("list", CPU, items=(value,))
 
 
 def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: Value, loop: SourceLoop) -> None:
     found = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
     loop.targets = frozenset(found)
+    loop.rounds = any(torch_names.ROUNDS.search(name) for name in (*found, loop.over))
     if value.of in ("enumerate", "zip") and value.items:
         if isinstance(target, ast.Tuple):
             for index, item in enumerate(target.elts):
@@ -64,9 +69,13 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
         walker.target(target, common(value.items))
     elif isinstance(iterated, ast.Tuple):
         loop.n_constant = len(iterated.elts)
-        walker.target(target, UNKNOWN)
+        walker.target(target, common(value.items))
     elif value.kind == "params":
         _bind_all(walker, target, A_PARAMETER)
+    elif value.kind == "module" and value.items:
+        walker.target(target, element(value))
+    elif value.kind == "object":
+        walker.target(target, _made_by(walker, value))
     else:
         _bind_all(walker, target, UNKNOWN)
 
@@ -77,6 +86,18 @@ def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
             _bind_all(walker, element, value)
     else:
         walker.target(target, value)
+
+
+def _run_iterated(walker: Walker, value: Value) -> None:
+    """Note the functions that make the elements: each turn of the loop runs them."""
+    for function in makes(walker, value):
+        runs_here(walker, function)
+
+
+def _made_by(walker: Walker, value: Value) -> Value:
+    """Return what iterating an object gives."""
+    made = returned(walker, makes(walker, value)[:1])
+    return element(made) if made.kind == "list" else made
 
 
 def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
@@ -96,6 +117,7 @@ def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.
         modulo=False,
     )
     if isinstance(node, ast.For | ast.AsyncFor):
+        _run_iterated(walker, loop.iterates)
         _bind_targets(walker, node.target, node.iter, loop.iterates, loop)
     else:
         read_truth(walker, node.test, "while")

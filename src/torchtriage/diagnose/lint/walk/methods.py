@@ -20,8 +20,9 @@ from torchtriage.diagnose.lint.abstract_values import (
 from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import constructs, destination, is_self, moves, path_of
 from torchtriage.diagnose.lint.walk.effects import is_optimizer_step, note_append, note_backward, note_optimizer_step
+from torchtriage.diagnose.lint.walk.following import returned
 from torchtriage.diagnose.lint.walk.heuristics import named_callee
-from torchtriage.diagnose.lint.walk.modules import as_called, invoke, loss_of, module_method, note_compile
+from torchtriage.diagnose.lint.walk.modules import as_called, invoke, loss_of, module_method, note_compile, note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
 __all__ = ["method_call"]
@@ -40,6 +41,8 @@ def method_call(walker: Walker, call: SourceCall) -> Value:
         walker.event("wait", node)
     if attr == "compile" and receiver.kind == "module":
         note_compile(walker, node)
+    if call.callees and not (receiver.kind == "module" and attr in ("to", "cuda", "eval", "train", "forward")):
+        return _own_method(walker, call)
     if receiver.kind == "tensor":
         return _tensor_method(walker, call)
     if receiver.kind == "numpy":
@@ -57,7 +60,7 @@ def method_call(walker: Walker, call: SourceCall) -> Value:
         if attr == "items":
             return receiver
         return UNKNOWN
-    if receiver.kind == "unknown":
+    if receiver.kind in ("unknown", "object"):
         return _unknown_method(walker, call)
     if receiver.kind == "callable":
         if receiver.of == "event" and attr in ("record", "elapsed_time"):
@@ -107,11 +110,25 @@ def _unknown_method(walker: Walker, call: SourceCall) -> Value:
         return invoke(walker, call)
     if torch_names.CRITERION.match(attr):
         return loss_of(walker, given)
-    callee = walker.callee(node)
-    if callee is not None and callee.compiled:
-        walker.event("first", node, path_of(node.func))
-        return MAYBE_TENSOR
     return UNKNOWN
+
+
+def _own_method(walker: Walker, call: SourceCall) -> Value:
+    """Return what a method of the file gives."""
+    path = path_of(call.node.func)
+    if any(callee.compiled for callee in call.callees):
+        walker.event("first", call.node, path)
+        return MAYBE_TENSOR
+    # self.model(x): a method by syntax, a module by what the attribute holds
+    value = as_called(_attribute_value(walker, call.node.func))
+    if value.kind == "module" or (value.kind == "callable" and value.compiled):
+        call.receiver = value
+        return invoke(walker, call)
+    walker.event("call", call.node, path)
+    told = returned(walker, call.callees)
+    if told.kind == "unknown" and not told.items and torch_names.CRITERION.match(call.attr):
+        return loss_of(walker, list(call.arguments))
+    return told
 
 
 def _attribute_value(walker: Walker, func: ast.expr) -> Value:
@@ -121,11 +138,16 @@ def _attribute_value(walker: Walker, func: ast.expr) -> Value:
     base = func.value
     known = None
     if walker.owner is not None and is_self(base):
-        if func.attr in walker.owner.methods:
+        if walker.owner.runs(func.attr):
             return UNKNOWN
-        known = walker.owner.attributes.get(func.attr)
+        known = walker.owner.attribute(func.attr)
     elif isinstance(base, ast.Name):
         known = walker.lookup(f"{base.id}.{func.attr}")
+        owner = walker.class_of(walker.lookup(base.id))
+        if known is None and owner is not None:
+            if owner.runs(func.attr):
+                return UNKNOWN
+            known = owner.attribute(func.attr)
     return known or named_callee(func.attr)
 
 
@@ -151,6 +173,7 @@ def _tensor_method(walker: Walker, call: SourceCall) -> Value:
         return receiver.but(grad=False)
     if attr in torch_names.HOST_METHODS:
         return HOST
+    note_work(walker)
     if attr.startswith(("get_", "to_", "from_", "is_")):
         return UNKNOWN  # no tensor has these: the annotation is wrong
     if attr == "items" and receiver.data:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import literal, moves, path_of
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["as_called", "builds_parts", "invoke", "loss_of", "module_method", "note_compile"]
+__all__ = ["as_called", "builds_parts", "invoke", "loss_of", "module_method", "note_compile", "note_work"]
 
 
 def builds_parts(walker: Walker) -> bool:
@@ -49,11 +49,12 @@ def invoke(walker: Walker, call: SourceCall) -> Value:
     walker.event("first" if receiver.compiled else "work", call.node, path)
     # inside a module a loop over chunks or layers is part of one step
     in_module = walker.owner is not None and walker.owner.is_module
+    note_work(walker)
     if not walker.context.rare and not in_module:
         loop = walker.context.statement_loop
         if loop is not None:
             loop.runs_module = True
-        if walker.function is not None and walker.context.loop is None:
+        if walker.function is not None and (loop is None or loop.short):
             walker.function.runs_module = True
     device, _ = placed(given)
     device = max(receiver.device, device if given else CPU)
@@ -61,6 +62,17 @@ def invoke(walker: Walker, call: SourceCall) -> Value:
     if last.endswith("Loss") or last == "criterion":
         return loss_of(walker, given)
     return Value("tensor", device, grad=not walker.context.no_grad, of=OUTPUT)
+
+
+def note_work(walker: Walker) -> None:
+    """Note that the loop and the function here compute with tensors."""
+    if walker.context.rare:
+        return
+    loop = walker.context.statement_loop
+    if loop is not None:
+        loop.works = True
+    if walker.function is not None:
+        walker.function.works = True
 
 
 def module_method(walker: Walker, call: SourceCall) -> Value:

@@ -64,11 +64,29 @@ _TRIGGERS = (
     ".sum()",
     "_parameters(",
     ".parameters(",
+    "open(",
+    "fsync(",
+    "flush(",
+    ".save(",
+    "save_pretrained(",
+    "deepcopy(",
+    "pickle.",
+    "iterrows(",
+    "sleep(",
+    "subprocess.",
+    "PoolExecutor(",
+    "num_threads(",
+    "tracemalloc.",
+    "Profile()",
+    "hook(",
+    "use_cache",
+    "Compose(",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 
 _TOGETHER = (
     (("Conv",), ("BatchNorm",)),
+    (("permute(", "memory_format"), ("contiguous(",)),
     (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(")),
     (
         (").to(", ".cuda(", ".type_as(", ".to("),
@@ -131,7 +149,12 @@ class Relevance:
         """Return whether the text of a function holds a call of something called model."""
         return self.text.find("odel(", *self._extent(node)) >= 0
 
-    def _extent(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+    def text_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+        """Return the text of a definition."""
+        first, end = self._extent(node)
+        return self.text[first:end]
+
+    def _extent(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> tuple[int, int]:
         """Return where the text of a function begins and ends."""
         starts = self._starts
         last = (node.end_lineno or node.lineno) + 1

@@ -6,10 +6,11 @@ import ast
 from typing import Any
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, together
-from torchtriage.diagnose.lint.conditions import ends, is_rare, is_switch, takes_remainder
+from torchtriage.diagnose.lint.abstract_values import HOST, NO_GRAD, UNKNOWN, together
+from torchtriage.diagnose.lint.conditions import ends, takes_remainder
 from torchtriage.diagnose.lint.facts import Assign, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.walk.following import runs_here
 from torchtriage.diagnose.lint.walk.heuristics import annotated
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadStatement, Walker
@@ -23,12 +24,19 @@ def _assign(walker: Walker, node: ast.Assign) -> None:
     for target in node.targets:
         _note_environ(walker, node, target, node.value)
         path = path_of(target)
+        if call is not None and isinstance(target, ast.Attribute | ast.Subscript):
+            call.stored = True
         if call is not None and len(node.targets) == 1:
             call.target = path
             if value.kind == "clock":
                 _rename_clock(walker, call)
         if path:
             walker.module.assigns.append(Assign(node, "=", path, value, node.value, walker.context))
+        elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            for one, given in zip(target.elts, node.value.elts, strict=False):
+                if path_of(one):
+                    inner = walker.module.value(given)
+                    walker.module.assigns.append(Assign(node, "=", path_of(one), inner, given, walker.context))
         walker.target(target, value.but(of=path) if value.kind == "clock" else value)
 
 
@@ -73,16 +81,16 @@ def _augmented(walker: Walker, node: ast.AugAssign) -> None:
 
 def _if(walker: Walker, node: ast.If) -> None:
     read_truth(walker, node.test, "if")
-    rare = is_rare(node.test)
-    modulo = takes_remainder(node.test)
-    side = is_switch(node.test)
+    rare = walker.rare(node.test)
+    modulo = rare and takes_remainder(node.test)
+    side = walker.switch(node.test)
     old = walker.context
     walker.within(
         walker.inside(rare=old.rare or rare or ends(node.body), aside=old.aside or side, modulo=old.modulo or modulo),
         node.body,
     )
     if node.orelse:
-        otherwise = is_rare(node.test, negated=True)
+        otherwise = walker.rare(node.test, negated=True)
         walker.within(walker.inside(rare=old.rare or otherwise or ends(node.orelse)), node.orelse)
 
 
@@ -94,15 +102,25 @@ def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
         call = walker.module.calls[-1] if isinstance(expression, ast.Call) else None
         if call is not None and call.node is expression:
             walker.module.withs.append((item, call, saved, node))
-            if call.name in torch_names.NO_GRAD or (
-                call.name == "torch.set_grad_enabled"
-                and literal(expression.args[0] if expression.args else None) is False
+            if (
+                call.name in torch_names.NO_GRAD
+                or (
+                    call.name == "torch.set_grad_enabled"
+                    and literal(expression.args[0] if expression.args else None) is False
+                )
+                or walker.switches_grad_off(walker.module.name_of(expression.func))
             ):
                 walker.context = walker.inside(no_grad=True)
+            for name in ("__enter__", "__exit__"):
+                owner = walker.class_of(value)
+                for function in owner.runs(name) if owner is not None else ():
+                    runs_here(walker, function)
             if call.attr == "enable_grad":
                 walker.context = walker.inside(no_grad=False)
             if call.attr in ("no_sync", "accumulate"):
                 walker.context = walker.inside(in_no_sync=True)
+        elif value.of == NO_GRAD:
+            walker.context = walker.inside(no_grad=True)
         elif "no_sync" in ast.dump(expression):
             walker.context = walker.inside(in_no_sync=True)
         if item.optional_vars is not None:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import AN_OPTIMIZER, CPU, DEVICE, HOST, MAYBE, UNKNOWN, Value, placed
-from torchtriage.diagnose.lint.facts import SourceCall
-from torchtriage.diagnose.lint.syntax import flag, keyword, literal
-from torchtriage.diagnose.lint.walk.modules import note_compile
+from torchtriage.diagnose.lint.abstract_values import (
+    AN_OPTIMIZER,
+    CPU,
+    DEVICE,
+    HOST,
+    MAYBE,
+    NO_GRAD,
+    UNKNOWN,
+    Value,
+    placed,
+)
+from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
+from torchtriage.diagnose.lint.syntax import arguments, flag, keyword, literal
+from torchtriage.diagnose.lint.walk.following import runs_here
+from torchtriage.diagnose.lint.walk.modules import note_compile, note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
 __all__ = ["torch_call"]
@@ -19,10 +30,15 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     if name in torch_names.FACTORIES or last.endswith("_like"):
         return _factory(walker, call)
     if name in torch_names.LOADERS:
-        return Value("loader", CPU, pinned=flag(node, "pin_memory", 7))
+        return Value("loader", CPU, pinned=flag(node, "pin_memory", 7), calls=_loads(walker, call))
     if name in torch_names.DATASETS:
         device, _ = placed(given)
         return Value("dataset", device)
+    if name in torch_names.NO_GRAD:
+        return Value("callable", of=NO_GRAD)
+    if name == "torch.set_grad_enabled" and literal(node.args[0] if node.args else None) is False:
+        walker.context = walker.inside(no_grad=True)  # to the end of the block
+        return Value("callable", of=NO_GRAD)
     if name == "torch.compile":
         target = given[0] if given else UNKNOWN
         note_compile(walker, node)
@@ -48,7 +64,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         walker.event("wait", node)
         return HOST
     if name.startswith("torch.nn.") and last[:1].isupper() and "functional" not in name:
-        return Value("module", CPU, of=name)
+        return Value("module", CPU, of=name, items=_parts(given) if last in ("Sequential", "ModuleList") else ())
     if name == "torch.cuda.Event" or name == "torch.Event":
         return Value("callable", of="event")
     if name in ("torch.equal", "torch.allclose", "torch.is_nonzero"):
@@ -60,6 +76,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         return Value("tensor", device, grad=grad and not walker.context.no_grad)
     if torch_names.HOST_CALLS.match(name) or not torch_names.TENSOR_SPACES.match(name):
         return UNKNOWN if not name.startswith("torch.is_") else HOST
+    note_work(walker)
     device, grad = placed(given)
     if last in ("split", "chunk", "unbind", "tensor_split", "meshgrid"):
         return Value("list", CPU, items=(Value("tensor", device, grad=grad),))
@@ -81,6 +98,27 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         scalar=scalar,
         made_by=made[0] if len(made) == 1 else None,
     )
+
+
+def _parts(given: list[Value]) -> tuple[Value, ...]:
+    """Return the modules that a container is built of, as far as they are of the file's classes."""
+    found = [part for item in given for part in ((item,) if item.kind == "module" else item.items)]
+    return tuple(part for part in found if part.kind == "module" and part.of)
+
+
+def _loads(walker: Walker, call: SourceCall) -> tuple[SourceFunction, ...]:
+    """Return what a loader runs for each batch: the data set's methods, what collates."""
+    found: list[SourceFunction] = []
+    for node, value in zip(arguments(call.node), call.arguments, strict=True):
+        owner = walker.class_of(value)
+        if owner is not None:
+            found += [item for name in ("__getitem__", "__iter__") for item in owner.runs(name)]
+        elif value.kind == "callable" and node is keyword(call.node, "collate_fn"):
+            found += value.calls
+    for function in found:
+        function.loads = True
+        runs_here(walker, function)
+    return tuple(found)
 
 
 def _factory(walker: Walker, call: SourceCall) -> Value:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from torchtriage.diagnose.lint.abstract_values import COMPARED, HOST, NUMPY, Value, placed
-from torchtriage.diagnose.lint.conditions import is_rare
 from torchtriage.diagnose.lint.facts import Test
 from torchtriage.diagnose.lint.syntax import literal
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
@@ -15,7 +14,7 @@ __all__ = ["EXPRESSIONS", "read_truth"]
 
 def _conditional(walker: Walker, node: ast.IfExp) -> Value:
     read_truth(walker, node.test, "if")
-    rare = walker.context.rare or is_rare(node.test)
+    rare = walker.context.rare or walker.rare(node.test)
     saved = walker.context
     if rare and not saved.rare:
         walker.context = walker.inside(rare=True)
@@ -33,7 +32,7 @@ def _boolean(walker: Walker, node: ast.BoolOp) -> Value:
     for index, value in enumerate(node.values):
         if index < len(node.values) - 1:
             values.append(read_truth(walker, value, "and" if isinstance(node.op, ast.And) else "or"))
-            if isinstance(node.op, ast.And) and is_rare(value):
+            if isinstance(node.op, ast.And) and walker.rare(value):
                 walker.context = walker.inside(rare=True)
         else:
             values.append(walker.eval(value))

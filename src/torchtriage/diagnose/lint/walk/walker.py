@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, Value
-from torchtriage.diagnose.lint.conditions import is_rare, leaves
+from torchtriage.diagnose.lint.conditions import is_rare, is_switch, leaves
 from torchtriage.diagnose.lint.facts import Class, Context, Module, SourceCall, SourceEvent, SourceFunction
-from torchtriage.diagnose.lint.syntax import is_self, path_of
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.prefilter import Relevance
 
-__all__ = ["Env", "ReadExpression", "ReadStatement", "Waiting", "Walker"]
+__all__ = ["Env", "ReadExpression", "ReadStatement", "Walker"]
 
 Env = dict[str, Value]
-Waiting = tuple[SourceFunction, list[Env]]
 
 _DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "Trainer", "parallel")
 # x.device names none: it follows another tensor. Each part begins with its letters and looks back
@@ -27,9 +26,36 @@ _DEVICE = re.compile(
     r"|mps(?<!\w{4})\b|xpu(?<!\w{4})\b|hip(?<!\w{4})\b"
 )
 
+_GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
+
+
+def _is_program(tree: ast.Module) -> bool:
+    """Return whether a file runs something by itself: loops, calls of its own, ``if __name__ == ...``."""
+    imported = {
+        (name.asname or name.name).partition(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+
+    def runs(node: ast.stmt) -> bool:
+        if isinstance(node, ast.If):
+            return "__name__" in ast.dump(node.test) or any(map(runs, node.body))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            # torch.set_printoptions() is a setting of a library's module
+            root = path_of(node.value.func).partition(".")[0]
+            return root not in imported and not hasattr(builtins, root)
+        return isinstance(node, ast.For | ast.While | ast.With)
+
+    return any(map(runs, tree.body))
+
 
 class Walker:
-    """The state of the pass. ``expressions`` and ``statements`` : who reads which type of node."""
+    """The state of the pass. ``expressions`` and ``statements`` : who reads which type of node.
+
+    ``unread`` : functions that no call has led to yet, each with the names around it; ``speaking``
+    : those that hold anything rules are about. ``is_program`` : the file runs something by itself.
+    """
 
     def __init__(
         self,
@@ -44,7 +70,10 @@ class Walker:
         self.relevance = Relevance(text)
         self.aliases = self.module.aliases
         self.by_name: dict[str, SourceFunction] = {}
-        self.waiting: deque[Waiting] = deque()
+        self.unread: dict[SourceFunction, list[Env]] = {}
+        self.speaking: set[SourceFunction] = set()
+        self.is_program = _is_program(tree)
+        self.depth = 0
         self.scopes: list[Env] = [{}]
         self.function: SourceFunction | None = None
         self.context = Context()
@@ -80,10 +109,26 @@ class Walker:
                 isinstance(statement, ast.If)
                 and not statement.orelse
                 and leaves(statement.body)
-                and is_rare(statement.test, negated=True)
+                and self.rare(statement.test, negated=True)
             ):
                 self.context = self.inside(rare=True)
         self.context = context
+
+    def rare(self, test: ast.expr, *, negated: bool = False) -> bool:
+        """Return whether a condition holds in few steps, as the settings stand."""
+        if not is_rare(test, negated=negated):
+            return False
+        truth = self._truth(test)
+        return truth is None or truth is negated
+
+    def switch(self, test: ast.expr) -> bool:
+        """Return whether a condition is a switch that is off in normal runs."""
+        return is_switch(test) and self._truth(test) is not True
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        if not self.is_program:
+            return None  # who imports it decides
+        return self.module.settings.truth(test, self.function.node if self.function is not None else None)
 
     def inside(self, **changes: Any) -> Context:
         """Return where it stands, with changes."""
@@ -119,14 +164,11 @@ class Walker:
                 return value
         return None
 
-    def callee(self, node: ast.Call) -> SourceFunction | None:
-        """Return the function of the file that is called."""
-        func = node.func
-        if isinstance(func, ast.Name):
-            return self.by_name.get(func.id)
-        if self.owner is not None and isinstance(func, ast.Attribute) and is_self(func.value):
-            return self.owner.methods.get(func.attr)
-        return None
+    def switches_grad_off(self, name: str) -> bool:
+        """Return whether a function or class of the file, used around others, switches autograd off."""
+        function, made = self.by_name.get(name), self.module.classes.get(name)
+        node = function.node if function is not None else made.node if made is not None else None
+        return node is not None and _GRAD_OFF.search(self.relevance.text_of(node)) is not None
 
     def bind(self, name: str, value: Value) -> None:
         """Give a variable of the innermost scope its value."""
@@ -161,9 +203,18 @@ class Walker:
             self.eval(node.slice)
 
     def set_attribute(self, path: str, value: Value) -> None:
-        """Give ``self.name`` its value where a method is read; other paths are left alone."""
-        if self.owner is not None and path.startswith("self."):
-            self.owner.attributes[path[5:]] = value
+        """Give an attribute of ``self``, or of another object of the file, its value."""
+        root, _, name = path.partition(".")
+        owner = self.owner if root == "self" else self.class_of(self.lookup(root))
+        if owner is not None and "." not in name:
+            known = owner.attributes.get(name)
+            # what was known of it is not lost with a reset to None
+            if known is None or value.kind not in ("unknown", "host"):
+                owner.attributes[name] = value
+
+    def class_of(self, value: Value | None) -> Class | None:
+        """Return the class of the file that an object is of."""
+        return self.module.classes.get(value.of) if value is not None and value.kind in ("object", "module") else None
 
     def _count_assignment(self, path: str) -> None:
         for loop in self.context.loops():

@@ -1,0 +1,80 @@
+"""Something that should be made once is made in every step.
+
+Looks like: an optimizer, a ``DataLoader``, layers, transforms, a pool of threads or processes, or
+    ``from_pretrained`` in a loop of steps, in ``forward``, or in what they call.
+Slow because: building costs the host from tens of microseconds to seconds; layers get new weights,
+    an optimizer forgets its moments, a pool starts its workers again.
+Fix: build it before the loop, or in ``__init__``.
+Quiet when: it is kept (``self.x = ...``, an entry of a cache), or made once per epoch, fold or trial.
+Source: PyTorch performance tuning guide; Python documentation of ``concurrent.futures``.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, SourceCall, text_of
+from torchtriage.diagnose.lint.torch_names import LOADERS
+
+RULE = Rule("HST105", "built-in-step", "host", "Objects are built anew in every step", "medium")
+
+FIX = Fix(
+    text="Build it once, before the loop.",
+    code="""pool = ThreadPoolExecutor(4)               # here, once
+resize = transforms.Resize(224)
+for batch in loader:
+    step(batch, pool, resize)""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
+
+_WEIGHTS = re.compile(
+    r"^torch\.nn\.(Linear|Bilinear|Conv\w+|Embedding\w*|LSTM\w*|GRU\w*|RNN\w*|Transformer\w*|MultiheadAttention"
+    r"|BatchNorm\w*|LayerNorm|GroupNorm|InstanceNorm\w*|Sequential)$"
+)
+_POOLS = re.compile(
+    r"^concurrent\.futures\.(thread\.|process\.)?(ThreadPoolExecutor|ProcessPoolExecutor)$"
+    r"|^multiprocessing\.(pool\.)?(Pool|ThreadPool|Process|Manager)$|^torch\.multiprocessing\.(Pool|Process)$"
+)
+_TRANSFORMS = re.compile(
+    r"^(torchvision\.transforms(\.v2)?|torchaudio\.transforms|albumentations|kornia\.augmentation)\.[A-Z]\w+$"
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield constructions of hot code whose result is not kept."""
+    for call in module.calls:
+        function = call.context.function
+        if not call.context.hot or not call.attr or _is_kept(call) or (function and function.name == "__init__"):
+            continue
+        what, severity = _built(module, call)
+        if what:
+            yield Hit(call.node, f"{what} in every step: {text_of(call.node)}", call.attr, severity=severity)
+
+
+def _built(module: Module, call: SourceCall) -> tuple[str, Severity | None]:
+    name = call.name
+    if name.startswith("torch.optim.") and call.attr[:1].isupper() and "lr_scheduler" not in name:
+        if not call.arguments or call.arguments[0].kind != "params":
+            return "", None  # of a tensor that this step itself has made
+        return "an optimizer is made, and forgets its state,", None
+    if name in LOADERS:
+        return "a loader is made", "low"
+    if _WEIGHTS.match(name):
+        return "a layer is made, with new weights,", None
+    if _POOLS.match(name):
+        return "a pool or process is started", None
+    if _TRANSFORMS.match(name):
+        return "a transform is made", "low"
+    if call.attr == "from_pretrained":
+        return "a model or tokenizer is loaded", "high"
+    made = module.classes.get(call.attr) if isinstance(call.node.func, ast.Name) else None
+    if made is not None and made.is_module and call.context.step_loop is not None:
+        return "a model is made", "low"
+    return "", None
+
+
+def _is_kept(call: SourceCall) -> bool:
+    """Return whether the result outlives the step: in an attribute, or in a container."""
+    if call.user is not None and call.user.attr in ("append", "setdefault", "add_module"):
+        return True
+    return call.stored

@@ -1,0 +1,48 @@
+"""The whole state is saved or copied in every step.
+
+Looks like: ``torch.save``, ``save_pretrained`` or ``copy.deepcopy(model)`` in a loop of steps, or
+    in a callback that it calls.
+Slow because: every parameter and every moment of the optimizer is copied to the host and written:
+    for most models longer than the step itself.
+Fix: save every N steps or minutes, or in a thread of its own (``torch.distributed.checkpoint.async_save``).
+Quiet when: it is behind ``if step % n`` (with n above 1), behind a comparison with the best value,
+    or once per epoch.
+Source: PyTorch tutorial, "Saving and loading models".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
+
+RULE = Rule("HST102", "checkpoint-in-step", "host", "A checkpoint is written in every step", "medium")
+
+FIX = Fix(
+    text="Save every N steps.",
+    code="""if step % 1000 == 0:
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)""",
+    link="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+)
+
+_COPIES = re.compile(r"\.(clone|cpu|detach|numpy)\(")
+_STATE = re.compile(r"state_dict|model|net\b|optimizer|checkpoint|ckpt")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield saves and copies of a whole state in each step."""
+    for call in [*module.called("torch.save"), *module.sent("save_pretrained", "save_checkpoint", "save_model")]:
+        if call.context.hot:
+            yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
+    for loop in module.loops:
+        if not loop.comprehension or not isinstance(loop.node, ast.comprehension):
+            continue
+        copies = text_of(module.elements.get(loop.node, loop.node.iter), 200)
+        if module.loop_contexts[loop].hot and ".state_dict()" in text_of(loop.node.iter) and _COPIES.search(copies):
+            yield Hit(loop.node.iter, f"every step copies the whole state: {text_of(loop.node.iter)}", severity="low")
+    for call in module.called("copy.deepcopy"):
+        given = call.arguments[0] if call.arguments else None
+        if not call.context.hot or given is None:
+            continue
+        if given.kind == "module" or _STATE.search(text_of(call.node.args[0], 200)):
+            yield Hit(call.node, f"every step copies the whole state: {text_of(call.node)}", "deepcopy", severity="low")

@@ -1,0 +1,84 @@
+"""The same module is run twice on the same input.
+
+Looks like: ``model(x)`` twice in one turn, with nothing assigned to ``model`` or ``x`` and no
+    optimizer step in between.
+Slow because: the second pass computes what the first one has given.
+Fix: keep the first result; take several outputs of one pass.
+Quiet when: the two passes differ on purpose (one in evaluation mode, dropout drawn anew for a
+    consistency loss), or their arguments do.
+Source: PyTorch performance tuning guide.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, names_in, text_of
+
+RULE = Rule("LCH103", "repeated-forward", "launch", "The same forward pass is computed twice", "medium")
+
+FIX = Fix(
+    text="Run it once and keep what it gives.",
+    code="""logits = model(x)
+loss = criterion(logits, y)
+accuracy = (logits.detach().argmax(1) == y).float().mean()   # not model(x) again""",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
+
+_ON_PURPOSE = re.compile(
+    r"r_?drop|consisten|monte.?carlo|\bmc_|uncertain|simcse|contrastive|two.?views?", re.IGNORECASE
+)
+_CHANGES = frozenset(["step", "eval", "train", "load_state_dict", "zero_", "copy_", "mul_", "add_", "lerp_"])
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield the second of two equal calls of a module in one turn."""
+    groups: dict[tuple[object, object, str], list[SourceCall]] = defaultdict(list)
+    for call in module.calls:
+        if call.receiver.kind == "module" and call.value.kind == "tensor" and call.context.hot and _has_data(call):
+            groups[call.context.function, call.context.loop, text_of(call.node, 300)].append(call)
+    for calls in groups.values():
+        for first, second in pairwise(calls):
+            if _is_same(module, first, second):
+                yield Hit(second.node, f"the same as in line {first.node.lineno}: {text_of(second.node)}", "forward")
+
+
+def _has_data(call: SourceCall) -> bool:
+    return (
+        bool(call.node.args or call.node.keywords)
+        and not call.receiver.of.endswith("Loss")
+        and not any(isinstance(node, ast.Call) for item in call.node.args for node in ast.walk(item))
+    )
+
+
+def _is_same(module: Module, first: SourceCall, second: SourceCall) -> bool:
+    begin, end = first.node.end_lineno or 0, second.node.lineno
+    function = first.context.function
+    text = module.text_of(function) if function is not None else module.text
+    if begin >= end or _ON_PURPOSE.search(text):
+        return False
+    names = names_in(first.node)
+    for assign in module.assigns:
+        if assign.context.function is function and begin <= assign.node.lineno < end:
+            if assign.target.partition(".")[0] in names and assign.node.lineno > begin:
+                return False
+            if assign.target in names:
+                return False
+    for call in module.calls:
+        if call.context.function is function and begin < call.node.lineno < end and call.attr in _CHANGES:
+            return False
+    for test in ast.walk(function.node if function is not None else module.tree):
+        if isinstance(test, ast.If) and _parts(test, first, second):
+            return False
+    return True
+
+
+def _parts(test: ast.If, first: SourceCall, second: SourceCall) -> bool:
+    """Return whether the two calls stand in different branches of a condition."""
+
+    def within(body: list[ast.stmt], call: SourceCall) -> bool:
+        return bool(body) and body[0].lineno <= call.node.lineno <= (body[-1].end_lineno or 0)
+
+    return within(test.body, first) != within(test.body, second)

@@ -1,0 +1,161 @@
+"""What a setting is when nobody changes it: defaults of parameters, fields, options and constants.
+
+``if step % self.every == 0`` holds in every step where ``every=1`` is the default and all callers
+leave it; a switch whose default is True is on. The answers are for the program as it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+
+__all__ = ["Settings"]
+
+_DEPTH = 6
+_Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = tuple[_Function | None, str]  # a function, and the class that it is a method of
+
+
+class Settings:
+    """The settings of one file, by the names they are read with."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._fields: dict[str, list[tuple[ast.expr, _Scope]]] = defaultdict(list)
+        self._names: dict[str, list[ast.expr | None]] = defaultdict(list)
+        self._calls: dict[str, list[ast.Call]] = defaultdict(list)
+        self._scopes: dict[ast.AST, _Scope] = {}
+        self._gather(tree, (None, ""))
+
+    def value(self, node: ast.expr | None, function: ast.AST | None = None, depth: int = 0) -> object:
+        """Return the constant that an expression is, ``...`` where it is none or not known."""
+        said = literal(node)
+        if said is not ... or node is None or depth > _DEPTH:
+            return said
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+            inner = self.value(node.operand, function, depth + 1)
+            if isinstance(node.op, ast.Not):
+                return not inner if inner is not ... else ...
+            return -inner if isinstance(inner, int | float) else ...
+        if isinstance(node, ast.Attribute):
+            found = [self.value(item, scope[0], depth + 1) for item, scope in self._fields.get(node.attr, ())]
+            return _agreed(found)
+        if isinstance(node, ast.Name):
+            scope = self._scopes.get(function, (None, "")) if function is not None else (None, "")
+            if scope[0] is not None and node.id in _parameters(scope[0]):
+                return self._parameter(scope, node.id, depth)
+            return _agreed([self.value(item, None, depth + 1) for item in self._names.get(node.id, ())])
+        return ...
+
+    def truth(self, test: ast.expr, function: ast.AST | None = None) -> bool | None:
+        """Return whether a condition always or never holds, None when that is not known."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.truth(test.operand, function)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod):
+            return False if self.value(test.right, function) in (1, True) else None
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and literal(test.comparators[0]) == 0:
+            if isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod):
+                rest = self.truth(test.left, function)
+                return None if rest is None else isinstance(test.ops[0], ast.Eq)
+            return None
+        if isinstance(test, ast.Name | ast.Attribute):
+            said = self.value(test, function)
+            return said if isinstance(said, bool) else None
+        return None
+
+    def _parameter(self, scope: _Scope, name: str, depth: int) -> object:
+        """Return what a parameter always is: its default, or what all callers give."""
+        function, owner = scope
+        assert function is not None
+        called = owner if function.name == "__init__" else function.name
+        default = _default(function, name)
+        places = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+        at = places.index(name) - (1 if owner else 0) if name in places else -1
+        found: list[object] = []
+        for call in self._calls.get(called, ()):
+            if any(item.arg is None for item in call.keywords) or any(isinstance(i, ast.Starred) for i in call.args):
+                return ...
+            given = keyword(call, name)
+            if given is None and 0 <= at < len(call.args):
+                given = call.args[at]
+            found.append(self.value(given if given is not None else default, None, depth + 1))
+        return _agreed(found) if found else self.value(default, None, depth + 1)
+
+    def _gather(self, node: ast.AST, scope: _Scope) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = scope
+            if isinstance(child, _Function):
+                inner = (child, node.name if isinstance(node, ast.ClassDef) else "")
+                self._scopes[child] = inner
+            elif isinstance(child, ast.ClassDef):
+                inner = (None, "")
+            elif isinstance(child, _Assignment):
+                self._assigned(child, node, scope)
+            elif isinstance(child, ast.Call):
+                self._called(child)
+            self._gather(child, inner)
+
+    def _assigned(self, node: _Assignment, around: ast.AST, scope: _Scope) -> None:
+        for target, value in _pairs(node):
+            if isinstance(target, ast.Attribute):
+                self._fields[target.attr].append((value or ast.Name("..."), scope))
+            elif isinstance(target, ast.Name) and isinstance(around, ast.ClassDef):
+                if value is not None:
+                    self._fields[target.id].append((value, (None, "")))
+            elif isinstance(target, ast.Name):
+                self._names[target.id].append(value)
+
+    def _called(self, node: ast.Call) -> None:
+        last = path_of(node.func).rpartition(".")[2]
+        if last == "add_argument":
+            names = [said for arg in node.args if isinstance(said := literal(arg), str)]
+            default = keyword(node, "default")
+            if names and default is not None:
+                self._fields[names[-1].lstrip("-").replace("-", "_")].append((default, (None, "")))
+            elif names:
+                self._fields[names[-1].lstrip("-").replace("-", "_")].append((ast.Name("..."), (None, "")))
+        elif last:
+            self._calls[last].append(node)
+            if last[:1].isupper() or last == "replace":
+                for item in node.keywords:  # a record made with other fields
+                    if item.arg is not None:
+                        self._fields[item.arg].append((item.value, (None, "")))
+
+
+def _agreed(found: list[object]) -> object:
+    first = found[0] if found else ...
+    return first if all(type(item) is type(first) and item == first for item in found) else ...
+
+
+def _parameters(function: _Function) -> set[str]:
+    args = function.args
+    return {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+
+
+def _default(function: _Function, name: str) -> ast.expr | None:
+    args = function.args
+    every = [*args.posonlyargs, *args.args]
+    for arg, default in zip(reversed(every), reversed(args.defaults), strict=False):
+        if arg.arg == name:
+            return default
+    for arg, given in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        if arg.arg == name:
+            return given
+    return None
+
+
+def _pairs(node: _Assignment) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Yield each target with what it is given; None for what is not one expression."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    value = None if isinstance(node, ast.AugAssign) else node.value
+    for target in targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            yield from zip(target.elts, value.elts, strict=True)
+        elif isinstance(target, ast.Tuple):
+            yield from ((item, None) for item in target.elts)
+        else:
+            yield target, value

@@ -1,0 +1,172 @@
+"""What calls tell functions, and functions their callers, at any depth.
+
+Up: a function that calls one that trains, trains. Down: what a step calls runs in each step, what
+compiled code calls is compiled, what runs only without autograd records no graph.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction, SourceLoop
+
+__all__ = ["flow"]
+
+Edges = list[tuple[Context, SourceFunction]]
+
+_SETUP = re.compile(r"^_*(init|setup|set_up|make|build|create|load|prepare|generate|synth\w*|read)(_|$)|^__init__$")
+
+
+def flow(module: Module) -> None:
+    """Let facts flow along the calls of a file until nothing changes."""
+    edges = module.edges
+    if edges:
+        _up(edges)
+    _mark_outer(module, edges)
+    if module.is_program and not any(loop.steps for loop in module.loops):
+        _mark_outermost(module, edges)
+    if edges:
+        _down(edges)
+
+
+def _up(edges: Edges) -> None:
+    for context, callee in edges:
+        loop = context.statement_loop
+        if loop is not None:
+            loop.calls.add(callee)
+    changed = True
+    while changed:
+        changed = False
+        for context, callee in edges:
+            function = context.function
+            changed |= _tell_caller(context, callee)
+            if function is not None and callee.has_backward and not function.has_backward:
+                function.has_backward = changed = True
+
+
+def _tell_caller(context: Context, callee: SourceFunction) -> bool:
+    """Pass on what a call does to the loop or the function that it stands in."""
+    function, loop = context.function, context.statement_loop
+    in_module = function is not None and function.owner is not None and function.owner.is_module
+    runs_module = callee.runs_module
+    if callee.owner is not None and callee.owner.is_module and callee.works and callee.name != "__init__":
+        runs_module = True
+    before = (loop.runs_module, loop.works) if loop is not None else ()
+    if loop is not None and not context.rare:
+        loop.works = loop.works or callee.works
+        loop.runs_module = loop.runs_module or (runs_module and not in_module)
+    changed = loop is not None and (loop.runs_module, loop.works) != before
+    if function is None:
+        return changed
+    old = (function.steps, function.runs_module, function.works, function.waits)
+    function.waits = function.waits or callee.waits
+    if not context.rare:
+        function.works = function.works or callee.works
+    if loop is None or loop.short:
+        function.steps = function.steps or callee.steps
+        if not context.rare and not in_module:
+            function.runs_module = function.runs_module or runs_module
+    return changed or old != (function.steps, function.runs_module, function.works, function.waits)
+
+
+def _mark_outer(module: Module, edges: Edges) -> None:
+    """Mark loops whose turns each run a loop of inference: one request, frame or episode is a step too."""
+    training = {loop.function for loop in module.loops if loop.trains or loop.over_loader}
+    inferring = {loop.function for loop in module.loops if loop.runs_module and loop.steps} - training - {None}
+    for holding in (training, inferring):
+        changed = True
+        while changed:
+            found = {context.function for context, callee in edges if callee in holding} - holding
+            holding |= found
+            changed = bool(found)
+    for function in training:
+        if function is not None:
+            function.holds = True
+    for loop in module.loops:
+        if loop.trains or loop.over_loader:
+            for outer in _around(loop):
+                outer.wraps = True
+        elif any(call.holds for call in loop.calls):
+            loop.wraps = True
+    for loop in module.loops:
+        if loop.steps or loop.comprehension or loop.short or loop.n_constant is not None:
+            continue
+        if any(call in inferring for call in loop.calls) and not any(call in training for call in loop.calls):
+            loop.outermost = _is_work(loop)
+
+
+def _mark_outermost(module: Module, edges: Edges) -> None:
+    """Mark the outermost loops that compute, in a program without training and without models."""
+    repeated = {callee for context, callee in edges if context.statement_loop is not None}
+    changed = True
+    while changed:
+        found = {callee for context, callee in edges if context.function in repeated} - repeated
+        repeated |= found
+        changed = bool(found)
+    for loop in module.loops:
+        if loop.comprehension or loop.short or not _is_work(loop) or loop.function in repeated:
+            continue
+        works = loop.works or any(inner.works and _outward(inner, loop) for inner in module.loops)
+        if works and not any(_is_work(outer) and not outer.short for outer in _around(loop)):
+            loop.outermost = True
+
+
+def _around(loop: SourceLoop) -> list[SourceLoop]:
+    found, outer = [], loop.outer
+    while outer is not None:
+        found.append(outer)
+        outer = outer.outer
+    return found
+
+
+def _outward(inner: SourceLoop, loop: SourceLoop) -> bool:
+    return loop in _around(inner)
+
+
+def _is_work(loop: SourceLoop) -> bool:
+    """Return whether a loop may be the program's own: no epochs, no setting up, no part of a module."""
+    function = loop.function
+    if function is not None and _SETUP.search(function.name):
+        return False
+    if function is not None and function.owner is not None and function.owner.is_module:
+        return False
+    if not isinstance(loop.node, ast.For | ast.AsyncFor):
+        return True
+    return not loop.rounds and not isinstance(loop.node.iter, ast.Tuple | ast.List)
+
+
+def _down(edges: Edges) -> None:
+    for function in {callee for _, callee in edges}:
+        function.called_without_grad = True
+    changed = True
+    while changed:
+        changed = False
+        for context, callee in edges:
+            changed |= _tell_callee(context, callee)
+
+
+def _tell_callee(context: Context, callee: SourceFunction) -> bool:
+    """Pass on what is known of the place that a function is called from."""
+    caller = context.function
+    old = _told(callee)
+    drives = False
+    if context.statement_loop is not None or (caller is not None and caller.called_in_loop):
+        callee.called_in_loop = True
+    if not context.no_grad and not (caller is not None and caller.called_without_grad):
+        callee.called_without_grad = False
+    if caller is not None and not context.rare:
+        callee.compiled_by_caller = callee.compiled_by_caller or caller.compiled or caller.compiled_by_caller
+        callee.loads = callee.loads or caller.loads
+    if context.hot and callee.name != "__init__" and not callee.holds:
+        if callee.turns:
+            drives = any(not loop.drives for loop in callee.turns)
+            for loop in callee.turns:
+                loop.drives = True
+        else:
+            callee.called_hot = True
+    return drives or old != _told(callee)
+
+
+def _told(one: SourceFunction) -> tuple[bool, ...]:
+    return one.called_hot, one.called_in_loop, one.called_without_grad, one.compiled_by_caller, one.loads

@@ -57,6 +57,12 @@ class _Run(click.Command):
 @sarif_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
 @html_option
+@click.option(
+    "--folded",
+    metavar="FILE",
+    type=click.Path(),
+    help="Write the step's stacks to FILE as speedscope and flamegraph.pl read them.",
+)
 @top_option
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
@@ -80,9 +86,9 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     from torchtriage.core.record.launch import end_like, find_command, launch
 
     what = find_command(words)
-    check_outputs([given["output"], given["html"]])
+    check_outputs([given["output"], given["html"], given["folded"]])
     # names are of the folder we were called in, wherever the script goes
-    files = {name: Path(given[name]).absolute() for name in ("output", "html") if given[name]}
+    files = {name: Path(given[name]).absolute() for name in ("output", "html", "folded") if given[name]}
     out = _folder(given["out"])
     told = _Telling(out, given["quiet"])
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
@@ -162,6 +168,7 @@ class _Telling:
 def _report(out: Path, what: str, code: int, files: dict[str, Path], options: dict[str, Any]) -> None:
     from torchtriage.api import traces
     from torchtriage.core.source import Sources
+    from torchtriage.diagnose.runs.flame import folded
     from torchtriage.diagnose.runs.run_folder import source_roots
     from torchtriage.diagnose.verdict.options import Options
     from torchtriage.report.pages import trace as trace_page
@@ -173,6 +180,10 @@ def _report(out: Path, what: str, code: int, files: dict[str, Path], options: di
     if "html" in files:
         page = trace_page.render(results, jobs, quote=quote)
         save(str(files["html"]), page.encode())
+    if "folded" in files:
+        accounts = [result.recorded.account for result in results if result.recorded and result.recorded.account]
+        lines = [line for account in accounts for line in folded(account)]
+        save(str(files["folded"]), "".join(f"{line}\n" for line in lines).encode())
     if options["form"] is None and "output" not in files:
         print_report(results, jobs=jobs, top=options["top"], quote=quote)
         return

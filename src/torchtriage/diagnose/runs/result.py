@@ -11,6 +11,7 @@ __all__ = [
     "AccountLine",
     "AccountPart",
     "CompileEvent",
+    "FlameBar",
     "RecordedRun",
     "RunAccount",
     "StepAccount",
@@ -112,12 +113,23 @@ class AccountLine:
 
 
 @dataclass(frozen=True)
+class FlameBar:
+    """A frame in the flame graph of the step: how deep it stands, where it begins, and its share of the step."""
+
+    depth: int
+    begin: float
+    share: float
+    name: str
+
+
+@dataclass(frozen=True)
 class StepAccount:
     """Where the steady steps' time goes on the loop's thread; the parts add up to ``of_ms``.
 
     ``of_ms`` : a mean step where ``per`` is ``step``; where steps could not be told apart, all time in the loop.
     ``n_looks`` : looks at the stack that it rests on. ``loop_file``, ``loop_line`` : the loop in the user's code.
-    ``lines`` : the user's innermost lines, the longest first.
+    ``lines`` : the user's innermost lines, the longest first. ``flame`` : the stacks below the loop, callers before
+    what they call.
     """
 
     per: Literal["step", "loop"]
@@ -128,6 +140,7 @@ class StepAccount:
     loop_line: int
     parts: tuple[AccountPart, ...]
     lines: tuple[AccountLine, ...]
+    flame: tuple[FlameBar, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torchtriage.core.version import __version__
 from torchtriage.diagnose.runs.account import SampledLoop, run_account, sampled_loop, step_account
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
+from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines, rival_threads
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
 from torchtriage.diagnose.runs.result import RecordedRun
@@ -48,7 +49,7 @@ def with_samples(
     step_ms = facts.step_ms or 0.0
     if loop is not None:
         step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
-        facts = replace(facts, account=step_account(loop, samples, step_ms))
+        facts = replace(facts, account=replace(step_account(loop, samples, step_ms), flame=flame_bars(loop)))
         found += hot_lines(loop, view, step_ms)
         found += growing_step(loop, samples, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
@@ -112,7 +113,8 @@ def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms:
         share = loop.loading_share if finding.code == LOADING else loop.waiting_share
         if share < WORTH:
             return None
-        low = share * (1 - 1 / max(min(cores, 8), 2)) if finding.code == LOADING else 0.5 * share
+        # more workers share the cores there are: only a long wait is surely shorter with them
+        low = share * (1 - 1 / max(min(cores, 8), 2)) if finding.code == LOADING else max(share - 0.25, 0.0) / 2
         return replace(finding, cost=_of_share(cost, low, share, step_ms, "share of looks at the stack"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:

@@ -19,6 +19,7 @@ from torchtriage.core.finding import Cost, Finding, Quote, TimeClasses
 from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.result import PathSummary, Result, Summary, TimelineLane
 from torchtriage.report import recorded
 from torchtriage.report.documents.trace import document
@@ -207,6 +208,7 @@ class _Packer:
         return {
             "run": self.value(recorded.run(result.recorded) if result.recorded else ()),
             "compiled": self.value(recorded.compiled(result.recorded)),
+            "where": self.where(result.recorded),
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
                 **self.fields(facts, "rank world_size resolution_ns"),
@@ -225,6 +227,27 @@ class _Packer:
             ],
             "suspicious": [SUSPICIOUS, OPINION],
             "idle": _idle_by_cause(result),
+        }
+
+    def where(self, run: RecordedRun | None) -> dict[str, Any]:
+        """Return the accounts of the step and of the run, None where stacks were not looked at."""
+        step, whole = (run.account, run.run_account) if run is not None else (None, None)
+        return {
+            "step": step
+            and {
+                **self.fields(step, "per of_ms n_steps n_looks"),
+                "parts": [self.row(part, "kind share ms") for part in step.parts],
+                "lines": [
+                    [self.value(file_name(line.file)), *self.row(line, "line function kind share")]
+                    for line in step.lines
+                ],
+                "flame": [
+                    self.row(bar, "depth begin share name")
+                    for bar in self.take(step.flame, 2 * self.detail.spans, "bars of the flame graph")
+                ],
+            },
+            "run": whole
+            and {**self.fields(whole, "of_ms"), "parts": [self.row(part, "kind share ms") for part in whole.parts]},
         }
 
     def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:

@@ -722,6 +722,33 @@ function sortable(label, columns, rows, first) {
 }
 const spark = (part) => [share(part), h("span", { class: "spark", "aria-hidden": "true" }, h("i", { style: { width: `${Math.min(1, part || 0) * 100}%` } }))];
 
+// -- what `torchtriage run` saw of the stacks ----------------------------------------------------
+const KINDS = { operators: "compute", Python: "python", files: "copy", compilation: "comm", "the loop": "compute" };
+const kindOf = (kind) => KINDS[kind] || (kind.startsWith("wait") || kind === "sleeping" ? "wait" : "step");
+function partsBar(parts, label) {
+  return [
+    h("div", { class: "parts", role: "img", "aria-label": `${label}: ${parts.map(([kind, part]) => `${kind} ${share(part)}`).join(", ")}` },
+      parts.map(([kind, part]) => h("i", { class: kindOf(kind), style: { width: `${100 * part}%` }, title: `${kind} ${share(part)}` }))),
+    h("p", { class: "legend" }, parts.map(([kind, part, took]) => h("span", {}, h("i", { class: kindOf(kind) }), ` ${kind} ${share(part)} (${ms(took)})  `))),
+  ];
+}
+function whereSection(result) {
+  const { step, run } = result.where;
+  if (!step && !run) return null;
+  const rests = step && `${ms(step.ofMs)} per ${step.per}; ${step.nSteps ? `${many(step.nSteps, "step")}, ` : ""}${many(step.nLooks, "look")} at the stack of the loop's thread, without the profiler. The parts add up to it.`;
+  const deepest = step ? Math.max(0, ...step.flame.map(([depth]) => depth)) : 0;
+  return section("where", step ? `Where the ${step.per}'s time goes` : "Where the run's time goes", rests,
+    step ? partsBar(step.parts, `one ${step.per}`) : null,
+    step && step.lines.length ? h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, ["Line", "Function", "Mostly", "Share"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, step.lines.map(([file, line, name, kind, part]) => h("tr", {},
+        h("td", { class: "mono" }, `${file}:${line}`), h("td", { class: "mono" }, name), h("td", {}, kind), h("td", {}, spark(part))))))) : null,
+    step && step.flame.length ? h("details", { open: true }, h("summary", {}, "Flame graph: callers above what they call"),
+      h("div", { class: "scroll" }, h("div", { class: "flame", style: { height: `${18 * (deepest + 1)}px` } },
+        step.flame.map(([depth, begin, part, name]) => h("span", { class: name.includes(":") ? "" : "library", title: `${name}: ${share(part)}, ${ms(part * step.ofMs)}`,
+          style: { left: `${100 * begin}%`, width: `${100 * part}%`, top: `${18 * depth}px` } }, name))))) : null,
+    run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run")] : null);
+}
 function kernelsSection(model) {
   const { kernels, nKernelNames } = model.summary;
   if (!kernels.length) return null;
@@ -938,7 +965,7 @@ function show(result) {
   // one or two bars give the verdict its picture; a bar for each of eight devices would hide the findings
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
-  else parts.push(brief ? account : null, findings);
+  else parts.push(brief ? account : null, findings, whereSection(result));
   if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));

@@ -109,6 +109,12 @@ class SampledLoop:
         either = {OPERATORS: 1 - self.either_is_python, PYTHON: self.either_is_python}.get(kind, 0.0)
         return self._share(lambda item: item.kind == kind) + either * self._share(lambda item: item.kind == EITHER)
 
+    def share_between(self, file: str, first: int, last: int) -> float:
+        """Return the share of the judged time at these lines of a file, and in what they call."""
+        return self._share(
+            lambda item: any(position.file == file and first <= position.line <= last for position in item.chain)
+        )
+
     def share_inside(self, loops: Set[tuple[str, int]]) -> float:
         """Return the share of the judged time in loops, by file and line."""
         return self._share(lambda item: any((position.file, around.lineno) in loops for position, around in item.loops))

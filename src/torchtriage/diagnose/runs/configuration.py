@@ -53,7 +53,9 @@ def configuration(
     files = sorted({position.file for look in samples.looks for position in look.stack if not position.library})
     if recording.measured.get("ended") == BUSY:
         frame = _made(view, files, ("profile",))
-        yield _finding(PROFILED, "the script's own profiler runs over the loop, and keeps what it records", frame, None)
+        if frame is not None:  # with a schedule it records a few steps
+            what = "the script's own profiler runs over the loop, and keeps what it records"
+            yield _finding(PROFILED, what, frame, None)
     if loop is None:
         return
     per = "step" if loop.n_steps else "window"
@@ -73,7 +75,7 @@ def configuration(
 def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame | None:
     for file in files:
         for name in names:
-            if lines := view.made(name, file):
+            if lines := view.made(name, file, without="schedule"):
                 return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
     return None
 

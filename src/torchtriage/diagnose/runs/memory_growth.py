@@ -13,8 +13,8 @@ from torchtriage.diagnose.runs.samples import Samples
 __all__ = ["CODE", "growing_memory", "growth_per_step", "with_graph_cost"]
 
 CODE = "MEM029"
-MIN_STEPS, MIN_TOTAL, MIN_PER_STEP = 8, 24 << 20, 256 << 10
-STEADILY = 0.7
+MIN_STEPS, MIN_TOTAL, MIN_PER_STEP = 12, 32 << 20, 256 << 10
+STEADILY = 0.9
 """Of the quarters between looks, so many at least grow."""
 GRAPH = "CFG043"
 NODE_US = (1.5, 8.0)

@@ -65,7 +65,7 @@ def with_samples(
     if folders is not None:
         on_device = bool(trace is not None and trace.devices)
         findings = tuple(_at_its_cause(finding, view) for finding in findings)
-        findings = with_source(findings, samples, folders, on_device=on_device)
+        findings = with_source(findings, samples, folders, on_device=on_device, loop=loop, view=view, step_ms=step_ms)
     if step_ms and result.summary is not None:
         n_steps = max(result.summary.n_steady_steps, 1)
         findings = tuple(

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.errors import TriageError
-from torchtriage.core.finding import Finding, Frame
+from torchtriage.core.finding import Cost, Finding, Frame, Severity
 from torchtriage.core.names import file_name
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.lint import check
 from torchtriage.diagnose.lint.base import catalogue
+from torchtriage.diagnose.runs.account import SampledLoop
 from torchtriage.diagnose.runs.samples import Samples
+from torchtriage.diagnose.runs.source_view import SourceView
 
 __all__ = ["with_source"]
 
 NEAR = 3
 """Lines apart that are one place: a statement, or a call and what it is given."""
 MAX_FILES = 20
+TIMED = ("host", "launch", "copy", "data", "optim")
+"""Families whose findings are time at their own line."""
+WORTH, MUCH, SURELY = 0.03, 0.2, 0.2
+"""Of a step at a line that the source alone points at: what is told, what is much, what of it is surely saved."""
+UNNAMED = ("HST020", "HST114")
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
 
 def with_source(
-    findings: Sequence[Finding], samples: Samples, folders: Sequence[str], *, on_device: bool
+    findings: Sequence[Finding],
+    samples: Samples,
+    folders: Sequence[str],
+    *,
+    on_device: bool,
+    loop: SampledLoop | None,
+    view: SourceView,
+    step_ms: float,
 ) -> tuple[Finding, ...]:
     """Return the findings with the source's own: one that both see is certain, and has the line of the source.
 
     Only files that the looks at the stack went through are read; what did not run is not told. ``on_device`` : the
-    run used an accelerator; else nothing is said about the way to one.
+    run used an accelerator; else nothing is said about the way to one. ``loop`` : the looks that tell how much of
+    a step of ``step_ms`` is spent at a line of the source.
     """
     out = list(findings)
     needless = frozenset() if on_device else _of_devices()
@@ -55,8 +70,58 @@ def with_source(
         elif not same or hint.severity != "note":
             near = any(_at(other, frame) for other in out)
             if not near:
-                out.append(replace(hint, severity="low" if hint.severity != "note" else "note"))
-    return tuple(out)
+                hint = replace(hint, severity="low" if hint.severity != "note" else "note")
+                out.append(_costed(hint, loop, view, step_ms))
+    return tuple(_told_once(out, view))
+
+
+def _costed(hint: Finding, loop: SampledLoop | None, view: SourceView, step_ms: float) -> Finding:
+    """Return what the source alone says with the share of the step that is spent in its statement, where it is time."""
+    frame = hint.place.frame
+    if loop is None or frame is None or hint.family not in TIMED or not step_ms:
+        return hint
+    statement = view.statement(frame.file, frame.line)
+    last = (statement.end_lineno if statement is not None else None) or frame.line
+    share = loop.share_between(frame.file, frame.line, last)
+    if share < WORTH:
+        return hint
+    low = SURELY * share if share >= MUCH else 0.0
+    cost = Cost(
+        low_ms=round(low * step_ms, 6),
+        high_ms=round(share * step_ms, 6),
+        per="step" if loop.n_steps else "window",
+        of_ms=round(step_ms, 6),
+        share_low=round(low, 6),
+        share_high=round(share, 6),
+        naive_ms=round(share * step_ms, 6),
+        basis="bounded",
+        method="share of looks at the stack in this statement",
+        grade="C",
+    )
+    severity: Severity = "medium" if low >= WORTH else "low"
+    return replace(hint, cost=cost, severity=severity, certainty="likely")
+
+
+def _told_once(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
+    """Yield the findings without those that say only "Python" or "this line" of a loop that another one explains."""
+    named: dict[tuple[str, int], float] = {}
+    for finding in findings:
+        if finding.code not in UNNAMED and finding.cost is not None and finding.cost.high_ms > 0:
+            for loop in _loops(finding, view):
+                named[loop] = max(named.get(loop, 0.0), finding.cost.low_ms)
+    for finding in findings:
+        low_ms = finding.cost.low_ms if finding.cost is not None else 0.0
+        if finding.code in UNNAMED and any(2 * named.get(loop, -1.0) >= low_ms for loop in _loops(finding, view)):
+            continue
+        yield finding
+
+
+def _loops(finding: Finding, view: SourceView) -> set[tuple[str, int]]:
+    """Return the innermost loop around a finding's line, by file and line."""
+    frame = finding.place.frame
+    if frame is None or not frame.file.endswith(".py"):
+        return set()
+    return {(file_name(frame.file), loop.lineno) for loop in view.loops(frame.file, 0, frame.line)[-1:]}
 
 
 def _of_devices() -> frozenset[str]:

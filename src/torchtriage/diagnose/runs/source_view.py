@@ -47,8 +47,8 @@ class SourceView:
             sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and _dotted(node) == name})
         )
 
-    def made(self, name: str, file: str) -> tuple[int, ...]:
-        """Return the lines on which a file calls a class of this name."""
+    def made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
+        """Return the lines on which a file calls something of this name, ``without`` an argument of that name."""
         tree = self._tree(file)
         nodes = ast.walk(tree) if tree is not None else ()
         return tuple(
@@ -56,7 +56,9 @@ class SourceView:
                 {
                     node.lineno
                     for node in nodes
-                    if isinstance(node, ast.Call) and _dotted(node.func).rpartition(".")[2] == name
+                    if isinstance(node, ast.Call)
+                    and _dotted(node.func).rpartition(".")[2] == name
+                    and not any(keyword.arg == without for keyword in node.keywords)
                 }
             )
         )

@@ -723,7 +723,8 @@ function sortable(label, columns, rows, first) {
 const spark = (part) => [share(part), h("span", { class: "spark", "aria-hidden": "true" }, h("i", { style: { width: `${Math.min(1, part || 0) * 100}%` } }))];
 
 // -- what `torchtriage run` saw of the stacks ----------------------------------------------------
-const KINDS = { operators: "compute", Python: "python", files: "copy", compilation: "comm", "the loop": "compute" };
+const KINDS = { operators: "compute", Python: "python", files: "copy", compilation: "comm", "the loop": "compute",
+  "other imports": "op", "before the loop": "loader", recording: "late", "after the loop": "wait", "garbage collection": "late" };
 const kindOf = (kind) => KINDS[kind] || (kind.startsWith("wait") || kind === "sleeping" ? "wait" : "step");
 function partsBar(parts, label) {
   return [

@@ -25,6 +25,7 @@ __all__ = [
     "SampledLoop",
     "Seen",
     "line_of",
+    "longer_loop",
     "run_account",
     "sampled_loop",
     "step_account",
@@ -161,6 +162,20 @@ def sampled_loop(
     inside = [look for look in samples.looks if _depth(look, view, place) is not None]
     spans = [(look.begin_ns, look.end_ns) for look in inside if kind_of_library(look.stack) != "torchtriage"]
     return _over(samples, view, place, spans, None, operator_share)
+
+
+def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> SampledLoop | None:
+    """Return another loop of the run that takes longer than all of this one's steps, if there is one."""
+    place = _longest_loop(samples, view)
+    if place is None or loop.place is None or loop.place == place:
+        return None
+    mine = [look for look in samples.looks if _depth(look, view, place) is not None]
+    if any(_depth(look, view, loop.place) is not None for look in mine):
+        return None  # around it, or inside it
+    spans = [(look.begin_ns, look.end_ns) for look in mine if kind_of_library(look.stack) != "torchtriage"]
+    took = sum(look.end_ns - look.begin_ns for look in samples.looks if _depth(look, view, loop.place) is not None)
+    other = _over(samples, view, place, spans, None, None)
+    return other if other is not None and other.wall_ns > took else None
 
 
 def _over(

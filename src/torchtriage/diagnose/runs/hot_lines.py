@@ -19,6 +19,11 @@ from torchtriage.diagnose.runs.source_view import SourceView, elementwise
 
 __all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines", "rival_threads"]
 
+MIN_SHARE, MIN_LOOKS = 0.03, 4
+HOT_SHARE = 0.10
+HOT_OPERATORS, HOT_IN_MODEL = 0.15, 0.35
+"""Of the step, what operators of one function take that is told: outside of the model, and in a module's forward."""
+
 PYTHON_LOOP = Cause(
     "HST020",
     "python-bound",
@@ -53,6 +58,9 @@ HOT_OPERATOR_LINES = replace(
     title="Operators outside of the model take a large part of the step",
     fix=Fix("Compute what does not change before the loop, and only what this step uses of the rest."),
 )
+HOT_FORWARD = replace(HOT_OPERATOR_LINES, title="One line of a module takes a large part of the step")
+LEAST = {HOT_LINE: HOT_SHARE, HOT_OPERATOR_LINES: HOT_OPERATORS, HOT_FORWARD: HOT_IN_MODEL}
+UNNAMED = (HOT_LINE, HOT_OPERATOR_LINES, HOT_FORWARD)
 GROWING = Cause(
     "HST106",
     "history-in-step",
@@ -78,9 +86,6 @@ RIVAL = Cause(
     leave="the thread does the step's own work, and releases the lock while it does.",
 )
 
-MIN_SHARE, MIN_LOOKS = 0.03, 4
-HOT_SHARE = 0.10
-HOT_OPERATORS = 0.15
 MOSTLY = 0.6
 """A loop is a loop of Python if so much of its time is."""
 RISES = 1.33
@@ -97,7 +102,8 @@ class _Group:
     n_looks: float = 0.0
     lines: Counter[int] = field(default_factory=Counter)
     first: Seen | None = None
-    words: Counter[str] = field(default_factory=Counter)
+    words: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """What each line calls."""
     callers: Counter[Position] = field(default_factory=Counter)
     examples: dict[int, Seen] = field(default_factory=dict)
     loop_lines: tuple[int, int] = (0, 0)
@@ -123,8 +129,9 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
         if item.cause is None:
             operators = {OPERATORS: 1.0, EITHER: 1 - loop.either_is_python}.get(item.kind, 0.0)
             if operators > 0 and not _of_the_model(item):
-                outside: tuple[object, ...] = (OPERATORS, *line_of(item.chain[0])[:2])
-                group = groups.setdefault(outside, _Group(HOT_OPERATOR_LINES, (0.0, 1.0)))
+                inside = _in_forward(item)
+                hot = (OPERATORS, inside, *line_of(item.chain[0])[:2])
+                group = groups.setdefault(hot, _Group(HOT_FORWARD if inside else HOT_OPERATOR_LINES, (0.0, 1.0)))
                 _count(group, item, item.weight_ns * operators, operators)
             if item.kind not in (PYTHON, "python", EITHER):
                 continue
@@ -139,7 +146,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
         if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
             continue
         share = group.weight_ns / whole
-        least = {HOT_LINE: HOT_SHARE, HOT_OPERATOR_LINES: HOT_OPERATORS}.get(group.cause, MIN_SHARE)
+        least = LEAST.get(group.cause, MIN_SHARE)
         if share < least or group.n_looks < MIN_LOOKS:
             continue
         error = math.sqrt(max(share * (1 - share), 0.0) / n_looks)
@@ -177,7 +184,9 @@ def _note(
         group.loop_lines = around[2:4]
     else:
         key = (HOT_LINE.code, file, function, line)
-        group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
+        loads = any(position.library.startswith("torch/utils/data/") for position in item.look.stack)
+        # what is done for each item of a dataset can be done once, or in workers
+        group = groups.setdefault(key, _Group(HOT_LINE, (0.5, 1.0) if loads else (0.0, 1.0)))
     _count(group, item, item.weight_ns * part, part)
 
 
@@ -187,7 +196,7 @@ def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     group.n_looks += part
     group.lines[line] += round(weight)
     group.examples.setdefault(line, item)
-    group.words[item.call or _entry(item)] += round(weight)
+    group.words[line, item.call or _entry(item)] += round(weight)
     if len(item.chain) > 1:
         group.callers[item.chain[1]] += round(weight)
 
@@ -196,8 +205,13 @@ _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torc
 
 
 def _of_the_model(item: Seen) -> bool:
-    """Whether a look is inside a module, a backward pass, an optimizer or a loader: what a step is for."""
-    return any(position.library.startswith(_MODEL) for position in item.look.stack)
+    """Whether a line has called a module, a backward pass, an optimizer or a loader: what a step is for."""
+    return any(position.library.startswith(_MODEL) for position in item.look.below)
+
+
+def _in_forward(item: Seen) -> bool:
+    """Whether a line is of a module's own forward."""
+    return any(position.library == _MODEL[0] for position in item.look.stack)
 
 
 def _entry(item: Seen) -> str:
@@ -238,7 +252,8 @@ def _finding(
     low_gain, high_gain = group.gain
     low = max(share - error, 0.0) * low_gain
     high = min((share + error) * high_gain, 1.0)
-    called = next((word for word, _ in group.words.most_common() if word), "")
+    calls = [word for (at, word), _ in group.words.most_common() if at == line]
+    called = calls[0] if calls else ""
     frames = tuple(
         Frame(position.file, position.line, line_of(position)[1], exact=True, lines=(position.line,))
         for position in item.chain[:MAX_STACK]
@@ -252,14 +267,14 @@ def _finding(
         "looks": round(group.n_looks),
         "looks_in_steps": n_looks,
         "lines": [number for number, _ in group.lines.most_common(5)],
-        **({"calls": [word for word, _ in group.words.most_common(4) if word]} if called else {}),
+        **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
     return Finding(
         code=group.cause.code,
         name=group.cause.name,
         family=group.cause.family,
         title=group.cause.title,
-        severity=_severity(low, high),
+        severity="note" if group.cause in UNNAMED[1:] else _severity(low, high),
         certainty=_certainty(group.cause),
         message=_message(group, item, function, file, took, called),
         place=Place(frame=frame, stack=frames),
@@ -292,7 +307,7 @@ def _message(group: _Group, item: Seen, function: str, file: str, took: str, cal
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         kind = "element by element" if group.gain[0] > 0.5 else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
-    if group.cause in (HOT_LINE, HOT_OPERATOR_LINES):
+    if group.cause in UNNAMED:
         what = f"{called}()" if called else "Python"
         return f"{what} takes {took} in {at}{by}"
     what = f"{called}()" if called else group.cause.what
@@ -308,7 +323,7 @@ def _severity(low: float, high: float) -> Severity:
 
 
 def _certainty(cause: Cause) -> Certainty:
-    if cause in (HOT_LINE, HOT_OPERATOR_LINES):
+    if cause in UNNAMED:
         return "hint"
     return "likely" if cause is PYTHON_LOOP or not cause.gain[0] else "certain"
 

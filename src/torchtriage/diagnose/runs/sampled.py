@@ -14,7 +14,7 @@ from torchtriage.core.source import Sources
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__
-from torchtriage.diagnose.runs.account import SampledLoop, run_account, sampled_loop, step_account
+from torchtriage.diagnose.runs.account import SampledLoop, longer_loop, run_account, sampled_loop, step_account
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
 from torchtriage.diagnose.runs.flame import flame_bars
@@ -51,6 +51,8 @@ def with_samples(
         step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
         facts = replace(facts, account=replace(step_account(loop, samples, step_ms), flame=flame_bars(loop)))
         found += hot_lines(loop, view, step_ms)
+        if (other := longer_loop(samples, view, loop)) is not None:
+            found += hot_lines(other, view, other.step_ns / 1e6)
         found += growing_step(loop, samples, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
     known = _cautious(result, recording).findings
@@ -94,7 +96,7 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
     return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
 
 
-LOADING, STARVED, ROWS = "DAT018", "DAT019", "LCH017"
+LOADING, STARVED, ROWS, FLOAT64 = "DAT018", "DAT019", "LCH017", "CPY012"
 ROWS_GAIN = 0.5, 0.95
 """What working on all rows at once gives back of a loop over them."""
 WORTH = 0.03
@@ -130,6 +132,10 @@ def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms:
             return replace(
                 finding, cost=_of_share(cost, low, high, step_ms, "share of looks at the stack in this loop")
             )
+    if finding.code == FLOAT64 and frame is not None and view.made("set_default_dtype", frame.file):
+        # on purpose, it seems: asked about, and nothing promised
+        cost = _of_share(cost, 0.0, cost.share_high, cost.of_ms, cost.method)
+        return replace(finding, cost=cost, certainty="hint", severity="note")
     if cost.per == "window" and loop.n_steps is None:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
         return replace(

@@ -81,7 +81,6 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     torchtriage run torchrun --nproc-per-node 2 train.py
     torchtriage run --exit-after -o report.txt train.py
     torchtriage run --memory train.py
-    torchtriage run --compile-log train.py
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.core.record.launch import end_like, find_command, launch
 

@@ -1,4 +1,4 @@
-"""What the compiler's log of ``torchtriage run --compile-log`` adds to a process' result."""
+"""What the compiler's log of ``torchtriage run`` adds to a process' result."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class CompileEvent:
 
 @dataclass(frozen=True)
 class WatchedCompile:
-    """What the log of ``torchtriage run --compile-log`` says of one process.
+    """What the log of ``torchtriage run`` says of one process.
 
     ``events`` : breaks, then recompilations, the costliest of each first. ``log`` : the folder that
     ``torchtriage compile`` reads, of all processes; empty where nothing was compiled. ``trace`` :
@@ -179,7 +179,7 @@ class RecordedRun:
     before_ms: float | None = None
     after_ms: float | None = None
     compiled: WatchedCompile | None = None
-    """None without ``--compile-log``."""
+    """None with ``--no-compile-log``."""
     account: StepAccount | None = None
     """None where no loop was seen, and in recordings that were not made by ``run``."""
     run_account: RunAccount | None = None

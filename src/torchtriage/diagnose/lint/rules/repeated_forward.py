@@ -28,7 +28,7 @@ accuracy = (logits.detach().argmax(1) == y).float().mean()   # not model(x) agai
 )
 
 _ON_PURPOSE = re.compile(
-    r"r_?drop|consisten|monte.?carlo|\bmc_|uncertain|simcse|contrastive|two.?views?", re.IGNORECASE
+    r"r_?drop|consist|monte.?carlo|\bmc_|uncertain|simcse|contrastive|two.?views?", re.IGNORECASE
 )
 _CHANGES = frozenset(["step", "eval", "train", "load_state_dict", "zero_", "copy_", "mul_", "add_", "lerp_"])
 

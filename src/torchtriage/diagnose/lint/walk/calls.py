@@ -108,6 +108,8 @@ def _imported(walker: Walker, call: SourceCall) -> Value:
         read = next((item.readback for item in given if item.readback is not None), None)
         return NUMPY.but(readback=read) if read is not None else NUMPY
     last = name.rpartition(".")[2]
+    if torch_names.WAITS.search(last):
+        walker.event("wait", node)
     if name in ("copy.deepcopy", "copy.copy") and given:
         return given[0]
     if last in torch_names.WRAPPERS and given:

@@ -62,7 +62,7 @@ NO_GRAD = frozenset(
     }
 )
 PROFILERS = frozenset({"torch.profiler.profile", "torch.profiler.profiler.profile", "torch.autograd.profiler.profile"})
-WAITS = re.compile(r"synchronize$|(^|_)sync$|(^|[._])wait$|block_until_ready$|do_bench")
+WAITS = re.compile(r"synchronize$|(^|_)sync$|(^|[._])wait(_for\w*|_until\w*|_all)?$|block_until_ready$|do_bench")
 CLOCKS = frozenset(
     f"time.{name}{suffix}" for name in ("time", "perf_counter", "monotonic", "process_time") for suffix in ("", "_ns")
 ) | {"timeit.default_timer"}

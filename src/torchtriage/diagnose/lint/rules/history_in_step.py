@@ -10,9 +10,10 @@ Source: Python documentation of ``collections.deque``.
 """
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, SourceCall, text_of
+from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("HST106", "history-in-step", "host", "The cost of a step grows with the steps before it", "low")
@@ -36,6 +37,7 @@ _OVER = (
     *("sorted", "sum", "max", "min", "set", "collections.Counter", "pandas.DataFrame"),
 )
 _CHEAP = words("append extend len print isinstance Thread submit put")
+Grown = dict[str, set[SourceLoop | None]]
 _SHORT = 1000
 _COPIES = words("stack cat concat array asarray tensor concatenate vstack hstack DataFrame")
 
@@ -47,17 +49,16 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.hot and isinstance(first, ast.Constant) and first.value == 0 and _is_list(module, call):
             said = f"every element moves by one place: {text_of(call.node)}"
             yield Hit(call.node, said, call.attr, severity="note" if _is_short(module, call) else None)
-    grown = {
-        assign.target
-        for assign in module.assigns
-        if assign.how in ("append", "extend") and assign.context.hot and _outlives(module, assign)
-    }
+    grown: dict[str, set[SourceLoop | None]] = defaultdict(set)
+    for assign in module.assigns:
+        if assign.how in ("append", "extend") and assign.context.hot and _outlives(module, assign):
+            grown[assign.target].add(assign.context.step_loop)
     if not grown:
         return
     yield from _whole(module, grown)
     for call in module.called(*_OVER):
         given = call.node.args[0] if call.node.args else None
-        if call.context.hot and given is not None and text_of(given, 200) in grown:
+        if call.context.hot and given is not None and _beside(given, call.context, grown):
             yield Hit(
                 call.node,
                 f"everything so far is worked through again: {text_of(call.node)}",
@@ -66,20 +67,28 @@ def find(module: Module) -> Iterator[Hit]:
             )
 
 
-def _whole(module: Module, grown: set[str]) -> Iterator[Hit]:
+def _beside(node: ast.expr, context: Context, grown: Grown) -> bool:
+    """Return whether an expression is a history, and stands where it grows: in the same loop of steps."""
+    name = text_of(node, 200)
+    if name not in grown:
+        return False
+    return name.startswith("self.") or bool(grown[name] & set(context.loops()))
+
+
+def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
     """Yield loops over, and functions that are given, everything so far."""
     for loop in module.loops:
         context = module.loop_contexts[loop]
         if not context.hot or loop.steps or isinstance(loop.node, ast.While):
             continue
-        if text_of(loop.node.iter, 200) in grown:
+        if _beside(loop.node.iter, context, grown):
             node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
             yield Hit(node, f"this goes over everything so far: {text_of(loop.node.iter)}")
     for call in module.calls:
         if not call.context.hot or call.name in _OVER or call.attr in _CHEAP:
             continue
         if (call.callees or call.attr in ("encode", "decode", "batch_decode", "transform", "fit")) and any(
-            text_of(item, 200) in grown for item in call.node.args
+            _beside(item, call.context, grown) for item in call.node.args
         ):
             yield Hit(call.node, f"everything so far is worked through again: {text_of(call.node)}", call.attr)
 
@@ -112,6 +121,6 @@ def _outlives(module: Module, one: Assign) -> bool:
         if call.owner is not None and text_of(call.owner, 200) == one.target:
             return False
     made = [other for other in module.assigns if other.target == one.target and other.how == "="]
-    if any(other.context.hot for other in made):
+    if one.target.startswith("self.") and any(other.context.hot for other in made):
         return False
     return bool(made) and all(isinstance(other.expression, ast.List | ast.ListComp) for other in made)

@@ -84,6 +84,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _frozen(module: Module) -> Iterator[Hit]:
     """Yield calls of a model that a training step only asks: a teacher, a target network."""
+    trained = _trained(module) if module.trains and module.is_program else None
     for call in module.calls:
         path = module.name_of(call.node.func)
         if (
@@ -91,7 +92,7 @@ def _frozen(module: Module) -> Iterator[Hit]:
             or call.value.kind != "tensor"
             or call.context.no_grad
             or not call.context.hot
-            or not _ASKED.search(path)
+            or not (_ASKED.search(path) or _is_left_out(module, call, trained))
             or (call.user is not None and call.user.attr == "detach")
             or any(item.grad for item in call.arguments)  # gradients go through it to its input
         ):
@@ -101,6 +102,44 @@ def _frozen(module: Module) -> Iterator[Hit]:
             continue
         if module.trains and not _is_trained(module, path) and not _is_detached(module, call):
             yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
+
+
+def _trained(module: Module) -> set[str] | None:
+    """Return the last names of all models whose parameters an optimizer gets, None when one is not known."""
+    found: set[str] = set()
+    for call in module.calls:
+        if call.value.kind != "optimizer" or not call.node.args:
+            continue
+        owners = [
+            node.func.value
+            for node in ast.walk(call.node.args[0])
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "parameters" in node.func.attr
+        ]
+        names = [module.name_of(owner).rpartition(".")[2] for owner in owners]
+        if not all(names) or not names or "self" in names:
+            return None
+        found |= set(names)
+    return found or None
+
+
+def _is_left_out(module: Module, call: SourceCall, trained: set[str] | None) -> bool:
+    """Return whether no optimizer has a model's parameters, nor those of anything it is made of."""
+    function = call.context.function
+    if (
+        trained is None
+        or not (call.receiver.of or call.receiver.evaluated)
+        or (call.receiver.of.startswith("torch.nn.") and not call.receiver.of.endswith("Sequential"))
+    ):
+        return False
+    if function is not None and function.owner is not None and function.owner.is_module:
+        return False
+    last = module.name_of(call.node.func).rpartition(".")[2]
+    made = [one for one in module.assigns if one.target.rpartition(".")[2] == last]
+    words = {name for one in made for name in re.findall(r"\w+", text_of(one.expression, 400))}
+    around = {
+        name for one in module.assigns if one.target.rpartition(".")[2] in trained for name in names_in(one.expression)
+    }
+    return bool(last and made) and last not in trained and not words & trained and last not in around
 
 
 def _is_trained(module: Module, path: str) -> bool:

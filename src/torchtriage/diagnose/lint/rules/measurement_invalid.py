@@ -135,7 +135,8 @@ def _as_run(module: Module, event: SourceEvent) -> SourceEvent:
     kinds = _inside(module, event)
     if "wait" in kinds:
         return replace(event, kind="wait")
-    return replace(event, kind="work") if event.kind == "call" and kinds & set(_WORK) else event
+    works = event.kind == "call" and event.context.loop is not None and kinds & set(_WORK)
+    return replace(event, kind="work") if works else event
 
 
 def _inside(module: Module, event: SourceEvent) -> set[str]:

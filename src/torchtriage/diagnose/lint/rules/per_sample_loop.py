@@ -5,7 +5,7 @@ Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with o
 Slow because: every row launches its own kernels; a batch takes one launch for all.
 Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``.
 Quiet when: each row has a length of its own, a value is carried from turn to turn (a recurrence),
-    the loop goes over layers, or the tensor is on the CPU.
+    the loop goes over layers, or, in a file that only others import, the tensor is on the CPU.
 Source: PyTorch documentation of ``torch.vmap``.
 """
 
@@ -73,9 +73,12 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
             and isinstance(item.ctx, ast.Load)
             and isinstance(_first(item.slice), ast.Name)
             and _first(item.slice).id == node.target.id  # type: ignore[attr-defined]
-            and text_of(item.value, 999) == over
+            and (text_of(item.value, 999) == over or module.value(item.value).on_device)
             and module.value(item.value).kind in ("tensor", "unknown")
-            and not (module.value(item.value).kind == "tensor" and module.value(item.value).device == 0)
+            and (
+                module.is_program
+                or not (module.value(item.value).kind == "tensor" and module.value(item.value).device == 0)
+            )
         ):
             return item
     return None
@@ -109,7 +112,7 @@ def _first(index: ast.expr) -> ast.expr:
 
 def _said(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
     """Return what a name stands for: ``n = x.shape[0]``, ``n, m, _ = x.shape``."""
-    if not isinstance(node, ast.Name):
+    if not isinstance(node, ast.Name) or not module.is_program:
         return node
     body = loop.function.node if loop.function is not None else module.tree
     made: list[ast.expr] = []
@@ -176,7 +179,7 @@ def _computes(module: Module, loop: SourceLoop, row: ast.expr) -> bool:
             continue
         if call.attr in ("tensor", "zeros", "ones", "detach", "cpu", "numpy", "clone", "to"):
             continue
-        if call.value.kind == "tensor" and call.value.device == 0:
+        if call.value.kind == "tensor" and call.value.device == 0 and not module.is_program:
             continue
         said = {text_of(node, 999) for node in ast.walk(call.node) if isinstance(node, ast.expr)}
         if wanted in said or said & made:

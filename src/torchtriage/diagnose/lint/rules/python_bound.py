@@ -12,7 +12,7 @@ Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, names_in
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in
 
 RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
 
@@ -41,7 +41,8 @@ def find(module: Module) -> Iterator[Hit]:
     inner = [
         loop
         for loop in module.loops
-        if loop.outer is not None and (_counts(module, loop) or _picks_pixels(loop.outer, loop))
+        if loop.outer is not None
+        and (_counts(module, loop) or _picks_pixels(loop.outer, loop) or _indexes_array(module, loop.outer, loop))
     ]
     done: set[SourceLoop] = set()
     for loop in inner:
@@ -75,11 +76,67 @@ def _singles(module: Module) -> Iterator[Hit]:
             continue
         if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
+        if module.is_program and _compares_elements(loop):
+            yield Hit(loop.node, "Python takes the numbers out of a tensor one by one")
+            continue
         counters = _counters(loop)
         if not counters or any(other.outer is loop and not other.comprehension for other in module.loops):
             continue
-        if any(_takes_number(module, node, counters) for node in ast.walk(loop.node)):
+        if (module.is_program and _fills(module, loop, counters)) or any(
+            _takes_number(module, node, counters) for node in ast.walk(loop.node)
+        ):
             yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
+
+
+def _compares_elements(loop: SourceLoop) -> bool:
+    """Return whether a loop goes over the numbers of tensors, and compares them in Python."""
+    if not isinstance(loop.node, ast.For):
+        return False
+    values, targets = [loop.iterates], [loop.node.target]
+    if loop.iterates.of in ("zip", "enumerate"):
+        values = list(loop.iterates.items)
+        targets = loop.node.target.elts if isinstance(loop.node.target, ast.Tuple) else []
+    elements = {
+        target.id
+        for value, target in zip(values, targets, strict=False)
+        if value.kind == "tensor" and isinstance(target, ast.Name)
+    }
+    sure = any(value.kind == "tensor" and not (value.data or value.guess) for value in values)
+    return sure and any(_asks(node, elements) for part in loop.node.body for node in ast.walk(part))
+
+
+def _asks(node: ast.AST, elements: set[str]) -> bool:
+    """Return whether one number is compared with another."""
+    if not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
+        return False
+    sides = [node.left, *node.comparators]
+    plain = all(isinstance(side, ast.Name) or isinstance(literal(side), int | float) for side in sides)
+    return plain and any(isinstance(side, ast.Name) and side.id in elements for side in sides)
+
+
+def _fills(module: Module, loop: SourceLoop, counters: set[str]) -> bool:
+    """Return whether a loop does nothing but ``out[i] = x[i] * a`` between arrays."""
+    assert isinstance(loop.node, ast.For)
+    if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
+        return False
+
+    def picks(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Subscript)
+            and module.value(node.value).kind in ("numpy", "tensor")
+            and bool(names_in(node.slice))
+            and names_in(node.slice) <= counters
+            and not any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
+        )
+
+    lines = [node for node in loop.node.body if isinstance(node, ast.Assign | ast.AugAssign)]
+    if len(lines) != len(loop.node.body) or any(isinstance(node, ast.Call) for one in lines for node in ast.walk(one)):
+        return False
+    return any(
+        picks(one.targets[0] if isinstance(one, ast.Assign) else one.target)
+        and any(isinstance(node, ast.BinOp) and any(map(picks, ast.walk(node))) for node in ast.walk(one.value))
+        for one in lines
+    )
 
 
 def _takes_number(module: Module, node: ast.AST, counters: set[str]) -> bool:

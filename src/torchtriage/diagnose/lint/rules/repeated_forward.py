@@ -1,7 +1,7 @@
 """The same module is run twice on the same input.
 
 Looks like: ``model(x)`` twice in one turn, with nothing assigned to ``model`` or ``x`` and no
-    optimizer step in between.
+    optimizer step in between; two helpers that are called with the same ``x`` and both run it.
 Slow because: the second pass computes what the first one has given.
 Fix: keep the first result; take several outputs of one pass.
 Quiet when: the two passes differ on purpose (one in evaluation mode, dropout drawn anew for a
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, names_in, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, names_in, text_of
 
 RULE = Rule("LCH103", "repeated-forward", "launch", "The same forward pass is computed twice", "medium")
 
@@ -27,14 +27,13 @@ accuracy = (logits.detach().argmax(1) == y).float().mean()   # not model(x) agai
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
 
-_ON_PURPOSE = re.compile(
-    r"r_?drop|consist|monte.?carlo|\bmc_|uncertain|simcse|contrastive|two.?views?", re.IGNORECASE
-)
+_ON_PURPOSE = re.compile(r"r_?drop|consist|monte.?carlo|\bmc_|uncertain|simcse|contrastive|two.?views?", re.IGNORECASE)
 _CHANGES = frozenset(["step", "eval", "train", "load_state_dict", "zero_", "copy_", "mul_", "add_", "lerp_"])
 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the second of two equal calls of a module in one turn."""
+    yield from _across(module)
     groups: dict[tuple[object, object, str], list[SourceCall]] = defaultdict(list)
     for call in module.calls:
         if call.receiver.kind == "module" and call.value.kind == "tensor" and call.context.hot and _has_data(call):
@@ -43,6 +42,46 @@ def find(module: Module) -> Iterator[Hit]:
         for first, second in pairwise(calls):
             if _is_same(module, first, second):
                 yield Hit(second.node, f"the same as in line {first.node.lineno}: {text_of(second.node)}", "forward")
+
+
+def _across(module: Module) -> Iterator[Hit]:
+    """Yield calls in helpers that one function calls with the same input: each term of a loss asks again."""
+    seen: dict[tuple[object, object, str], tuple[SourceCall, SourceFunction]] = {}
+    for call in module.calls:
+        function = call.context.function
+        if call.receiver.kind != "module" or not call.context.hot or function is None or function.owner is None:
+            continue
+        if function.owner.is_module or call.context.loop is not None or not _has_data(call):
+            continue
+        path = text_of(call.node.func, 200)
+        if not path.startswith("self."):
+            continue
+        for outer in module.calls:
+            if outer.callees != (function,) or outer.context.rare:
+                continue
+            given = _given(function, call, outer)
+            if given is None:
+                continue
+            key = (outer.context.function, outer.context.loop, f"{path}({given})")
+            first = seen.setdefault(key, (call, function))
+            if first[0] is not call and first[1] is not function and not (first[1].steps or function.steps):
+                said = f"the same as in line {first[0].node.lineno}, called with the same input: {text_of(call.node)}"
+                yield Hit(call.node, said, "forward")
+
+
+def _given(function: SourceFunction, call: SourceCall, outer: SourceCall) -> str | None:
+    """Return a call's arguments as its function's caller names them; None where they are not its parameters."""
+    places = [arg.arg for arg in function.node.args.args[1:]]
+    texts = dict(zip(places, outer.node.args, strict=False))
+    stored = {
+        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    found: list[str] = []
+    for item in call.node.args:
+        if not isinstance(item, ast.Name) or item.id not in texts or item.id in stored:
+            return None
+        found.append(text_of(texts[item.id], 200))
+    return ", ".join(found)
 
 
 def _has_data(call: SourceCall) -> bool:

@@ -122,11 +122,18 @@ def _in_layers(module: Module) -> Iterator[Hit]:
                 continue
             given = dict(zip(parameters, outer.node.args, strict=False))
             fixed = [given.get(name) for name in names]
-            if all(isinstance(item, ast.Name) and item.id not in loop.assigned for item in fixed):
+            if all(_stays(item, loop) for item in fixed):
                 yield Hit(
                     call.node, f"every layer searches the same inputs again: {text_of(call.node)}", call.attr, "medium"
                 )
                 break
+
+
+def _stays(node: ast.expr | None, loop: SourceLoop) -> bool:
+    """Return whether an argument is a constant, a setting, or a name that the loop leaves alone."""
+    if isinstance(node, ast.Name):
+        return node.id not in loop.assigned and node.id not in loop.targets
+    return isinstance(node, ast.Constant) or (node is not None and text_of(node, 200).startswith("self."))
 
 
 def _assigned(function: SourceFunction, name: str) -> bool:

@@ -5,7 +5,8 @@ Slow because: the comprehension and the conversion handle one Python object at a
     millisecond for ten thousand numbers, while the device waits.
 Fix: keep the data in tensors or arrays, and index those (a ring buffer for replay).
 Quiet when: it is in a data set or its ``collate_fn``, pads rows to one length, goes over a short
-    constant range, or is behind ``if step % n``.
+    constant range, or is behind ``if step % n``. A remark where nothing is trained: requests come as
+    Python objects.
 Source: PyTorch documentation of ``torch.tensor``.
 """
 
@@ -32,7 +33,12 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield tensors that hot code makes of a comprehension."""
     for call in module.called(*_FACTORIES):
         if call.context.hot and call.node.args and _is_gathered(module, call):
-            yield Hit(call.node, f"made of Python numbers one by one: {text_of(call.node)}", call.attr)
+            yield Hit(
+                call.node,
+                f"made of Python numbers one by one: {text_of(call.node)}",
+                call.attr,
+                severity=None if module.trains else "note",
+            )
 
 
 def _is_gathered(module: Module, call: SourceCall) -> bool:

@@ -53,7 +53,8 @@ def find(module: Module) -> Iterator[Hit]:
         and _begins_with(assign.expression, assign.target)
     }
     for call in module.calls:
-        if call.attr == "generate" and literal(keyword(call.node, "use_cache")) is False:
+        configured = call.attr.endswith("Config") and not module.trains and module.is_program
+        if (call.attr == "generate" or configured) and literal(keyword(call.node, "use_cache")) is False:
             yield Hit(call.node, "use_cache=False: each token computes the whole prefix again", "generate")
             continue
         loop = call.context.statement_loop

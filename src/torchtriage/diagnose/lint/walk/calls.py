@@ -51,7 +51,8 @@ def _call(walker: Walker, node: ast.Call) -> Value:
         known = walker.lookup(attr)
         if known is None:
             name = walker.aliases.get(attr, "")
-        receiver = as_called(known or (UNKNOWN if attr in walker.by_name else named_callee(attr)))
+        unnamed = known is None or known is UNKNOWN
+        receiver = as_called(named_callee(attr) if unnamed and attr not in walker.by_name else known or UNKNOWN)
     else:
         receiver = walker.eval(func)
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -107,6 +108,8 @@ def _imported(walker: Walker, call: SourceCall) -> Value:
         read = next((item.readback for item in given if item.readback is not None), None)
         return NUMPY.but(readback=read) if read is not None else NUMPY
     last = name.rpartition(".")[2]
+    if torch_names.WAITS.search(last):
+        walker.event("wait", node)
     if name in ("copy.deepcopy", "copy.copy") and given:
         return given[0]
     if last in torch_names.WRAPPERS and given:

@@ -21,6 +21,16 @@ __all__ = ["callees", "iterated", "pass_on", "read_function", "returned", "runs"
 
 _WRAPS = re.compile(r"torch\.(?!utils|multiprocessing)|functools\.|callable$|warnings\.")
 # what these are given runs elsewhere, or when something is wrong
+_RUNNERS = torch_names.words("submit map imap imap_unordered starmap apply_async run_in_executor to_thread Thread")
+_ALTERNATIVES = 4
+# names that objects of other kinds have too
+_COMMON = re.compile(
+    r"__|(append|extend|insert|pop|remove|clear|copy|count|index|sort|reverse|get|items|keys|values|update|setdefault|add"
+    r"|join|split|strip|replace|format|encode|decode|read|write|close|open|flush|seek|send|recv|put|start|stop|run|wait|set"
+    r"|to|cpu|cuda|float|half|double|int|long|item|numpy|tolist|view|reshape|mean|sum|max|min|std|var|abs|step|backward|forward"
+    r"|eval|train|parameters|state_dict|load_state_dict|detach|clone|zero_grad|register_buffer|log|info|debug|warning|error"
+    r"|save|load|name|size|shape|dim|type|result|submit|map|filter|next|render|sample|fit|transform|predict|score)$"
+)
 _DEPTH = 12
 """Calls that are read inside one another; what is deeper is read later, without its arguments."""
 
@@ -88,6 +98,11 @@ def _methods(walker: Walker, func: ast.Attribute, receiver: Value) -> tuple[Sour
             for known in _classes(walker, receiver)
             for function in runs(walker, known.attribute(func.attr) or UNKNOWN)
         ]
+    if not found and receiver.kind == "unknown" and walker.is_program and not _COMMON.match(func.attr):
+        # what a table or a factory gives: whichever class of the file has such a method
+        owners = [known for known in walker.module.classes.values() if func.attr in known.methods]
+        if len(owners) <= _ALTERNATIVES and not walker.aliases.get(path_of(func).partition(".")[0]):
+            found = [known.methods[func.attr] for known in owners]
     return tuple(dict.fromkeys(found))
 
 
@@ -138,7 +153,8 @@ def pass_on(walker: Walker, call: SourceCall) -> None:
         return
     # what is handed to code that is not here is called from there: executors, maps, keys, hooks
     for value in call.arguments if not _WRAPS.match(call.name) else ():
-        for function in runs(walker, value) if value.kind == "callable" else ():
+        given = value.kind == "callable" or (value.kind in ("object", "module") and call.attr in _RUNNERS)
+        for function in runs(walker, value) if given else ():
             runs_here(walker, function)
 
 

@@ -148,7 +148,7 @@ def _attribute_value(walker: Walker, func: ast.expr) -> Value:
             if owner.runs(func.attr):
                 return UNKNOWN
             known = owner.attribute(func.attr)
-    return known or named_callee(func.attr)
+    return named_callee(func.attr) if known is None or known is UNKNOWN else known
 
 
 def _tensor_method(walker: Walker, call: SourceCall) -> Value:

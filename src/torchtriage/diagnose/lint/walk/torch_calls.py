@@ -54,6 +54,8 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         return AN_OPTIMIZER if "lr_scheduler" not in name else UNKNOWN
     if name.startswith("torch.jit.") and last in ("load", "script", "trace"):
         return Value("module", MAYBE, evaluated=True)
+    if name == "torch.hub.load":
+        return Value("module", MAYBE if walker.module.uses_device else CPU)
     if name == "torch.nn.Parameter":
         return Value("tensor", CPU if not walker.module.uses_device else MAYBE, grad=True)
     if name == "torch.nn.utils.clip_grad_norm_":

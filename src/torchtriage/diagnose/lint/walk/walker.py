@@ -26,6 +26,7 @@ _DEVICE = re.compile(
     r"|mps(?<!\w{4})\b|xpu(?<!\w{4})\b|hip(?<!\w{4})\b"
 )
 
+_SAID_OFF = re.compile(r"no_?grad|inference_?mode", re.IGNORECASE)
 _GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
 
 
@@ -165,7 +166,9 @@ class Walker:
         return None
 
     def switches_grad_off(self, name: str) -> bool:
-        """Return whether a function or class of the file, used around others, switches autograd off."""
+        """Return whether what is used around others switches autograd off, by its name or its text."""
+        if _SAID_OFF.search(name):
+            return True
         function, made = self.by_name.get(name), self.module.classes.get(name)
         node = function.node if function is not None else made.node if made is not None else None
         return node is not None and _GRAD_OFF.search(self.relevance.text_of(node)) is not None

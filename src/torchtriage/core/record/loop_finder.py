@@ -209,6 +209,7 @@ class LoopFinder:
                 "loop": asdict(self.loop) if self.loop else None,
                 "folder": self.folder,
                 "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
+                "sampled": self.sampler is not None,
                 "done": self.recorder.done if self.recorder else False,
                 "memory_problem": self.memory_problem,
                 "compile_log": bool(self.settings.get("compile_log")),

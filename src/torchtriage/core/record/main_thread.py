@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
+
+from torchtriage.core.record.stacks import callers, current_frames
 
 __all__ = ["in_main_thread", "main_thread_prepares"]
 
@@ -48,10 +49,6 @@ def in_main_thread(act: Callable[[], object]) -> bool:
 
 def main_thread_prepares() -> bool:
     """Return whether the main thread is importing or compiling."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib") or file.endswith(COMPILING):
-            return True
-        frame = frame.f_back
-    return False
+    innermost = current_frames().get(threading.main_thread().ident or 0)
+    files = [frame.f_code.co_filename for frame in callers(innermost)] if innermost is not None else []
+    return any(file.startswith("<frozen importlib") or file.endswith(COMPILING) for file in files)

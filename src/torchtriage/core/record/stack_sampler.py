@@ -22,8 +22,10 @@ import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
+
+from torchtriage.core.record.stacks import current_frames, positions
 
 __all__ = ["SAMPLES", "StackSampler", "samples_of"]
 
@@ -150,7 +152,7 @@ class StackSampler:
 
     def _look(self, now: int, own: int) -> None:
         n = 0
-        frames = sys._current_frames()
+        frames = current_frames()
         if len(self._moves) > len(frames):
             self._moves = {thread: move for thread, move in self._moves.items() if thread in frames}
         for thread, innermost in frames.items():
@@ -159,18 +161,14 @@ class StackSampler:
             n += 1
             if n > MOST_THREADS:
                 break
-            key: list[tuple[CodeType, int]] = []
-            frame: FrameType | None = innermost
-            while frame is not None and len(key) < DEEPEST:
-                key.append((frame.f_code, frame.f_lasti))
-                frame = frame.f_back
+            key = positions(innermost, DEEPEST)
             was, share = self._moves.get(thread, (key[0], 0.0))
             self._moves[thread] = (key[0], share + ((was != key[0]) - share) / RECENT)
-            stack = self._stacks.get(tuple(key))
+            stack = self._stacks.get(key)
             if stack is None:
                 if len(self._stacks) >= MOST_STACKS:
                     key = key[-3:]  # the outermost frames are few
-                stack = self._stacks.setdefault(tuple(key), len(self._stacks))
+                stack = self._stacks.setdefault(key, len(self._stacks))
             self._looks.extend((now, thread, stack))
 
     def _thin(self) -> None:

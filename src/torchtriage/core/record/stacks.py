@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, repeat, takewhile
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = ["inside_another", "module_codes", "outermost_modules", "runs", "user_call"]
+__all__ = [
+    "callers",
+    "current_frames",
+    "inside_another",
+    "module_codes",
+    "outermost_modules",
+    "positions",
+    "runs",
+    "user_call",
+    "without_collection",
+]
+
+Result = TypeVar("Result")
+_CALL = methodcaller("__call__")
+_POSITION = attrgetter("f_code", "f_lasti")
+DEEPEST = 5_000
+
+
+def without_collection(call: Callable[[], Result]) -> Result:
+    """Return what a call of C returns, with no garbage collection meanwhile, and no other thread's instruction.
+
+    Python before 3.12 collects whenever an object is made. A collection runs Python, which lets other threads run: then
+    the frame that C was reading is gone, and its memory another's. ``map`` makes the three calls in C, so that no
+    thread sees the collector switched off.
+    """
+    if not gc.isenabled():
+        return call()
+    try:
+        _, result, _ = map(_CALL, (gc.disable, call, gc.enable))
+    except BaseException:
+        gc.enable()
+        raise
+    return result  # type: ignore[no-any-return]
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    ``sys._current_frames`` of Python before 3.12 makes objects while it holds the lock of all threads' states: a
+    collection that begins there, and finds a ``threading.local``, waits for that lock for ever (CPython issue 106883).
+    """
+    return without_collection(sys._current_frames)
+
+
+def callers(innermost: FrameType) -> list[FrameType]:
+    """Return a frame of another thread and those it was called from, innermost first."""
+    return without_collection(partial(list, _chain(innermost, DEEPEST)))
+
+
+def positions(innermost: FrameType, deepest: int) -> tuple[tuple[CodeType, int], ...]:
+    """Return code and instruction of a frame of another thread, and of those it was called from, all of one moment."""
+    return without_collection(partial(tuple, map(_POSITION, _chain(innermost, deepest))))
+
+
+def _chain(innermost: FrameType, deepest: int) -> Iterator[FrameType]:
+    # in C from end to end; the outermost frame's f_back is None
+    return takewhile(bool, accumulate(repeat("f_back", deepest - 1), getattr, initial=innermost))
 
 
 def module_codes() -> frozenset[CodeType]:
@@ -30,19 +91,17 @@ def outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module,
 
     found = []
     own = _thread.get_ident()
-    for thread, innermost in sys._current_frames().items():
+    for thread, innermost in current_frames().items():
         if thread == own:
             continue
         top: FrameType | None = None
-        frame: FrameType | None = innermost
-        while frame is not None:
+        for frame in callers(innermost):
             if frame.f_code in codes:
                 top = frame
             elif _compiles(frame):
                 top = None  # inside a compiled region: a hook would be part of its graph
-            frame = frame.f_back
         if top is not None:
-            module = top.f_locals.get("self")
+            module = without_collection(partial(getattr, top, "f_locals")).get("self")
             if isinstance(module, torch.nn.Module):
                 found.append((module, user_call(top)))
     return found
@@ -89,10 +148,4 @@ def inside_another(module: torch.nn.Module, frame: FrameType | None, codes: froz
 
 def runs(code: CodeType) -> bool:
     """Return whether any thread is inside a call of this code."""
-    for innermost in sys._current_frames().values():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
-    return False
+    return any(frame.f_code is code for innermost in current_frames().values() for frame in callers(innermost))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
 
+from torchtriage.core.record.stacks import callers, current_frames
 from torchtriage.memory.leaks import process_growth
 from torchtriage.memory.leaks.leak_candidates import GrowthTracker
 from torchtriage.memory.leaks.object_growth import WALK_S, adding_line, walk
@@ -53,9 +53,10 @@ def _child_loop() -> None:
         sleep(pause)
         pause = min(pause * 1.05, 5.0)
         with suppress(Exception):
-            frame = sys._current_frames().get(main or 0)
+            frame = current_frames().get(main or 0)
             if frame is None:
                 return
+            callers(frame)  # makes the frames' objects: f_back, asked for from a thread, must not
             look += 1
             growth.follow(walk(frame, WALK_S), look)
             for track in growth.steady(look, 8):

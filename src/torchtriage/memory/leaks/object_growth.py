@@ -21,10 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from time import thread_time
 from typing import Any
+
+from torchtriage.core.record.stacks import without_collection
 
 __all__ = ["WALK_S", "CodeLine", "LineWatch", "SizedObject", "adding_line", "find", "is_users", "place_of", "walk"]
 
@@ -350,7 +353,7 @@ def _names_of_frames(
         code = frame.f_code
         if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
             if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
-                values = frame.f_locals
+                values = without_collection(partial(getattr, frame, "f_locals"))
                 # up to 3.12 the copy stays with the frame and would keep what it holds alive; where
                 # more than the frame and this name refer to it, the user keeps what locals() gave
                 if sys.version_info < (3, 13) and sys.gettrace() is None and sys.getrefcount(values) <= 3:

@@ -1,0 +1,290 @@
+"""The sampling thread: what it sees, what it leaves as it was, and where it stops."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtriage.core.record import main_thread, stack_sampler
+from torchtriage.core.record.main_thread import in_main_thread
+from torchtriage.core.record.stack_sampler import StackSampler, samples_of
+from torchtriage.core.record.stacks import callers, positions, without_collection
+from torchtriage.diagnose.runs.samples import read_samples
+
+
+@pytest.fixture
+def sampler(tmp_path: Path) -> Iterator[StackSampler]:
+    """Return a sampler that is stopped at the end of the test."""
+    made = StackSampler(tmp_path)
+    yield made
+    made.stop()
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for what another thread does; as long as a busy machine may take."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def functions(facts: dict[str, Any], stack: int) -> list[str]:
+    """Return the names of a stack's functions, innermost first."""
+    return [facts["frames"][frame][1] for frame in facts["stacks"][stack]]
+
+
+def compute() -> int:
+    total = 0
+    for number in range(2_000):
+        total += number * number
+    return total
+
+
+def write_and_read() -> None:
+    values = [f"{number:.3f}" for number in range(50)]
+    for value in values:
+        assert float(value.strip()) >= 0
+    sorted(values, key=lambda value: -float(value))
+
+
+def descend(depth: int, at_the_end: Callable[[], object]) -> None:
+    if depth:
+        descend(depth - 1, at_the_end)
+    else:
+        at_the_end()
+
+
+def test_looks_cover_the_time_and_name_what_ran(sampler: StackSampler, tmp_path: Path) -> None:
+    sampler.start()
+    begun = time.perf_counter_ns()
+    while len(sampler._looks) <= 3 * 60:
+        compute()
+    ended = time.perf_counter_ns()
+    sampler.stop()
+    facts = sampler.facts()
+    times, threads, stacks = facts["looks"]
+    of_main = [at for at, thread in zip(times, threads, strict=True) if thread == facts["main_thread"]]
+    assert of_main == sorted(of_main)
+    assert of_main[0] - begun < 0.5 * (ended - begun)
+    assert any("compute" in name for stack in set(stacks) for name in functions(facts, stack))
+    assert read_samples(samples_of(tmp_path, os.getpid())) is not None
+    assert facts["own_ns"] < 0.2 * (ended - begun)
+
+
+def test_the_interpreter_is_left_as_it_was(sampler: StackSampler) -> None:
+    before, callbacks = sys.getswitchinterval(), len(gc.callbacks)
+    sampler.start()
+    assert sys.getswitchinterval() == pytest.approx(stack_sampler.SWITCH_S)
+    sampler.stop()
+    sampler.stop()
+    assert sys.getswitchinterval() == pytest.approx(before)
+    assert len(gc.callbacks) == callbacks
+
+
+def test_an_interval_that_the_program_sets_stays(sampler: StackSampler) -> None:
+    before = sys.getswitchinterval()
+    sampler.start()
+    sys.setswitchinterval(0.02)
+    sampler.stop()
+    assert sys.getswitchinterval() == pytest.approx(0.02)
+    sys.setswitchinterval(before)
+
+
+def test_collections_are_noted(sampler: StackSampler) -> None:
+    sampler.start()
+    cycles: list[list[Any]] = [[] for _ in range(200_000)]
+    for cycle in cycles:
+        cycle.append(cycle)
+    del cycles, cycle
+    gc.collect()
+    sampler.stop()
+    assert any(generation == 2 and took > 20_000 for _, took, generation in sampler.facts()["collections"])
+
+
+@pytest.mark.parametrize(("spins", "wait"), [(True, 0.0), (False, 0.002)])
+def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: float, sampler: StackSampler) -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            if wait:
+                over.wait(60)
+            else:
+                write_and_read()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    sampler.start()
+    try:
+        until(lambda: len(sampler._looks) > 3 * 100)
+        assert sampler.others_spin == spins
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, sampler: StackSampler) -> None:
+    monkeypatch.setattr(stack_sampler, "MOST_LOOKS", 40)
+    monkeypatch.setattr(stack_sampler, "MOST_STACKS", 30)
+    monkeypatch.setattr(stack_sampler, "DEEPEST", 50)
+    seen: list[int] = []
+    sampler.guards.append(seen.append)
+
+    def look_often() -> None:
+        until(lambda: compute() and seen and len(sampler._stacks) > 5)
+
+    sampler.start()
+    for depth in range(0, 120, 4):
+        descend(depth, lambda: sampler._look(time.perf_counter_ns(), 0))
+    descend(300, look_often)
+    sampler.stop()
+    facts = sampler.facts()
+    assert max(len(stack) for stack in facts["stacks"]) <= 50
+    assert len(facts["stacks"]) <= 30 + 10  # and the outermost frames of what came later
+    assert min(seen) > 1 << 20
+
+
+def test_thinning_keeps_the_first_look_of_each_pair_of_times(sampler: StackSampler) -> None:
+    sampler._looks.extend([1, 7, 0, 1, 8, 0, 2, 7, 1, 3, 7, 2, 4, 7, 3])
+    sampler._thin()
+    assert sampler._looks.tolist() == [2, 7, 1, 4, 7, 3]
+
+
+def test_a_folder_that_goes_away_is_noted(tmp_path: Path) -> None:
+    sampler = StackSampler(tmp_path / "removed")
+    sampler.start()
+    sampler.stop()
+    assert "FileNotFoundError" in sampler.problem
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_is_not_looked_at(sampler: StackSampler) -> None:
+    before = sys.getswitchinterval()
+    sampler.start()
+    child = os.fork()
+    if not child:
+        sampler.forked()
+        sampler.write()
+        restored = abs(sys.getswitchinterval() - before) < 1e-6
+        os._exit(0 if restored and not samples_of(sampler.path.parent, os.getpid()).exists() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    sampler.stop()
+    assert sampler.path.exists()
+
+
+def in_another_thread(act: Callable[[], object]) -> list[bool]:
+    """Ask for a call on the main thread from a thread; return what it was told."""
+    answers: list[bool] = []
+    asker = threading.Thread(target=lambda: answers.append(in_main_thread(act)))
+    asker.start()
+    until(lambda: answers)  # Python runs between two naps
+    asker.join()
+    return answers
+
+
+def test_a_call_runs_on_the_main_thread() -> None:
+    ran_on: list[int] = []
+    assert in_another_thread(lambda: ran_on.append(threading.get_ident())) == [True]
+    assert ran_on == [threading.main_thread().ident]
+
+
+def test_what_a_call_raises_stays_with_it() -> None:
+    assert in_another_thread(lambda: 1 / 0) == [True]
+
+
+def test_a_main_thread_that_does_not_come_is_no_longer_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_thread, "PATIENCE_S", 0.05)
+    ran: list[int] = []
+    answers: list[bool] = []
+    held = threading.Lock()
+    held.acquire()
+    main, line = threading.get_ident(), sys._getframe().f_lineno + 9
+
+    def ask() -> None:
+        until(lambda: sys._current_frames()[main].f_lineno == line)
+        answers.append(in_main_thread(lambda: ran.append(1)))
+        held.release()
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    held.acquire()  # one call into C: what is pending waits for its end
+    asker.join()
+    compute()
+    assert answers == [False]
+    assert ran == []
+
+
+LOOKS = """
+import dataclasses, gc, inspect, os, re, sys, threading, time
+from torchtriage.core.record.stacks import current_frames, positions
+
+threading.excepthook = lambda raised: os._exit(3)
+gc.set_threshold(5, 2, 2)
+gc.callbacks.append(lambda phase, info: sum(range(30)))
+sys.setswitchinterval(1e-5)
+main, ended, looks = threading.get_ident(), False, 0
+
+def look():
+    global looks
+    while not ended:
+        for code, at in positions(current_frames()[main], 200):
+            assert code.co_filename
+        looks += 1
+
+sampler = threading.Thread(target=look)
+sampler.start()
+begun = time.monotonic()
+while time.monotonic() < begun + 1.5:
+    dataclasses.make_dataclass("Point", ["x", "y"])
+    re.purge(), re.compile("(a|b)*c[de]+(?P<x>z|y)"), inspect.signature(look)
+ended = True
+sampler.join()
+assert looks > 100 and gc.isenabled()
+"""
+HOLDS_A_LOCAL = """
+import gc, threading
+from torchtriage.core.record.stacks import current_frames
+
+class Holder:
+    def __init__(self):
+        self.local, self.me = threading.local(), self
+
+for _ in range(200):
+    gc.set_threshold(0)
+    for _ in range(50):
+        Holder()
+    gc.set_threshold(20)
+    current_frames()
+"""
+
+
+@pytest.mark.parametrize("program", [LOOKS, HOLDS_A_LOCAL])
+def test_a_collection_during_a_look_neither_crashes_nor_hangs(program: str) -> None:
+    """Both did with frames asked for one by one: a collection ran other threads while C read a frame."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_stack_of_a_thread_is_whole() -> None:
+    seen: list[Any] = []
+    descend(300, lambda: seen.append((callers(sys._getframe()), positions(sys._getframe(), 7))))
+    [(stack, nearest)] = seen
+    assert [frame.f_code.co_name for frame in stack].count("descend") == 301
+    assert stack[-1].f_back is None
+    assert [code.co_name for code, _ in nearest] == ["<lambda>"] + 6 * ["descend"]
+
+
+def test_what_a_call_without_collection_raises_leaves_the_collector_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        without_collection(partial(divmod, 1, 0))
+    assert gc.isenabled()

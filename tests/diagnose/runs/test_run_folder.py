@@ -72,6 +72,21 @@ def test_one_recording_alone_is_judged(tmp_path: Path) -> None:
     assert "3.00 ms without the profiler (mean of 3 steps); 3.30 ms recorded" in text
 
 
+def test_a_run_that_died_and_left_no_stacks_is_not_called_healthy(tmp_path: Path) -> None:
+    process(tmp_path, 1, loop=LOOP, files=("light.json.gz",), sampled=True)
+    (result,) = traces.analyze_run(tmp_path, exit_code=-11).results
+    notes = {note.code: note.message for note in result.notes}
+    assert notes["ended-by-signal"].startswith("the script was ended by SIGSEGV")
+    assert notes["no-stacks"].endswith("the process ended before they were written")
+    assert not result.healthy
+    assert "SIGSEGV" in result.verdict[2]
+    (tmp_path / "samples-1.json").write_text("{")
+    (result,) = traces.analyze_run(tmp_path, exit_code=-15).results
+    notes = {note.code: note.message for note in result.notes}
+    assert notes["no-stacks"].endswith("samples-1.json is damaged")
+    assert "ended-by-signal" not in notes
+
+
 def test_times_that_changed_over_the_recordings_are_both_told(tmp_path: Path) -> None:
     process(tmp_path, 1, loop=LOOP, files=("light.json.gz",))
     path = tmp_path / "process1" / "recording.json"

@@ -18,6 +18,7 @@ from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView
 
 __all__ = [
+    "COLLECTION",
     "EITHER",
     "OPERATORS",
     "PYTHON",
@@ -36,6 +37,7 @@ MIN_LOOP_NS = 200_000_000
 FEWEST_LOOKS = 12
 """With fewer in the steady steps, all time in the loop is accounted for instead."""
 OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
+COLLECTION = "garbage collection"
 WAITS_FOR_LOADER = "waiting for the loader"
 
 
@@ -345,7 +347,7 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
     if collected and parts[PYTHON] + parts[OPERATORS] > collected:
         held = PYTHON if parts[PYTHON] >= collected else OPERATORS
         parts[held] -= collected
-        parts["garbage collection"] += collected
+        parts[COLLECTION] += collected
     total = sum(parts.values()) or 1
     covered = loop.wall_ns - ours
     if covered > total:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,14 @@ from torchtriage.core.source import Sources
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__
-from torchtriage.diagnose.runs.account import SampledLoop, longer_loop, run_account, sampled_loop, step_account
+from torchtriage.diagnose.runs.account import (
+    COLLECTION,
+    SampledLoop,
+    longer_loop,
+    run_account,
+    sampled_loop,
+    step_account,
+)
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
 from torchtriage.diagnose.runs.flame import flame_bars
@@ -38,8 +46,9 @@ def with_samples(
 ) -> tuple[Result, RecordedRun]:
     """Return the result with the findings of the sampled stacks, and the facts with the accounts."""
     samples = recording.samples
+    result = replace(result, notes=(*result.notes, *_missing(recording, facts)))
     if samples is None or not samples.looks:
-        return result, facts
+        return replace(result, healthy=result.healthy and not recording.facts.get("sampled")), facts
     view = SourceView(None if folders is None else Sources(folders))
     file = shortened(facts.file, [str(root) for root in recording.facts.get("roots", ())])
     loop = sampled_loop(samples, view, (file, facts.function, facts.line), _operator_share(trace))
@@ -49,7 +58,9 @@ def with_samples(
     step_ms = facts.step_ms or 0.0
     if loop is not None:
         step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
-        facts = replace(facts, account=replace(step_account(loop, samples, step_ms), flame=flame_bars(loop)))
+        account = replace(step_account(loop, samples, step_ms), flame=flame_bars(loop))
+        collecting = sum(part.share for part in account.parts if part.kind == COLLECTION)
+        facts = replace(facts, account=account)
         found += hot_lines(loop, view, step_ms)
         if (other := longer_loop(samples, view, loop)) is not None:
             found += hot_lines(other, view, other.step_ns / 1e6)
@@ -58,7 +69,7 @@ def with_samples(
     known = _cautious(result, recording).findings
     if loop is not None:
         cores = int(samples.torch.get("cores") or 1)
-        checked = [_of_the_loop(finding, loop, view, step_ms, cores) for finding in known]
+        checked = [_of_the_loop(finding, loop, view, step_ms, cores, collecting) for finding in known]
         known = tuple(finding for finding in checked if finding is not None)
     findings = _merged(known, found)
     findings = (*findings, *configuration(recording, samples, loop, view, step_ms))
@@ -80,6 +91,35 @@ def with_samples(
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
 
 
+ASKED_TO_END = 0, -signal.SIGINT, -signal.SIGTERM
+
+
+def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
+    """Yield a note for each part of the run that was not seen."""
+    samples, code = recording.samples, facts.exit_code or 0
+    if code < 0 and code not in ASKED_TO_END:
+        yield Note(
+            "ended-by-signal",
+            "warn",
+            f"the script was ended by {_signal_name(-code)}: what it did last was not seen",
+            "if it ends well without torchtriage, report it",
+        )
+    if recording.facts.get("sampled") and (samples is None or not samples.looks):
+        file = recording.samples_file
+        damaged = samples is None and file is not None and file.exists()
+        why = f"{file.name} is damaged" if damaged and file else "the process ended before they were written"
+        yield Note("no-stacks", "warn", f"nothing is known of the script's stacks: {why}", "run it again, longer")
+    elif samples is not None and samples.problem:
+        yield Note("no-stacks", "warn", f"stacks were sampled in part: {samples.problem}", "report it")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 MADE_BY = {"DAT018": ("DataLoader",), "DAT019": ("DataLoader",), "CFG044": ("set_detect_anomaly", "detect_anomaly")}
 """Codes whose time is spent at one line and whose cause stands at another: what is called there."""
 
@@ -96,17 +136,20 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
     return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
 
 
-LOADING, STARVED, ROWS, FLOAT64 = "DAT018", "DAT019", "LCH017", "CPY012"
+LOADING, STARVED, ROWS, FLOAT64, GARBAGE = "DAT018", "DAT019", "LCH017", "CPY012", "HST021"
 ROWS_GAIN = 0.5, 0.95
 """What working on all rows at once gives back of a loop over them."""
 WORTH = 0.03
 
 
-def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms: float, cores: int) -> Finding | None:
+def _of_the_loop(
+    finding: Finding, loop: SampledLoop, view: SourceView, step_ms: float, cores: int, collecting: float
+) -> Finding | None:
     """Return a finding of a recording by what the looks at the stack say of the same time; None where it is nothing.
 
     Waiting for the loader is long in the first steps, which a short run records: the looks know the others. Workers
-    share the cores there are. A window is scaled to all of the loop, which costs are told of.
+    share the cores there are. The garbage collector runs more often while the profiler makes objects. A window is
+    scaled to all of the loop, which costs are told of.
     """
     cost = finding.cost
     if cost is None or not cost.of_ms:
@@ -118,6 +161,10 @@ def _of_the_loop(finding: Finding, loop: SampledLoop, view: SourceView, step_ms:
         # more workers share the cores there are: only a long wait is surely shorter with them
         low = share * (1 - 1 / max(min(cores, 8), 2)) if finding.code == LOADING else max(share - 0.25, 0.0) / 2
         return replace(finding, cost=_of_share(cost, low, share, step_ms, "share of looks at the stack"))
+    if finding.code == GARBAGE:
+        if collecting < WORTH:
+            return None
+        return replace(finding, cost=_of_share(cost, collecting / 2, collecting, step_ms, "time in the collector"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:
         loops = {one for line in (frame.lines or (frame.line,)) for one in view.loops(frame.file, 0, line)[-1:]}

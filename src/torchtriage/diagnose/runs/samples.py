@@ -109,6 +109,8 @@ class Samples:
     rss: tuple[tuple[int, int], ...]
     torch: dict[str, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    problem: str = ""
+    """What ended the sampling early, or could not be written."""
 
     @cached_property
     def steady(self) -> tuple[Step, ...]:
@@ -168,6 +170,7 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
         rss=tuple(zip(*facts["rss"], strict=True)),
         torch=facts.get("torch") or {},
         names={int(ident): name for ident, name in (facts.get("threads") or {}).items()},
+        problem=str(facts.get("problem") or ""),
     )
 
 

@@ -143,8 +143,7 @@ def test_the_cost_is_nothing_for_sure_where_the_host_is_late() -> None:
 
 
 def test_the_fix_drops_the_conversions_and_their_operators() -> None:
-    builder = on_cpu()
-    trace = builder.build()
+    trace = on_cpu(inside=False, strides=NHWC, to="0").build()
     (claim,) = find(trace)
     (edit,) = claim.edits
     assert edit.kind == "drop"
@@ -158,3 +157,10 @@ def test_on_a_device_the_fix_drops_kernels_and_launches_not_the_convolution() ->
     names = {trace.name_of(row) for row in claim.edits[0].rows.tolist()}
     assert names == {TO_NHWC, "cudaLaunchKernel"}
     assert len(claim.edits[0].rows) == 8
+
+
+def test_on_a_cpu_only_what_undoes_nhwc_is_sure_to_go() -> None:
+    [inside] = claims(on_cpu(inside=True))
+    assert np.max(inside.gain_low) == 0
+    [undone] = claims(on_cpu(inside=False, strides=NHWC, to="0"))
+    assert np.max(undone.gain_low) > 0

@@ -1,0 +1,128 @@
+"""What the looks at the stack say of findings that a recording made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnose.runs.samples_builder import MS, SamplesBuilder
+
+import torchtriage as tt
+from torchtriage.api.traces import sample_path
+from torchtriage.core.finding import Cost, Finding, Frame, Place
+from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.runs.sampled import with_samples
+
+SOURCE = """\
+import gc
+
+def main(loader, model):
+    for batch in loader:
+        model(batch)
+        for row in batch:
+            total = score(row)
+        for row in batch:
+            state = follow(row, state)
+        end()
+
+main()
+"""
+MAIN, NEXT, FORWARD, ROW, CHAIN = "main()", "for batch in", "model(batch)", "total =", "state ="
+LOADER = "torch/utils/data/dataloader.py:_BaseDataLoaderIter.__next__"
+READ = "torch/utils/data/_utils/fetch.py:_MapDatasetFetcher.fetch"
+OP = "torch/nn/modules/module.py:Module._call_impl"
+
+
+def twenty_steps(folder: Path, *looks: tuple[str, str], first: tuple[tuple[str, str], ...] = ()) -> SamplesBuilder:
+    """Make steps with a look of 4 ms at each of these lines and what it calls; ``first`` ones in the first only."""
+    built = SamplesBuilder(folder, SOURCE)
+    built.look(MAIN, ms=40)
+    for step in range(20):
+        for line, below in (*(first if step < 2 else ()), *looks):
+            built.look(MAIN, line, below=(below,) if below else ())
+        built.step()
+    return built
+
+
+def finding(code: str, share: float, of_ms: float, line: int = 0) -> Finding:
+    cost = Cost(share * of_ms, share * of_ms, "step", of_ms, share, share, share * of_ms, "measured", "arithmetic", "A")
+    return Finding(
+        code=code,
+        name="a-name",
+        family="input",
+        title="A title",
+        severity="medium",
+        message="what was seen",
+        place=Place(ops=(), frame=Frame("train.py", line, "main") if line else None),
+        cost=cost,
+        evidence={},
+        fix=tt.explain("SYN001").fix,  # type: ignore[union-attr]
+        certainty="likely",
+    )
+
+
+def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str, Finding]:
+    """Return the findings that are left, by code."""
+    built.samples()
+    facts: dict[str, Any] = {"pid": 1, "roots": [str(built.folder)], "sampled": True}
+    recording = Recording(facts, {}, None, None, samples_file=built.folder / "samples-1.json")
+    run = RecordedRun(
+        "train.py", 0, "a loop", str(built.folder / "train.py"), 10, "main", 20, of_ms, 20, True, of_ms, None
+    )
+    result = replace(tt.analyze(sample_path()), findings=findings)
+    result, _ = with_samples(result, recording, run, None, [str(built.folder)])
+    return {one.code: one for one in result.findings}
+
+
+def test_a_loader_that_is_slow_in_the_first_steps_only_is_none(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, *[(FORWARD, OP)] * 5, first=((NEXT, READ),) * 10)
+    assert "DAT018" not in checked(built, finding("DAT018", 0.6, 20.0), of_ms=20.0)
+
+
+def test_loading_is_the_share_of_the_looks_that_load(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, *[(FORWARD, OP)] * 4, (NEXT, READ))
+    left = checked(built, finding("DAT018", 0.6, 20.0), of_ms=20.0)
+    cost = left["DAT018"].cost
+    assert cost is not None
+    assert cost.high_ms == pytest.approx(4.0, rel=0.1)
+    assert cost.low_ms == pytest.approx(3.0, rel=0.1)  # the step itself needs one of the four cores
+    assert cost.of_ms == 20.0
+
+
+@pytest.mark.parametrize(("ms", "left"), [(0.1, False), (6.0, True)])
+def test_the_collector_costs_what_it_costs_without_the_profiler(tmp_path: Path, ms: float, left: bool) -> None:
+    built = twenty_steps(tmp_path, *[(FORWARD, "")] * 5)
+    begun = built.looks[0][0]
+    built.collections = [(begun + step * 20 * MS + 5 * MS, round(ms * MS), 2) for step in range(19)]
+    found = checked(built, finding("HST021", 0.2, 20.0), of_ms=20.0)
+    assert ("HST021" in found) == left
+    if left:
+        cost = found["HST021"].cost
+        assert cost is not None
+        assert (cost.low_ms, cost.high_ms) == (pytest.approx(3.0, rel=0.1), pytest.approx(6.0, rel=0.1))
+
+
+def test_rows_that_need_the_one_before_are_not_worked_on_together(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, (FORWARD, OP), *[(ROW, OP)] * 2, *[(CHAIN, OP)] * 2)
+    alone, chained = finding("LCH017", 0.4, 20.0, line=7), finding("LCH017", 0.4, 20.0, line=9)
+    cost = checked(built, alone, of_ms=20.0)["LCH017"].cost
+    assert cost is not None
+    assert (cost.low_ms, cost.high_ms) == (pytest.approx(4.0, rel=0.1), pytest.approx(7.6, rel=0.1))
+    assert "LCH017" not in checked(built, chained, of_ms=20.0)
+
+
+def test_without_stacks_nothing_is_taken_back_and_nothing_is_healthy(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, (FORWARD, OP))
+    built.samples()
+    (tmp_path / "samples-1.json").unlink()
+    facts: dict[str, Any] = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
+    recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
+    run = RecordedRun("train.py", -9, "a loop", "train.py", 10, "main", 20, 20.0, 20, True, 20.0, None)
+    before = replace(tt.analyze(sample_path()), findings=(finding("DAT018", 0.6, 20.0),), healthy=True)
+    after, _ = with_samples(before, recording, run, None, None)
+    assert after.findings == before.findings
+    assert not after.healthy
+    assert {note.code for note in after.notes} >= {"no-stacks", "ended-by-signal"}

@@ -122,7 +122,7 @@ CORPUS = """=== loud in a loop
 import torch
 model = torch.nn.Linear(3, 3).cuda()
 for batch in train_loader:
-    torch.{stem}(batch)  #! {code}
+    torch.{stem}(model(batch))  #! {code}
 === quiet outside of it
 import torch
 torch.{stem}(3)

@@ -140,7 +140,8 @@ def test_a_forward_too_short_to_be_seen_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["net = torch.compile(model, backend='eager')", "model.compile(backend='eager')"])
 def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
     source = FORWARDS + (
-        "import torch._dynamo.utils as utils\n"
+        "import gc, torch._dynamo.utils as utils\n"
+        "gc.set_threshold(50)  # collections fall into compiled calls\n"
         f"{how}\n"
         "net = globals().get('net', model)\n"
         "with torch.no_grad():\n"

@@ -119,7 +119,7 @@ class StackSampler:
 
     def _run(self) -> None:
         own = _thread.get_ident()
-        period_s, written, rss_at, looks = PERIOD_S, time.monotonic(), 0.0, 0
+        period_s, written, rss_at, looks, skipped = PERIOD_S, time.monotonic(), 0.0, 0, False
         statm = _statm()
         try:
             while not self.over:
@@ -128,6 +128,7 @@ class StackSampler:
                 if not self._paused:
                     self._look(begun, own)
                 looks += 1
+                skipped = skipped or self._hide_from_compiler()
                 now = time.monotonic()
                 if statm is not None and now >= rss_at:
                     rss_at = now + RSS_S
@@ -149,6 +150,13 @@ class StackSampler:
         finally:
             if statm is not None:
                 os.close(statm)
+
+    def _hide_from_compiler(self) -> bool:
+        """Have torch.compile pass our callback by, where a collection falls into a compiled call; return whether."""
+        skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+        if skip_code is not None:
+            skip_code(StackSampler._collected.__code__)
+        return skip_code is not None
 
     def _look(self, now: int, own: int) -> None:
         n = 0

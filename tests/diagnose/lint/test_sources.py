@@ -74,6 +74,15 @@ def test_files_without_torch_are_counted_not_parsed(tmp_path: Path) -> None:
     assert (result.n_files, result.n_without_torch, result.odd) == (2, 2, ())
 
 
+def test_torch_counts_wherever_an_import_names_it(tmp_path: Path) -> None:
+    for at, text in enumerate(
+        ("import json, torch", "import numpy as np, torch.nn as nn", "from net import (\n    torch)")
+    ):
+        (tmp_path / f"{at}.py").write_text(text)
+    (tmp_path / "config.py").write_text("import json\ntorch_dtype = 1")
+    assert lint([str(tmp_path)]).n_without_torch == 1
+
+
 def test_links_in_a_circle_and_the_same_file_twice(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(LOOP, encoding="utf-8")
     (tmp_path / "round").symlink_to(tmp_path, target_is_directory=True)

@@ -30,7 +30,7 @@ class SamplesBuilder:
         self.marks: tuple[list[int], list[int], list[int]] = ([], [], [])
         self.states: list[tuple[int, str]] = []
         self.collections: list[tuple[int, int, int]] = []
-        self.rss: tuple[list[int], list[int]] = ([], [])
+        self.rss: tuple[list[int], ...] = ([], [], [], [])
         self.now = 1_000 * MS
 
     def look(self, *lines: str, below: tuple[str, ...] = (), ms: float = 4, thread: int = MAIN) -> None:
@@ -49,10 +49,11 @@ class SamplesBuilder:
         if not self.states or self.states[-1][1] != state:
             self.states.append((self.now, state))
 
-    def resident(self, megabytes: float) -> None:
-        """Note the resident set."""
-        self.rss[0].append(self.now)
-        self.rss[1].append(round(megabytes * (1 << 20)))
+    def resident(self, megabytes: float, system_ms: float = 0.0, faults: int = 0) -> None:
+        """Note the resident set, and the system time and page faults so far."""
+        values = self.now, round(megabytes * (1 << 20)), round(system_ms * MS), faults
+        for column, value in zip(self.rss, values, strict=True):
+            column.append(value)
 
     def _add(self, frame: list[Any]) -> int:
         if frame not in self.frames:

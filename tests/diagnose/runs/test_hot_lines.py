@@ -10,7 +10,7 @@ from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines, rival_threads
-from torchtriage.diagnose.runs.memory_growth import growing_memory
+from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
 
 SOURCE = """\
@@ -179,12 +179,17 @@ def test_memory_that_grows_with_each_step(tmp_path: Path) -> None:
         built.step()
         for at in range(40):
             built.look("loss = model(batch)", below=OP, ms=10)
-            built.resident(300 + per_step * at)
+            # of two pages that are handed out one is given back in the same step
+            built.resident(300 + per_step * at, system_ms=1.5 * at, faults=1024 * at)
             built.step()
-        findings = growing_memory(built.samples())
+        samples = built.samples()
+        findings = growing_memory(samples, growth_per_step(samples), 10.0)
         assert len(findings) == n, per_step
         if findings:
             assert findings[0].evidence["bytes_per_step"] == pytest.approx(2 << 20, rel=0.1)
+            cost = findings[0].cost
+            assert cost is not None
+            assert (cost.low_ms, cost.high_ms) == pytest.approx((0.375, 0.75))
 
 
 def _loop(text: str) -> ast.For:

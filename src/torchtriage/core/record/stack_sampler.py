@@ -25,6 +25,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+with contextlib.suppress(ImportError):
+    import resource  # where there is /proc, there it is
+
 from torchtriage.core.record.stacks import current_frames, positions
 
 __all__ = ["SAMPLES", "StackSampler", "samples_of"]
@@ -60,7 +63,7 @@ class StackSampler:
         self._collections: list[tuple[int, int, int]] = []
         self._collecting_ns = 0
         self._moves: dict[int, tuple[tuple[CodeType, int], float]] = {}
-        self._rss = array("q")  # time, bytes
+        self._rss = array("q")  # time, bytes, system time so far, page faults so far
         self._marks = array("q")  # begin and end of what a step boundary does
         self._states: list[tuple[int, str]] = []
         self._paused = False
@@ -133,7 +136,7 @@ class StackSampler:
                 if statm is not None and now >= rss_at:
                     rss_at = now + RSS_S
                     resident = _resident(statm)
-                    self._rss.extend((begun, resident))
+                    self._rss.extend((begun, resident, *_in_the_kernel()))
                     for guard in tuple(self.guards):
                         guard(resident)
                 took = time.thread_time_ns() - cpu
@@ -230,7 +233,7 @@ class StackSampler:
             "stacks": stacks,
             "looks": [looks[0::3].tolist(), looks[1::3].tolist(), looks[2::3].tolist()],
             "collections": list(self._collections),
-            "rss": [self._rss[0::2].tolist(), self._rss[1::2].tolist()],
+            "rss": [self._rss[at::4].tolist() for at in range(4)],
             "marks": [self._marks[0::3].tolist(), self._marks[1::3].tolist(), self._marks[2::3].tolist()],
             "states": list(self._states),
             "threads": {thread.ident: thread.name for thread in threading.enumerate() if thread.ident},
@@ -270,6 +273,12 @@ def _statm() -> int | None:
 
 def _resident(statm: int) -> int:
     return int(os.pread(statm, 128, 0).split()[1]) * PAGE
+
+
+def _in_the_kernel() -> tuple[int, int]:
+    """Return the system time in ns and the page faults of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return round(used.ru_stime * 1e9), used.ru_minflt
 
 
 def _age_ns() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from torchtriage.core.finding import Cost, Finding, Fix, Place
@@ -19,37 +19,56 @@ STEADILY = 0.9
 GRAPH = "CFG043"
 NODE_US = (1.5, 8.0)
 """What recording one core operator and the views around it takes, at least and at most; on CPU, torch 2.13."""
-PAGE_MS_PER_MB = (0.3, 0.7)
-"""What new memory takes the system and the caches."""
+SYSTEM_PART = 0.5, 1.0
+"""Of the system time that new pages took, what is surely and what is possibly saved where memory does not grow."""
+PAGE = 4096
 
 
-def growth_per_step(samples: Samples) -> float:
-    """Return by how many bytes the resident set grows per step; 0.0 where it does not do so steadily."""
+@dataclass(frozen=True)
+class Growth:
+    """By how much the resident set grows per step, and what the system takes to hand out these pages."""
+
+    per_step: float
+    system_ms: float
+
+    def saved_ms(self, step_ms: float) -> tuple[float, float]:
+        """Return what a step surely and possibly saves without the growth."""
+        low, high = (min(part * self.system_ms, 0.9 * step_ms) for part in SYSTEM_PART)
+        return low, high
+
+
+def growth_per_step(samples: Samples) -> Growth | None:
+    """Return how the resident set grows; None where it does not do so steadily."""
     # a recording takes memory of its own
     stretches = [
         list(steps) for recorded, steps in groupby(samples.steps, key=lambda step: step.recorded) if not recorded
     ]
     steps = max(stretches, key=len, default=[])
-    if len(steps) < MIN_STEPS or len(samples.rss) < MIN_STEPS:
-        return 0.0
-    times = [at_ns for at_ns, _ in samples.rss]
+    if len(steps) < MIN_STEPS or len(samples.memory) < MIN_STEPS:
+        return None
+    times = [look.at_ns for look in samples.memory]
     some = steps[len(steps) // 4 :]
-    at = [samples.rss[max(bisect_right(times, step.end_ns) - 1, 0)][1] for step in some]
-    points = [at[round(number * (len(at) - 1) / 8)] for number in range(9)]
+    at = [samples.memory[max(bisect_right(times, step.end_ns) - 1, 0)] for step in some]
+    points = [at[round(number * (len(at) - 1) / 8)].resident for number in range(9)]
     rises = [later - earlier for earlier, later in pairwise(points)]
-    total = points[-1] - points[0]
-    per_step = total / max(len(some) - 1, 1)
+    total, n_steps = points[-1] - points[0], max(len(some) - 1, 1)
+    per_step = total / n_steps
     # caches and allocators fill up at first
     steadily = sum(rise > 0 for rise in rises) >= STEADILY * len(rises) and points[-1] - points[5] >= total / 5
-    return per_step if steadily and total >= MIN_TOTAL and per_step >= MIN_PER_STEP else 0.0
+    if not steadily or total < MIN_TOTAL or per_step < MIN_PER_STEP:
+        return None
+    # pages that are handed out and given back again in the same step are not the growth's
+    faulted = (at[-1].faults - at[0].faults) * PAGE
+    part = min(1.0, total / faulted) if faulted > 0 else 1.0
+    return Growth(per_step, (at[-1].system_ns - at[0].system_ns) * part / n_steps / 1e6)
 
 
-def growing_memory(samples: Samples) -> tuple[Finding, ...]:
-    """Return a finding where the resident set grows with every step."""
-    per_step = growth_per_step(samples)
-    if not per_step:
+def growing_memory(samples: Samples, growth: Growth | None, step_ms: float) -> tuple[Finding, ...]:
+    """Return a finding where the resident set grows with every step of ``step_ms``."""
+    if growth is None:
         return ()
-    first, last, most = samples.rss[0][1], samples.rss[-1][1], max(value for _, value in samples.rss)
+    first, last = samples.memory[0].resident, samples.memory[-1].resident
+    most = max(look.resident for look in samples.memory)
     steps = format_count(len(samples.steps), "step")
     return (
         Finding(
@@ -59,11 +78,16 @@ def growing_memory(samples: Samples) -> tuple[Finding, ...]:
             title="Memory grows from step to step",
             severity="medium",
             certainty="likely",
-            message=f"the process grows by {format_bytes(round(per_step))} per step, over"
+            message=f"the process grows by {format_bytes(round(growth.per_step))} per step, over"
             f" {steps}: {format_bytes(first)} at first, {format_bytes(most)} at most",
             place=Place(),
-            cost=None,
-            evidence={"bytes_per_step": round(per_step), "first_bytes": first, "last_bytes": last, "most_bytes": most},
+            cost=_cost(growth, step_ms) if step_ms else None,
+            evidence={
+                "bytes_per_step": round(growth.per_step),
+                "first_bytes": first,
+                "last_bytes": last,
+                "most_bytes": most,
+            },
             fix=Fix(
                 "Keep numbers instead of tensors with their graph: detach(), item(), or no_grad around what is kept.",
                 "losses.append(loss.detach())",
@@ -72,14 +96,30 @@ def growing_memory(samples: Samples) -> tuple[Finding, ...]:
     )
 
 
-def with_graph_cost(finding: Finding, n_ops_per_step: float, per_step_bytes: float, step_ms: float) -> Finding:
+def _cost(growth: Growth, step_ms: float) -> Cost:
+    low, high = growth.saved_ms(step_ms)
+    return Cost(
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        per="step",
+        of_ms=round(step_ms, 6),
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
+        naive_ms=round(high, 6),
+        basis="measured",
+        method="the process's system time, as far as its new pages are this growth",
+        grade="B",
+    )
+
+
+def with_graph_cost(finding: Finding, n_ops_per_step: float, growth: Growth | None, step_ms: float) -> Finding:
     """Return the finding of a needless autograd graph with what recording and keeping it takes of a step."""
     if finding.code != GRAPH or (finding.cost is not None and finding.cost.high_ms > 0) or not n_ops_per_step:
         return finding
-    grown_mb = per_step_bytes / (1 << 20)
+    kept = growth.saved_ms(step_ms) if growth is not None else (0.0, 0.0)
     low, high = (
-        min(0.9 * step_ms, n_ops_per_step * node_us / 1e3 + grown_mb * page_ms)
-        for node_us, page_ms in zip(NODE_US, PAGE_MS_PER_MB, strict=True)
+        min(0.9 * step_ms, n_ops_per_step * node_us / 1e3 + kept_ms)
+        for node_us, kept_ms in zip(NODE_US, kept, strict=True)
     )
     cost = Cost(
         low_ms=round(low, 6),
@@ -90,7 +130,7 @@ def with_graph_cost(finding: Finding, n_ops_per_step: float, per_step_bytes: flo
         share_high=round(high / step_ms, 6),
         naive_ms=round(high, 6),
         basis="modelled",
-        method="1.5-8 µs for each core operator that is recorded, 0.3-0.7 ms for each MB that is kept",
+        method="1.5-8 µs for each core operator that is recorded, and the system time of the pages that are kept",
         grade="C",
     )
     return replace(finding, cost=cost)

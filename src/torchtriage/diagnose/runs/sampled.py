@@ -54,7 +54,7 @@ def with_samples(
     loop = sampled_loop(samples, view, (file, facts.function, facts.line), _operator_share(trace))
     facts = replace(facts, run_account=run_account(samples, loop))
     growth = growth_per_step(samples)
-    found = [*growing_memory(samples)]
+    found: list[Finding] = []
     step_ms = facts.step_ms or 0.0
     if loop is not None:
         step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
@@ -66,6 +66,7 @@ def with_samples(
             found += hot_lines(other, view, other.step_ns / 1e6)
         found += growing_step(loop, samples, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
+    found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings
     if loop is not None:
         cores = int(samples.torch.get("cores") or 1)

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Look", "Position", "Samples", "Step", "read_samples", "shortened"]
 
@@ -90,6 +90,15 @@ class Step:
         return self.end_ns - self.begin_ns
 
 
+class MemoryLook(NamedTuple):
+    """The resident set at a time, and the system time and page faults of the process until then."""
+
+    at_ns: int
+    resident: int
+    system_ns: int
+    faults: int
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Everything the sampler of one process saw; times in ns of one clock."""
@@ -106,7 +115,7 @@ class Samples:
     own: tuple[tuple[int, int], ...]
     """When the recorder worked at a step boundary."""
     collections: tuple[tuple[int, int, int], ...]
-    rss: tuple[tuple[int, int], ...]
+    memory: tuple[MemoryLook, ...]
     torch: dict[str, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     problem: str = ""
@@ -167,7 +176,7 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
         steps=tuple(_steps(marks, facts["states"])),
         own=tuple(marks),
         collections=tuple(tuple(one) for one in facts["collections"]),
-        rss=tuple(zip(*facts["rss"], strict=True)),
+        memory=tuple(MemoryLook(*look) for look in zip(*facts["rss"], strict=True)),
         torch=facts.get("torch") or {},
         names={int(ident): name for ident, name in (facts.get("threads") or {}).items()},
         problem=str(facts.get("problem") or ""),

@@ -115,6 +115,26 @@ def test_a_loop_is_timed_and_recorded_twice(work: Callable[[], float], tmp_path:
 
 
 @pytest.mark.torch
+@pytest.mark.torch
+def test_who_looks_is_told_when_stacks_are_recorded(
+    work: Callable[[], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    one = Recorder(tmp_path / "well", QUICK, on_stacks=lambda on: told.append((on, one.state)))
+    run(one, work)
+    heavy = told.index((True, "heavy"))
+    assert [on for on, _ in told].count(True) == 1
+    assert (False, "heavy") in told[heavy:]
+
+    def failing(self: object) -> None:
+        raise RuntimeError("it cannot start")
+
+    monkeypatch.setattr(profiler_capture.Capture, "start", failing)
+    states: list[bool] = []
+    run(Recorder(tmp_path / "ill", QUICK, on_stacks=states.append), work)
+    assert states[-1] is False
+
+
 def test_steps_of_the_trace_are_those_of_the_loop(work: Callable[[], float], tmp_path: Path) -> None:
     one = Recorder(tmp_path, RecordPlan(warmup=2, timing_steps=0, light=2, heavy=1))
     run(one, work)

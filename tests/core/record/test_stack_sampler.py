@@ -111,6 +111,23 @@ def test_collections_are_noted(sampler: StackSampler) -> None:
     assert any(generation == 2 and took > 20_000 for _, took, generation in sampler.facts()["collections"])
 
 
+def test_a_pause_has_no_looks_and_no_collections(sampler: StackSampler) -> None:
+    n_callbacks = len(gc.callbacks)
+    sampler.start()
+    until(lambda: sampler.facts()["looks"][0])
+    sampler.pause(True)
+    time.sleep(0.05)  # a look may be under way
+    n_looks = len(sampler.facts()["looks"][0])
+    assert len(gc.callbacks) == n_callbacks
+    time.sleep(0.1)
+    assert len(sampler.facts()["looks"][0]) == n_looks
+    sampler.pause(False)
+    until(lambda: len(sampler.facts()["looks"][0]) > n_looks)
+    sampler.stop()
+    sampler.pause(False)
+    assert len(gc.callbacks) == n_callbacks
+
+
 @pytest.mark.parametrize(("spins", "wait"), [(True, 0.0), (False, 0.002)])
 def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: float, sampler: StackSampler) -> None:
     over = threading.Event()

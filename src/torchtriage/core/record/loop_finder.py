@@ -300,6 +300,8 @@ class LoopFinder:
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
                 if self.forward_found:
                     return
+                if self.sampler is not None and self.sampler.paused:
+                    continue
                 if windows and not main_thread_prepares():
                     worked_s += time.monotonic() - begun - passed
                     if worked_s > windows[0]:
@@ -516,8 +518,10 @@ class LoopFinder:
             self.folder += f"-{self.pid}-{time.monotonic_ns()}"
         plan = RecordPlan(**{**SHORT, **self.settings["plan"]})
         sampler = self.sampler
-        may_trace = (lambda: not sampler.others_spin) if sampler is not None else (lambda: True)
-        return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, may_trace=may_trace)
+        watched: dict[str, Any] = {}
+        if sampler is not None:
+            watched = {"may_trace": lambda: not sampler.others_spin, "on_stacks": sampler.pause}
+        return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, **watched)
 
     def _guard(self, resident: int) -> None:
         """Stop a recording that makes the process grow; called by the sampler with the resident bytes."""

@@ -110,6 +110,8 @@ class Recorder:
         Asked before stacks are recorded; where it says no, they are not.
     on_done : callable, optional
         Called in the loop's thread, at a step boundary, when everything is recorded.
+    on_stacks : callable, optional
+        Called with True before stacks are recorded, and with False when that is over, or was never on.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class Recorder:
         boundary: str = "step",
         may_trace: Callable[[], bool] = lambda: True,
         on_done: Callable[[], object] | None = None,
+        on_stacks: Callable[[bool], object] = lambda _: None,
     ) -> None:
         self._may_trace = may_trace
+        self._on_stacks = on_stacks
         self.out_dir = Path(out_dir)
         self.plan = plan or RecordPlan()
         self.rank = rank
@@ -334,13 +338,16 @@ class Recorder:
         # stacks that are recorded without a warm-up crash torch 2.13 where another thread runs Python
         warms_up = heavy or not early or bool(devices())
         capture = Capture(heavy=heavy, first_step=first_step, warms_up=warms_up, on_lost=self._lost)
+        self._on_stacks(heavy)
         try:
             capture.start()
         except ProfilerBusyError:
+            self._on_stacks(False)
             self._end(BUSY)
             return
         except BaseException:
             capture.abandon()
+            self._on_stacks(False)
             raise
         self._capture, self._capture_ns = capture, []
         self._start_ns = perf_counter_ns() - started
@@ -351,7 +358,10 @@ class Recorder:
         kind = HEAVY if capture.heavy else LIGHT
         started = perf_counter_ns()
         self._capture = None
-        capture.stop(inside_step=inside_step)
+        try:
+            capture.stop(inside_step=inside_step)
+        finally:
+            self._on_stacks(False)
         stopped = perf_counter_ns()
         if not capture.holds_something:
             return
@@ -373,6 +383,7 @@ class Recorder:
 
     def _lost(self, reason: str) -> None:
         self._capture = None
+        self._on_stacks(False)
         self._end(reason)
 
     def _take_over(self) -> bool:
@@ -396,6 +407,7 @@ class Recorder:
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.abandon()
+            self._on_stacks(False)
         if self.ended:
             return
         if self.state not in CAPTURES:

@@ -66,7 +66,7 @@ class StackSampler:
         self._rss = array("q")  # time, bytes, system time so far, page faults so far
         self._marks = array("q")  # begin and end of what a step boundary does
         self._states: list[tuple[int, str]] = []
-        self._paused = False
+        self.paused = False
         self.problem = ""
         self._switch_s = sys.getswitchinterval()
         self._lock = threading.Lock()
@@ -97,13 +97,27 @@ class StackSampler:
             gc.callbacks.remove(self._collected)
         sys.setswitchinterval(self._switch_s)
 
+    def pause(self, paused: bool) -> None:
+        """Look no more while stacks are recorded, or again.
+
+        The profiler records what this thread does, too. And it switches between the threads' states: a callback of the
+        collector would let another thread run in the middle of that.
+        """
+        if paused == self.paused or self.over:
+            return
+        self.paused = paused
+        if paused:
+            with contextlib.suppress(ValueError):
+                gc.callbacks.remove(self._collected)
+        else:
+            gc.callbacks.append(self._collected)
+
     def mark(self, begun_ns: int, state: str) -> None:
         """Note a step boundary that began at ``begun_ns`` and ends now; ``state`` is the recorder's from now on."""
         if len(self._marks) < MOST_LOOKS:
             self._marks.extend((begun_ns, time.perf_counter_ns(), _thread.get_ident()))
         if not self._states or self._states[-1][1] != state:
             self._states.append((begun_ns, state))
-            self._paused = state.endswith("heavy")  # all that this thread does would be recorded
 
     def forget_marks(self) -> None:
         """Drop the boundaries: another loop was chosen."""
@@ -128,7 +142,7 @@ class StackSampler:
             while not self.over:
                 time.sleep(period_s)
                 begun, cpu = time.perf_counter_ns(), time.thread_time_ns()
-                if not self._paused:
+                if not self.paused:
                     self._look(begun, own)
                 looks += 1
                 skipped = skipped or self._hide_from_compiler()

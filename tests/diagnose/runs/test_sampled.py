@@ -92,6 +92,34 @@ def test_loading_is_the_share_of_the_looks_that_load(tmp_path: Path) -> None:
     assert cost.of_ms == 20.0
 
 
+def test_the_line_that_the_loader_spends_its_time_at_comes_first(tmp_path: Path) -> None:
+    source = SOURCE.replace("def main", "def __getitem__(self, at):\n    return scaled(self.series)[at]\n\ndef main")
+    for line, first in (("return scaled", "HST114"), (NEXT, "DAT018")):
+        built = SamplesBuilder(tmp_path, source)
+        for _ in range(20):
+            inside = (MAIN, NEXT, line) if line != NEXT else (MAIN, NEXT)
+            for _ in range(3):
+                built.look(*inside, below=(LOADER, READ))
+            built.look(MAIN, FORWARD, below=(OP,))
+            built.step()
+        found = checked(built, finding("DAT018", 0.5, 16.0, 7), of_ms=16.0)
+        assert next(iter(found)) == first
+
+
+def test_what_the_source_shows_on_the_way_is_the_same_finding(tmp_path: Path) -> None:
+    source = SOURCE.replace("import gc", "import gc, torch").replace("end()", "open(name, 'a')")
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look(MAIN, FORWARD, below=(OP,))
+        built.step()
+    seen = finding("HST101", 0.2, 4.0, 2)
+    seen = replace(seen, place=replace(seen.place, stack=(Frame("other.py", 2, "f"), Frame("train.py", 10, "main"))))
+    found = checked(built, seen, of_ms=4.0)
+    frame = found["HST101"].place.frame
+    assert frame is not None
+    assert (frame.line, found["HST101"].certainty) == (10, "certain")
+
+
 @pytest.mark.parametrize(("ms", "left"), [(0.1, False), (6.0, True)])
 def test_the_collector_costs_what_it_costs_without_the_profiler(tmp_path: Path, ms: float, left: bool) -> None:
     built = twenty_steps(tmp_path, *[(FORWARD, "")] * 5)

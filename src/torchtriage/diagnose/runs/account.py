@@ -95,6 +95,16 @@ class SampledLoop:
         """The share of the judged time in which a loader makes batches on this very thread."""
         return self._share(lambda item: _loads(item.look) and item.kind != WAITS_FOR_LOADER)
 
+    def loading_share_at(self, file: str, lines: Set[int]) -> float:
+        """Return the share of the judged time in which a loader is at these lines of a file, on this very thread."""
+        return self._share(
+            lambda item: (
+                _loads(item.look)
+                and item.kind != WAITS_FOR_LOADER
+                and any(position.file == file and position.line in lines for position in item.chain)
+            )
+        )
+
     @cached_property
     def waiting_share(self) -> float:
         """The share of the judged time that is spent waiting for a loader's workers."""

@@ -87,6 +87,8 @@ def with_samples(
             for finding in findings
         )
     findings = tuple(sorted(findings, key=rank_order))
+    if loop is not None:
+        findings = _causes_first(findings, loop)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
@@ -135,6 +137,31 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
         return finding
     at = Frame(frame.file, made[0], "", exact=True, called=MADE_BY[finding.code][0], lines=made)
     return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
+
+
+MOST_OF_IT = 0.75
+
+
+def _causes_first(findings: Sequence[Finding], loop: SampledLoop) -> tuple[Finding, ...]:
+    """Return ranked findings with the line that a loader spends its time at before the advice to load elsewhere."""
+    ranked = list(findings)
+    for loading in findings:
+        if loading.code != LOADING:
+            continue
+        least = MOST_OF_IT * loop.loading_share
+        causes = [
+            finding
+            for finding in ranked[ranked.index(loading) + 1 :]
+            if finding.family == "host"
+            and finding.cost is not None
+            and finding.cost.low_ms > 0
+            and (frame := finding.place.frame) is not None
+            and loop.loading_share_at(frame.file, {frame.line, *finding.evidence.get("lines", ())}) >= least
+        ]
+        others = [finding for finding in ranked if finding not in causes]
+        at = others.index(loading)
+        ranked = [*others[:at], *causes, *others[at:]]
+    return tuple(ranked)
 
 
 LOADING, STARVED, ROWS, FLOAT64, GARBAGE = "DAT018", "DAT019", "LCH017", "CPY012", "HST021"

@@ -63,7 +63,12 @@ def with_source(
         at = next((finding for finding in same if _one_place(finding, hint)), None)
         if at is None and same and hint.code in LOADED and same[0].place.frame is None:
             at = same[0]
-        if at is not None:
+        called = next((finding for finding in same if at is None and _calls(hint, finding)), None)
+        if called is not None:
+            # the source says where it is mended: at the call, not in the function that is called
+            place = replace(called.place, frame=frame, stack=(frame, *called.place.stack))
+            out[out.index(called)] = replace(called, place=place, certainty="certain")
+        elif at is not None:
             place = at.place if at.place.frame and at.place.frame.exact else replace(at.place, frame=frame)
             certainty = "certain" if at.certainty != "certain" else at.certainty
             out[out.index(at)] = replace(at, place=place, certainty=certainty)
@@ -147,6 +152,14 @@ def _hints(files: Sequence[str], folders: Sequence[str]) -> list[Finding]:
 def _at(finding: Finding, frame: Frame) -> bool:
     mine = finding.place.frame
     return mine is not None and (file_name(mine.file), mine.line) == (file_name(frame.file), frame.line)
+
+
+def _calls(hint: Finding, finding: Finding) -> bool:
+    """Whether the line of the source stands on the way to a finding of the run."""
+    frame = hint.place.frame
+    return frame is not None and any(
+        (file_name(caller.file), caller.line) == (file_name(frame.file), frame.line) for caller in finding.place.stack
+    )
 
 
 def _one_place(finding: Finding, hint: Finding) -> bool:

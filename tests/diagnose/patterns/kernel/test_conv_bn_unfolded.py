@@ -87,19 +87,33 @@ def test_loud_on_batch_norm_after_a_convolution() -> None:
     assert claim.evidence["largest_shape"] == IMAGE
 
 
-def test_the_cost_is_the_batch_norm_for_sure_and_the_activation_at_best() -> None:
+def test_on_a_cpu_folding_may_save_all_or_nothing() -> None:
     builder = layers()
     trace = builder.build()
     (claim,) = find(trace)
-    names = [trace.name_of(row) for row in claim.rows.tolist()]
-    low = np.asarray(claim.gain_low)
-    assert {name for name, one in zip(names, low, strict=True) if one == 1} == {"aten::batch_norm"}
-    assert {name for name, one in zip(names, low, strict=True) if one == 0} == {"aten::relu"}
+    assert not np.any(claim.gain_low)
     assert claim.gain_high == 1.0
+    (edit,) = claim.edits
+    assert {trace.name_of(row) for row in edit.rows.tolist()} == {"aten::batch_norm", "aten::relu"}
+    assert (edit.kind, edit.factor, edit.best) == ("shrink", 1.0, 0.0)
+
+
+def test_on_a_device_the_batch_norm_is_saved_for_sure_and_the_activation_at_best() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        for name, shift, dims in (("aten::conv2d", 10, [IMAGE, [32, 32, 3, 3]]), ("aten::relu", 150, [IMAGE])):
+            builder.op(name, at + shift, 60, dims=dims)
+            builder.launch(at + shift + 2, 5, at + shift + 180, 50)
+        batch_norm(builder, at + 80, 60, "False")
+        builder.launch(at + 82, 5, at + 240, 50)
+    trace = builder.build()
+    (claim,) = find(trace)
     norms, activations = claim.edits
-    assert {trace.name_of(row) for row in norms.rows.tolist()} == {"aten::batch_norm"}
-    assert {trace.name_of(row) for row in activations.rows.tolist()} == {"aten::relu"}
-    assert (activations.kind, activations.factor, activations.best) == ("shrink", 1.0, 0.0)
+    assert (norms.kind, activations.kind) == ("drop", "shrink")
+    assert len(norms.rows) == 8  # operators and launches
+    assert np.count_nonzero(claim.gain_low) == len(activations.rows) == 4
 
 
 def on_device(*, bias: list[int], training: str = "True") -> TraceBuilder:

@@ -173,6 +173,18 @@ def test_a_thread_that_spins_is_told_and_one_that_waits_is_not(tmp_path: Path) -
         assert [finding.code for finding in rivals] == ["HST108"] * n, line
 
 
+def test_a_name_for_a_part_is_no_profiler_and_fetching_a_batch_no_line(tmp_path: Path) -> None:
+    for below, codes in (
+        ("torch/autograd/profiler.py:record_function.__enter__", []),
+        ("torch/autograd/profiler.py:profile._start_trace", ["MSR045"]),
+    ):
+        built = hundred_steps(tmp_path, "loss = model(batch)", below=(below,))
+        assert [finding.code for finding in found(built) if finding.severity != "note"] == codes
+    (fetching,) = found(hundred_steps(tmp_path, "for batch in loader", below=("torch/utils/data/dataloader.py:next",)))
+    assert fetching.cost is not None
+    assert (fetching.code, fetching.cost.low_ms) == ("HST114", 0.0)
+
+
 def test_memory_that_grows_with_each_step(tmp_path: Path) -> None:
     for per_step, n in ((2.0, 1), (0.0, 0), (0.1, 0)):
         built = SamplesBuilder(tmp_path, SOURCE)

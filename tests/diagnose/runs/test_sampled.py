@@ -120,6 +120,51 @@ def test_what_the_source_shows_on_the_way_is_the_same_finding(tmp_path: Path) ->
     assert (frame.line, found["HST101"].certainty) == (10, "certain")
 
 
+ROUNDS = """\
+import json
+
+def train(batches):
+    for batch in batches:
+        model(batch)
+        end()
+
+def main():
+    for turn in range(5):
+        train(batches)
+        text = json.dumps(weights)
+
+main()
+"""
+
+
+@pytest.mark.parametrize(("sending_ms", "loop_line"), [(200, 9), (4, 4)])
+def test_where_rounds_take_longer_than_their_steps_the_round_is_told(
+    sending_ms: float, loop_line: int, tmp_path: Path
+) -> None:
+    built = SamplesBuilder(tmp_path, ROUNDS)
+    for _ in range(8):
+        for _ in range(6):
+            built.look(MAIN, "train(batches)", FORWARD, below=(OP,))
+            built.step()
+        built.look(MAIN, "text =", below=("json/__init__.py:dumps",), ms=sending_ms)
+    built.samples()
+    at_end = RecordedRun("train.py", 0, "a loop", str(tmp_path / "train.py"), 6, "train", 48, 4.0, 20, True, 4.0, None)
+    facts: dict[str, Any] = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
+    recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
+    result = replace(tt.analyze(sample_path()), findings=(finding("LCH016", 0.5, 4.0, 5),))
+    result, run = with_samples(result, recording, at_end, None, [str(tmp_path)])
+    assert run.account is not None
+    assert run.account.loop_line == loop_line
+    codes = [one.code for one in result.findings]
+    if sending_ms > 100:
+        assert codes == ["HST103", "LCH016"]  # half of a step is less than a tenth of the rounds
+        cost = result.findings[0].cost
+        assert cost is not None
+        assert (cost.per, round(cost.of_ms)) == ("window", 8 * (sending_ms + 24))
+    else:
+        assert codes[0] == "LCH016"
+
+
 @pytest.mark.parametrize(("ms", "left"), [(0.1, False), (6.0, True)])
 def test_the_collector_costs_what_it_costs_without_the_profiler(tmp_path: Path, ms: float, left: bool) -> None:
     built = twenty_steps(tmp_path, *[(FORWARD, "")] * 5)

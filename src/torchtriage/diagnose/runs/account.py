@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchtriage.diagnose.runs.causes import Cause, cause_of, kind_of_library
@@ -27,6 +27,7 @@ __all__ = [
     "Seen",
     "line_of",
     "longer_loop",
+    "outside",
     "run_account",
     "sampled_loop",
     "step_account",
@@ -176,18 +177,31 @@ def sampled_loop(
     return _over(samples, view, place, spans, None, operator_share)
 
 
-def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> SampledLoop | None:
-    """Return another loop of the run that takes longer than all of this one's steps, if there is one."""
+def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> tuple[SampledLoop, float] | None:
+    """Return another loop of the run that takes longer than all of this one's steps, beside them or around them.
+
+    Beside it, what all these steps are of its time.
+    """
     place = _longest_loop(samples, view)
     if place is None or loop.place is None or loop.place == place:
         return None
     mine = [look for look in samples.looks if _depth(look, view, place) is not None]
-    if any(_depth(look, view, loop.place) is not None for look in mine):
-        return None  # around it, or inside it
+    steps = {look for look in samples.looks if _depth(look, view, loop.place) is not None}
+    took = sum(look.ns for look in steps)
+    if sum(look.ns for look in mine if look not in steps) <= took:
+        return None
     spans = [(look.begin_ns, look.end_ns) for look in mine if kind_of_library(look.stack) != "torchtriage"]
-    took = sum(look.end_ns - look.begin_ns for look in samples.looks if _depth(look, view, loop.place) is not None)
     other = _over(samples, view, place, spans, None, None)
-    return other if other is not None and other.wall_ns > took else None
+    return (other, took / other.wall_ns) if other is not None else None
+
+
+def outside(loop: SampledLoop, view: SourceView, steps: Place) -> SampledLoop:
+    """Return a loop in which the looks at a loop of steps count as time, but have no lines."""
+    seen = (
+        item if _depth(item.look, view, steps) is None else replace(item, chain=(), loops=(), cause=None)
+        for item in loop.seen
+    )
+    return replace(loop, seen=tuple(seen))
 
 
 def _over(

@@ -195,7 +195,9 @@ CAUSES: tuple[Cause, ...] = (
         "profiler",
         "the script's own profiler",
         Fix("Profile a few steps with a schedule, and switch it off for the rest."),
-        r"^torch/profiler/|^torch/autograd/profiler|^(cProfile|profile|tracemalloc|pdb|bdb|trace|pstats)\.py:",
+        # optimizers and loaders name their parts by record_function, whether somebody profiles or not
+        r"^torch/profiler/|^torch/autograd/profiler(_\w+)?\.py:(?!record_function|__(init|enter|exit)__$)"
+        r"|^(cProfile|profile|tracemalloc|pdb|bdb|trace|pstats)\.py:",
         gain=(0.9, 1.0),
     ),
     Cause(

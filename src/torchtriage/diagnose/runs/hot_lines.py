@@ -184,7 +184,8 @@ def _note(
         group.loop_lines = around[2:4]
     else:
         key = (HOT_LINE.code, file, function, line)
-        loads = any(position.library.startswith("torch/utils/data/") for position in item.look.stack)
+        around_it = item.look.stack[len(item.look.below) :]
+        loads = any(position.library.startswith("torch/utils/data/") for position in around_it)
         # what is done for each item of a dataset can be done once, or in workers
         group = groups.setdefault(key, _Group(HOT_LINE, (0.5, 1.0) if loads else (0.0, 1.0)))
     _count(group, item, item.weight_ns * part, part)

@@ -19,6 +19,7 @@ from torchtriage.diagnose.runs.account import (
     COLLECTION,
     SampledLoop,
     longer_loop,
+    outside,
     run_account,
     sampled_loop,
     step_account,
@@ -55,15 +56,21 @@ def with_samples(
     facts = replace(facts, run_account=run_account(samples, loop))
     growth = growth_per_step(samples)
     found: list[Finding] = []
-    step_ms = facts.step_ms or 0.0
+    step_ms, part = facts.step_ms or 0.0, 1.0
+    timed: list[tuple[SampledLoop, float]] = []
     if loop is not None:
         step_ms = facts.step_ms if loop.n_steps and facts.step_ms else loop.step_ns / 1e6
+        timed = [(loop, step_ms)]
         account = replace(step_account(loop, samples, step_ms), flame=flame_bars(loop))
-        collecting = sum(part.share for part in account.parts if part.kind == COLLECTION)
-        facts = replace(facts, account=account)
+        collecting = sum(share.share for share in account.parts if share.kind == COLLECTION)
         found += hot_lines(loop, view, step_ms)
-        if (other := longer_loop(samples, view, loop)) is not None:
-            found += hot_lines(other, view, other.step_ns / 1e6)
+        if loop.place is not None and (longer := longer_loop(samples, view, loop)) is not None:
+            other, part = longer
+            other_ms = other.step_ns / 1e6
+            timed.append((other, other_ms))
+            account = replace(step_account(other, samples, other_ms), flame=flame_bars(other))
+            found += hot_lines(outside(other, view, loop.place), view, other_ms)
+        facts = replace(facts, account=account)
         found += growing_step(loop, samples, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
     found += growing_memory(samples, growth, step_ms)
@@ -79,19 +86,27 @@ def with_samples(
     if folders is not None:
         on_device = bool(trace is not None and trace.devices)
         findings = tuple(_at_its_cause(finding, view) for finding in findings)
-        findings = with_source(findings, samples, folders, on_device=on_device, loop=loop, view=view, step_ms=step_ms)
+        findings = with_source(findings, samples, folders, on_device=on_device, timed=timed, view=view)
     if step_ms and result.summary is not None:
         n_steps = max(result.summary.n_steady_steps, 1)
         findings = tuple(
             with_graph_cost(finding, finding.evidence.get("n_core_ops", 0) / n_steps, growth, step_ms)
             for finding in findings
         )
-    findings = tuple(sorted(findings, key=rank_order))
+    findings = tuple(sorted(findings, key=lambda finding: rank_order(_of_the_longer(finding, part))))
     if loop is not None:
         findings = _causes_first(findings, loop)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
+
+
+def _of_the_longer(finding: Finding, part: float) -> Finding:
+    """Return a finding to rank it by: what a step saves counts by what the steps are of a longer loop's time."""
+    cost = finding.cost
+    if cost is None or cost.per != "step" or part >= 1:
+        return finding
+    return replace(finding, cost=replace(cost, low_ms=part * cost.low_ms, high_ms=part * cost.high_ms))
 
 
 ASKED_TO_END = 0, -signal.SIGINT, -signal.SIGTERM
@@ -275,6 +290,7 @@ def _joint(joint: Cost | None, findings: Sequence[Finding]) -> Cost | None:
     if not costs:
         return joint
     of_ms = costs[0].of_ms
+    costs = [cost for cost in costs if cost.of_ms == of_ms]
     low = min(of_ms, max(cost.low_ms for cost in costs))
     high = min(of_ms, max(sum(cost.high_ms for cost in costs), low))
     base = joint or replace(costs[0], together_ms=None)

@@ -65,6 +65,11 @@ class Look:
     end_ns: int
     stack: tuple[Position, ...]
 
+    @property
+    def ns(self) -> int:
+        """The time it stands for."""
+        return self.end_ns - self.begin_ns
+
     @cached_property
     def user(self) -> tuple[int, ...]:
         """Where in the stack the user's own frames are, innermost first."""

@@ -35,15 +35,14 @@ def with_source(
     folders: Sequence[str],
     *,
     on_device: bool,
-    loop: SampledLoop | None,
+    timed: Sequence[tuple[SampledLoop, float]],
     view: SourceView,
-    step_ms: float,
 ) -> tuple[Finding, ...]:
     """Return the findings with the source's own: one that both see is certain, and has the line of the source.
 
     Only files that the looks at the stack went through are read; what did not run is not told. ``on_device`` : the
-    run used an accelerator; else nothing is said about the way to one. ``loop`` : the looks that tell how much of
-    a step of ``step_ms`` is spent at a line of the source.
+    run used an accelerator; else nothing is said about the way to one. ``timed`` : loops with the ms of a step, whose
+    looks tell how much is spent at a line of the source.
     """
     out = list(findings)
     needless = frozenset() if on_device else _of_devices()
@@ -76,19 +75,20 @@ def with_source(
             near = any(_at(other, frame) for other in out)
             if not near:
                 hint = replace(hint, severity="low" if hint.severity != "note" else "note")
-                out.append(_costed(hint, loop, view, step_ms))
+                out.append(_costed(hint, timed, view))
     return tuple(_told_once(out, view))
 
 
-def _costed(hint: Finding, loop: SampledLoop | None, view: SourceView, step_ms: float) -> Finding:
+def _costed(hint: Finding, timed: Sequence[tuple[SampledLoop, float]], view: SourceView) -> Finding:
     """Return what the source alone says with the share of the step that is spent in its statement, where it is time."""
     frame = hint.place.frame
-    if loop is None or frame is None or hint.family not in TIMED or not step_ms:
+    if frame is None or hint.family not in TIMED:
         return hint
     statement = view.statement(frame.file, frame.line)
     last = (statement.end_lineno if statement is not None else None) or frame.line
-    share = loop.share_between(frame.file, frame.line, last)
-    if share < WORTH:
+    shares = ((loop.share_between(frame.file, frame.line, last), loop, step_ms) for loop, step_ms in timed)
+    share, loop, step_ms = next((timing for timing in shares if timing[0] >= WORTH), (0.0, None, 0.0))
+    if loop is None:
         return hint
     low = SURELY * share if share >= MUCH else 0.0
     cost = Cost(

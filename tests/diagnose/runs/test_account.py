@@ -31,6 +31,7 @@ for epoch in range(2):
         save(loss)
 """
 OP = ("torch/nn/modules/module.py:Module._call_impl",)
+OURS = ("torchtriage/core/record/stack_sampler.py:_collected",)
 SAVE = ("torch/serialization.py:save",)
 
 
@@ -132,6 +133,24 @@ def test_garbage_collections_are_taken_from_python(tmp_path: Path) -> None:
     parts = {part.kind: part.ms for part in step_account(loop, built.samples(), 20.0).parts}
     assert parts["garbage collection"] == pytest.approx(2.0)
     assert parts["Python"] == pytest.approx(6.0)
+
+
+def test_a_look_that_waited_for_a_collection_is_one(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for _ in range(10):
+        built.look("clean(batch)", "total = value")
+        begin = built.now
+        built.look("clean(batch)", "total = value", below=OURS, ms=12)
+        built.collections.append((begin, 12 * MS, 2))
+        built.look("loss = model(batch)", below=OP)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()", operators=0.2)
+    assert loop is not None
+    account = step_account(loop, built.samples(), 20.0)
+    parts = {part.kind: part.ms for part in account.parts}
+    assert parts == pytest.approx({"garbage collection": 12.0, "Python": 4.0, "operators": 4.0}, abs=0.01)
+    assert (account.lines[0].line, account.lines[0].kind) == (7, "garbage collection")
 
 
 def test_a_damaged_file_is_no_samples(tmp_path: Path) -> None:

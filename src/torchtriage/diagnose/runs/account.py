@@ -245,6 +245,8 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
     cause = cause_of(look.below, call)
     if cause is not None:
         return cause.kind, cause, call
+    if look.collects:
+        return COLLECTION, None, call
     if any(position.library.startswith("torch/utils/data/") for position in look.below):
         waits = any(
             position.library.startswith(("multiprocessing/", "queue.py", "threading.py", "selectors.py"))
@@ -368,7 +370,8 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
                 lines.setdefault(line_of(item.chain[0]), Counter())[kind] += round(item.weight_ns * part)
     spans = [(step.begin_ns, step.end_ns) for step in samples.steady]
     collected = sum(took for begin, took, _ in samples.collections if any(start <= begin < end for start, end in spans))
-    if collected and parts[PYTHON] + parts[OPERATORS] > collected:
+    collected -= parts[COLLECTION]
+    if collected > 0 and parts[PYTHON] + parts[OPERATORS] > collected:
         held = PYTHON if parts[PYTHON] >= collected else OPERATORS
         parts[held] -= collected
         parts[COLLECTION] += collected

@@ -59,11 +59,12 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """One thread's stack, innermost frame first, and the time it stands for."""
+    """One thread's stack, innermost frame first, and the time it stands for; ``collects``: in the collector."""
 
     begin_ns: int
     end_ns: int
     stack: tuple[Position, ...]
+    collects: bool = False
 
     @property
     def ns(self) -> int:
@@ -168,7 +169,10 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
     last: dict[int, int] = {}
     for at_ns, of_thread, stack in zip(*facts["looks"], strict=True):
         begin_ns = last.get(of_thread, facts["started_ns"])
-        looks.setdefault(of_thread, []).append(Look(begin_ns, at_ns, stacks[stack]))
+        seen = stacks[stack]
+        # a collection lets nobody look until it calls the sampler back
+        collects = bool(seen) and seen[0].library.startswith("torchtriage/") and seen[0].name == "_collected"
+        looks.setdefault(of_thread, []).append(Look(begin_ns, at_ns, seen[collects:], collects))
         last[of_thread] = at_ns
     marks = [(begin, end) for begin, end, stepper in zip(begins, ends, steppers, strict=True) if stepper == thread]
     return Samples(

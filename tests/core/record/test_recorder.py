@@ -115,7 +115,6 @@ def test_a_loop_is_timed_and_recorded_twice(work: Callable[[], float], tmp_path:
 
 
 @pytest.mark.torch
-@pytest.mark.torch
 def test_who_looks_is_told_when_stacks_are_recorded(
     work: Callable[[], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +134,7 @@ def test_who_looks_is_told_when_stacks_are_recorded(
     assert states[-1] is False
 
 
+@pytest.mark.torch
 def test_steps_of_the_trace_are_those_of_the_loop(work: Callable[[], float], tmp_path: Path) -> None:
     one = Recorder(tmp_path, RecordPlan(warmup=2, timing_steps=0, light=2, heavy=1))
     run(one, work)

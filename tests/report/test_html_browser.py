@@ -468,6 +468,17 @@ def test_page_without_scripts_still_names_the_findings(page: Page) -> None:
         page.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+def test_the_largest_result_fits_a_page_and_a_phone(page: Page) -> None:
+    page.open([maximal()])
+    page.frame()
+    assert page.height() < 25_000
+    page.resize(PHONE)
+    page.frame()
+    assert page.overflow() <= 0
+    assert page.complaints() == []
+
+
+@pytest.mark.timing
 def test_the_largest_result_opens_quickly_and_pans_smoothly(page: Page) -> None:
     page.open([maximal()])
     page.frame()
@@ -478,7 +489,6 @@ def test_the_largest_result_opens_quickly_and_pans_smoothly(page: Page) -> None:
         """
     )
     assert ready_ms < 3000
-    assert page.height() < 25_000
     frame_ms = page.chrome.execute_async_script(
         """
         const done = arguments[0], canvas = document.getElementById("time");
@@ -493,9 +503,6 @@ def test_the_largest_result_opens_quickly_and_pans_smoothly(page: Page) -> None:
         """
     )
     assert frame_ms < 200  # about 20 ms without a GPU; the margin is for busy machines
-    page.resize(PHONE)
-    page.frame()
-    assert page.overflow() <= 0
     assert page.complaints() == []
 
 

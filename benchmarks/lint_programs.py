@@ -1,141 +1,62 @@
-"""Whole programs with labelled faults: what ``torchtriage lint`` finds of them by line.
+"""What ``torchtriage lint`` finds of the labelled faults in whole programs, by line.
 
-    python benchmarks/lint_programs.py FOLDER              # a table, and what is missed
-    python benchmarks/lint_programs.py FOLDER --json OUT   # the same for another program to read
+    python benchmarks/lint_programs.py FOLDER [FOLDER ...]
 
-The folder holds ``labels.json`` (a list of programs, each with ``script`` and ``findings``, each of
-these with ``pattern``, ``weight``, ``lint_sees`` and ``lines`` as pairs of first and last line),
-``SCRIPT_bad.py`` with these faults, and twins that have none: ``SCRIPT_good.py``,
-``SCRIPT_naive.py``. A fault is found when a finding stands on one of its lines, under any code;
-what stands on a twin is printed in full, for a reader to judge.
+A folder holds programs and labels as ``run_programs.py`` reads them. A fault counts as found where a finding stands on
+one of its lines, under any code; what stands on a program without faults is printed in full, for a reader to judge.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from dataclasses import asdict, dataclass, field
+import sys
 from pathlib import Path
-from typing import Any
 
+from run_programs import Fault, Program, programs
+
+from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint import lint
 
-TWINS = ("good", "naive", "fixed", "fast")
-FAULTY = ("bad", "slow")
+
+def line(finding: Finding) -> int:
+    """Return the line of a finding, 0 where it has none."""
+    return finding.place.frame.line if finding.place.frame is not None else 0
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """One finding, as it is printed."""
-
-    file: str
-    line: int
-    code: str
-    severity: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One labelled fault, and the codes found on its lines."""
-
-    script: str
-    pattern: str
-    weight: str
-    visible: str
-    lines: tuple[tuple[int, int], ...]
-    codes: tuple[str, ...]
-
-
-@dataclass
-class Score:
-    """What was found in a folder."""
-
-    faults: list[Fault] = field(default_factory=list)
-    elsewhere: list[Alarm] = field(default_factory=list)
-    on_twins: list[Alarm] = field(default_factory=list)
-
-    def recall(self, *visible: str, weight: str = "") -> tuple[int, int]:
-        """Return found and labelled, of the faults whose visibility in source begins like this."""
-        chosen = [one for one in self.faults if one.visible.startswith(visible) and weight in one.weight]
-        return sum(bool(one.codes) for one in chosen), len(chosen)
-
-
-def score(folder: Path) -> Score:
-    """Judge every program of a folder."""
-    made = Score()
-    for program in json.loads((folder / "labels.json").read_text(encoding="utf-8")):
-        _score_program(folder, program, made)
-    return made
-
-
-def _score_program(folder: Path, program: dict[str, Any], made: Score) -> None:
-    name = program["script"]
-    for kind in FAULTY:
-        path = folder / f"{name}_{kind}.py"
-        if not path.exists():
-            continue
-        alarms = found(path)
-        used: set[Alarm] = set()
-        for item in program["findings"]:
-            lines = tuple((first, last) for first, last in item["lines"])
-            here = [one for one in alarms if any(first <= one.line <= last for first, last in lines)]
-            used |= set(here)
-            codes = tuple(sorted({one.code for one in here}))
-            made.faults.append(Fault(name, item["pattern"], item["weight"], item["lint_sees"], lines, codes))
-        made.elsewhere += [one for one in alarms if one not in used]
-    for kind in TWINS:
-        path = folder / f"{name}_{kind}.py"
-        if path.exists():
-            made.on_twins += found(path)
-
-
-def found(path: Path) -> list[Alarm]:
-    """Return the findings in a file, remarks left out."""
-    return [
-        Alarm(path.name, one.place.frame.line, one.code, one.severity, one.message)
-        for one in lint([str(path)]).findings
-        if one.place.frame is not None
-    ]
-
-
-def table(made: Score) -> str:
-    """Return the score as text."""
-    rows = [
-        ("faults that the source tells", made.recall("yes")),
-        ("faults that it tells in part", made.recall("partly")),
-        ("both", made.recall("yes", "partly")),
-        ("both, of weight main", made.recall("yes", "partly", weight="main")),
-        ("all", made.recall("")),
-    ]
-    lines = [f"{what:32} {hits:3} of {n:3}  {hits / n:.2f}" for what, (hits, n) in rows if n]
-    lines.append(f"{'alarms on twins':32} {len(made.on_twins):3} in {len({one.file for one in made.on_twins})} files")
-    lines.append("\nmissed")
-    lines += [
-        f"  {one.script:18} {one.pattern:32} {one.weight:16} {_spans(one.lines):18} {one.visible}"
-        for one in made.faults
-        if not one.codes
-    ]
-    for title, alarms in (("on twins", made.on_twins), ("elsewhere in faulty programs", made.elsewhere)):
-        lines.append(f"\n{title}")
-        lines += [f"  {one.file}:{one.line}: {one.code} [{one.severity}] {one.message}" for one in alarms]
-    return "\n".join(lines)
-
-
-def _spans(lines: tuple[tuple[int, int], ...]) -> str:
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in lines)
+def recall(faults: list[tuple[Program, Fault, bool]], told: tuple[str, ...], *, mains: bool = False) -> str:
+    """Return how many faults are found, of those that the source tells so well."""
+    hits = [hit for _, fault, hit in faults if fault.source_tells in told and (fault.main or not mains)]
+    return f"{sum(hits):3} of {len(hits):3}  {sum(hits) / max(len(hits), 1):.2f}"
 
 
 def main() -> None:
-    """Read the command line, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    options = parser.parse_args()
-    made = score(options.folder)
-    if options.json is not None:
-        options.json.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
-    print(table(made))
+    """Lint the programs and print the table."""
+    faults: list[tuple[Program, Fault, bool]] = []
+    elsewhere, alarms = [], []
+    for program in (program for folder in sys.argv[1:] for program in programs(Path(folder))):
+        findings = lint([str(program.path)]).findings
+        lines = {line(finding) for finding in findings}
+        faults += [(program, fault, bool(lines & fault.lines)) for fault in program.faults]
+        labelled = {number for fault in program.faults for number in fault.lines}
+        others = elsewhere if program.faults else alarms
+        for finding in findings:
+            if line(finding) not in labelled:
+                said = f"{program.path.name}:{line(finding)}: {finding.code} [{finding.severity}] {finding.message}"
+                others.append(f"  {said}")
+    print(f"faults that the source tells      {recall(faults, ('yes',))}")
+    print(f"... that it tells in part         {recall(faults, ('partly',))}")
+    print(f"both                              {recall(faults, ('yes', 'partly'))}")
+    print(f"both, main ones                   {recall(faults, ('yes', 'partly'), mains=True)}")
+    print(f"all                               {recall(faults, ('yes', 'partly', 'no'))}")
+    print(f"alarms on programs without faults {len(alarms):3}")
+    print("\nmissed")
+    for program, fault, hit in faults:
+        if not hit:
+            numbers = ", ".join(map(str, sorted(fault.lines)[:6]))
+            print(
+                f"  {program.name:18} {fault.kind:36} {'main' if fault.main else '':5} {numbers} {fault.source_tells}"
+            )
+    print("\non programs without faults", *alarms, sep="\n")
+    print("\nelsewhere in faulty programs", *elsewhere, sep="\n")
 
 
 if __name__ == "__main__":

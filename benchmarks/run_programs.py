@@ -13,13 +13,14 @@ end promises over 3 %.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,17 @@ NEAR = 0.15
 
 @dataclass(frozen=True)
 class Fault:
-    """A labelled fault: its lines, and how much faster the program is without it (median, least, most)."""
+    """A labelled fault: the lines of its statements, and the speed-up without it (median, least, most).
+
+    ``per`` : whether that is of a step or of the whole run. ``source_tells`` : to a reader: yes, partly or no.
+    """
 
     kind: str
     main: bool
     lines: frozenset[int]
     ratio: tuple[float, float, float] | None
+    per: str
+    source_tells: str
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,17 @@ class Program:
     faults: tuple[Fault, ...]
 
 
+def statements(text: str) -> dict[int, tuple[int, int]]:
+    """Return the first and last line of the innermost statement at each line; of compound ones, of their head."""
+    spans: dict[int, tuple[int, int]] = {}
+    for node in ast.walk(ast.parse(text)):  # outer ones first
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
+            spans.update(dict.fromkeys(range(node.lineno, last + 1), (node.lineno, last)))
+    return spans
+
+
 def programs(folder: Path) -> Iterator[Program]:
     """Yield the programs of a folder, the healthy ones without faults."""
     if (folder / "labels.json").exists():
@@ -61,15 +78,25 @@ def programs(folder: Path) -> Iterator[Program]:
         yield from _from_toml(folder)
 
 
+def _whole(text: str, lines: Iterable[int]) -> frozenset[int]:
+    """Return all lines of the statements that these lines are part of."""
+    spans = statements(text)
+    return frozenset(
+        at for line in lines for first, last in [spans.get(line, (line, line))] for at in range(first, last + 1)
+    )
+
+
 def _from_json(folder: Path) -> Iterator[Program]:
     for entry in json.loads((folder / "labels.json").read_text()):
         name, measured = entry["script"], entry["measured"]
-        faults = []
+        bad, faults = folder / f"{name}_bad.py", []
+        text = bad.read_text() if bad.exists() else ""
         for finding in entry["findings"]:
-            lines = frozenset(line for first, last in finding["lines"] for line in range(first, last + 1))
+            lines = _whole(text, (line for first, last in finding["lines"] for line in range(first, last + 1)))
             fix = measured.get(finding["single_fix"] or "good")
             ratio = (fix["ratio"], fix["ratio_min"], fix["ratio_max"]) if fix else None
-            faults.append(Fault(finding["pattern"], finding["weight"] == "main", lines, ratio))
+            main, told = finding["weight"] == "main", finding["lint_sees"].split()[0].rstrip(",")
+            faults.append(Fault(finding["pattern"], main, lines, ratio, entry["per"], told))
         for kind in ("bad", "good"):
             if (path := folder / f"{name}_{kind}.py").exists():
                 yield Program(f"{name}_{kind}", path, tuple(faults) if kind == "bad" else ())
@@ -81,14 +108,15 @@ def _from_toml(folder: Path) -> Iterator[Program]:
             path = folder / f"{name}_{kind}.py"
             if not path.exists():
                 continue
-            text = [line.strip() for line in path.read_text().splitlines()]
+            text = path.read_text()
+            rows = [line.strip() for line in text.splitlines()]
             faults = []
             for fault in entry.get("fault", ()) if kind == "slow" else ():
-                lines = frozenset(
-                    at for at, line in enumerate(text, 1) if line in {one.strip() for one in fault["lines"]}
-                )
+                wanted = {line.strip() for line in fault["lines"]}
+                lines = _whole(text, (at for at, row in enumerate(rows, 1) if row in wanted))
                 ratio = tuple(fault["ratio"]) if fault.get("ratio") else None
-                faults.append(Fault(fault["kind"], fault.get("main", False), lines, ratio))
+                main, told = fault.get("main", False), "yes" if fault.get("source_tells", True) else "no"
+                faults.append(Fault(fault["kind"], main, lines, ratio, entry.get("per", "step"), told))
             yield Program(f"{name}_{kind}", path, tuple(faults))
 
 

@@ -35,6 +35,14 @@ from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
 from torchtriage.core.record.stack_sampler import StackSampler
 from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
+from torchtriage.core.record.torch_hooks import (
+    ForwardHook,
+    before_compile,
+    before_fetches,
+    has_compiled,
+    may_compile,
+    optimizer_made,
+)
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
@@ -56,7 +64,7 @@ EAGER_S = 20.0
 LISTEN_S = 0.2
 """So long only stacks are looked at; then module calls are listened to until one repeats."""
 SEEN_TWICE = 2
-SHORT = {"early_light": 2, "early_heavy": 1, "warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
+SHORT = {"early_light": 2, "early_heavy": 1, "calls": 2, "warmup": 3, "max_timing_steps": 30, "max_timing_s": 2.0}
 """Of the recorder's plan: a script may be short, and unprofiled steps are timed after it too."""
 PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
@@ -142,7 +150,7 @@ class LoopFinder:
             self.sampler.start()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         # compiled steps are guarded against another number of hooks: it stays and does nothing
-        self.undo.append(lambda: None if _compiled() else handle.remove())
+        self.undo.append(lambda: None if has_compiled() else handle.remove())
         atexit.register(self._ended)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -231,7 +239,7 @@ class LoopFinder:
         if torch.compiler.is_compiling() or self.over:
             return
         key = id(optimizer)
-        if key == self.chosen:
+        if key == self.chosen or self._made_anew(optimizer, key):
             self._boundary()
             return
         if self._recorded and not self._by_loader:
@@ -239,6 +247,18 @@ class LoopFinder:
         with self._alone() as alone:
             if alone:
                 self._count(optimizer, key)
+
+    def _made_anew(self, optimizer: Optimizer, key: int) -> bool:
+        """Take an optimizer for the chosen one that was made since, and steps at the same line: for the next fit."""
+        loop = self.loop
+        if loop is None or key in self.n_optimizer_steps or loop.name != type(optimizer).__name__:
+            return False
+        if loop.boundary != "optimizer" or user_call(sys._getframe(2)) != (loop.file, loop.line, loop.function):
+            return False
+        self.n_optimizer_steps[key] = self.n_optimizer_steps.get(self.chosen, 0)
+        del self.n_optimizer_steps[self.chosen]  # another may come to have its number
+        self.chosen, self.optimizers[key] = key, loop.name
+        return True
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -307,13 +327,13 @@ class LoopFinder:
                     if worked_s > windows[0]:
                         windows.pop(0)
                         _thread.start_new_thread(self._record_window, ())
-                if passed < PATIENCE_S and _optimizer_made():
+                if passed < PATIENCE_S and optimizer_made():
                     continue
                 if passed > PATIENCE_S and not fetches_count:
                     fetches_count = self._hook_loader()
                 if listening is None and passed > LISTEN_S:
                     listening = self._listen_to_calls(codes)
-                elif listening is not None and _may_compile():
+                elif listening is not None and may_compile():
                     listening()
                 for module, call in outermost_modules(codes):
                     seen[id(module)] = seen.get(id(module), 0) + 1
@@ -334,7 +354,7 @@ class LoopFinder:
         import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        if _may_compile():
+        if may_compile():
             return None
 
         heard: dict[int, int] = {}
@@ -360,11 +380,11 @@ class LoopFinder:
                 self.undo.remove(stop)
 
         compile_ = torch.compile
-        restore = _before_compile(stop)
+        restore = before_compile(stop)
         remove = register_module_forward_pre_hook(called).remove
         self.undo.append(stop)
         # since it was asked, or in a call that began before: importing the compiler takes seconds
-        if _may_compile() or runs(compile_.__code__):
+        if may_compile() or runs(compile_.__code__):
             stop()
         return stop
 
@@ -403,7 +423,7 @@ class LoopFinder:
                 if module._compiled_call_impl is stepping:
                     module._compiled_call_impl = compiled
         else:
-            remove = module.register_forward_pre_hook(_ForwardHook(before)).remove
+            remove = module.register_forward_pre_hook(ForwardHook(before)).remove
 
             def undo() -> None:
                 restore()
@@ -418,7 +438,7 @@ class LoopFinder:
                     self.forward_found = False
                     _thread.start_new_thread(self._look_for_forward, ())
 
-            restore = _before_compile(stop)
+            restore = before_compile(stop)
         self.undo.append(undo)
 
     def _drop_hooks_of_forward(self, undo: Callable[[], None]) -> None:
@@ -452,22 +472,9 @@ class LoopFinder:
 
         Returns whether there is such a thing in the process.
         """
-        loaders = sys.modules.get("torch.utils.data.dataloader")
-        iterators = getattr(loaders, "_BaseDataLoaderIter", None)
-        if iterators is None:
+        undo = before_fetches(self._fetches)
+        if undo is None:
             return False
-        fetch = iterators.__next__
-
-        @functools.wraps(fetch)
-        def fetching(iterator: Any) -> Any:
-            self._fetches(iterator)
-            return fetch(iterator)
-
-        def undo() -> None:
-            if iterators.__next__ is fetching:
-                iterators.__next__ = fetch
-
-        iterators.__next__ = fetching
         self.undo.append(undo)
         self.drop_loader = undo
         return True
@@ -578,69 +585,6 @@ class LoopFinder:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-class _ForwardHook:
-    """A forward pre-hook that a saved or copied model does not keep."""
-
-    def __init__(self, before: Callable[[], None]) -> None:
-        self.before = before
-
-    def __call__(self, _module: torch.nn.Module, _args: Any) -> None:
-        self.before()
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        return {}.get  # as below
-
-    def __reduce__(self) -> Any:
-        # a pickled model must load without us: {}.get(module, args) hands the inputs on unchanged
-        return (getattr, ({}, "get"))
-
-
-def _before_compile(act: Callable[[], None]) -> Callable[[], None]:
-    """Call ``act`` at the next ``torch.compile``, before it does anything; return how to take that back."""
-    import torch
-
-    compile_ = torch.compile
-
-    @functools.wraps(compile_)
-    def compiling(*args: Any, **kwargs: Any) -> Any:
-        restore()
-        act()
-        return compile_(*args, **kwargs)
-
-    def restore() -> None:
-        if torch.compile is compiling:
-            torch.compile = compile_
-
-    torch.compile = compiling
-    return restore
-
-
-def _may_compile() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:
-        return False
-    backends = getattr(dynamo, "cached_backends", None)  # None in it: a function is left alone
-    return backends is None or any(backend is not None for backend in backends.values())
-
-
-def _optimizer_made() -> bool:
-    """Return whether an optimizer was constructed: torch wraps the class's ``step`` then."""
-    from torch.optim.optimizer import Optimizer
-
-    todo = list(Optimizer.__subclasses__())
-    while todo:
-        kind = todo.pop()
-        if getattr(kind.__dict__.get("step"), "hooked", False):
-            return True
-        todo += kind.__subclasses__()
-    return False
-
-
-def _compiled() -> bool:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters.get("frames"))
 
 
 def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatcher]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from torchtriage.core.record.stacks import callers, current_frames
 
@@ -30,12 +32,21 @@ def in_main_thread(act: Callable[[], object]) -> bool:
     done = threading.Event()
     given_up = threading.Event()
 
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+    set_eval_frame = getattr(compiler, "set_eval_frame", lambda callback: callback)
+
     def call(_argument: object) -> int:
+        before = set_eval_frame(None)
         if not given_up.is_set():
             with contextlib.suppress(Exception):
                 act()
         done.set()
+        set_eval_frame(before)
         return 0
+
+    # in the middle of a compiled call the compiler would take this for a part of it, and all that it calls
+    if (skip_code := getattr(compiler, "skip_code", None)) is not None:
+        skip_code(call.__code__)
 
     pending = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
     _ASKED.append(pending)

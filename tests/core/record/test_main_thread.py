@@ -1,0 +1,46 @@
+"""Calls that another thread asks the main thread for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from torchtriage.core.record.main_thread import in_main_thread
+
+
+def test_a_call_runs_on_the_main_thread() -> None:
+    ran: list[threading.Thread] = []
+    asking = threading.Thread(target=in_main_thread, args=(lambda: ran.append(threading.current_thread()),))
+    asking.start()
+    while asking.is_alive():
+        time.sleep(0.001)
+    assert ran == [threading.main_thread()]
+
+
+@pytest.mark.torch
+def test_the_compiler_leaves_alone_what_falls_into_a_compiled_call() -> None:
+    from torch._dynamo.eval_frame import set_eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    compiled: list[str] = []
+    ran: list[int] = []
+
+    def compiler(frame: object, *_rest: object) -> ConvertFrameReturn:
+        compiled.append(frame.f_code.co_name)  # type: ignore[attr-defined]
+        return ConvertFrameReturn()
+
+    def asked() -> None:
+        ran.append(1)
+
+    asking = threading.Thread(target=in_main_thread, args=(asked,))
+    before = set_eval_frame(compiler)
+    try:
+        asking.start()
+        while not ran:
+            pass
+    finally:
+        set_eval_frame(before)
+    asking.join()
+    assert not {"asked", "call"} & set(compiled)

@@ -110,6 +110,18 @@ def test_the_rarest_optimizer_ends_an_iteration(tmp_path: Path) -> None:
     assert facts["loop"] == "one step of Adam, the rarest of 2 optimizers (beside SGD)"
 
 
+def test_an_optimizer_made_anew_for_each_fit_goes_on_with_the_loop(tmp_path: Path) -> None:
+    source = MODEL.replace("def step():", "def step(optimizer):") + (
+        "for fit in range(20):\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for _ in range(5):\n        step(optimizer)\n"
+    )
+    facts = recorded(judged(tmp_path, source))
+    assert facts["loop"] == "one step of SGD"
+    assert facts["n_steps"] > 50
+    assert facts["heavy_ms"] > 0
+
+
 def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
     source = FORWARDS + (
         "class Net(nn.Module):\n"

@@ -20,9 +20,11 @@ from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.core.record.timing import settled, step_wall_ns
+from torchtriage.core.record.torch_hooks import may_compile
 
 __all__ = ["COMPLETE", "EARLY", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
 
@@ -31,9 +33,10 @@ RECORDING_FILE = "recording.json"
 LIGHT_FILE = "light.json.gz"
 HEAVY_FILE = "heavy.json.gz"
 COMPLETE = "complete"
-EARLY_LIGHT, EARLY_HEAVY, WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
+EARLY_LIGHT, EARLY_HEAVY, CALLS, WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
     "early light",
     "early heavy",
+    "calls",
     "warm-up",
     "timing",
     "light",
@@ -41,9 +44,10 @@ EARLY_LIGHT, EARLY_HEAVY, WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _ORDER = (
     "timing again",
     "off",
 )
-EARLY = (EARLY_LIGHT, EARLY_HEAVY, WARM_UP, TIMING)
+EARLY = (EARLY_LIGHT, EARLY_HEAVY, CALLS, WARM_UP, TIMING)
 """States in which a better boundary may still take the place of the one that was chosen."""
 CAPTURES = (EARLY_LIGHT, EARLY_HEAVY, LIGHT, HEAVY)
+MOST_PROBED = 100
 JOB_STEPS, FOREVER_S = 20, 1e9
 """Unprofiled steps that each rank of a job times, however long they take."""
 FEWEST_STEPS = 3
@@ -60,6 +64,7 @@ class RecordPlan:
 
     ``early_light`` and ``early_heavy`` steps are recorded at once, for a loop that may end soon; the
     later recordings take their place. The early heavy one is left out while something is compiled.
+    In the next ``calls`` steps the inputs and results of functions are compared.
     ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
     ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
     ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
@@ -76,6 +81,7 @@ class RecordPlan:
     heavy: int = 3
     early_light: int = 0
     early_heavy: int = 0
+    calls: int = 0
 
 
 @dataclass
@@ -154,6 +160,8 @@ class Recorder:
         self._look_at = 0
         self._look_ns = 0
         self._n_compiled = 0
+        self._probe: CallProbe | None = None
+        self._probed_calls: list[dict[str, Any]] = []
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:
@@ -235,6 +243,7 @@ class Recorder:
             capture = self._capture
             if capture is not None:
                 self._keep(capture, inside_step=True)
+            self._end_probe()
         except Exception as error:
             self._failed(error)
         self._end(reason)
@@ -244,6 +253,19 @@ class Recorder:
     def _begin_early(self, now: int) -> None:
         self._n_compiled = _n_compiled()
         self._next()
+
+    def _probing(self, now: int) -> None:
+        self._phase_steps += 1
+        if self._probe is not None:
+            self._probe.step()
+        if self._phase_steps >= self.plan.calls:
+            self._end_probe()
+            self._next()
+
+    def _end_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            self._probed_calls = probe.stop()[:MOST_PROBED]
 
     def _warm_up(self, now: int) -> None:
         self._phase_steps += 1
@@ -312,6 +334,10 @@ class Recorder:
         elif state in CAPTURES:
             self._advance = self._captured
             self._begin_capture(self.steps_seen)
+        elif state == CALLS:
+            self._advance = self._probing
+            self._probe = CallProbe()
+            self._probe.start()
         else:
             self._advance = {WARM_UP: self._warm_up, TIMING: self._timing}.get(state, self._timing_again)
             if state in (AGAIN, WARM_UP):
@@ -324,10 +350,18 @@ class Recorder:
         plan = self.plan
         if state == EARLY_HEAVY and _n_compiled() != self._n_compiled:
             return 0  # the stacks of a compiler are endless
+        if state == CALLS and may_compile():
+            return 0  # it would compile what compares the calls, too
         if state in (EARLY_HEAVY, HEAVY) and not self._may_trace():
             self._failures["stacks were not recorded: another thread runs Python all the time"] += 1
             return 0
-        steps = {EARLY_LIGHT: plan.early_light, EARLY_HEAVY: plan.early_heavy, LIGHT: plan.light, HEAVY: plan.heavy}
+        steps = {
+            EARLY_LIGHT: plan.early_light,
+            EARLY_HEAVY: plan.early_heavy,
+            CALLS: plan.calls,
+            LIGHT: plan.light,
+            HEAVY: plan.heavy,
+        }
         return steps.get(state, max(plan.warmup, 1) if state == WARM_UP else plan.timing_steps)
 
     def _begin_capture(self, first_step: int | None) -> None:
@@ -408,6 +442,7 @@ class Recorder:
         if capture is not None:
             capture.abandon()
             self._on_stacks(False)
+        self._end_probe()
         if self.ended:
             return
         if self.state not in CAPTURES:
@@ -461,6 +496,7 @@ class Recorder:
             "before": asdict(self._before),
             "after": asdict(self._after),
             **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
+            "calls": self._probed_calls,
             "own_ns": self._own_ns,
             "failures": dict(self._failures),
             "environment": self._environment,

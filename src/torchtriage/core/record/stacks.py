@@ -21,6 +21,7 @@ __all__ = [
     "callers",
     "current_frames",
     "inside_another",
+    "is_library",
     "module_codes",
     "outermost_modules",
     "positions",
@@ -122,6 +123,14 @@ _CELL = "<ipython-input"
 """So begins what IPython calls the file of a cell, on a terminal."""
 
 
+def is_library(file: str) -> bool:
+    """Return whether a file is no code of the user's: installed, of the standard library, generated, or ours."""
+    if file.startswith(_CELL):
+        return False
+    installed = any(part in file for part in _LIBRARY) or (file.startswith(_STDLIB) and "-packages" not in file)
+    return installed or file.startswith(("<", _OURS))
+
+
 def user_call(frame: FrameType | None) -> tuple[str, int, str]:
     """Return file, line and function of the innermost frame of the user's own code."""
     last = ("", 0, "")
@@ -130,8 +139,7 @@ def user_call(frame: FrameType | None) -> tuple[str, int, str]:
         file = code.co_filename
         if file.startswith(_CELL) or not file.startswith(("<", _OURS)):
             last = (file, frame.f_lineno or code.co_firstlineno, code.co_name)
-            library = any(part in file for part in _LIBRARY) or (file.startswith(_STDLIB) and "-packages" not in file)
-            if not library:
+            if not is_library(file):
                 return last
         frame = frame.f_back
     return last

@@ -20,8 +20,8 @@ _OURS = ("/torchtriage/core/record/", "/torchtriage/memory/leaks/")
 FEWEST_STEPS = 3
 OUTLIER = 3.0
 """A step longer than this many medians is not steady: it compiled, evaluated or saved."""
-CAPTURED = ("early light", "early heavy", "light", "heavy")
-"""States of the recorder in which a step has the profiler in it."""
+CAPTURED = ("early light", "early heavy", "calls", "light", "heavy")
+"""States of the recorder in which a step has the profiler in it, or a look at its calls."""
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,15 @@ class SamplesBuilder:
 
     def look(self, *lines: str, below: tuple[str, ...] = (), ms: float = 4, thread: int = MAIN) -> None:
         """Stand for ``ms`` in the last of these lines, called from the one before; ``below`` is what it has called."""
+        self._look([*map(self._user, lines), *map(self._library, below)], ms, thread)
+
+    def between(self, *lines: str, below: tuple[str, ...], inner: str, ms: float = 4) -> None:
+        """Stand for ``ms`` in a line that a library calls, which these lines have called."""
+        self._look([*map(self._user, lines), *map(self._library, below), self._user(inner)], ms, MAIN)
+
+    def _look(self, stack: list[int], ms: float, thread: int) -> None:
         if thread == MAIN:
             self.now += round(ms * MS)
-        stack = [self._user(line) for line in lines] + [self._library(word) for word in below]
         self.stacks.append(list(reversed(stack)))
         for column, value in zip(self.looks, (self.now, thread, len(self.stacks) - 1), strict=True):
             column.append(value)

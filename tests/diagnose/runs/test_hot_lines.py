@@ -9,9 +9,10 @@ import pytest
 from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
 
 from torchtriage.core.finding import Finding
-from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines, rival_threads
+from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
+from torchtriage.diagnose.runs.threads import rival_threads
 
 SOURCE = """\
 def clean(image):
@@ -171,6 +172,26 @@ def test_a_thread_that_spins_is_told_and_one_that_waits_is_not(tmp_path: Path) -
         assert loop is not None
         rivals = list(rival_threads(loop, built.samples(), built.view, 10.0))
         assert [finding.code for finding in rivals] == ["HST108"] * n, line
+
+
+@pytest.mark.parametrize(
+    ("line", "waits", "n"),
+    [("time.sleep(0.05)", True, 1), ("time.sleep(0.05)", False, 0), ("time.sleep(due - clock())", True, 0)],
+)
+def test_a_thread_that_polls_while_the_loop_waits_for_work(tmp_path: Path, line: str, waits: bool, n: int) -> None:
+    source = SOURCE + "\ndef ask(server):\n    while not server.done:\n        time.sleep(0.05)\n    state.seen = 1\n"
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        built.look("loss = model(batch)", below=OP if not waits else ("queue.py:Queue.get",), ms=5)
+        built.look("loss = model(batch)", below=OP, ms=5)
+        built.look(line, thread=OTHER)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()", operators=1.0)
+    assert loop is not None
+    (*findings,) = rival_threads(loop, built.samples(), built.view, 10.0)
+    assert [finding.code for finding in findings] == ["HST104"] * n
+    assert all(finding.cost and finding.cost.share_high == pytest.approx(0.5, abs=0.02) for finding in findings)
 
 
 def test_a_name_for_a_part_is_no_profiler_and_fetching_a_batch_no_line(tmp_path: Path) -> None:

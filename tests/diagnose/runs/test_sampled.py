@@ -30,6 +30,7 @@ def main(loader, model):
 
 main()
 """
+SAMPLE = SOURCE.replace("def main", "def __getitem__(self, at):\n    return scaled(self.series)[at]\n\ndef main")
 MAIN, NEXT, FORWARD, ROW, CHAIN = "main()", "for batch in", "model(batch)", "total =", "state ="
 LOADER = "torch/utils/data/dataloader.py:_BaseDataLoaderIter.__next__"
 READ = "torch/utils/data/_utils/fetch.py:_MapDatasetFetcher.fetch"
@@ -82,24 +83,45 @@ def test_a_loader_that_is_slow_in_the_first_steps_only_is_none(tmp_path: Path) -
     assert "DAT018" not in checked(built, finding("DAT018", 0.6, 20.0), of_ms=20.0)
 
 
-def test_loading_is_the_share_of_the_looks_that_load(tmp_path: Path) -> None:
-    built = twenty_steps(tmp_path, *[(FORWARD, OP)] * 4, (NEXT, READ))
+@pytest.mark.parametrize(("sample_ms", "low"), [(8.0, 6.0), (1.0, 0.0)])
+def test_loading_is_the_share_of_the_looks_that_load(tmp_path: Path, sample_ms: float, low: float) -> None:
+    built = SamplesBuilder(tmp_path, SAMPLE)
+    for _ in range(20):
+        built.look(MAIN, NEXT, below=(LOADER, READ), ms=4)
+        built.between(MAIN, NEXT, below=(LOADER, READ), inner="return scaled", ms=sample_ms)
+        built.look(MAIN, FORWARD, below=(OP,), ms=16 - sample_ms)
+        built.step()
     left = checked(built, finding("DAT018", 0.6, 20.0), of_ms=20.0)
     cost = left["DAT018"].cost
     assert cost is not None
-    assert cost.high_ms == pytest.approx(4.0, rel=0.1)
-    assert cost.low_ms == pytest.approx(3.0, rel=0.1)  # the step itself needs one of the four cores
+    assert cost.high_ms == pytest.approx(4.0 + sample_ms, rel=0.1)
+    # workers take over what the data set does where that is long enough; the step itself needs one of the four cores
+    assert cost.low_ms == pytest.approx(low, rel=0.1)
     assert cost.of_ms == 20.0
 
 
+@pytest.mark.parametrize("method", ["__init__", "_shutdown_workers"])
+def test_workers_that_start_in_every_round_have_their_time(tmp_path: Path, method: str) -> None:
+    starts = f"torch/utils/data/dataloader.py:_MultiProcessingDataLoaderIter.{method}"
+    built = twenty_steps(tmp_path, (FORWARD, OP), (NEXT, starts))
+    finding = checked(built, of_ms=8.0)["DAT019"]
+    assert finding.place.frame is not None
+    assert finding.place.frame.line == 4
+    assert finding.cost is not None
+    assert finding.cost.high_ms == pytest.approx(4.0, rel=0.25)
+    assert finding.cost.low_ms > 2.0
+    assert "DAT019" not in checked(twenty_steps(tmp_path, (FORWARD, OP), (FORWARD, OP)), of_ms=8.0)
+
+
 def test_the_line_that_the_loader_spends_its_time_at_comes_first(tmp_path: Path) -> None:
-    source = SOURCE.replace("def main", "def __getitem__(self, at):\n    return scaled(self.series)[at]\n\ndef main")
-    for line, first in (("return scaled", "HST114"), (NEXT, "DAT018")):
-        built = SamplesBuilder(tmp_path, source)
+    for inner, first in (("return scaled", "HST114"), ("", "DAT018")):
+        built = SamplesBuilder(tmp_path, SAMPLE)
         for _ in range(20):
-            inside = (MAIN, NEXT, line) if line != NEXT else (MAIN, NEXT)
             for _ in range(3):
-                built.look(*inside, below=(LOADER, READ))
+                if inner:
+                    built.between(MAIN, NEXT, below=(LOADER, READ), inner=inner)
+                else:
+                    built.look(MAIN, NEXT, below=(LOADER, READ))
             built.look(MAIN, FORWARD, below=(OP,))
             built.step()
         found = checked(built, finding("DAT018", 0.5, 16.0, 7), of_ms=16.0)

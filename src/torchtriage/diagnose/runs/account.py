@@ -27,6 +27,7 @@ __all__ = [
     "Seen",
     "line_of",
     "longer_loop",
+    "makes_sample",
     "outside",
     "run_account",
     "sampled_loop",
@@ -40,6 +41,10 @@ FEWEST_LOOKS = 12
 OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
 COLLECTION = "garbage collection"
 WAITS_FOR_LOADER = "waiting for the loader"
+STARTS_WORKERS = "starting loader workers"
+OF_WORKERS = (WAITS_FOR_LOADER, STARTS_WORKERS)
+WORKER_LIVES = ("__init__", "_shutdown_workers", "__del__")
+"""Methods of a loader's iterator in which its worker processes start and end."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,23 @@ class SampledLoop:
     @cached_property
     def loading_share(self) -> float:
         """The share of the judged time in which a loader makes batches on this very thread."""
-        return self._share(lambda item: _loads(item.look) and item.kind != WAITS_FOR_LOADER)
+        return self._share(lambda item: _loads(item.look) and item.kind not in OF_WORKERS)
+
+    @cached_property
+    def sample_share(self) -> float:
+        """The share of the judged time in which a loader runs code of the user's, on this very thread."""
+        return self._share(
+            lambda item: (
+                bool(item.look.user[:1]) and any(_loading(at) for at in item.look.stack[item.look.user[0] + 1 :])
+            )
+        )
 
     def loading_share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which a loader is at these lines of a file, on this very thread."""
         return self._share(
             lambda item: (
                 _loads(item.look)
-                and item.kind != WAITS_FOR_LOADER
+                and item.kind not in OF_WORKERS
                 and any(position.file == file and position.line in lines for position in item.chain)
             )
         )
@@ -133,6 +147,11 @@ class SampledLoop:
         """Return the share of the judged time in loops, by file and line."""
         return self._share(lambda item: any((position.file, around.lineno) in loops for position, around in item.loops))
 
+    @cached_property
+    def judged_ns(self) -> int:
+        """The time of all looks but those at the recorder itself."""
+        return sum(item.weight_ns for item in self.seen if item.kind != "torchtriage")
+
     def _share(self, belongs: Callable[[Seen], bool]) -> float:
         whole = sum(item.weight_ns for item in self.seen) or 1
         return sum(item.weight_ns for item in self.seen if belongs(item)) / whole
@@ -143,8 +162,17 @@ class SampledLoop:
         return self.wall_ns / (self.n_steps or 1)
 
 
+def makes_sample(look: Look) -> bool:
+    """Whether a loader runs code of the user's, for a sample or a batch."""
+    return bool(look.user) and any(map(_loading, look.stack[look.user[0] + 1 :]))
+
+
 def _loads(look: Look) -> bool:
-    return any(position.library.startswith("torch/utils/data/") for position in look.stack)
+    return any(map(_loading, look.stack))
+
+
+def _loading(position: Position) -> bool:
+    return position.library.startswith("torch/utils/data/")
 
 
 def line_of(position: Position) -> tuple[str, str, int]:
@@ -247,7 +275,10 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return cause.kind, cause, call
     if look.collects:
         return COLLECTION, None, call
-    if any(position.library.startswith("torch/utils/data/") for position in look.below):
+    loading = list(filter(_loading, look.below))
+    if loading:
+        if any(position.name in WORKER_LIVES for position in loading):
+            return STARTS_WORKERS, None, call
         waits = any(
             position.library.startswith(("multiprocessing/", "queue.py", "threading.py", "selectors.py"))
             for position in look.below

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtriage.diagnose.runs import configuration, hot_lines
+from torchtriage.diagnose.runs import configuration, hot_lines, threads
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 
 __all__ = ["catalogue"]
@@ -10,5 +10,7 @@ __all__ = ["catalogue"]
 
 def catalogue() -> tuple[Cause, ...]:
     """Return one cause for each code that has a page, in order of code."""
-    found = {cause.code: cause for cause in (*CAUSES, *hot_lines.CODES, *configuration.CODES) if cause.page}
+    found = {
+        cause.code: cause for cause in (*CAUSES, *hot_lines.CODES, threads.RIVAL, *configuration.CODES) if cause.page
+    }
     return tuple(found[code] for code in sorted(found))

@@ -9,6 +9,7 @@ from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.runs.account import SampledLoop
 from torchtriage.diagnose.runs.causes import Cause
+from torchtriage.diagnose.runs.costs import share_cost
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
@@ -58,7 +59,6 @@ def configuration(
             yield _finding(PROFILED, what, frame, None)
     if loop is None:
         return
-    per = "step" if loop.n_steps else "window"
     operators = loop.share_of("operators")
     threads, cores = samples.torch.get("threads") or 0, samples.torch.get("cores") or 0
     if cores and threads > cores and operators >= 0.3:
@@ -67,7 +67,7 @@ def configuration(
             THREADS,
             f"torch uses {format_count(threads, 'thread')} on {format_count(cores, 'core')}",
             _made(view, files, ("set_num_threads",)),
-            _cost(low, high, step_ms, per, "share of the step in operators"),
+            share_cost(low, high, step_ms, high, "share of the step in operators", loop, "C"),
             certainty="certain",
         )
 
@@ -78,21 +78,6 @@ def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame |
             if lines := view.made(name, file, without="schedule"):
                 return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
     return None
-
-
-def _cost(low: float, high: float, of_ms: float, per: str, method: str) -> Cost:
-    return Cost(
-        low_ms=round(low * of_ms, 6),
-        high_ms=round(high * of_ms, 6),
-        per="step" if per == "step" else "window",
-        of_ms=round(of_ms, 6),
-        share_low=round(low, 6),
-        share_high=round(high, 6),
-        naive_ms=round(high * of_ms, 6),
-        basis="bounded",
-        method=method,
-        grade="C",
-    )
 
 
 def _finding(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity, rank_order
+from torchtriage.core.finding import Certainty, Finding, Fix, Frame, Place, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ms, format_share
-from torchtriage.diagnose.runs.account import EITHER, OPERATORS, PYTHON, SampledLoop, Seen, line_of
+from torchtriage.diagnose.runs.account import EITHER, OPERATORS, PYTHON, SampledLoop, Seen, line_of, makes_sample
 from torchtriage.diagnose.runs.causes import Cause
-from torchtriage.diagnose.runs.samples import Look, Position, Samples
+from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
+from torchtriage.diagnose.runs.samples import Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView, elementwise
+from torchtriage.diagnose.runs.threads import paced
 
-__all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines", "rival_threads"]
+__all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines"]
 
 MIN_SHARE, MIN_LOOKS = 0.03, 4
 HOT_SHARE = 0.10
@@ -73,24 +73,12 @@ GROWING = Cause(
     slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
     leave="the inputs themselves grow, as in a curriculum.",
 )
-RIVAL = Cause(
-    "HST108",
-    "spinning-thread",
-    "host",
-    "Another thread keeps the interpreter busy",
-    PYTHON,
-    "another thread",
-    Fix("Let the thread block (``queue.get``, ``event.wait``) instead of spinning, or make it a process."),
-    looks="another thread of the process is in Python of its own at most looks at the stacks.",
-    slow="one thread at a time runs Python: the loop waits up to 5 ms for each turn.",
-    leave="the thread does the step's own work, and releases the lock while it does.",
-)
-
 MOSTLY = 0.6
 """A loop is a loop of Python if so much of its time is."""
 RISES = 1.33
+SURELY_GROWN = 0.8
+"""What part of the growth is surely saved: something of each step's own may grow, too."""
 FEWEST_TO_RISE = 12
-SPINS = 0.5
 MAX_STACK = 6
 
 
@@ -114,8 +102,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
 
     ``step_ms`` : the step, or all time in the loop, that costs are of.
     """
-    whole = sum(item.weight_ns for item in loop.seen if item.kind != "torchtriage")
-    if not whole:
+    if not loop.judged_ns:
         return ()
     groups: dict[tuple[object, ...], _Group] = {}
     in_loops: Counter[tuple[object, ...]] = Counter()
@@ -140,17 +127,15 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             continue
         _note(groups, item, part, around, view)
     n_looks = len(loop.seen)
-    per = "step" if loop.n_steps else "window"
     found = []
     for key, group in groups.items():
         if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
             continue
-        share = group.weight_ns / whole
+        share = group.weight_ns / loop.judged_ns
         least = LEAST.get(group.cause, MIN_SHARE)
         if share < least or group.n_looks < MIN_LOOKS:
             continue
-        error = math.sqrt(max(share * (1 - share), 0.0) / n_looks)
-        found.append(_finding(group, share, error, step_ms, per, n_looks, loop))
+        found.append(_finding(group, share, step_ms, n_looks, loop))
     return tuple(sorted(found, key=rank_order))
 
 
@@ -174,20 +159,19 @@ def _note(
 ) -> None:
     file, function, line = line_of(item.chain[0])
     if item.cause is not None:
-        if item.cause.kind == "sleeping" and _paced(item.chain[0], view):
+        if item.cause.kind == "sleeping" and paced(item.chain[0], view):
             return
         key: tuple[object, ...] = (item.cause.code, file, function)
-        group = groups.setdefault(key, _Group(item.cause, item.cause.gain))
+        # to read and decode is what a data set is for: it may be done for less, and may not
+        low, high = item.cause.gain
+        group = groups.setdefault(key, _Group(item.cause, (0.0 if makes_sample(item.look) else low, high)))
     elif around is not None:
         key = (PYTHON_LOOP.code, *around[:3])
         group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
         group.loop_lines = around[2:4]
     else:
         key = (HOT_LINE.code, file, function, line)
-        around_it = item.look.stack[len(item.look.below) :]
-        loads = any(position.library.startswith("torch/utils/data/") for position in around_it)
-        # what is done for each item of a dataset can be done once, or in workers
-        group = groups.setdefault(key, _Group(HOT_LINE, (0.5, 1.0) if loads else (0.0, 1.0)))
+        group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
     _count(group, item, item.weight_ns * part, part)
 
 
@@ -224,33 +208,12 @@ def _entry(item: Seen) -> str:
     return f"{module}.{position.name}"
 
 
-def _paced(position: Position, view: SourceView) -> bool:
-    """Whether a sleep waits for a time to come, as a loop does that keeps a rate."""
-    statement = view.statement(position.file, position.line)
-    if statement is None:
-        return False
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and "sleep" in ast.unparse(node.func) and node.args:
-            inner = list(ast.walk(node.args[0]))
-            if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in inner):
-                return True
-            if any(isinstance(part, ast.Call) for part in inner):
-                return True
-            # a name that was computed from the clock
-            names = {part.id for part in inner if isinstance(part, ast.Name)}
-            return bool(
-                names & {"slack", "remaining", "left", "delay", "rest", "wait", "pause", "sleep_time", "dt_left"}
-            )
-    return False
-
-
-def _finding(
-    group: _Group, share: float, error: float, step_ms: float, per: str, n_looks: int, loop: SampledLoop
-) -> Finding:
+def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: SampledLoop) -> Finding:
     line, _ = group.lines.most_common(1)[0]
     item = group.examples[line]
     file, function, _ = line_of(item.chain[0])
     low_gain, high_gain = group.gain
+    error = counting_error(share, n_looks)
     low = max(share - error, 0.0) * low_gain
     high = min((share + error) * high_gain, 1.0)
     calls = [word for (at, word), _ in group.words.most_common() if at == line]
@@ -260,7 +223,7 @@ def _finding(
         for position in item.chain[:MAX_STACK]
     )
     frame = Frame(file, line, function, exact=True, called=called, lines=(line,))
-    whole = f"{format_ms(step_ms)} per {'step' if per == 'step' else 'loop'}"
+    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     took = f"{format_ms(share * step_ms)} of {whole} ({format_share(share)})"
     evidence = {
         "share_of_step": round(share, 6),
@@ -275,22 +238,11 @@ def _finding(
         name=group.cause.name,
         family=group.cause.family,
         title=group.cause.title,
-        severity="note" if group.cause in UNNAMED[1:] else _severity(low, high),
+        severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group.cause),
         message=_message(group, item, function, file, took, called),
         place=Place(frame=frame, stack=frames),
-        cost=Cost(
-            low_ms=round(low * step_ms, 6),
-            high_ms=round(high * step_ms, 6),
-            per="step" if per == "step" else "window",
-            of_ms=round(step_ms, 6),
-            share_low=round(low, 6),
-            share_high=round(high, 6),
-            naive_ms=round(share * step_ms, 6),
-            basis="measured",
-            method=f"share of {format_count(n_looks, 'look')} at the stack",
-            grade="B",
-        ),
+        cost=share_cost(low, high, step_ms, share, f"share of {format_count(n_looks, 'look')} at the stack", loop, "B"),
         evidence=evidence,
         fix=group.cause.fix,
         n_events=round(group.n_looks),
@@ -313,14 +265,6 @@ def _message(group: _Group, item: Seen, function: str, file: str, took: str, cal
         return f"{what} takes {took} in {at}{by}"
     what = f"{called}()" if called else group.cause.what
     return f"{what} takes {took} in {at}{by}"
-
-
-def _severity(low: float, high: float) -> Severity:
-    if low >= 0.10:
-        return "high"
-    if low >= 0.03:
-        return "medium"
-    return "low" if high >= 0.10 else "note"
 
 
 def _certainty(cause: Cause) -> Certainty:
@@ -354,17 +298,18 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
     if more <= 0:
         return ()
     item = examples[file, function, line]
-    mean = sum(times) / len(times)
-    high = max(0.0, 1 - parts[0] / mean)
+    # a line through the thirds: what a step would take if it did not grow
+    at_first = parts[0] - (parts[2] - parts[0]) / 4
+    grown = max(0.0, 1 - max(at_first, 0.0) * len(times) / sum(times))
     frame = Frame(file, line, function, exact=True, called=item.call, lines=(line,))
-    low = high * 0.5
+    low, high = SURELY_GROWN * grown, min(grown / SURELY_GROWN, 0.95)
     return (
         Finding(
             code=GROWING.code,
             name=GROWING.name,
             family=GROWING.family,
             title=GROWING.title,
-            severity=_severity(low, high),
+            severity=severity_of(low, high),
             certainty="likely",
             message=f"a step takes {format_ms(parts[0] / 1e6)} at first and {format_ms(parts[2] / 1e6)} at last, over"
             f" {format_count(len(times), 'step')}; what grows is in {function}, {file_name(file)}:{line}",
@@ -374,18 +319,7 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
                     Frame(p.file, p.line, line_of(p)[1], exact=True, lines=(p.line,)) for p in item.chain[:MAX_STACK]
                 ),
             ),
-            cost=Cost(
-                round(low * step_ms, 6),
-                round(high * step_ms, 6),
-                "step",
-                round(step_ms, 6),
-                round(low, 6),
-                round(high, 6),
-                round(high * step_ms, 6),
-                "bounded",
-                "mean step against the first third of the steps",
-                "C",
-            ),
+            cost=share_cost(low, high, step_ms, grown, "mean step against one before anything has grown", loop, "C"),
             evidence={"first_ms": round(parts[0] / 1e6, 6), "last_ms": round(parts[2] / 1e6, 6), "steps": len(times)},
             fix=GROWING.fix,
         ),
@@ -401,64 +335,4 @@ def _tau(values: Sequence[int]) -> float:
     return above / (n * (n - 1) / 2)
 
 
-def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms: float) -> Iterator[Finding]:
-    """Yield a finding for each other thread that runs Python of the user's at most looks during the steps."""
-    begin = min((item.look.begin_ns for item in loop.seen), default=0)
-    end = max((item.look.end_ns for item in loop.seen), default=0)
-    for thread, looks in samples.others.items():
-        mine = [look for look in looks if begin <= look.begin_ns and look.end_ns <= end]
-        busy = [look for look in mine if _spins(look, view)]
-        span = sum(look.end_ns - look.begin_ns for look in mine)
-        share = sum(look.end_ns - look.begin_ns for look in busy) / span if span else 0.0
-        if len(busy) < 2 * MIN_LOOKS or share < SPINS or span < 0.5 * (end - begin):
-            continue
-        hottest = Counter(line_of(look.stack[look.user[0]]) for look in busy).most_common(1)[0][0]
-        file, function, line = hottest
-        low, high = 0.1 * share, 0.9 * share
-        yield Finding(
-            code=RIVAL.code,
-            name=RIVAL.name,
-            family=RIVAL.family,
-            title=RIVAL.title,
-            severity="high",
-            certainty="likely",
-            message=f"thread {samples.names.get(thread, str(thread))} runs Python in {format_share(share)} of the"
-            f" steps' time, in {function}, {file_name(file)}:{line}; the loop waits for its turn",
-            place=Place(frame=Frame(file, line, function, exact=True, lines=(line,))),
-            cost=Cost(
-                round(low * step_ms, 6),
-                round(high * step_ms, 6),
-                "step" if loop.n_steps else "window",
-                round(step_ms, 6),
-                round(low, 6),
-                round(high, 6),
-                round(share * step_ms, 6),
-                "bounded",
-                "what the loop may wait for the interpreter's lock",
-                "C",
-            ),
-            evidence={"share_of_looks": round(share, 6), "looks": len(busy)},
-            fix=RIVAL.fix,
-        )
-
-
-def _spins(look: Look, view: SourceView) -> bool:
-    """Whether a thread was in Python of the user's, and not in a call that may wait or release the lock."""
-    if look.user[:1] != (0,):
-        return False
-    call = view.call(look.stack[0])
-    name = call.rpartition(".")[2]
-    return not call.startswith(("torch.", "F.", "np.")) and name not in {
-        "sleep",
-        "acquire",
-        "get",
-        "wait",
-        "recv",
-        "read",
-        "select",
-        "poll",
-        "join",
-    }
-
-
-CODES = (PYTHON_LOOP, HOT_LINE, GROWING, RIVAL)
+CODES = (PYTHON_LOOP, HOT_LINE, GROWING)

@@ -26,14 +26,18 @@ from torchtriage.diagnose.runs.account import (
 )
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
+from torchtriage.diagnose.runs.costs import WORTH, of_share
 from torchtriage.diagnose.runs.flame import flame_bars
-from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines, rival_threads
+from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines
+from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
+from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import shortened
-from torchtriage.diagnose.runs.source_hints import with_source
+from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
+from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
 __all__ = ["untraced", "with_samples"]
@@ -63,7 +67,9 @@ def with_samples(
         timed = [(loop, step_ms)]
         account = replace(step_account(loop, samples, step_ms), flame=flame_bars(loop))
         collecting = sum(share.share for share in account.parts if share.kind == COLLECTION)
-        found += hot_lines(loop, view, step_ms)
+        roots = [str(root) for root in recording.facts.get("roots", ())]
+        again, rest = repeated_calls(loop, recording.measured.get("calls") or (), roots, view, step_ms)
+        found += [*again, *hot_lines(rest, view, step_ms)]
         if loop.place is not None and (longer := longer_loop(samples, view, loop)) is not None:
             other, part = longer
             other_ms = other.step_ns / 1e6
@@ -72,6 +78,7 @@ def with_samples(
             found += hot_lines(outside(other, view, loop.place), view, other_ms)
         facts = replace(facts, account=account)
         found += growing_step(loop, samples, step_ms)
+        found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings
@@ -93,20 +100,26 @@ def with_samples(
             with_graph_cost(finding, finding.evidence.get("n_core_ops", 0) / n_steps, growth, step_ms)
             for finding in findings
         )
-    findings = tuple(sorted(findings, key=lambda finding: rank_order(_of_the_longer(finding, part))))
+    findings = tuple(sorted(findings, key=lambda finding: _order(finding, part)))
     if loop is not None:
-        findings = _causes_first(findings, loop)
+        findings = causes_first(findings, loop)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
 
 
-def _of_the_longer(finding: Finding, part: float) -> Finding:
-    """Return a finding to rank it by: what a step saves counts by what the steps are of a longer loop's time."""
+def _order(finding: Finding, part: float) -> tuple[object, ...]:
+    """Return what a finding is ranked by.
+
+    What a step saves counts by ``part``, what the steps are of a longer loop's time. What is surely saved but less than
+    a measurement can tell counts as nothing: then what may be saved decides.
+    """
     cost = finding.cost
-    if cost is None or cost.per != "step" or part >= 1:
-        return finding
-    return replace(finding, cost=replace(cost, low_ms=part * cost.low_ms, high_ms=part * cost.high_ms))
+    if cost is not None:
+        scale = part if cost.per == "step" else 1.0
+        low = cost.low_ms if cost.low_ms * scale >= WORTH * cost.of_ms else 0.0
+        finding = replace(finding, cost=replace(cost, low_ms=scale * low, high_ms=scale * cost.high_ms))
+    return rank_order(finding)
 
 
 ASKED_TO_END = 0, -signal.SIGINT, -signal.SIGTERM
@@ -154,35 +167,9 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
     return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
 
 
-MOST_OF_IT = 0.75
-
-
-def _causes_first(findings: Sequence[Finding], loop: SampledLoop) -> tuple[Finding, ...]:
-    """Return ranked findings with the line that a loader spends its time at before the advice to load elsewhere."""
-    ranked = list(findings)
-    for loading in findings:
-        if loading.code != LOADING:
-            continue
-        least = MOST_OF_IT * loop.loading_share
-        causes = [
-            finding
-            for finding in ranked[ranked.index(loading) + 1 :]
-            if finding.family == "host"
-            and finding.cost is not None
-            and finding.cost.low_ms > 0
-            and (frame := finding.place.frame) is not None
-            and loop.loading_share_at(frame.file, {frame.line, *finding.evidence.get("lines", ())}) >= least
-        ]
-        others = [finding for finding in ranked if finding not in causes]
-        at = others.index(loading)
-        ranked = [*others[:at], *causes, *others[at:]]
-    return tuple(ranked)
-
-
-LOADING, STARVED, ROWS, FLOAT64, GARBAGE = "DAT018", "DAT019", "LCH017", "CPY012", "HST021"
+ROWS, FLOAT64, GARBAGE = "LCH017", "CPY012", "HST021"
 ROWS_GAIN = 0.5, 0.95
 """What working on all rows at once gives back of a loop over them."""
-WORTH = 0.03
 
 
 def _of_the_loop(
@@ -190,24 +177,19 @@ def _of_the_loop(
 ) -> Finding | None:
     """Return a finding of a recording by what the looks at the stack say of the same time; None where it is nothing.
 
-    Waiting for the loader is long in the first steps, which a short run records: the looks know the others. Workers
-    share the cores there are. The garbage collector runs more often while the profiler makes objects. A window is
-    scaled to all of the loop, which costs are told of.
+    Waiting for the loader is long in the first steps, which a short run records: the looks know the others. The
+    garbage collector runs more often while the profiler makes objects. A window is scaled to all of the loop, which
+    costs are told of.
     """
     cost = finding.cost
     if cost is None or not cost.of_ms:
         return finding
     if finding.code in (LOADING, STARVED):
-        share = loop.loading_share if finding.code == LOADING else loop.waiting_share
-        if share < WORTH:
-            return None
-        # more workers share the cores there are: only a long wait is surely shorter with them
-        low = share * (1 - 1 / max(min(cores, 8), 2)) if finding.code == LOADING else max(share - 0.25, 0.0) / 2
-        return replace(finding, cost=_of_share(cost, low, share, step_ms, "share of looks at the stack"))
+        return loader_cost(finding, loop, step_ms, cores)
     if finding.code == GARBAGE:
         if collecting < WORTH:
             return None
-        return replace(finding, cost=_of_share(cost, collecting / 2, collecting, step_ms, "time in the collector"))
+        return replace(finding, cost=of_share(cost, collecting / 2, collecting, step_ms, "time in the collector"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:
         loops = {one for line in (frame.lines or (frame.line,)) for one in view.loops(frame.file, 0, line)[-1:]}
@@ -219,33 +201,17 @@ def _of_the_loop(
             share += backward * min(share / (1 - backward), 1.0)
         if share >= WORTH:
             low, high = (part * min(share, 1.0) for part in ROWS_GAIN)
-            return replace(
-                finding, cost=_of_share(cost, low, high, step_ms, "share of looks at the stack in this loop")
-            )
+            return replace(finding, cost=of_share(cost, low, high, step_ms, "share of looks at the stack in this loop"))
     if finding.code == FLOAT64 and frame is not None and view.made("set_default_dtype", frame.file):
         # on purpose, it seems: asked about, and nothing promised
-        cost = _of_share(cost, 0.0, cost.share_high, cost.of_ms, cost.method)
+        cost = of_share(cost, 0.0, cost.share_high, cost.of_ms, cost.method)
         return replace(finding, cost=cost, certainty="hint", severity="note")
     if cost.per == "window" and loop.n_steps is None:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
         return replace(
-            finding, cost=_of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
+            finding, cost=of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
         )
     return finding
-
-
-def _of_share(cost: Cost, low: float, high: float, of_ms: float, method: str) -> Cost:
-    return replace(
-        cost,
-        low_ms=round(low * of_ms, 6),
-        high_ms=round(high * of_ms, 6),
-        of_ms=round(of_ms, 6),
-        share_low=round(low, 6),
-        share_high=round(high, 6),
-        naive_ms=round(high * of_ms, 6),
-        together_ms=None,
-        method=method,
-    )
 
 
 def _cautious(result: Result, recording: Recording) -> Result:
@@ -275,8 +241,19 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
     named = {finding.code for finding in found}
     kept = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
     lines = {_line(finding) for finding in kept}
-    new = [finding for finding in found if not (finding.code == HOT_LINE.code and _line(finding) in lines)]
+    loads = any(finding.code in (LOADING, STARVED) for finding in kept)
+    new = [
+        finding
+        for finding in found
+        if not (finding.code == HOT_LINE.code and _line(finding) in lines)
+        and not (finding.code in UNNAMED and loads and _fetches(finding))
+    ]
     return (*kept, *new)
+
+
+def _fetches(finding: Finding) -> bool:
+    frame = finding.place.frame
+    return frame is not None and frame.called.startswith("torch.utils.data.")
 
 
 def _line(finding: Finding) -> tuple[str, int]:

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.errors import TriageError
-from torchtriage.core.finding import Cost, Finding, Frame, Severity
+from torchtriage.core.finding import Finding, Frame, Severity
 from torchtriage.core.names import file_name
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.lint import check
 from torchtriage.diagnose.lint.base import catalogue
 from torchtriage.diagnose.runs.account import SampledLoop
+from torchtriage.diagnose.runs.costs import share_cost
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["with_source"]
+__all__ = ["UNNAMED", "with_source"]
 
 NEAR = 3
 """Lines apart that are one place: a statement, or a call and what it is given."""
@@ -25,6 +26,7 @@ TIMED = ("host", "launch", "copy", "data", "optim")
 WORTH, MUCH, SURELY = 0.03, 0.2, 0.2
 """Of a step at a line that the source alone points at: what is told, what is much, what of it is surely saved."""
 UNNAMED = ("HST020", "HST114")
+"""Codes that say where the time is, and not why."""
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
@@ -91,18 +93,7 @@ def _costed(hint: Finding, timed: Sequence[tuple[SampledLoop, float]], view: Sou
     if loop is None:
         return hint
     low = SURELY * share if share >= MUCH else 0.0
-    cost = Cost(
-        low_ms=round(low * step_ms, 6),
-        high_ms=round(share * step_ms, 6),
-        per="step" if loop.n_steps else "window",
-        of_ms=round(step_ms, 6),
-        share_low=round(low, 6),
-        share_high=round(share, 6),
-        naive_ms=round(share * step_ms, 6),
-        basis="bounded",
-        method="share of looks at the stack in this statement",
-        grade="C",
-    )
+    cost = share_cost(low, share, step_ms, share, "share of looks at the stack in this statement", loop, "C")
     severity: Severity = "medium" if low >= WORTH else "low"
     return replace(hint, cost=cost, severity=severity, certainty="likely")
 

@@ -63,6 +63,23 @@ class SourceView:
             )
         )
 
+    def changes_state(self, file: str, first_line: int) -> bool:
+        """Return whether the function that begins at a line stores into an object, or into names of others."""
+        tree = self._tree(file)
+        nodes = ast.walk(tree) if tree is not None else ()
+        functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line)
+        return any(
+            isinstance(node, ast.Global | ast.Nonlocal)
+            or (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+            or (
+                isinstance(node, ast.Subscript)
+                and not isinstance(node.ctx, ast.Load)
+                and isinstance(node.value, ast.Attribute)
+            )
+            for function in functions
+            for node in ast.walk(function)
+        )
+
     def _around(self, file: str, first_line: int, line: int) -> Iterator[ast.AST]:
         """Yield the nodes around a line, outermost first, from the function that begins at ``first_line`` on."""
         node: ast.AST | None = self._tree(file)

@@ -1,0 +1,96 @@
+"""What the looks at the stacks say of a DataLoader: batches made on the loop's thread, waits, workers started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torchtriage.core.finding import Finding, Fix, Frame, Place
+from torchtriage.core.names import file_name
+from torchtriage.core.units import format_ms, format_share
+from torchtriage.diagnose.lint.base import lookup
+from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
+from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_share, severity_of, share_cost
+
+__all__ = ["LOADING", "STARVED", "causes_first", "loader_cost", "restarted_workers"]
+
+LOADING, STARVED, AGAIN = "DAT018", "DAT019", "LCH105"
+MIN_LOOKS = 4
+PAYS_MS = 5.0
+"""Work for each batch below which handing it over to a process saves nothing for sure."""
+NO_WORKERS = Fix(
+    "Build the loader once, with persistent_workers=True; for data in memory use none, or index whole batches.",
+    "loader = DataLoader(dataset, num_workers=2, persistent_workers=True)   # before the loop",
+    "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+)
+
+
+def loader_cost(finding: Finding, loop: SampledLoop, step_ms: float, cores: int) -> Finding | None:
+    """Return a recording's finding on a loader at the cost that the looks know; None where it is nothing.
+
+    More workers share the cores there are, and take over only what the data set itself does.
+    """
+    cost = finding.cost
+    share = loop.loading_share if finding.code == LOADING else loop.waiting_share
+    if cost is None or share < WORTH:
+        return None
+    if finding.code == LOADING:
+        work = loop.sample_share
+        low = work * (1 - 1 / max(min(cores, 8), 2)) if work * step_ms >= PAYS_MS else 0.0
+    else:  # two cores are busy already, with a worker and with the loop
+        low = max(share - (0.25 if cores > 2 else 0.5), 0.0) / 2
+    cost = of_share(cost, low, share, step_ms, "share of looks at the stack")
+    return replace(finding, cost=cost, severity=severity_of(low, share))
+
+
+def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
+    """Yield a finding where worker processes start and end during the steps."""
+    inside = [item for item in loop.seen if item.kind == STARTS_WORKERS and item.chain]
+    share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
+    if share < WORTH or len(inside) < MIN_LOOKS:
+        return
+    rule = lookup(STARVED).rule
+    error = counting_error(share, len(loop.seen))
+    low, high = 0.8 * max(share - error, 0.0), min(share + error, 1.0)
+    position = max(inside, key=lambda item: item.weight_ns).chain[0]
+    frame = Frame(position.file, position.line, position.name, exact=True, lines=(position.line,))
+    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
+    yield Finding(
+        code=rule.code,
+        name=rule.name,
+        family=rule.family,
+        title=rule.title,
+        severity=severity_of(low, high),
+        certainty="certain",
+        message=f"starting and ending loader workers takes {format_ms(share * step_ms)} of {whole}"
+        f" ({format_share(share)}), iterated at {file_name(position.file)}:{position.line}",
+        place=Place(frame=frame, stack=(frame,)),
+        cost=share_cost(low, high, step_ms, share, "share of looks at the stack", loop, "B"),
+        evidence={"share_of_step": round(share, 6), "looks": len(inside)},
+        fix=NO_WORKERS,
+        n_events=len(inside),
+    )
+
+
+MOST_OF_IT, MUCH_OF_IT = 0.75, 0.25
+"""Of the time in a loader, what a line must take to be its cause, and what a call that need not be made at all."""
+
+
+def causes_first(findings: Sequence[Finding], loop: SampledLoop) -> tuple[Finding, ...]:
+    """Return ranked findings with the lines that a loader spends its time at before the advice to load elsewhere."""
+    ranked = list(findings)
+    for loading in [finding for finding in findings if finding.code == LOADING]:
+        causes = [finding for finding in ranked[ranked.index(loading) + 1 :] if _causes(finding, loop)]
+        others = [finding for finding in ranked if finding not in causes]
+        at = others.index(loading)
+        ranked = [*others[:at], *causes, *others[at:]]
+    return tuple(ranked)
+
+
+def _causes(finding: Finding, loop: SampledLoop) -> bool:
+    frame, again = finding.place.frame, finding.code == AGAIN
+    if frame is None or finding.cost is None or not (again or finding.family == "host"):
+        return False
+    lines = {frame.line} if again else {frame.line, *finding.evidence.get("lines", ())}
+    least = MUCH_OF_IT if again else MOST_OF_IT
+    return finding.cost.high_ms > 0 and loop.loading_share_at(frame.file, lines) >= least * loop.loading_share

@@ -1,0 +1,115 @@
+"""Findings out of compared calls: functions that get equal inputs and give equal results again, at their call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from torchtriage.core.finding import Finding, Frame, Place
+from torchtriage.core.names import file_name
+from torchtriage.core.record.call_probe import ProbedCall
+from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.diagnose.lint.base import lookup
+from torchtriage.diagnose.runs.account import SampledLoop, Seen
+from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
+from torchtriage.diagnose.runs.samples import Position, shortened
+from torchtriage.diagnose.runs.source_view import SourceView
+
+__all__ = ["repeated_calls"]
+
+MIN_SHARE, MIN_LOOKS = 0.03, 4
+MOSTLY = 0.5
+"""A function repeats itself where so much of its time has inputs and results of an earlier call."""
+KEEPS = 0.85
+"""What part of the repeated time is surely saved: what is stored must be looked up."""
+MODULE = "torch/nn/modules/module.py"
+
+
+def repeated_calls(
+    loop: SampledLoop, probed: Sequence[Mapping[str, Any]], roots: Sequence[str], view: SourceView, step_ms: float
+) -> tuple[tuple[Finding, ...], SampledLoop]:
+    """Return a finding for each call that does the same work again, and the loop without the lines of that work.
+
+    Where every large result of a step is that of the step before, the data are the same: then only what is repeated
+    within a step counts.
+    """
+    calls = [ProbedCall(**call) for call in probed]
+    calls = [
+        replace(call, file=shortened(call.file, roots), caller_file=shortened(call.caller_file, roots))
+        for call in calls
+        if call.large
+    ]
+    varies = any(call.repeated < MOSTLY for call in calls)
+    explained: set[Seen] = set()
+    findings = []
+    for call in calls:  # the longest first: what it calls is part of it
+        # a module's weights change or its inputs do; where neither does, it is what the loop is for
+        part = call.repeated if varies and call.first_line else call.within
+        if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
+            continue
+        inside = [item for item in loop.seen if item not in explained and _runs(call)(item)]
+        share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
+        if share < MIN_SHARE or len(inside) < MIN_LOOKS:
+            continue
+        explained.update(inside)
+        findings.append(_finding(call, inside, share, part, loop, step_ms))
+    seen = (replace(item, chain=(), loops=(), cause=None) if item in explained else item for item in loop.seen)
+    return tuple(findings), replace(loop, seen=tuple(seen))
+
+
+def _runs(call: ProbedCall) -> Callable[[Seen], bool]:
+    """Return whether a look is inside this call."""
+    where = call.file, call.first_line, call.function.rpartition(".")[2]
+
+    def function(item: Seen) -> bool:
+        return any((position.file, position.first_line, position.name) == where for position in item.chain)
+
+    def module(item: Seen) -> bool:
+        stack = item.look.stack
+        return any(
+            position.file == call.caller_file and position.line == call.caller_line and below.library == MODULE
+            for below, position in pairwise(stack)
+        )
+
+    return function if call.first_line else module
+
+
+def _finding(
+    call: ProbedCall, inside: Sequence[Seen], share: float, part: float, loop: SampledLoop, step_ms: float
+) -> Finding:
+    entry = lookup("LCH105")
+    error = counting_error(share, len(loop.seen))
+    low, high = KEEPS * part * max(share - error, 0.0), min(part * (share + error), 1.0)
+    name = call.function.rpartition(".")[2]
+    lines: Counter[Position] = Counter()
+    for item in inside:
+        lines[item.chain[0]] += item.weight_ns
+    hottest = lines.most_common(1)[0][0]
+    at = Frame(call.caller_file, call.caller_line, "", exact=True, called=name, lines=(call.caller_line,))
+    inner = Frame(hottest.file, hottest.line, hottest.name, exact=True, lines=(hottest.line,))
+    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
+    again = "all" if part > 0.99 else format_share(part)
+    where = f"{file_name(call.caller_file)}:{call.caller_line}"
+    return Finding(
+        code=entry.rule.code,
+        name=entry.rule.name,
+        family=entry.rule.family,
+        title=entry.rule.title,
+        severity=severity_of(low, high),
+        certainty="likely",
+        message=f"{name}() takes {format_ms(share * step_ms)} of {whole} ({format_share(share)}), called from {where};"
+        f" {again} of it had inputs and results equal to an earlier call's",
+        place=Place(frame=at, stack=(at, inner)),
+        cost=share_cost(low, high, step_ms, share, "compared calls, and their share of looks at the stack", loop, "B"),
+        evidence={
+            "share_of_step": round(share, 6),
+            "repeated": round(part, 6),
+            "calls": format_count(call.n_calls, "call") + " in the step that was compared",
+            "lines": [hottest.line],
+        },
+        fix=entry.fix,
+        n_events=call.n_calls,
+    )

@@ -1,0 +1,143 @@
+"""What other threads do while the loop's one takes its steps: they spin, or sleep although the loop waits for them."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torchtriage.core.finding import Finding, Fix, Frame, Place
+from torchtriage.core.names import file_name
+from torchtriage.core.units import format_share
+from torchtriage.diagnose.runs.account import PYTHON, SampledLoop, line_of
+from torchtriage.diagnose.runs.causes import CAUSES, Cause
+from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
+from torchtriage.diagnose.runs.samples import Look, Position, Samples
+from torchtriage.diagnose.runs.source_view import SourceView
+
+__all__ = ["RIVAL", "paced", "rival_threads"]
+
+RIVAL = Cause(
+    "HST108",
+    "spinning-thread",
+    "host",
+    "Another thread keeps the interpreter busy",
+    PYTHON,
+    "another thread",
+    Fix("Let the thread block (``queue.get``, ``event.wait``) instead of spinning, or make it a process."),
+    looks="another thread of the process is in Python of its own at most looks at the stacks.",
+    slow="one thread at a time runs Python: the loop waits up to 5 ms for each turn.",
+    leave="the thread does the step's own work, and releases the lock while it does.",
+)
+
+SPINS, SLEEPS = 0.5, 0.5
+"""Of the looks at another thread, what part finds it busy, or asleep."""
+MIN_LOOKS = 8
+WAITS = "HST112"
+POLLING = next(cause for cause in CAUSES if cause.code == "HST104")
+
+
+def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms: float) -> Iterator[Finding]:
+    """Yield a finding for each other thread that keeps the loop waiting: it spins in Python of the user's, or polls."""
+    begin = min((item.look.begin_ns for item in loop.seen), default=0)
+    end = max((item.look.end_ns for item in loop.seen), default=0)
+    idle = sum(item.weight_ns for item in loop.seen if item.cause is not None and item.cause.code == WAITS)
+    idle_share = idle / max(loop.judged_ns, 1)
+    for thread, looks in samples.others.items():
+        mine = [look for look in looks if begin <= look.begin_ns and look.end_ns <= end]
+        span = sum(look.ns for look in mine)
+        if span < 0.5 * (end - begin):
+            continue
+        name = samples.names.get(thread, str(thread))
+        busy, asleep = [look for look in mine if _spins(look, view)], [look for look in mine if _polls(look, view)]
+        share, slept = (sum(look.ns for look in some) / max(span, 1) for some in (busy, asleep))
+        if len(busy) >= MIN_LOOKS and share >= SPINS:
+            what = f"runs Python in {format_share(share)} of the steps' time"
+            low, high = 0.1 * share, 0.9 * share
+            method = "what the loop may wait for the interpreter's lock"
+            yield _finding(RIVAL, busy, name, what, (low, high), method, loop, step_ms)
+        elif len(asleep) >= MIN_LOOKS and slept >= SLEEPS and idle_share >= WORTH:
+            # it looks again when half of a pause has passed, on average, after what it waits for
+            what = f"sleeps and looks again in {format_share(slept)} of the steps' time"
+            method = "what the loop waits for work meanwhile"
+            yield _finding(POLLING, asleep, name, what, (0.25 * idle_share, idle_share), method, loop, step_ms)
+
+
+def _finding(
+    cause: Cause,
+    looks: Sequence[Look],
+    name: str,
+    what: str,
+    shares: tuple[float, float],
+    method: str,
+    loop: SampledLoop,
+    step_ms: float,
+) -> Finding:
+    file, function, line = Counter(line_of(look.stack[look.user[0]]) for look in looks).most_common(1)[0][0]
+    low, high = shares
+    return Finding(
+        code=cause.code,
+        name=cause.name,
+        family=cause.family,
+        title=cause.title,
+        severity=severity_of(low, high),
+        certainty="likely",
+        message=f"thread {name} {what}, in {function}, {file_name(file)}:{line}; the loop waits for it",
+        place=Place(frame=Frame(file, line, function, exact=True, lines=(line,))),
+        cost=share_cost(low, high, step_ms, high, method, loop, "C"),
+        evidence={"looks": len(looks)},
+        fix=cause.fix,
+    )
+
+
+ASKS = frozenset(["full", "empty", "qsize", "_qsize", "is_set", "locked", "done", "poll", "get_nowait", "put_nowait"])
+"""Methods that look at a state and return at once: who calls them again and again does not wait."""
+
+
+def _spins(look: Look, view: SourceView) -> bool:
+    """Whether a thread was in Python of the user's, and not in a call that may wait or release the lock."""
+    if look.user[:1] != (0,):
+        return bool(look.user) and any(position.name in ASKS for position in look.below)
+    call = view.call(look.stack[0])
+    name = call.rpartition(".")[2]
+    return not call.startswith(("torch.", "F.", "np.")) and name not in {
+        "sleep",
+        "acquire",
+        "get",
+        "wait",
+        "recv",
+        "read",
+        "select",
+        "poll",
+        "join",
+    }
+
+
+def _polls(look: Look, view: SourceView) -> bool:
+    """Whether a thread sleeps in a loop until something has come."""
+    if look.user[:1] != (0,):
+        return False
+    position = look.stack[0]
+    around = view.loops(position.file, position.first_line, position.line)
+    sleeps = view.call(position).rpartition(".")[2] == "sleep"
+    return sleeps and any(isinstance(loop, ast.While) for loop in around[-1:]) and not paced(position, view)
+
+
+def paced(position: Position, view: SourceView) -> bool:
+    """Whether a sleep waits for a time to come, as a loop does that keeps a rate."""
+    statement = view.statement(position.file, position.line)
+    if statement is None:
+        return False
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and "sleep" in ast.unparse(node.func) and node.args:
+            inner = list(ast.walk(node.args[0]))
+            if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in inner):
+                return True
+            if any(isinstance(part, ast.Call) for part in inner):
+                return True
+            # a name that was computed from the clock
+            names = {part.id for part in inner if isinstance(part, ast.Name)}
+            return bool(
+                names & {"slack", "remaining", "left", "delay", "rest", "wait", "pause", "sleep_time", "dt_left"}
+            )
+    return False

@@ -34,7 +34,7 @@ def test_totals_are_those_the_profiler_wrote_beside_each_event(name: str) -> Non
     trace = load(name)
     memory = trace.memory
     for one in recorded_memory(trace):
-        mine = memory.device_type == 0 if one.is_host else memory.device_type != 0
+        mine = memory.device_type == 0 if one.name == "host" else memory.device_type != 0
         order = np.argsort(memory.at_ns[mine], kind="stable")
         told = memory.allocated_bytes[mine][order]
         assert (one.timeline.allocated_bytes[1:] == told).all()

@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from torchtriage.core.finding import Frame
 from torchtriage.core.trace.frames import is_user_frame
-from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.snapshot import Bools, Codes, Snapshot
 
 __all__ = ["NO_STACK", "MemoryPhase", "Owners"]
 
-Codes = NDArray[np.int32]
-Bools = NDArray[np.bool_]
 
 NO_STACK = "no stack recorded"
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.errors import SnapshotError
 from torchtriage.core.finding import NotChecked
@@ -28,11 +27,11 @@ from torchtriage.memory.snapshot.result import (
     MemoryResult,
     Picture,
 )
+from torchtriage.memory.snapshot.snapshot import Ints
 from torchtriage.memory.snapshot.timeline_chart import thinned
 
 __all__ = ["CATEGORIES", "CategoryTimeline", "judge_categories", "parse_categories"]
 
-Ints = NDArray[np.int64]
 
 CATEGORIES = (
     "parameters",

@@ -22,7 +22,6 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
@@ -32,12 +31,11 @@ from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.memory.snapshot.attribution import MemoryPhase, Owners
 from torchtriage.memory.snapshot.peak_usage import Category, categories, phases
-from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
 __all__ = ["Unit", "notes", "units"]
 
-Ints = NDArray[np.int64]
 
 _TORCH = re.compile(r"(^|/)torch/(nn|utils|autograd|optim|distributed|fx|jit|cuda|amp|_\w+)(/|\.py)")
 MIN_SHARE = 0.03

@@ -10,22 +10,31 @@ tell neither addresses nor totals.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.memory.snapshot.attribution import Owners
-from torchtriage.memory.snapshot.snapshot import NONE, Action, Annotations, Blocks, History, Segments, Snapshot, Stacks
-from torchtriage.memory.snapshot.timeline import BlockLives, Timeline, paired
+from torchtriage.memory.snapshot.snapshot import (
+    NONE,
+    Action,
+    Annotations,
+    Blocks,
+    Bools,
+    Codes,
+    History,
+    Ints,
+    Segments,
+    Snapshot,
+    Stacks,
+    StackTable,
+)
+from torchtriage.memory.snapshot.timeline import BlockLives, Timeline, allocated, paired
 
 __all__ = ["RecordedEvents", "recorded_memory"]
-
-Ints = NDArray[np.int64]
 
 HOST = 0
 """The profiler's device type of the host; 1 is CUDA, 6 HIP."""
@@ -35,13 +44,11 @@ HOST = 0
 class RecordedEvents:
     """One memory of a trace: its name, what happened in it, and who asked.
 
-    ``is_host`` : the host's, where nothing is cached. ``is_reserved_told`` : whether the
-    allocator's total stands beside the events; where it does not, the timeline's is 0.
+    ``has_reserved`` : whether the allocator's total stands beside the events; where it does not, the timeline's is 0.
     """
 
     name: str
-    is_host: bool
-    is_reserved_told: bool
+    has_reserved: bool
     timeline: Timeline
     owners: Owners
 
@@ -67,39 +74,34 @@ def _recorded(trace: Trace, kind: int, device: int) -> RecordedEvents:
     if not address.any():  # who is freed can only be guessed from its size: nobody's name then
         address = _like_sizes(size)
         stack = np.full(n_rows, NONE, np.int32)
-    action = np.where(size > 0, Action.ALLOC, Action.FREE_REQUESTED).astype(np.int8)
     none = np.full(n_rows, NONE, np.int32)
+    zero = np.zeros(n_rows, np.int64)
     history = History(
         device=np.full(n_rows, device, np.int32),
-        action=action,
+        action=np.where(size > 0, Action.ALLOC, Action.FREE_REQUESTED).astype(np.int8),
         address=address,
         size_bytes=np.abs(size),
-        stream=np.zeros(n_rows, np.int64),
+        stream=zero,
         time_us=memory.at_ns[mine] // 1000,
         stack=stack,
         pool=none,
-        metadata=np.zeros(n_rows, np.int32),
-        compile_context=np.zeros(n_rows, np.int32),
-        device_free_bytes=np.full(n_rows, NONE, np.int64),
+        metadata=zero.astype(np.int32),
+        compile_context=zero.astype(np.int32),
+        device_free_bytes=none.astype(np.int64),
     )
-    snapshot = _snapshot(trace, history, stacks)
-    allocated, reserved = memory.allocated_bytes[mine], memory.reserved_bytes[mine]
-    if kind == HOST:
-        reserved = allocated  # nothing is cached there
-    name = "host" if kind == HOST else f"device {device}"
-    lives = _timeline(history, device, allocated, np.maximum(reserved, 0))
-    told = kind != HOST and bool((reserved >= 0).any())
-    return RecordedEvents(name, kind == HOST, told, lives, Owners.of(snapshot))
+    is_host = kind == HOST
+    totals = memory.allocated_bytes[mine]
+    reserved = totals if is_host else memory.reserved_bytes[mine]  # nothing is cached on the host
+    return RecordedEvents(
+        name="host" if is_host else f"device {device}",
+        has_reserved=not is_host and bool((reserved >= 0).any()),
+        timeline=_timeline(history, device, totals, np.maximum(reserved, 0)),
+        owners=Owners.of(_snapshot(trace, history, stacks)),
+    )
 
 
 def _like_sizes(size: Ints) -> Ints:
-    """Return a stand-in for each address: equal where a free takes the last one of its size.
-
-    Parameters
-    ----------
-    size : int64[n]
-        Of allocations, negative of frees, in the order of time.
-    """
+    """Return a stand-in for each address: equal where a free (of negative size) takes the last one of its size."""
     order = np.argsort(np.abs(size), kind="stable")
     grouped = np.abs(size[order])
     first = np.append(True, grouped[1:] != grouped[:-1])[: len(order)]
@@ -114,44 +116,40 @@ def _like_sizes(size: Ints) -> Ints:
     return address
 
 
-def _timeline(history: History, device: int, allocated: Ints, reserved: Ints) -> Timeline:
+def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Timeline:
     end = len(history)
-    rows = np.arange(end)
-    born, freed, told, old_born, old_freed = paired(rows, history.address, history.action == Action.ALLOC, end)
+    is_alloc = history.action == Action.ALLOC
+    born, freed, by_free, old_born, old_freed = paired(np.arange(end), history.address, is_alloc, end)
     size = history.size_bytes
     # what was there before and stays has no event: the total beside the first event tells it
-    signed = np.where(history.action == Action.ALLOC, size, -size)
-    start = int(allocated[0] - signed[0]) if end and allocated[0] >= 0 else 0
+    start = int(totals[0] - (size[0] if is_alloc[0] else -size[0])) if end and totals[0] >= 0 else 0
     rest = max(start - int(size[old_freed[old_born < 0]].sum()), 0)
     extra = np.array([rest] if rest else [], np.int64)
-    n_old, n_extra = len(old_born), len(extra)
-    free_stack = np.full(len(born) + n_old + n_extra, NONE, np.int32)
-    free_stack[: len(born)][told] = history.stack[freed[told]]
+    n_extra = len(extra)
+    none = np.full(len(old_born) + n_extra, NONE, np.int32)
+    free_stack = np.full(len(born), NONE, np.int32)
+    free_stack[by_free] = history.stack[freed[by_free]]
     lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], 0 * extra]),
         size_bytes=np.concatenate([size[born], size[old_freed], extra]),
-        stream=np.zeros(len(free_stack), np.int64),
-        stack=np.concatenate([history.stack[born], np.full(n_old + n_extra, NONE, np.int32)]),
-        free_stack=free_stack,
+        stream=np.zeros(len(born) + len(none), np.int64),
+        stack=np.concatenate([history.stack[born], none]),
+        free_stack=np.concatenate([free_stack, none]),
         born=np.concatenate([born, old_born, np.full(n_extra, NONE)]),
         freed=np.concatenate([freed, old_freed, np.full(n_extra, end)]),
     )
-    change = np.zeros(end + 1, np.int64)
-    np.add.at(change, np.maximum(lives.born + 1, 0), lives.size_bytes)
-    gone = lives.freed < end
-    np.subtract.at(change, lives.freed[gone] + 1, lives.size_bytes[gone])
     return Timeline(
         device=device,
         start=0,
         end=end,
         lives=lives,
-        allocated_bytes=np.cumsum(change),
+        allocated_bytes=allocated(lives, 0, end),
         reserved_bytes=np.append(reserved[:1], reserved) if end else np.zeros(1, np.int64),
         n_unmatched=0,
     )
 
 
-def _stacks(trace: Trace, at_ns: Ints, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int32], Stacks]:
+def _stacks(trace: Trace, at_ns: Ints, wanted: Bools) -> tuple[Codes, Stacks]:
     """Return the stack of each event: what was open on the thread, operators and frames."""
     inner_op = np.full(len(at_ns), NONE, np.int64)
     inner_frame = np.full(len(at_ns), NONE, np.int64)
@@ -161,36 +159,21 @@ def _stacks(trace: Trace, at_ns: Ints, wanted: NDArray[np.bool_]) -> tuple[NDArr
         here = np.full(len(todo), lane)
         inner_op[todo] = trace.tree.at(here, at_ns[todo])
         if trace.has_stacks:
-            found = trace.frames.at(here, at_ns[todo])
+            frame = trace.frames.at(here, at_ns[todo])
             # a frame without an operator is a thread that waits
-            took = (inner_op[todo] >= 0) | (lane == trace.steps.lane)
-            inner_frame[todo[took]] = found[took]
-    frames: dict[tuple[str, int, str], int] = {}
-    codes: dict[bytes, int] = {}
-    flat, start = array("i"), array("q", [0])
+            runs = (inner_op[todo] >= 0) | (lane == trace.steps.lane)
+            inner_frame[todo[runs]] = frame[runs]
+    table = StackTable()
     stack = np.full(len(at_ns), NONE, np.int32)
-    seen: dict[tuple[int, int], int] = {}
+    codes: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero(wanted & ((inner_op >= 0) | (inner_frame >= 0))).tolist():
         pair = int(inner_op[row]), int(inner_frame[row])
-        code = seen.get(pair)
+        code = codes.get(pair)
         if code is None:
-            names = _frames(trace, *pair)
-            key = array("i", [frames.setdefault(frame, len(frames)) for frame in names]).tobytes()
-            code = codes.setdefault(key, len(codes)) if key else NONE
-            if code == len(start) - 1:
-                flat.frombytes(key)
-                start.append(len(flat))
-            seen[pair] = code
+            frames = [table.frame(*frame) for frame in _frames(trace, *pair)]
+            code = codes[pair] = table.stack(frames) if frames else NONE
         stack[row] = code
-    return stack, Stacks(
-        start=np.array(start, np.int64),
-        frame=np.array(flat, np.int32),
-        files=tuple(file for file, _, _ in frames),
-        lines=np.array([line for _, line, _ in frames], np.int64),
-        functions=tuple(name for _, _, name in frames),
-        fx={},
-        is_exact=False,  # a trace names the first line of a function
-    )
+    return stack, table.stacks(is_exact=False)  # a trace names the first line of a function
 
 
 def _frames(trace: Trace, op: int, frame: int) -> list[tuple[str, int, str]]:
@@ -208,9 +191,9 @@ def _frames(trace: Trace, op: int, frame: int) -> list[tuple[str, int, str]]:
         elif trace.kind[row] == Kind.OP:
             out.append(("", 0, name))
     for row in [frame, *trace.frames.chain(frame)] if frame >= 0 else []:
-        told = parse_frame(trace.name_of(row))
-        if told is not None:
-            out.append((told.file, told.line, told.function))
+        parsed = parse_frame(trace.name_of(row))
+        if parsed is not None:
+            out.append((parsed.file, parsed.line, parsed.function))
     return out
 
 

@@ -12,19 +12,16 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
 from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfMemory
-from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
-from torchtriage.memory.snapshot.timeline import Timeline
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Ints, Snapshot
+from torchtriage.memory.snapshot.timeline import Timeline, rounded
 
 __all__ = ["Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 SMALL_BYTES = 1 << 20
 """Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
@@ -152,7 +149,7 @@ def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, I
     requested = (history.action[timeline.start : timeline.end] == Action.FREE_REQUESTED).any()
     done = rows[(history.action[rows] == Action.FREE_COMPLETED) & requested]
     at, size = history.address[done], history.size_bytes[done]
-    size = np.maximum((size + 511) // 512, 1) * 512
+    size = rounded(size)
     last = blocks.state == AllocatorState.ACTIVE_AWAITING_FREE
     last &= snapshot.segments.device[blocks.segment] == timeline.device
     if row < timeline.end - 1:

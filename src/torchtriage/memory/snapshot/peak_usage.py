@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torchtriage.core.units import format_count
 from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
+from torchtriage.memory.snapshot.snapshot import Bools, Ints
 from torchtriage.memory.snapshot.timeline import Timeline
 
 __all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases", "time_us"]
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MAX_LINES = 30
 BEFORE = -2

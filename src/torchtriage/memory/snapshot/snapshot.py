@@ -5,24 +5,41 @@ Source: ``torch.cuda.memory._snapshot`` documents the fields; names follow it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 
-__all__ = ["NONE", "Action", "AllocatorState", "Annotations", "Blocks", "History", "Segments", "Snapshot", "Stacks"]
+__all__ = [
+    "NONE",
+    "Action",
+    "AllocatorState",
+    "Annotations",
+    "Blocks",
+    "Bools",
+    "Codes",
+    "History",
+    "Ints",
+    "Segments",
+    "Snapshot",
+    "StackTable",
+    "Stacks",
+]
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Bools = NDArray[np.bool_]
+Table = TypeVar("Table", bound="Columns")
 
 NONE = -1
-"""No stack, no time, not told."""
+"""No stack, no time, not recorded."""
 
 
 class Action(IntEnum):
@@ -50,13 +67,23 @@ class AllocatorState(IntEnum):
     ACTIVE_AWAITING_FREE = 2
 
 
+class Columns:
+    """Rows as arrays of one length, the fields of a dataclass."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def rows(self: Table, rows: Ints) -> Table:
+        """Return some of the rows."""
+        return type(self)(*(getattr(self, column.name)[rows] for column in fields(self)))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Segments:
+class Segments(Columns):
     """What ``cudaMalloc`` returned (or, expandable, what is mapped): one row each.
 
-    ``address size_bytes allocated_bytes active_bytes requested_bytes stream`` : int64[n].
-    ``device`` : int64[n]. ``pool`` : int32[n], into ``Snapshot.pools``. ``is_small is_expandable``
-    : bool[n]. ``stack`` : int32[n], -1 for none. ``block_start`` : int64[n + 1], the blocks of
+    ``pool`` : into ``Snapshot.pools``. ``stack`` : -1 for none. ``block_start`` : int64[n + 1], the blocks of
     segment i are rows ``block_start[i]:block_start[i + 1]`` of :class:`Blocks`.
     """
 
@@ -73,17 +100,12 @@ class Segments:
     stack: Codes
     block_start: Ints
 
-    def __len__(self) -> int:
-        """Return the number of segments."""
-        return len(self.address)
-
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Columns):
     """Pieces of segments, by address inside each segment.
 
-    ``segment`` : int64[n], row of :class:`Segments`. ``address size_bytes requested_bytes`` :
-    int64[n]. ``state`` : int8[n], a :class:`AllocatorState`. ``stack`` : int32[n], -1 for none.
+    ``segment`` : row of :class:`Segments`. ``state`` : an :class:`AllocatorState`. ``stack`` : -1 for none.
     """
 
     segment: Ints
@@ -93,20 +115,15 @@ class Blocks:
     state: NDArray[np.int8]
     stack: Codes
 
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        return len(self.address)
-
 
 @dataclass(frozen=True)
-class History:
+class History(Columns):
     """What the allocators did, device by device, in the order it happened.
 
-    ``device action`` : int32[n], int8[n] (an :class:`Action`). ``address`` : int64[n], -1 for
-    ``OOM``. ``size_bytes stream`` : int64[n]. ``time_us`` : int64[n] since the epoch, -1 where the
-    version of torch told none. ``stack`` : int32[n], -1 for none. ``pool metadata
-    compile_context`` : int32[n], codes into ``Snapshot.pools`` and ``Snapshot.texts``; pool is -1
-    where not told. ``device_free_bytes`` : int64[n], what the driver had left, -1 but for ``OOM``.
+    ``action`` : an :class:`Action`. ``address`` : -1 for ``OOM``. ``time_us`` : since the epoch, -1 where the
+    version of torch recorded none. ``stack`` : -1 for none. ``pool metadata compile_context`` : codes into
+    ``Snapshot.pools`` and ``Snapshot.texts``; pool is -1 where not recorded. ``device_free_bytes`` : what the
+    driver had left, -1 but for ``OOM``.
     """
 
     device: Codes
@@ -121,19 +138,21 @@ class History:
     compile_context: Codes
     device_free_bytes: Ints
 
-    def __len__(self) -> int:
-        """Return the number of entries."""
-        return len(self.address)
+    @cached_property
+    def reserved_change(self) -> Ints:
+        """Return int64[rows]: what each row took from the device, negative where it gave back."""
+        grows = np.isin(self.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
+        shrinks = np.isin(self.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+        return self.size_bytes * (grows.astype(np.int64) - shrinks)
 
 
 @dataclass(frozen=True)
 class Stacks:
     """The distinct stacks, innermost frame first, over one table of frames.
 
-    ``frame`` : int32[k], stack i is ``frame[start[i]:start[i + 1]]``. ``files functions`` : text
-    of each frame. ``lines`` : int64[n_frames], the line that ran if ``is_exact``, else the
-    function's first. ``fx`` : for frames of generated code, what torch
-    told of their origin.
+    ``frame`` : int32[k], stack i is ``frame[start[i]:start[i + 1]]``. ``lines`` : int64[n_frames], the line that
+    ran if ``is_exact``, else the function's first. ``fx`` : for frames of generated code, what torch
+    recorded of their origin.
     """
 
     start: Ints
@@ -150,27 +169,56 @@ class Stacks:
 
     def frames_of(self, stack: int) -> list[int]:
         """Return the frame ids of a stack, innermost first; none for -1."""
-        if stack < 0:
-            return []
-        return [int(frame) for frame in self.frame[self.start[stack] : self.start[stack + 1]]]
+        return self.frame[self.start[stack] : self.start[stack + 1]].tolist() if stack >= 0 else []
+
+
+class StackTable:
+    """Collects frames and stacks, each once."""
+
+    def __init__(self) -> None:
+        self.fx: dict[int, str] = {}
+        self._frames: dict[tuple[str, int, str], int] = {}
+        self._stacks: dict[bytes, int] = {}
+        self._flat = array("i")
+        self._start = array("q", [0])
+
+    def frame(self, file: str, line: int, function: str) -> int:
+        """Return the id of a frame."""
+        return self._frames.setdefault((file, line, function), len(self._frames))
+
+    def stack(self, frames: Iterable[int]) -> int:
+        """Return the id of a stack, given as ids of frames."""
+        key = array("i", frames).tobytes()
+        stack = self._stacks.setdefault(key, len(self._stacks))
+        if stack == len(self._start) - 1:
+            self._flat.frombytes(key)
+            self._start.append(len(self._flat))
+        return stack
+
+    def stacks(self, *, is_exact: bool = True) -> Stacks:
+        """Return what was collected."""
+        return Stacks(
+            start=np.array(self._start, np.int64),
+            frame=np.array(self._flat, np.int32),
+            files=tuple(file for file, _, _ in self._frames),
+            lines=np.array([line for _, line, _ in self._frames], np.int64),
+            functions=tuple(function for _, _, function in self._frames),
+            fx=self.fx,
+            is_exact=is_exact,
+        )
 
 
 @dataclass(frozen=True)
-class Annotations:
+class Annotations(Columns):
     """Ranges the program named while it ran (optimizer steps, ``record_function``), by start.
 
-    ``name`` : int32[n], into ``Snapshot.texts``. ``device`` : int32[n]. ``start_us end_us`` :
-    int64[n] since the epoch; an end that was not recorded is -1.
+    ``name`` : into ``Snapshot.texts``. ``start_us end_us`` : since the epoch; an end that was not recorded is -1.
     """
 
     name: Codes
     device: Codes
     start_us: Ints
     end_us: Ints
-
-    def __len__(self) -> int:
-        """Return the number of ranges."""
-        return len(self.name)
 
 
 @dataclass(frozen=True)
@@ -197,36 +245,29 @@ class Snapshot:
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """The devices with segments or history, in order."""
-        both = np.concatenate([self.segments.device, self.history.device.astype(np.int64)])
-        return tuple(int(device) for device in distinct(both))
+        return tuple(distinct(np.concatenate([self.segments.device, self.history.device])).tolist())
 
     def reserved_bytes(self, device: int) -> int:
         """Return what the allocator held at the snapshot."""
         return int(self.segments.size_bytes[self.segments.device == device].sum())
 
-    def allocated_bytes(self, device: int) -> int:
-        """Return what tensors held at the snapshot, rounded as the allocator rounds."""
-        return int(self.segments.allocated_bytes[self.segments.device == device].sum())
-
     def check(self) -> list[str]:
         """Return where the file's own totals disagree; none in a good file."""
         segments, blocks = self.segments, self.blocks
         wrong: list[str] = []
-
-        def compare(what: str, told: Ints, mask: Bools | slice, sizes: Ints) -> None:
-            found = np.bincount(blocks.segment[mask], weights=sizes[mask], minlength=len(segments)).astype(np.int64)
-            rows = np.flatnonzero(found != told)
+        for what, stated, mask in (
+            ("size", segments.size_bytes, np.ones(len(blocks), np.bool_)),
+            ("allocated", segments.allocated_bytes, blocks.state == AllocatorState.ACTIVE_ALLOCATED),
+            ("active", segments.active_bytes, blocks.state != AllocatorState.INACTIVE),
+        ):
+            sizes = blocks.size_bytes[mask]
+            sums = np.bincount(blocks.segment[mask], weights=sizes, minlength=len(segments)).astype(np.int64)
+            rows = np.flatnonzero(sums != stated)
             if len(rows):
                 segment = rows[0]
                 wrong.append(
                     f"{what} of {len(rows):,} of {len(segments):,} segments: segment"
-                    f" {int(segments.address[segment]):#x} says {int(told[segment]):,}, its blocks"
-                    f" {int(found[segment]):,}"
+                    f" {int(segments.address[segment]):#x} says {int(stated[segment]):,}, its blocks"
+                    f" {int(sums[segment]):,}"
                 )
-
-        allocated = blocks.state == AllocatorState.ACTIVE_ALLOCATED
-        compare("size", segments.size_bytes, slice(None), blocks.size_bytes)
-        compare("allocated", segments.allocated_bytes, allocated, blocks.size_bytes)
-        active = blocks.state != AllocatorState.INACTIVE
-        compare("active", segments.active_bytes, active, blocks.size_bytes)
         return wrong

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.errors import SnapshotError
 from torchtriage.memory.snapshot.snapshot import (
@@ -23,12 +22,10 @@ from torchtriage.memory.snapshot.snapshot import (
     History,
     Segments,
     Snapshot,
-    Stacks,
+    StackTable,
 )
 
 __all__ = ["SnapshotBuilder"]
-
-Ints = NDArray[np.int64]
 
 
 class _Frame(int):
@@ -52,40 +49,17 @@ _ACTIONS["free"] = int(Action.FREE_COMPLETED)
 _STATES = {item.name.lower(): int(item) for item in AllocatorState}
 # active_pending_free was the name until torch 2.1
 _STATES["active_pending_free"] = int(AllocatorState.ACTIVE_AWAITING_FREE)
-_SEGMENT_COLUMNS = (
-    "address",
-    "size_bytes",
-    "allocated_bytes",
-    "active_bytes",
-    "requested_bytes",
-    "stream",
-    "device",
-    "pool",
-    "is_small",
-    "is_expandable",
-    "stack",
-    "n_blocks",
-)
-_BLOCK_COLUMNS = ("address", "size_bytes", "requested_bytes", "state", "stack")
 _LIMIT = 1 << 63
 _HIGHEST, _MOST_BYTES = 1 << 62, 1 << 50
 """Addresses have 57 bits at most; a petabyte is more than any machine has."""
-_ENTRY_FIELDS = {
-    "action",
-    "addr",
-    "size",
-    "stream",
-    "time_us",
-    "frames",
-    "device_free",
-    "compile_context",
-    "user_metadata",
-    "pool_id",
-    "segment_pool_id",
-    "device",
-}
 _USUAL = {"action", "addr", "size", "stream", "frames"}
+_POOL = "segment_pool_id"
+_ENTRY_FIELDS = {*_USUAL, "time_us", "device", "device_free", "compile_context", "user_metadata", "pool_id", _POOL}
 _SNAPSHOT = "pass the file written by torch.cuda.memory._dump_snapshot(path)"
+
+
+def _columns(types: dict[str, str]) -> dict[str, Any]:
+    return {name: array(code) for code, names in types.items() for name in names.split()}
 
 
 class SnapshotBuilder:
@@ -95,22 +69,23 @@ class SnapshotBuilder:
         self.texts: dict[str, int] = {"": 0}
         self.pools: dict[tuple[int, int], int] = {}
         self.unknown: dict[str, int] = {}
-        self.frames: dict[tuple[str, int, str], int] = {}
-        self.fx: dict[int, str] = {}
-        self.stack_ids: dict[bytes, int] = {}
+        self.stacks = StackTable()
         self.lists: dict[int, tuple[Any, int]] = {}
-        self.stack_frames = array("i")
-        self.stack_start = array("q", [0])
-        self.segment = {name: array("q") for name in _SEGMENT_COLUMNS}
-        self.block = {name: array("q") for name in _BLOCK_COLUMNS}
+        self.segment = _columns(
+            {
+                "q": "address size_bytes allocated_bytes active_bytes requested_bytes stream device n_blocks",
+                "i": "pool stack",
+                "b": "is_small is_expandable",
+            }
+        )
+        self.block = _columns({"q": "address size_bytes requested_bytes", "b": "state", "i": "stack"})
+        self.entry = _columns(
+            {"b": "action", "q": "address size_bytes stream time_us", "i": "stack pool metadata compile_context"}
+        )
+        self.device_free: dict[int, int] = {}
         self.marks: list[tuple[int, int, int, bool]] = []
         self.n_blocks_used = 0
         self.n_items = 0
-        self.e_action, self.e_stack = array("b"), array("i")
-        self.e_pool, self.e_metadata, self.e_context = array("i"), array("i"), array("i")
-        self.e_address, self.e_size, self.e_stream = array("q"), array("q"), array("q")
-        self.e_time = array("q")
-        self.e_free: dict[int, int] = {}
 
     # -- what the reader calls
 
@@ -135,11 +110,14 @@ class SnapshotBuilder:
             return None
         i_action, i_stack = place["action"], place["frames"]
         i_address, i_size, i_stream = place["addr"], place["size"], place["stream"]
-        i_time, i_metadata = place.get("time_us"), place.get("user_metadata")
-        i_context = place.get("compile_context")
-        i_pool = place.get("segment_pool_id", place.get("pool_id"))
-        columns = self.e_address, self.e_size, self.e_stream, self.e_time
-        put_address, put_size, put_stream, put_time = (item.append for item in columns)
+        i_time, i_metadata, i_context = map(place.get, ("time_us", "user_metadata", "compile_context"))
+        i_pool = place.get(_POOL, place.get("pool_id"))
+        entry = self.entry
+        numbers = [entry[name] for name in ("address", "size_bytes", "stream", "time_us")]
+        put_address, put_size, put_stream, put_time = (column.append for column in numbers)
+        put_stack, put_pool, put_metadata, put_context, put_action = (
+            entry[name].append for name in ("stack", "pool", "metadata", "compile_context", "action")
+        )
 
         def take(values: list[Any]) -> Any:
             stack, name = values[i_stack], values[i_action]
@@ -152,15 +130,15 @@ class SnapshotBuilder:
                 put_stream(values[i_stream])
                 put_time(NONE if i_time is None else values[i_time])
             except (TypeError, OverflowError):
-                for item in columns:
-                    del item[len(self.e_action) :]
+                for column in numbers:
+                    del column[len(entry["action"]) :]
                 return self._entry(dict(zip(names, values, strict=True)))
-            self.e_stack.append(stack)
-            self.e_metadata.append(0 if i_metadata is None else self._text(values[i_metadata]))
-            self.e_context.append(0 if i_context is None else self._text(values[i_context]))
+            put_stack(stack)
+            put_metadata(0 if i_metadata is None else self._text(values[i_metadata]))
+            put_context(0 if i_context is None else self._text(values[i_context]))
             pool = None if i_pool is None else values[i_pool]
-            self.e_pool.append(NONE if pool is None else self._pool(pool))
-            self.e_action.append(action)
+            put_pool(NONE if pool is None else self._pool(pool))
+            put_action(action)
             return _ENTRY
 
         return take
@@ -174,27 +152,26 @@ class SnapshotBuilder:
     # -- rows
 
     def _entry(self, value: dict[Any, Any]) -> _Row:
-        get = value.get
+        get, row = value.get, self.entry
         name = get("action")
         action = _ACTIONS.get(name, Action.OTHER) if type(name) is str else Action.OTHER
         address = get("addr", NONE)
-        if action >= Action.OOM:
-            if action == Action.OTHER:
-                self.count(f"action {_word(name)}")
-            elif action == Action.OOM:
-                self.e_free[len(self.e_action)] = _number(get("device_free", address))
-                address = NONE
+        if action == Action.OTHER:
+            self.count(f"action {_word(name)}")
+        elif action == Action.OOM:
+            self.device_free[len(row["action"])] = _number(get("device_free", address))
+            address = NONE
         stack = get("frames")
-        self.e_stack.append(stack if type(stack) is _Stack else self._stack(stack))
-        _put(self.e_address, address)
-        _put(self.e_size, get("size", 0))
-        _put(self.e_stream, get("stream", 0))
-        _put(self.e_time, get("time_us", NONE))
-        self.e_metadata.append(self._text(get("user_metadata", "")))
-        self.e_context.append(self._text(get("compile_context", "")))
-        pool = get("segment_pool_id", get("pool_id"))
-        self.e_pool.append(NONE if pool is None else self._pool(pool))
-        self.e_action.append(action)
+        row["stack"].append(stack if type(stack) is _Stack else self._stack(stack))
+        _put(row["address"], address)
+        _put(row["size_bytes"], get("size", 0))
+        _put(row["stream"], get("stream", 0))
+        _put(row["time_us"], get("time_us", NONE))
+        row["metadata"].append(self._text(get("user_metadata", "")))
+        row["compile_context"].append(self._text(get("compile_context", "")))
+        pool = get(_POOL, get("pool_id"))
+        row["pool"].append(NONE if pool is None else self._pool(pool))
+        row["action"].append(action)
         if len(value) != self.n_items:
             # entries of one file are alike: looking at each costs as much as reading it
             self.n_items = len(value)
@@ -207,47 +184,49 @@ class SnapshotBuilder:
         line = _number(value.get("line", 0))
         if type(file) is not str or type(name) is not str:
             raise _odd("a frame without a file and a name")
-        frame = self.frames.setdefault((file, line, name), len(self.frames))
+        frame = self.stacks.frame(file, line, name)
         origin = value.get("fx_original_trace")
         if origin and type(origin) is str:
-            self.fx[frame] = origin
+            self.stacks.fx[frame] = origin
         return _Frame(frame)
 
     def _segment(self, value: dict[Any, Any]) -> _Row:
-        blocks = value.get("blocks", [])
+        get, blocks = value.get, value.get("blocks", [])
         # blocks come before their segment is complete, and belong to it alone
-        n_blocks = len(self.block["address"]) - self.n_blocks_used
-        if type(blocks) is not list or _rows(blocks, _BLOCK) != n_blocks:
-            raise _odd("a segment whose blocks are not its own")
-        address = value.get("address")
-        if address is None:
-            # torch 1.12 told the address of segments as of blocks
-            address = self.block["address"][self.n_blocks_used] if n_blocks else NONE
-        row = self.segment
         first = self.n_blocks_used
+        sizes = self.block["size_bytes"][first:]
+        if type(blocks) is not list or _rows(blocks, _BLOCK) != len(sizes):
+            raise _odd("a segment whose blocks are not its own")
+        address = get("address")
+        if address is None:
+            # torch 1.12 wrote the address of segments as of blocks
+            address = self.block["address"][first] if sizes else NONE
+        states = self.block["state"][first:]
         allocated = sum(
-            self.block["size_bytes"][item]
-            for item in range(first, first + n_blocks)
-            if self.block["state"][item] == AllocatorState.ACTIVE_ALLOCATED
+            size for size, state in zip(sizes, states, strict=True) if state == AllocatorState.ACTIVE_ALLOCATED
         )
-        row["address"].append(_number(address))
-        row["size_bytes"].append(_number(value["total_size"]))
-        row["allocated_bytes"].append(_number(value.get("allocated_size", allocated)))
-        row["active_bytes"].append(_number(value.get("active_size", allocated)))
-        row["requested_bytes"].append(_number(value.get("requested_size", NONE)))
-        row["stream"].append(_number(value.get("stream", 0)))
-        row["device"].append(_number(value.get("device", 0)))
-        row["pool"].append(self._pool(value.get("segment_pool_id", (0, 0))))
-        row["is_small"].append(value.get("segment_type") == "small")
-        row["is_expandable"].append(bool(value.get("is_expandable", False)))
-        row["stack"].append(self._stack(value.get("frames")))
-        row["n_blocks"].append(n_blocks)
-        self._addresses(_number(address), n_blocks)
-        self.n_blocks_used += n_blocks
+        row = {
+            "address": _number(address),
+            "size_bytes": _number(value["total_size"]),
+            "allocated_bytes": _number(get("allocated_size", allocated)),
+            "active_bytes": _number(get("active_size", allocated)),
+            "requested_bytes": _number(get("requested_size", NONE)),
+            "stream": _number(get("stream", 0)),
+            "device": _number(get("device", 0)),
+            "pool": self._pool(get(_POOL, (0, 0))),
+            "is_small": get("segment_type") == "small",
+            "is_expandable": bool(get("is_expandable", False)),
+            "stack": self._stack(get("frames")),
+            "n_blocks": len(sizes),
+        }
+        for name, number in row.items():
+            self.segment[name].append(number)
+        self._addresses(_number(address), len(sizes))
+        self.n_blocks_used += len(sizes)
         return _SEGMENT
 
     def _addresses(self, address: int, n_blocks: int) -> None:
-        """Fill in addresses of blocks that have none: they follow each other."""
+        # blocks that have none follow each other
         column, sizes = self.block["address"], self.block["size_bytes"]
         for row in range(self.n_blocks_used, self.n_blocks_used + n_blocks):
             if column[row] == NONE:
@@ -299,11 +278,7 @@ class SnapshotBuilder:
             return NONE
         if any(type(item) is not _Frame for item in value):
             raise _odd("a stack of something other than frames")
-        key = array("i", value).tobytes()
-        stack = self.stack_ids.setdefault(key, len(self.stack_ids))
-        if stack == len(self.stack_start) - 1:
-            self.stack_frames.frombytes(key)
-            self.stack_start.append(len(self.stack_frames))
+        stack = self.stacks.stack(value)
         if len(self.lists) < 100_000:
             # held, so that its id stays its own
             self.lists[id(value)] = value, stack
@@ -331,12 +306,9 @@ class SnapshotBuilder:
     # -- the whole
 
     def finish(self, document: Any, path: str, size_bytes: int) -> Snapshot:
-        """Return the snapshot; ``document`` is what the reader kept.
+        """Return the snapshot; ``document`` is what the reader returned.
 
-        Raises
-        ------
-        SnapshotError
-            The pickle holds something else.
+        Raises SnapshotError: the pickle holds something else.
         """
         if isinstance(document, list) and document:
             document = {"segments": document}  # torch 1.12
@@ -349,23 +321,24 @@ class SnapshotBuilder:
             raise SnapshotError(f"expected a memory snapshot, found a pickle of {kind}", where=path, hint=_SNAPSHOT)
         traces = document.get("device_traces")
         traces = traces if isinstance(traces, list) else []
-        counts = [_rows(item, _ENTRY) for item in traces]
-        fits = (
+        counts = [_rows(trace, _ENTRY) for trace in traces]
+        if not (
             _rows(document["segments"], _SEGMENT) == len(self.segment["address"])
             and min(counts, default=0) >= 0
-            and sum(counts) == len(self.e_action)
+            and sum(counts) == len(self.entry["action"])
             and len(self.block["address"]) == self.n_blocks_used
-        )
-        if not fits:
+        ):
             raise SnapshotError(
                 "expected a memory snapshot, found segments or history where none belong", where=path, hint=_SNAPSHOT
             )
-        for what, at, sizes in (
-            ("segment", self.segment["address"], self.segment["size_bytes"]),
-            ("block", self.block["address"], self.block["size_bytes"]),
-            ("entry", self.e_address, self.e_size),
-        ):
-            if not _fits(_ints(at), _ints(sizes)):
+        segment, block, entry = (
+            {name: np.frombuffer(column, column.typecode) for name, column in table.items()}
+            for table in (self.segment, self.block, self.entry)
+        )
+        for what, table in (("segment", segment), ("block", block), ("entry", entry)):
+            address, size = table["address"], table["size_bytes"]
+            sizes = (size >= 0) & (size <= _MOST_BYTES)
+            if not (sizes & (address >= NONE) & (address <= _HIGHEST)).all():
                 raise SnapshotError(
                     f"expected addresses and sizes of memory, found a {what} beyond all of it",
                     where=path,
@@ -373,13 +346,19 @@ class SnapshotBuilder:
                 )
         for key in document.keys() - {"segments", "device_traces", "allocator_settings", "external_annotations"}:
             self.count(f"field {_word(key)}")
+        n_blocks = segment.pop("n_blocks")
+        for flag in ("is_small", "is_expandable"):
+            segment[flag] = segment[flag].astype(np.bool_)
+        free = np.full(sum(counts), NONE, np.int64)
+        free[list(self.device_free)] = list(self.device_free.values())
+        device = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return Snapshot(
             path=path,
             size_bytes=size_bytes,
-            segments=self._segments(),
-            blocks=self._blocks(),
-            history=self._history(counts),
-            stacks=self._stacks(),
+            segments=Segments(**segment, block_start=np.append(0, np.cumsum(n_blocks))),
+            blocks=Blocks(np.repeat(np.arange(len(n_blocks)), n_blocks), **block),
+            history=History(device, **entry, device_free_bytes=free),
+            stacks=self.stacks.stacks(),
             annotations=self._annotations(),
             pools=tuple(self.pools),
             texts=tuple(self.texts),
@@ -388,95 +367,25 @@ class SnapshotBuilder:
             unknown=dict(sorted(self.unknown.items())),
         )
 
-    def _segments(self) -> Segments:
-        row = {name: _ints(column) for name, column in self.segment.items()}
-        return Segments(
-            address=row["address"],
-            size_bytes=row["size_bytes"],
-            allocated_bytes=row["allocated_bytes"],
-            active_bytes=row["active_bytes"],
-            requested_bytes=row["requested_bytes"],
-            stream=row["stream"],
-            device=row["device"],
-            pool=row["pool"].astype(np.int32),
-            is_small=row["is_small"].astype(np.bool_),
-            is_expandable=row["is_expandable"].astype(np.bool_),
-            stack=row["stack"].astype(np.int32),
-            block_start=np.concatenate([np.zeros(1, np.int64), np.cumsum(row["n_blocks"])]),
-        )
-
-    def _blocks(self) -> Blocks:
-        counts = _ints(self.segment["n_blocks"])
-        return Blocks(
-            segment=np.repeat(np.arange(len(counts)), counts),
-            address=_ints(self.block["address"]),
-            size_bytes=_ints(self.block["size_bytes"]),
-            requested_bytes=_ints(self.block["requested_bytes"]),
-            state=_ints(self.block["state"]).astype(np.int8),
-            stack=_ints(self.block["stack"]).astype(np.int32),
-        )
-
-    def _history(self, counts: list[int]) -> History:
-        n_entries = len(self.e_action)
-        free = np.full(n_entries, NONE, np.int64)
-        free[list(self.e_free)] = list(self.e_free.values())
-        return History(
-            device=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-            action=np.frombuffer(self.e_action, np.int8),
-            address=_ints(self.e_address),
-            size_bytes=_ints(self.e_size),
-            stream=_ints(self.e_stream),
-            time_us=_ints(self.e_time),
-            stack=np.frombuffer(self.e_stack, np.int32),
-            pool=np.frombuffer(self.e_pool, np.int32),
-            metadata=np.frombuffer(self.e_metadata, np.int32),
-            compile_context=np.frombuffer(self.e_context, np.int32),
-            device_free_bytes=free,
-        )
-
-    def _stacks(self) -> Stacks:
-        return Stacks(
-            start=_ints(self.stack_start),
-            frame=np.frombuffer(self.stack_frames, np.int32),
-            files=tuple(file for file, _, _ in self.frames),
-            lines=np.array([line for _, line, _ in self.frames], np.int64),
-            functions=tuple(name for _, _, name in self.frames),
-            fx=self.fx,
-        )
-
     def _annotations(self) -> Annotations:
         """Pair starts and ends: of one name on one device, the last start ends first."""
         rows: list[list[int]] = []
         opened: dict[tuple[int, int], list[list[int]]] = {}
-        for name, device, time_us, is_start in sorted(self.marks, key=lambda mark: mark[2]):
-            waiting = opened.setdefault((name, device), [])
+        for code, number, time_us, is_start in sorted(self.marks, key=lambda mark: mark[2]):
+            waiting = opened.setdefault((code, number), [])
             if is_start:
-                rows.append([name, device, time_us, NONE])
+                rows.append([code, number, time_us, NONE])
                 waiting.append(rows[-1])
             elif waiting:
                 waiting.pop()[3] = time_us
             else:
                 self.count("ends of annotations without a start")
-        table = np.array(rows, np.int64).reshape(-1, 4)
-        return Annotations(
-            name=table[:, 0].astype(np.int32),
-            device=table[:, 1].astype(np.int32),
-            start_us=table[:, 2].copy(),
-            end_us=table[:, 3].copy(),
-        )
-
-
-def _ints(column: Any) -> Ints:
-    return np.frombuffer(column, np.int64) if len(column) else np.zeros(0, np.int64)
+        name, device, start_us, end_us = np.array(rows, np.int64).reshape(-1, 4).T
+        return Annotations(name.astype(np.int32), device.astype(np.int32), start_us, end_us)
 
 
 def _odd(what: str) -> SnapshotError:
     return SnapshotError(f"expected a memory snapshot, found {what}", hint=_SNAPSHOT)
-
-
-def _fits(address: Ints, size_bytes: Ints) -> bool:
-    sizes = (size_bytes >= 0) & (size_bytes <= _MOST_BYTES)
-    return bool((sizes & (address >= NONE) & (address <= _HIGHEST)).all())
 
 
 def _number(value: Any) -> int:

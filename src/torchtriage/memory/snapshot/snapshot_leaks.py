@@ -24,7 +24,7 @@ from torchtriage.memory.findings.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.leaks.growth_series import follow
 from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Area, Growth, Opinion
-from torchtriage.memory.snapshot.snapshot import Action, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
 __all__ = ["SnapshotSteps", "find_steps", "judge_snapshot"]
@@ -35,7 +35,6 @@ RECORD = (
     "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 )
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_STEPS = 5

@@ -14,27 +14,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Codes, Columns, Ints, Snapshot
 
-__all__ = ["BlockLives", "Timeline", "paired", "timeline"]
-
-Ints = NDArray[np.int64]
-Codes = NDArray[np.int32]
-Bools = NDArray[np.bool_]
+__all__ = ["BlockLives", "Timeline", "allocated", "paired", "rounded", "timeline"]
 
 ROUND_BYTES = 512
 
 
 @dataclass(frozen=True)
-class BlockLives:
+class BlockLives(Columns):
     """Allocations of one device, one row each.
 
-    ``address size_bytes stream`` : int64[n]. ``stack free_stack`` : int32[n], where it was asked
-    for and given back, -1 for not told. ``born freed`` : int64[n], rows of the history: alive in
-    ``[born, freed)``. Born at -1: it was there before the recording. Freed at the history's end
-    (``Timeline.end``): it was there at the snapshot.
+    ``stack free_stack`` : where it was asked for and given back, -1 where that is not recorded. ``born freed`` :
+    rows of the history: alive in ``[born, freed)``. Born at -1: it was there before the recording. Freed at the
+    history's end (``Timeline.end``): it was there at the snapshot.
     """
 
     address: Ints
@@ -44,10 +38,6 @@ class BlockLives:
     free_stack: Codes
     born: Ints
     freed: Ints
-
-    def __len__(self) -> int:
-        """Return the number of allocations."""
-        return len(self.address)
 
 
 @dataclass(frozen=True)
@@ -95,27 +85,25 @@ def timeline(snapshot: Snapshot, device: int) -> Timeline:
     rows = np.flatnonzero(history.device == device)
     start, end = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
     lives, n_unmatched = _lives(snapshot, device, start, end)
-    n_rows = end - start
-    change = np.zeros(n_rows + 1, np.int64)
-    np.add.at(change, np.maximum(lives.born - start + 1, 0), lives.size_bytes)
-    gone = lives.freed < end
-    np.subtract.at(change, lives.freed[gone] - start + 1, lives.size_bytes[gone])
-    action = history.action[start:end]
-    sizes = history.size_bytes[start:end]
-    grown = np.zeros(n_rows + 1, np.int64)
-    grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    grown[1:] = np.where(grows, sizes, 0) - np.where(shrinks, sizes, 0)
-    grown = np.cumsum(grown)
+    change = history.reserved_change[start:end]
     return Timeline(
         device=device,
         start=start,
         end=end,
         lives=lives,
-        allocated_bytes=np.cumsum(change),
-        reserved_bytes=snapshot.reserved_bytes(device) - grown[-1] + grown,
+        allocated_bytes=allocated(lives, start, end),
+        reserved_bytes=snapshot.reserved_bytes(device) - change.sum() + np.append(0, np.cumsum(change)),
         n_unmatched=n_unmatched,
     )
+
+
+def allocated(lives: BlockLives, start: int, end: int) -> Ints:
+    """Return int64[end - start + 1]: what was allocated before the rows, and after each."""
+    change = np.zeros(end - start + 1, np.int64)
+    np.add.at(change, np.maximum(lives.born - start + 1, 0), lives.size_bytes)
+    gone = lives.freed < end
+    np.subtract.at(change, lives.freed[gone] - start + 1, lives.size_bytes[gone])
+    return np.cumsum(change)
 
 
 def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[BlockLives, int]:
@@ -125,60 +113,52 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Block
     if not len(gives):  # left out by skip_actions, or an old torch
         gives = np.flatnonzero(action == Action.FREE_COMPLETED)
     rows = np.concatenate([np.flatnonzero(action == Action.ALLOC), gives]) + start
-    born, freed, told, old_born, old_freed = paired(
+    born, freed, by_free, old_born, old_freed = paired(
         rows, history.address[rows], history.action[rows] == Action.ALLOC, end
     )
 
     mine = snapshot.segments.device[blocks.segment] == device
     alive = np.flatnonzero(mine & (blocks.state == AllocatorState.ACTIVE_ALLOCATED))
     alive = alive[np.argsort(blocks.address[alive], kind="stable")]
-    size = _rounded(history.size_bytes[born])
+    size = rounded(history.size_bytes[born])
     last = np.flatnonzero(freed == end)
     place = np.searchsorted(blocks.address[alive], history.address[born[last]])
-    found = np.zeros(len(last), np.bool_)
+    known = np.zeros(len(last), np.bool_)
     inside = place < len(alive)
-    found[inside] = blocks.address[alive[place[inside]]] == history.address[born[last[inside]]]
-    size[last[found]] = blocks.size_bytes[alive[place[found]]]
-    lost = last[~found]
+    known[inside] = blocks.address[alive[place[inside]]] == history.address[born[last[inside]]]
+    size[last[known]] = blocks.size_bytes[alive[place[known]]]
+    lost = last[~known]
     freed[lost] = np.maximum(born[lost], end - 1)
-    kept = np.ones(len(alive), np.bool_)
-    kept[place[found]] = False
-    rest = alive[kept]
+    rest = np.delete(alive, place[known])
 
     free_stack = np.full(len(born), NONE, np.int32)
-    free_stack[told] = history.stack[freed[told]]
+    free_stack[by_free] = history.stack[freed[by_free]]
+    none = np.full(len(rest), NONE, np.int32)
     lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], blocks.address[rest]]),
-        size_bytes=np.concatenate([size, _rounded(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
+        size_bytes=np.concatenate([size, rounded(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
         stream=np.concatenate(
             [history.stream[born], history.stream[old_freed], snapshot.segments.stream[blocks.segment[rest]]]
         ),
         stack=np.concatenate([history.stack[born], np.full(len(old_born), NONE, np.int32), blocks.stack[rest]]),
-        free_stack=np.concatenate([free_stack, history.stack[old_freed], np.full(len(rest), NONE, np.int32)]),
-        born=np.concatenate([born, old_born, np.full(len(rest), NONE, np.int64)]),
+        free_stack=np.concatenate([free_stack, history.stack[old_freed], none]),
+        born=np.concatenate([born, old_born, none]),
         freed=np.concatenate([freed, old_freed, np.full(len(rest), end, np.int64)]),
     )
     return lives, len(lost)
 
 
 def paired(rows: Ints, address: Ints, is_alloc: Bools, end: int) -> tuple[Ints, Ints, Bools, Ints, Ints]:
-    """Pair allocations with what ends them.
+    """Pair allocations with what ends them: the next row at their address, a free or not, else ``end``.
 
-    Parameters
-    ----------
-    rows, address : int64[n]
-        Of allocations and frees, in any order; a row's number tells when it was.
-    is_alloc : bool[n]
-        Allocation or free.
-    end : int
-        Where what was never freed ends.
+    ``rows`` : in any order; a row's number tells when it was.
 
     Returns
     -------
     born, freed : int64[k]
-        Of allocations; they end with the next row at their address, be it a free or not.
-    told : bool[k]
-        Whether that was a free.
+        Of allocations.
+    by_free : bool[k]
+        Whether a free ended it.
     old_born, old_freed : int64[m]
         Of frees without an allocation: born at -1, or at the free before at the same address.
     """
@@ -186,12 +166,13 @@ def paired(rows: Ints, address: Ints, is_alloc: Bools, end: int) -> tuple[Ints, 
     rows, address, is_alloc = rows[order], address[order], is_alloc[order]
     same = np.append(address[1:] == address[:-1], False)[: len(rows)]
     freed = np.where(same, np.append(rows[1:], end)[: len(rows)], end)
-    told = same & np.append(~is_alloc[1:], False)[: len(rows)]
+    by_free = same & np.append(~is_alloc[1:], False)[: len(rows)]
     before = np.append(-1, np.where(same, rows, -1))[: len(rows)]
     was_alloc = np.append(False, is_alloc & same)[: len(rows)]
     orphan = ~is_alloc & ~was_alloc
-    return rows[is_alloc], freed[is_alloc], told[is_alloc], before[orphan], rows[orphan]
+    return rows[is_alloc], freed[is_alloc], by_free[is_alloc], before[orphan], rows[orphan]
 
 
-def _rounded(size_bytes: Ints) -> Ints:
-    return np.maximum((size_bytes + ROUND_BYTES - 1) // ROUND_BYTES, 1) * ROUND_BYTES
+def rounded(size_bytes: Ints) -> Ints:
+    """Return the sizes of the blocks that requests are given."""
+    return np.maximum(-(-size_bytes // ROUND_BYTES), 1) * ROUND_BYTES

@@ -8,7 +8,6 @@ the areas of every moment add up to what was really allocated then.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_count
@@ -16,12 +15,11 @@ from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.fragmentation import Segment, free_at, segments_at
 from torchtriage.memory.snapshot.peak_usage import NO_LINE, Category, categories, phases
 from torchtriage.memory.snapshot.result import Area, BlockRow, Picture
-from torchtriage.memory.snapshot.snapshot import Snapshot
+from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline
 
 __all__ = ["draw", "thinned"]
 
-Ints = NDArray[np.int64]
 
 MOMENTS = 600
 AREAS = 24

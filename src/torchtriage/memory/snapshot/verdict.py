@@ -167,7 +167,7 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
     peak = find_peak(lives, memory.owners)
     most = int(lives.reserved_bytes.max())
     picture = draw(memory.owners.snapshot, lives, memory.owners)
-    if not memory.is_reserved_told:
+    if not memory.has_reserved:
         peak = peak and replace(peak, reserved_bytes=None)
         picture = picture and replace(picture, reserved_bytes=())
     return DeviceMemory(
@@ -177,11 +177,11 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
         requested_bytes=None,
         allocated_bytes=int(lives.allocated_bytes[-1]),
         active_bytes=None,
-        reserved_bytes=int(lives.reserved_bytes[-1]) if memory.is_reserved_told else None,
+        reserved_bytes=int(lives.reserved_bytes[-1]) if memory.has_reserved else None,
         n_segments=0,
         n_blocks=0,
         n_entries=lives.end - lives.start,
-        max_reserved_bytes=most if memory.is_reserved_told else None,
+        max_reserved_bytes=most if memory.has_reserved else None,
         peak=peak,
         fragmentation=None,
         out_of_memory=(),

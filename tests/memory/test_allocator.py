@@ -382,7 +382,7 @@ def test_a_private_pool_keeps_its_blocks_to_itself(told):
     document["segments"] += [{**one, "segment_pool_id": (0, 1)} for one in private]
     document["device_traces"] = [merged]
     recording = record(read(document), 0)
-    assert set(recording.life_pool.tolist()) == {0, 2}
+    assert set(recording.lives.pool.tolist()) == {0, 2}
     again = replay(recording)
     assert (again.error(recording), again.same_address) == (0, 1)
     assert again.n_mallocs == graph.calls[0] + eager.calls[0]

@@ -1,20 +1,15 @@
-"""What a snapshot tells of one device: the rows of its history, and what is there at its end."""
+"""What a snapshot holds of one device: the rows of its history, and what is there at its end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.errors import TriageError
-from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Bools, Codes, History, Ints, Snapshot
 
-__all__ = ["HOW", "HistoryRows", "Now", "ReplayError", "now_of", "rows_of"]
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+__all__ = ["HOW", "Now", "ReplayError", "history_of", "now_of"]
 
 HOW = (
     "call torch.cuda.memory._record_memory_history(max_entries=1000000) before the model is built,"
@@ -24,27 +19,6 @@ HOW = (
 
 class ReplayError(TriageError):
     """The history does not hold what a replay needs; the message says what is missing."""
-
-
-@dataclass(frozen=True, eq=False)
-class HistoryRows:
-    """The rows of one device."""
-
-    action: NDArray[np.int8]
-    address: Ints
-    size: Ints
-    stream: Ints
-    time_us: Ints
-    stack: NDArray[np.int32]
-    pool: Ints
-    free: Ints
-
-    @cached_property
-    def taken_bytes(self) -> Ints:
-        """Return int64[rows]: what each row took from the device, negative where it gave back."""
-        takes = np.isin(self.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
-        gives = np.isin(self.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
-        return np.where(takes, self.size, np.where(gives, -self.size, 0)).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +33,7 @@ class Now:
     seg_stream: Ints
     seg_small: Bools
     seg_expandable: Bools
-    seg_pool: Ints
+    seg_pool: Codes
     live_address: Ints
     live_size: Ints
     live_requested: Ints
@@ -75,22 +49,12 @@ class Now:
         return np.where(inside, at, -1)
 
 
-def rows_of(snapshot: Snapshot, device: int) -> HistoryRows:
-    """Return the rows of one device's history that say something of its memory."""
+def history_of(snapshot: Snapshot, device: int) -> History:
+    """Return the rows of one device that are about its memory; ``pool`` is 0 for the default one."""
     history = snapshot.history
-    keep = np.flatnonzero(
-        (history.device == device) & np.isin(history.action, np.arange(Action.ALLOC, Action.OOM + 1, dtype=np.int8))
-    )
-    return HistoryRows(
-        action=history.action[keep],
-        address=history.address[keep],
-        size=history.size_bytes[keep],
-        stream=history.stream[keep],
-        time_us=history.time_us[keep],
-        stack=history.stack[keep],
-        pool=_pools(snapshot, history.pool[keep], untold=-1),
-        free=history.device_free_bytes[keep],
-    )
+    about = (history.action >= Action.ALLOC) & (history.action <= Action.OOM)
+    rows = history.rows(np.flatnonzero((history.device == device) & about))
+    return replace(rows, pool=_pools(snapshot, rows.pool, unknown=-1))
 
 
 def now_of(snapshot: Snapshot, device: int) -> Now:
@@ -98,8 +62,7 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
     segments, blocks = snapshot.segments, snapshot.blocks
     mine = np.flatnonzero(segments.device == device)
     mine = mine[np.argsort(segments.address[mine], kind="stable")]
-    active = np.isin(blocks.segment, mine) & (blocks.state != AllocatorState.INACTIVE)
-    live = np.flatnonzero(active)
+    live = np.flatnonzero(np.isin(blocks.segment, mine) & (blocks.state != AllocatorState.INACTIVE))
     live = live[np.argsort(blocks.address[live], kind="stable")]
     by_id = np.argsort(mine)
     return Now(
@@ -108,7 +71,7 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
         seg_stream=segments.stream[mine],
         seg_small=segments.is_small[mine],
         seg_expandable=segments.is_expandable[mine],
-        seg_pool=_pools(snapshot, segments.pool[mine], untold=0),
+        seg_pool=_pools(snapshot, segments.pool[mine], unknown=0),
         live_address=blocks.address[live],
         live_size=blocks.size_bytes[live],
         live_requested=blocks.requested_bytes[live],
@@ -117,9 +80,9 @@ def now_of(snapshot: Snapshot, device: int) -> Now:
     )
 
 
-def _pools(snapshot: Snapshot, pool: NDArray[np.int32], *, untold: int) -> Ints:
-    codes = pool.astype(np.int64) + 1
+def _pools(snapshot: Snapshot, pool: Codes, *, unknown: int) -> Codes:
+    codes = pool + 1
     if (0, 0) in snapshot.pools:
         codes[codes == snapshot.pools.index((0, 0)) + 1] = 0
-    codes[pool < 0] = untold
+    codes[pool < 0] = unknown
     return codes

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from torchtriage.memory.allocator.history import HOW, HistoryRows, Now, ReplayError
+from torchtriage.memory.allocator.history import HOW, Now, ReplayError
 from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
-from torchtriage.memory.snapshot.snapshot import Action
+from torchtriage.memory.snapshot.snapshot import Action, History
 
 __all__ = ["StartSegment", "segments_at_start"]
 
@@ -29,29 +29,15 @@ class StartSegment:
     pool: int
     expandable: bool
     extents: tuple[tuple[int, int], ...]
-    held: tuple[tuple[int, int, int], ...]
-    awaiting: frozenset[int]
-    base: int
+    held: tuple[tuple[int, int, int], ...] = ()
+    awaiting: frozenset[int] = frozenset()
+    base: int = 0
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A segment without what is in it; fields as in :class:`StartSegment`."""
-
-    extents: list[tuple[int, int]]
-    stream: int
-    small: bool
-    pool: int
-    expandable: bool = False
-
-
-def segments_at_start(rows: HistoryRows, now: Now, lives: Lifetimes, settings: Settings) -> tuple[StartSegment, ...]:
+def segments_at_start(rows: History, now: Now, lives: Lifetimes, settings: Settings) -> tuple[StartSegment, ...]:
     """Return what there was when the history began, walked back from what there is now.
 
-    Raises
-    ------
-    ReplayError
-        The history cannot have led from there to here: entries are missing.
+    Raises ReplayError: the history cannot have led from there to here, so entries are missing.
     """
     pieces = _plain_segments(rows, now) + _mapped_ranges(rows, now, settings)
     pieces.sort(key=lambda piece: piece.extents[0][0])
@@ -90,12 +76,8 @@ def segments_at_start(rows: HistoryRows, now: Now, lives: Lifetimes, settings: S
             )
         held[index].append((life, addr, size))
     return tuple(
-        StartSegment(
-            stream=piece.stream,
-            small=piece.small,
-            pool=piece.pool,
-            expandable=piece.expandable,
-            extents=tuple(piece.extents),
+        replace(
+            piece,
             held=tuple(mine),
             awaiting=frozenset(life for life, _, _ in mine if life in awaiting),
             base=_base(piece, rows, settings),
@@ -104,73 +86,56 @@ def segments_at_start(rows: HistoryRows, now: Now, lives: Lifetimes, settings: S
     )
 
 
-def _base(piece: _Piece, rows: HistoryRows, settings: Settings) -> int:
-    """Return the lowest address that was ever mapped of an expandable segment."""
+def _base(piece: StartSegment, rows: History, settings: Settings) -> int:
     lowest = piece.extents[0][0]
     if not piece.expandable:
         return lowest
     # small requests map one small page at a time, large ones never so little
-    small = rows.size < settings.large_segment_bytes
+    small = rows.size_bytes < settings.large_segment_bytes
     mine = (rows.action == Action.SEGMENT_MAP) & (rows.stream == piece.stream)
     return int(rows.address[mine & (small == piece.small)].min(initial=lowest))
 
 
-def _plain_segments(rows: HistoryRows, now: Now) -> list[_Piece]:
-    """Return the ordinary segments there were at the start."""
-    about = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
-    row = np.flatnonzero(about)
+def _plain_segments(rows: History, now: Now) -> list[StartSegment]:
+    row = np.flatnonzero(np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)))
     row = row[np.argsort(rows.address[row], kind="stable")]
     addr, given = rows.address[row], rows.action[row] == Action.SEGMENT_FREE
-    first = np.ones(len(row), np.bool_)
-    first[1:] = addr[1:] != addr[:-1]
-    last = np.ones(len(row), np.bool_)
-    last[:-1] = first[1:]
-    wrong = ~first
-    wrong[1:] &= given[1:] == given[:-1]
-    ends = set(addr[last & ~given].tolist())
+    changes = addr[1:] != addr[:-1]
+    first, last = np.append(True, changes)[: len(row)], np.append(changes, True)[: len(row)]
+    repeats = np.append(False, given[1:] == given[:-1])[: len(row)]
     plain = ~now.seg_expandable
     present = set(now.seg_address[plain].tolist())
     gone = set(addr[last & given].tolist())
-    if wrong.any() or not ends <= present or gone & present:
+    if (~first & repeats).any() or not set(addr[last & ~given].tolist()) <= present or gone & present:
         raise ReplayError(
             "entries about segments are missing from the history (skip_actions, or switched off meanwhile?)", hint=HOW
         )
-    touched = set(addr.tolist())
-    lasting = [
-        _Piece(
-            [(int(now.seg_address[index]), int(now.seg_size[index]))],
-            int(now.seg_stream[index]),
-            bool(now.seg_small[index]),
-            int(now.seg_pool[index]),
-        )
-        for index in np.flatnonzero(plain).tolist()
-        if int(now.seg_address[index]) not in touched
+    lasting = np.flatnonzero(plain & ~np.isin(now.seg_address, addr))
+    freed = row[first & given]
+    columns = [
+        (now.seg_stream[lasting], rows.stream[freed]),
+        (now.seg_small[lasting], rows.size_bytes[freed] == SMALL_SEGMENT),
+        (now.seg_pool[lasting], np.maximum(rows.pool[freed], 0)),
+        (now.seg_address[lasting], rows.address[freed]),
+        (now.seg_size[lasting], rows.size_bytes[freed]),
     ]
-    freed = [
-        _Piece(
-            [(int(rows.address[at_row]), int(rows.size[at_row]))],
-            int(rows.stream[at_row]),
-            int(rows.size[at_row]) == SMALL_SEGMENT,
-            max(int(rows.pool[at_row]), 0),
-        )
-        for at_row in row[first & given].tolist()
+    return [
+        StartSegment(stream, small, pool, False, ((address, size),))
+        for stream, small, pool, address, size in zip(*(np.concatenate(pair).tolist() for pair in columns), strict=True)
     ]
-    return lasting + freed
 
 
-def _mapped_ranges(rows: HistoryRows, now: Now, settings: Settings) -> list[_Piece]:
+def _mapped_ranges(rows: History, now: Now, settings: Settings) -> list[StartSegment]:
     """Return one entry per expandable segment, with what of it was mapped at the start."""
-    about = np.isin(rows.action, (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP))
-    row = np.flatnonzero(about)
     page = SMALL_SEGMENT
     owner: dict[int, tuple[int, bool, int]] = {}
     for index in np.flatnonzero(now.seg_expandable).tolist():
         start, size = int(now.seg_address[index]), int(now.seg_size[index])
         kind = (int(now.seg_stream[index]), bool(now.seg_small[index]), int(now.seg_pool[index]))
         owner.update(dict.fromkeys(range(start, start + size, page), kind))
-    kinds: dict[int, tuple[int, bool, int]] = dict(owner)
-    for at_row in row[::-1].tolist():
-        start, size = int(rows.address[at_row]), int(rows.size[at_row])
+    kinds = dict(owner)
+    for at_row in np.flatnonzero(np.isin(rows.action, (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)))[::-1].tolist():
+        start, size = int(rows.address[at_row]), int(rows.size_bytes[at_row])
         pages = range(start, start + size, page)
         if rows.action[at_row] == Action.SEGMENT_UNMAP:
             # what unmapped pages belonged to: a neighbour tells, else the pages' size
@@ -179,13 +144,12 @@ def _mapped_ranges(rows: HistoryRows, now: Now, settings: Settings) -> list[_Pie
                 (kinds[near] for near in (start, start - page, start + size) if near in kinds),
                 (int(rows.stream[at_row]), is_small, max(int(rows.pool[at_row]), 0)),
             )
-            fresh = dict.fromkeys(pages, kind)
-            owner.update(fresh)
-            kinds.update(fresh)
+            owner.update(dict.fromkeys(pages, kind))
+            kinds.update(dict.fromkeys(pages, kind))
             continue
-        for each in pages:
-            if owner.pop(each, None) is None:
-                raise ReplayError(f"pages mapped at {each:#x} are missing later: entries are missing", hint=HOW)
+        for address in pages:
+            if owner.pop(address, None) is None:
+                raise ReplayError(f"pages mapped at {address:#x} are missing later: entries are missing", hint=HOW)
     ranges: dict[tuple[int, bool, int], list[tuple[int, int]]] = {}
     for start in sorted(owner):
         mine = ranges.setdefault(owner[start], [])
@@ -193,4 +157,4 @@ def _mapped_ranges(rows: HistoryRows, now: Now, settings: Settings) -> list[_Pie
             mine[-1] = (mine[-1][0], mine[-1][1] + page)
         else:
             mine.append((start, page))
-    return [_Piece(extents, *kind, True) for kind, extents in ranges.items()]
+    return [StartSegment(*kind, True, tuple(extents)) for kind, extents in ranges.items()]

@@ -11,20 +11,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.units import format_bytes
-from torchtriage.memory.allocator.history import HOW, HistoryRows, ReplayError, now_of, rows_of
+from torchtriage.memory.allocator.history import HOW, ReplayError, history_of, now_of
 from torchtriage.memory.allocator.initial_state import StartSegment, segments_at_start
 from torchtriage.memory.allocator.lifetimes import Lifetimes, lives_of
 from torchtriage.memory.allocator.segment_release import FreeRun, limit, releases
 from torchtriage.memory.allocator.settings import Settings
-from torchtriage.memory.snapshot.snapshot import Action, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, History, Ints, Snapshot
 
 __all__ = ["AllocatorRecording", "Op", "ReplayError", "record"]
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MAX_BYTES = 1 << 42
 """Sizes above it (4 TiB) are no memory of a device."""
@@ -48,25 +44,19 @@ class Op(IntEnum):
 class AllocatorRecording:
     """One device's requests and the answers they got.
 
-    A *life* is one allocation from its request to its end; ``life_*`` arrays have one entry each.
+    A *life* is one allocation from its request to its end.
 
     ``op`` : int64[k], ``life << 3 | Op`` (for ``RELEASE``: index into ``releases``). ``op_row`` :
-    int64[k], row of the device's history after which it is done, ascending. ``life_bytes`` :
-    int64[n], requested. ``life_address`` : int64[n], -1 where nothing was given. ``life_stream`` :
-    int64[n]. ``life_pool`` : int64[n], 0 for the default pool. ``reserved_bytes`` : int64[rows],
+    int64[k], row of the device's history after which it is done, ascending. ``reserved_bytes`` : int64[rows],
     after each row. ``limit_bytes`` : what the device could give at most, None where it never
     refused. ``n_held_back`` : runs of frees taken for the allocator's own, made to find room.
     """
 
     device: int
     settings: Settings
-    told_settings: bool
     op: Ints
     op_row: Ints
-    life_bytes: Ints
-    life_address: Ints
-    life_stream: Ints
-    life_pool: Ints
+    lives: Lifetimes
     start: tuple[StartSegment, ...]
     start_bytes: int
     start_held_bytes: int
@@ -75,10 +65,7 @@ class AllocatorRecording:
     addresses: dict[int, list[int]]
     releases: tuple[tuple[int, ...], ...]
     limit_bytes: int | None
-    limit_basis: str
     n_held_back: int
-    n_mallocs: int
-    n_frees: int
     malloc_us: Ints
     """Time since the entry before each call that took memory: what such a call costs at most."""
 
@@ -88,9 +75,7 @@ class AllocatorRecording:
         return max(int(self.reserved_bytes.max(initial=0)), self.start_bytes)
 
 
-def record(
-    snapshot: Snapshot, device: int, settings: Settings | None = None, *, as_asked: bool = False
-) -> AllocatorRecording:
+def record(snapshot: Snapshot, device: int, *, as_asked: bool = False) -> AllocatorRecording:
     """Return the requests one device's history holds, and the state it began with.
 
     Cached memory given back right before more was taken may have been the allocator's own doing,
@@ -101,24 +86,23 @@ def record(
     ReplayError
         There is no history, parts of it are missing, or another allocator was at work.
     """
-    told = settings is not None or bool(snapshot.settings)
-    settings = settings or Settings.recorded(snapshot.settings)
+    settings = Settings.recorded(snapshot.settings)
     if settings.backend != "native":
         raise ReplayError(
             f"the caching allocator was not at work: backend {settings.backend!r}",
             hint="record with PyTorch's own allocator (no backend: in PYTORCH_ALLOC_CONF)",
         )
-    rows = rows_of(snapshot, device)
+    rows = history_of(snapshot, device)
     if not np.isin(rows.action, (Action.ALLOC, Action.FREE_REQUESTED)).any():
         raise ReplayError("the snapshot holds no history of allocations", hint=HOW)
-    sizes = np.concatenate([rows.size, snapshot.segments.size_bytes, snapshot.blocks.size_bytes])
+    sizes = np.concatenate([rows.size_bytes, snapshot.segments.size_bytes, snapshot.blocks.size_bytes])
     if sizes.min(initial=0) < 0 or sizes.max(initial=0) > MAX_BYTES:
         raise ReplayError("the snapshot tells sizes that no device has", hint=HOW)
     now = now_of(snapshot, device)
     lives = lives_of(rows, now)
     start = segments_at_start(rows, now, lives, settings)
     start_bytes = sum(size for segment in start for _, size in segment.extents)
-    reserved = start_bytes + np.cumsum(rows.taken_bytes)
+    reserved = start_bytes + np.cumsum(rows.reserved_change)
     final = int(now.seg_size.sum())
     if len(reserved) and reserved[-1] != final:
         raise ReplayError(
@@ -127,13 +111,11 @@ def record(
             hint=HOW,
         )
     runs = releases(rows, lives, settings, reserved, snapshot.stacks, as_asked=as_asked)
-    limit_bytes, basis = limit(rows, settings, reserved, runs)
+    limit_bytes = limit(rows, settings, reserved, runs)
     ops, op_rows = _ops(rows, lives, settings, runs)
-    takes = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
-    gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     plain = np.flatnonzero(rows.action == Action.SEGMENT_ALLOC)
     hints: dict[int, list[int]] = {}
-    for addr, size in zip(rows.address[plain].tolist(), rows.size[plain].tolist(), strict=True):
+    for addr, size in zip(rows.address[plain].tolist(), rows.size_bytes[plain].tolist(), strict=True):
         hints.setdefault(size, []).append(addr)
     change = np.zeros(len(rows.action), np.int64)
     change[lives.alloc_row] = lives.size_bytes[lives.alloc_life]
@@ -144,13 +126,9 @@ def record(
     return AllocatorRecording(
         device=device,
         settings=settings,
-        told_settings=told,
         op=ops,
         op_row=op_rows,
-        life_bytes=lives.size_bytes,
-        life_address=lives.address,
-        life_stream=lives.stream,
-        life_pool=lives.pool,
+        lives=lives,
         start=start,
         start_bytes=start_bytes,
         start_held_bytes=held,
@@ -159,34 +137,27 @@ def record(
         addresses=hints,
         releases=tuple(run.pools for run in runs),
         limit_bytes=limit_bytes,
-        limit_basis=basis,
         n_held_back=sum(run.own for run in runs),
-        n_mallocs=int(takes.sum()),
-        n_frees=int(gives.sum()),
-        malloc_us=_malloc_us(rows, takes | gives),
+        malloc_us=_malloc_us(rows),
     )
 
 
-def _malloc_us(rows: HistoryRows, about: Bools) -> Ints:
+def _malloc_us(rows: History) -> Ints:
     takes = np.isin(rows.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
+    about = takes | np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     takes[:1] = False
     takes[1:] &= ~about[:-1]
     at = np.flatnonzero(takes & (rows.time_us >= 0))
-    gaps: Ints = rows.time_us[at] - rows.time_us[at - 1] if len(at) else at
+    gaps: Ints = rows.time_us[at] - rows.time_us[at - 1]
     return gaps[gaps >= 0]
 
 
-def _ops(rows: HistoryRows, lives: Lifetimes, settings: Settings, runs: list[FreeRun]) -> tuple[Ints, Ints]:
-    """Return the operations and their rows, in order."""
-    n_lives = len(lives.address)
+def _ops(rows: History, lives: Lifetimes, settings: Settings, runs: list[FreeRun]) -> tuple[Ints, Ints]:
     parts = [(lives.alloc_row, lives.alloc_life, Op.ALLOC)]
     if lives.both_frees:
-        completed = np.full(n_lives, -2, np.int64)
-        completed[lives.complete_life] = lives.complete_row
-        at_once = completed[lives.request_life] == lives.request_row + 1
-        requested = np.full(n_lives, -2, np.int64)
-        requested[lives.request_life] = lives.request_row
-        late = lives.complete_row != requested[lives.complete_life] + 1
+        completed = lives.row_of(lives.complete_row, lives.complete_life)[lives.request_life]
+        at_once = completed == lives.request_row + 1
+        late = lives.completed_late
         # what a retry completed came back after the request had looked in vain
         back = lives.complete_row.copy()
         for run in runs:
@@ -205,8 +176,8 @@ def _ops(rows: HistoryRows, lives: Lifetimes, settings: Settings, runs: list[Fre
         (lives.failed_row, lives.failed_life, Op.FAILED),
         (np.array([runs[index].last for index in asked], np.int64), np.array(asked, np.int64), Op.RELEASE),
     ]
-    row = np.concatenate([part[0] for part in parts])
-    op = np.concatenate([part[1] << 3 | int(part[2]) for part in parts])
+    row = np.concatenate([rows for rows, _, _ in parts])
+    op = np.concatenate([subject << 3 | int(kind) for _, subject, kind in parts])
     # of one row, what was delayed to it comes last
     order = np.lexsort(((op & 7) == Op.FREE_COMPLETED, row))
     return op[order].astype(np.int64), row[order].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Telling a recorded history to the simulated allocator, under the recorded or another setting."""
+"""Replaying a recorded history with the simulated allocator, under the recorded or another setting."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import gc
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.memory.allocator.recording import AllocatorRecording, Op
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
 from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Shelf, SimulatedBlock, Simulator
+from torchtriage.memory.snapshot.snapshot import Bools, Ints
 
 __all__ = ["Replayed", "replay"]
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +37,12 @@ class Replayed:
     n_fitted: int
     same_address: float
 
-    def reserved_at(self, row: Ints) -> Ints:
-        """Return int64[n]: bytes reserved after each row."""
-        at = np.searchsorted(self.change_row, row, side="right")
-        steps = np.concatenate([np.array([self.start_bytes], np.int64), self.change_bytes])
-        return steps[at]
-
     def error(self, recording: AllocatorRecording) -> float:
         """Return the largest distance to the recorded curve, as a share of its peak."""
-        if not len(recording.op_row):
-            return 0.0
         rows = recording.op_row
-        away = np.abs(self.reserved_at(rows) - recording.reserved_bytes[rows])
-        return float(away.max() / max(recording.peak_bytes, 1))
+        reserved = np.append(self.start_bytes, self.change_bytes)[np.searchsorted(self.change_row, rows, side="right")]
+        away = np.abs(reserved - recording.reserved_bytes[rows])
+        return float(away.max(initial=0) / max(recording.peak_bytes, 1))
 
 
 def replay(
@@ -63,37 +54,31 @@ def replay(
     segment. With ``settings`` the blocks in use at the start are allocated anew, in the order of
     their addresses: segments and cache from before were made under another setting.
 
-    Parameters
-    ----------
-    recording : Recording
-        What was asked for.
-    settings : Settings, optional
-        A setting to try.
-    limit_bytes : int, optional
-        What the device can give; by default what the recording shows of it.
+    ``limit_bytes`` : what the device can give; by default what the recording shows of it.
     """
     used = settings or recording.settings
     limit = limit_bytes if limit_bytes is not None else recording.limit_bytes
     simulator = Simulator(used, limit, {size: list(addrs) for size, addrs in recording.addresses.items()})
-    rounded = used.round_sizes(recording.life_bytes)
+    lives = recording.lives
+    rounded = used.round_sizes(lives.size_bytes)
     sizes = rounded.tolist()
     small = rounded <= SMALL_SIZE
-    kinds, code = np.unique(np.stack([recording.life_stream, recording.life_pool, small]), axis=1, return_inverse=True)
+    kinds, code = np.unique(np.stack([lives.stream, lives.pool, small]), axis=1, return_inverse=True)
     shelves = [simulator.shelf(stream, bool(is_small), pool) for stream, pool, is_small in kinds.T.tolist()]
     shelf_of = [shelves[index] for index in np.ravel(code).tolist()]
     blocks: list[SimulatedBlock | None] = [None] * len(sizes)
-    _begin(simulator, recording, blocks, sizes, shelf_of, kept=settings is None)
+    _begin(simulator, recording, blocks, sizes, shelf_of, as_recorded=settings is None)
 
     start = simulator.reserved_bytes
     collecting = gc.isenabled()
     gc.disable()  # blocks point at each other and are dropped one by one: nothing to collect
     try:
-        rows, values, given, n_fitted = _tell(simulator, recording, blocks, sizes, shelf_of)
+        rows, values, given, n_fitted = _run(simulator, recording, blocks, sizes, shelf_of)
     finally:
         if collecting:
             gc.enable()
     wanted = recording.op[(recording.op & 7) == Op.ALLOC] >> 3
-    same = _relative(given[wanted], recording.life_address[wanted])
+    same = _relative(given[wanted], lives.address[wanted])
     return Replayed(
         settings=used,
         change_row=recording.op_row[np.array(rows, np.int64)],
@@ -109,14 +94,14 @@ def replay(
     )
 
 
-def _tell(
+def _run(
     simulator: Simulator,
     recording: AllocatorRecording,
     blocks: list[SimulatedBlock | None],
     sizes: list[int],
     shelf_of: list[Shelf],
 ) -> tuple[list[int], list[int], Ints, int]:
-    """Do what was recorded; return where what is reserved changed, to what, and the addresses."""
+    """Return where what is reserved changed, to what, the addresses, and how many failures had room."""
     rows: list[int] = []
     values: list[int] = []
     given = [-1] * len(sizes)
@@ -132,18 +117,16 @@ def _tell(
             if simulator.reserved_bytes == now:
                 continue
         else:
-            block = blocks[life] if kind < 4 else None
-            if kind == 1:
-                if block is not None:
+            if kind < 4:
+                block = blocks[life]
+                if block is None:
+                    continue
+                if kind == 1:
                     free(block)
                     blocks[life] = None
-                continue
-            if kind == 2:
-                if block is not None:
+                elif kind == 2:
                     simulator.await_streams(block)
-                continue
-            if kind == 3:
-                if block is not None:
+                else:
                     simulator.complete(block)
                 continue
             if kind == 4:
@@ -157,9 +140,9 @@ def _tell(
     return rows, values, np.array(given, np.int64), n_fitted
 
 
-def _relative(given: Ints, recorded: Ints) -> NDArray[np.bool_]:
+def _relative(given: Ints, recorded: Ints) -> Bools:
     """Return bool[n]: the recorded address; in an expandable segment, the same place inside it."""
-    same: NDArray[np.bool_] = given == recorded
+    same: Bools = given == recorded
     inside = np.flatnonzero(given >= RANGES_AT)
     which = (given[inside] - RANGES_AT) // RANGE_STRIDE
     for number in distinct(which).tolist():
@@ -176,22 +159,21 @@ def _begin(
     sizes: list[int],
     shelf_of: list[Shelf],
     *,
-    kept: bool,
+    as_recorded: bool,
 ) -> None:
-    """Put what was in use at the start in its place."""
     for segment in recording.start:
-        if kept:
+        if as_recorded:
             granule = 0
             if segment.expandable:
                 granule = 2 << 20 if segment.small else recording.settings.large_segment_bytes
-            found = simulator.adopt(
+            adopted = simulator.adopt(
                 simulator.shelf(segment.stream, segment.small, segment.pool),
                 list(segment.extents),
                 [(addr, size) for _, addr, size in segment.held],
                 granule,
                 segment.base,
             )
-            for (life, _, _), block in zip(segment.held, found, strict=True):
+            for (life, _, _), block in zip(segment.held, adopted, strict=True):
                 blocks[life] = block
         else:
             for life, _, _ in segment.held:

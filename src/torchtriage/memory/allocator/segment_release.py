@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.memory.allocator.history import HistoryRows
 from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
-from torchtriage.memory.snapshot.snapshot import Action, Stacks
+from torchtriage.memory.snapshot.snapshot import Action, History, Ints, Stacks
 
 __all__ = ["FreeRun", "limit", "releases"]
-
-Ints = NDArray[np.int64]
 
 
 @dataclass
@@ -35,14 +31,15 @@ class FreeRun:
 
 
 def releases(
-    rows: HistoryRows, lives: Lifetimes, settings: Settings, reserved: Ints, stacks: Stacks, *, as_asked: bool
+    rows: History, lives: Lifetimes, settings: Settings, reserved: Ints, stacks: Stacks, *, as_asked: bool
 ) -> list[FreeRun]:
     """Return the runs of segments given back, and which may be the allocator's own."""
     gives = np.isin(rows.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
     quiet = gives.copy()
-    quiet[_late_rows(lives)] = True  # frees that waited: a retry completes them first
+    if lives.both_frees:  # frees that waited: a retry completes them first
+        quiet[lives.complete_row[lives.completed_late]] = True
     edge = np.diff(quiet.astype(np.int8), prepend=0, append=0)
-    given = np.concatenate([np.zeros(1, np.int64), np.cumsum(gives)])
+    given = np.append(0, np.cumsum(gives))
     starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
     some = given[ends] > given[starts]
     runs: list[FreeRun] = []
@@ -50,17 +47,17 @@ def releases(
     for start, end in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
         mine = start + np.flatnonzero(gives[start:end])
         pools = {0, *np.maximum(rows.pool[mine], 0).tolist()}
-        before = int(reserved[start]) - int(rows.taken_bytes[start])
+        before = int(reserved[start]) - int(rows.reserved_change[start])
         run = FreeRun(start, end, int(mine[-1]), before, tuple(sorted(pools)))
         runs.append(run)
-        # with expandable segments, what was missing is not told: pages had served a part
+        # with expandable segments, what was missing is not recorded: pages had served a part
         if end == len(rows.action) or settings.expandable or as_asked:
             continue
         follower = int(rows.action[end])
         if follower == Action.OOM:
-            run.need = int(_most_needed(settings, rows.size[end : end + 1])[0])
+            run.need = int(_most_needed(settings, rows.size_bytes[end : end + 1])[0])
         elif follower == Action.SEGMENT_ALLOC:
-            run.need = int(rows.size[end])
+            run.need = int(rows.size_bytes[end])
         else:
             continue
         stack = int(rows.stack[mine[0]])
@@ -69,15 +66,6 @@ def releases(
         else:  # it would have fitted: nobody had to make room
             run.own = before + run.need > int(reserved.max())
     return runs
-
-
-def _late_rows(lives: Lifetimes) -> Ints:
-    if not lives.both_frees:
-        return np.zeros(0, np.int64)
-    requested = np.full(len(lives.address), -2, np.int64)
-    requested[lives.request_life] = lives.request_row
-    late: Ints = lives.complete_row[lives.complete_row != requested[lives.complete_life] + 1]
-    return late
 
 
 def _most_needed(settings: Settings, asked_bytes: Ints) -> Ints:
@@ -94,22 +82,19 @@ def _stacks_of(function: str, stacks: Stacks) -> set[int]:
     return set((np.searchsorted(stacks.start, hit, side="right") - 1).tolist())
 
 
-def limit(rows: HistoryRows, settings: Settings, reserved: Ints, runs: list[FreeRun]) -> tuple[int | None, str]:
-    """Return what the device could give at most and how that is known."""
+def limit(rows: History, settings: Settings, reserved: Ints, runs: list[FreeRun]) -> int | None:
+    """Return what the device could give at most; None where it never refused, or that changed."""
     # a collection by age says nothing about what the device had left
     collects = settings.gc_threshold > 0
     bounds = [run.before + run.need - 1 for run in runs if run.own and not collects]
     failed = np.flatnonzero(rows.action == Action.OOM)
-    short = reserved[failed] + _most_needed(settings, rows.size[failed]) - 1
-    told = rows.free[failed] >= 0
-    free = (reserved[failed] + rows.free[failed])[told]
+    short = reserved[failed] + _most_needed(settings, rows.size_bytes[failed]) - 1
+    left = rows.device_free_bytes[failed]
+    free = (reserved[failed] + left)[left >= 0]
     known = bounds + short.tolist() + free.tolist()
-    if not known:
-        return None, "the device never refused"
-    if min(known) < int(reserved.max(initial=0)):
+    if known and min(known) < int(reserved.max(initial=0)):
         # what else was on the device changed meanwhile: take the frees as asked for
         for run in runs:
             run.own = False
-        return None, "what the device could give changed while it was recorded"
-    basis = "an out-of-memory error" if len(failed) else "cached memory given back to make room"
-    return min(known), basis
+        return None
+    return min(known, default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,23 +60,17 @@ class Settings:
         UsageError
             A value that PyTorch would not take.
         """
-        read: dict[str, tuple[str, Callable[[str], Any]]] = {
-            "max_split_size_mb": ("max_split_bytes", _mebibytes),
-            "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mebibytes),
-            "large_segment_size_mb": ("large_segment_bytes", _mebibytes),
-            "garbage_collection_threshold": ("gc_threshold", float),
-            "expandable_segments": ("expandable", "True".__eq__),
-            "roundup_power2_divisions": ("roundup_divisions", _divisions),
-            "backend": ("backend", str),
-        }
-        pairs = _pairs(conf)
+        values: dict[str, Any] = {}
         try:
-            found = {read[key][0]: read[key][1](value) for key, value in pairs if key in read}
+            for key, value in re.findall(r"(?<!\w)([A-Za-z_]\w*):(\[[^\[\]]*\]|[^,\[\]]*)", re.sub(r"\s", "", conf)):
+                if key in _READ:
+                    name, read = _READ[key]
+                    values[name] = read(value)
         except ValueError:
             raise UsageError(
                 f"expected key:value pairs as PyTorch takes them, found {conf!r}", where="PYTORCH_ALLOC_CONF"
             ) from None
-        return cls(**found)
+        return cls(**values)
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Settings:
@@ -92,14 +86,12 @@ class Settings:
             parts = tuple(int(divisions.get(str(1 << i), 0)) for i in range(N_INTERVALS))
         else:
             parts = base.roundup_divisions
-        return cls(
+        return replace(
+            base,
             max_split_bytes=limit if 0 < limit < UNLIMITED else UNLIMITED,
-            max_non_split_rounding_bytes=base.max_non_split_rounding_bytes,
-            large_segment_bytes=base.large_segment_bytes,
             roundup_divisions=parts,
             gc_threshold=float(facts.get("garbage_collection_threshold", 0.0)),
             expandable=bool(facts.get("expandable_segments", False)),
-            backend=base.backend,
         )
 
     @property
@@ -153,11 +145,6 @@ class Settings:
         return -(-block_bytes // ROUND_LARGE) * ROUND_LARGE
 
 
-def _pairs(conf: str) -> list[tuple[str, str]]:
-    compact = re.sub(r"\s", "", conf)
-    return [(m[1], m[2]) for m in re.finditer(r"(?<!\w)([A-Za-z_]\w*):(\[[^\[\]]*\]|[^,\[\]]*)", compact)]
-
-
 def _mebibytes(value: str) -> int:
     return min(int(value) * MIB, UNLIMITED)
 
@@ -178,3 +165,14 @@ def _divisions(value: str) -> tuple[int, ...]:
             parts[:last] = [int(number)] * last
         parts[last] = int(number)
     return tuple(parts)
+
+
+_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "max_split_size_mb": ("max_split_bytes", _mebibytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mebibytes),
+    "large_segment_size_mb": ("large_segment_bytes", _mebibytes),
+    "garbage_collection_threshold": ("gc_threshold", float),
+    "expandable_segments": ("expandable", "True".__eq__),
+    "roundup_power2_divisions": ("roundup_divisions", _divisions),
+    "backend": ("backend", str),
+}

@@ -9,7 +9,7 @@ gives the recorded segments again. It knows sizes and addresses only; nothing is
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,44 +30,38 @@ RANGE_STRIDE = 2 * _VIRTUAL_BYTES
 """From one expandable segment to the next."""
 
 
+@dataclass(slots=True, eq=False)
 class Range:
     """The address space of an expandable segment: where it starts, what it maps at a time."""
 
-    __slots__ = ("base", "granule")
-
-    def __init__(self, base: int, granule: int) -> None:
-        self.base = base
-        self.granule = granule
+    base: int
+    granule: int
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedBlock:
     """A piece of a segment; neighbours in address order are ``prev`` and ``next``."""
 
-    __slots__ = ("addr", "born", "next", "prev", "range", "shelf", "size", "state")
-
-    def __init__(self, addr: int, size: int, shelf: Shelf, range_: Range | None = None) -> None:
-        self.addr = addr
-        self.size = size
-        self.shelf = shelf
-        self.state = FREE
-        self.range = range_
-        """The expandable segment it lies in, None in ordinary ones."""
-        self.prev: SimulatedBlock | None = None
-        self.next: SimulatedBlock | None = None
-        self.born = 0
-        """Calls of the pool when the block was last cached: its age counts from there."""
+    addr: int
+    size: int
+    shelf: Shelf
+    range: Range | None = None
+    """The expandable segment it lies in, None in ordinary ones."""
+    state: int = FREE
+    prev: SimulatedBlock | None = None
+    next: SimulatedBlock | None = None
+    born: int = 0
+    """Calls of the pool when the block was last cached: its age counts from there."""
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """Small or large blocks of the default pool or of a private one (CUDA graphs, MemPool)."""
 
-    __slots__ = ("calls", "code", "shelves", "small")
-
-    def __init__(self, code: int, small: bool) -> None:
-        self.code = code
-        self.small = small
-        self.calls = 0
-        self.shelves: dict[int, Shelf] = {}
+    code: int
+    small: bool
+    calls: int = 0
+    shelves: dict[int, Shelf] = field(default_factory=dict)
 
 
 class Shelf:
@@ -117,15 +111,9 @@ class Shelf:
 class Simulator:
     """The allocator of one device under one setting.
 
-    Parameters
-    ----------
-    settings : Settings
-        What ``PYTORCH_ALLOC_CONF`` says.
-    limit_bytes : int, optional
-        Bytes it can reserve before the device refuses; None: never refused.
-    addresses : dict
-        Segment size -> addresses to hand out for it, first one first, as far as they are free.
-        Equal sizes are told apart by address only, so recorded ones make a replay exact.
+    ``limit_bytes`` : what it can reserve before the device refuses; None: never refused. ``addresses`` : for
+    sizes of segments, addresses to hand out in turn, as far as they are free: equal sizes differ by address
+    only, so recorded ones make a replay exact.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -142,7 +130,6 @@ class Simulator:
         self.n_retries = 0
         self.n_ooms = 0
         self.pools: dict[tuple[int, bool], Pool] = {}
-        self._shelves: dict[tuple[int, bool, int], Shelf] = {}
         self._heads: dict[int, SimulatedBlock] = {}  # first block of each segment, by its address
         self._segments: list[int] = []  # addresses of ordinary segments, ascending
         self._sizes: dict[int, int] = {}
@@ -159,13 +146,12 @@ class Simulator:
 
     def shelf(self, stream: int, small: bool, pool: int = 0) -> Shelf:
         """Return where blocks of this kind are cached, an empty place at first."""
-        found = self._shelves.get((pool, small, stream))
-        if found is None:
-            owner = self.pools.get((pool, small))
-            if owner is None:
-                owner = self.pools[pool, small] = Pool(pool, small)
-            found = self._shelves[pool, small, stream] = owner.shelves[stream] = Shelf(owner, stream)
-        return found
+        owner = self.pools.get((pool, small))
+        if owner is None:
+            owner = self.pools[pool, small] = Pool(pool, small)
+        if stream not in owner.shelves:
+            owner.shelves[stream] = Shelf(owner, stream)
+        return owner.shelves[stream]
 
     def malloc(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
         """Return a block of at least ``size`` bytes (rounded already), None when out of memory."""
@@ -177,17 +163,17 @@ class Simulator:
             if at < len(keys):
                 block = shelf.blocks.pop(keys.pop(at) & _ADDRESS)
             else:
-                found = self._from_device(size, shelf)
-                if found is None:
+                fresh = self._from_device(size, shelf)
+                if fresh is None:
                     return None
-                block = found
+                block = fresh
             rest_bytes = block.size - size
             split = rest_bytes >= MIN_BLOCK if shelf.small else rest_bytes > SMALL_SIZE
         else:
-            found = self._cached(size, shelf) or self._from_device(size, shelf)
-            if found is None:
+            candidate = self._cached(size, shelf) or self._from_device(size, shelf)
+            if candidate is None:
                 return None
-            block = found
+            block = candidate
             rest_bytes = block.size - size
             if shelf.small or self._expandable:
                 split = rest_bytes >= MIN_BLOCK
@@ -246,14 +232,13 @@ class Simulator:
         if self._awaiting.pop(block.addr, None) is block:
             self.free(block)
 
-    def release_cached(self, pools: Iterable[int] = (0,)) -> None:
+    def release_cached(self, pools: Collection[int] = (0,)) -> None:
         """Give free segments of these pools back: ``empty_cache``, and the last retry."""
         for block in list(self._awaiting.values()):
             self.complete(block)
-        wanted = set(pools)
         for small in (False, True):
-            for (code, is_small), pool in list(self.pools.items()):
-                if is_small is small and code in wanted:
+            for pool in self.pools.values():
+                if pool.small is small and pool.code in pools:
                     self._release_pool(pool)
 
     # -- what it holds -----------------------------------------------------------------------
@@ -283,32 +268,26 @@ class Simulator:
         end = begin
         for start, size in extents:
             if start > end:
-                gap = SimulatedBlock(end, start - end, shelf, space)
-                gap.state = UNMAPPED
-                pieces.append(gap)
+                pieces.append(SimulatedBlock(end, start - end, shelf, space, UNMAPPED))
             here = start
             end = start + size
             while at < len(held) and held[at][0] < end:
                 addr, held_bytes = held[at]
                 if addr > here:
                     pieces.append(SimulatedBlock(here, addr - here, shelf, space))
-                block = SimulatedBlock(addr, held_bytes, shelf, space)
-                block.state = ALLOCATED
-                pieces.append(block)
-                result.append(block)
+                result.append(SimulatedBlock(addr, held_bytes, shelf, space, ALLOCATED))
+                pieces.append(result[-1])
                 here = addr + held_bytes
                 at += 1
             if here < end:
                 pieces.append(SimulatedBlock(here, end - here, shelf, space))
             self._reserve(size)
         if granule:
-            tail = SimulatedBlock(end, _VIRTUAL_BYTES, shelf, space)
-            tail.state = UNMAPPED
-            pieces.append(tail)
+            pieces.append(SimulatedBlock(end, _VIRTUAL_BYTES, shelf, space, UNMAPPED))
         else:
             self._own(extents[0][0], extents[0][1])
         for left, right in pairwise(pieces):
-            left.next, right.prev = right, left
+            _link(left, right)
         for block in pieces:
             if block.state == FREE:
                 shelf.put(block)
@@ -320,7 +299,6 @@ class Simulator:
     # -- cached blocks -----------------------------------------------------------------------
 
     def _cached(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
-        """Take the best cached block out, None where there is none that may serve."""
         keys, blocks = shelf.keys, shelf.blocks
         at = bisect_left(keys, size << _BITS)
         if at == len(keys):
@@ -374,8 +352,7 @@ class Simulator:
         if not self._fits(wanted):
             return None
         addr = self._place(wanted)
-        block = SimulatedBlock(addr, wanted, shelf)
-        self._heads[addr] = block
+        block = self._heads[addr] = SimulatedBlock(addr, wanted, shelf)
         self._own(addr, wanted)
         self._reserve(wanted)
         self.n_mallocs += 1
@@ -411,7 +388,6 @@ class Simulator:
     # -- expandable segments -----------------------------------------------------------------
 
     def _expand(self, size: int, shelf: Shelf) -> SimulatedBlock | None:
-        """Return a free block of at least ``size`` bytes, made by mapping pages."""
         block = self._room_to_expand(size, shelf)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
@@ -440,8 +416,7 @@ class Simulator:
         granule = SMALL_SEGMENT if shelf.small else self.settings.large_segment_bytes
         base = RANGES_AT + self._n_ranges * RANGE_STRIDE
         self._n_ranges += 1
-        space = Range(base, granule)
-        fresh = SimulatedBlock(base, _VIRTUAL_BYTES // granule * granule, shelf, space)
+        fresh = SimulatedBlock(base, _VIRTUAL_BYTES // granule * granule, shelf, Range(base, granule))
         shelf.put_unmapped(fresh)
         self._heads[base] = fresh
         return fresh
@@ -457,10 +432,8 @@ class Simulator:
         shelf.drop_unmapped(block)
         if wanted < block.size:
             rest = SimulatedBlock(block.addr + wanted, block.size - wanted, shelf, block.range)
-            rest.prev, rest.next = block, block.next
-            if rest.next is not None:
-                rest.next.prev = rest
-            block.next = rest
+            _link(rest, block.next)
+            _link(block, rest)
             block.size = wanted
             shelf.put_unmapped(rest)
         self.free(block)
@@ -481,19 +454,13 @@ class Simulator:
         left, right = start - block.addr, block.addr + block.size - end
         if left:
             before = SimulatedBlock(block.addr, left, shelf, space)
-            before.prev, before.next = block.prev, block
-            if before.prev is not None:
-                before.prev.next = before
-            else:
-                self._heads[before.addr] = before
-            block.prev = before
+            self._follow(block.prev, before)
+            _link(before, block)
             shelf.put(before)
         if right:
             after = SimulatedBlock(end, right, shelf, space)
-            after.prev, after.next = block, block.next
-            if after.next is not None:
-                after.next.prev = after
-            block.next = after
+            _link(after, block.next)
+            _link(block, after)
             shelf.put(after)
         block.addr, block.size = start, end - start
         self.reserved_bytes -= end - start
@@ -501,21 +468,22 @@ class Simulator:
         near = block.prev
         if near is not None and near.state == UNMAPPED:
             shelf.drop_unmapped(near)
-            block.addr, block.size, block.prev = near.addr, block.size + near.size, near.prev
-            if block.prev is not None:
-                block.prev.next = block
-            else:
-                self._heads[block.addr] = block
+            block.addr, block.size = near.addr, block.size + near.size
+            self._follow(near.prev, block)
         near = block.next
         if near is not None and near.state == UNMAPPED:
             shelf.drop_unmapped(near)
-            block.size, block.next = block.size + near.size, near.next
-            if block.next is not None:
-                block.next.prev = block
-        shelf.put_unmapped(block)
+            block.size += near.size
+            _link(block, near.next)
         if block.prev is None and block.next is None:
-            shelf.drop_unmapped(block)
             del self._heads[block.addr]
+        else:
+            shelf.put_unmapped(block)
+
+    def _follow(self, before: SimulatedBlock | None, block: SimulatedBlock) -> None:
+        _link(before, block)
+        if before is None:
+            self._heads[block.addr] = block
 
     # -- giving memory back ------------------------------------------------------------------
 
@@ -580,6 +548,13 @@ class Simulator:
                 age -= pool.calls - block.born
                 self._release(block)
             whole = [block for block in whole if pool.calls - block.born < mean]
+
+
+def _link(left: SimulatedBlock | None, right: SimulatedBlock | None) -> None:
+    if left is not None:
+        left.next = right
+    if right is not None:
+        right.prev = left
 
 
 def _expandable_size(block: SimulatedBlock) -> int:

@@ -66,7 +66,7 @@ def loop(
 
 
 def judged(one: Recorder) -> Opinion:
-    return growth_test.judge_snapshot(snapshot(one))
+    return snapshot_leaks.judge_snapshot(snapshot(one))
 
 
 def test_level_memory_is_no_leak() -> None:
@@ -173,7 +173,7 @@ def test_steps_by_marks_and_by_period_agree() -> None:
 
 def test_growth_is_drawn_with_its_line_and_its_stacks() -> None:
     keep = {0: KEPT, 1: BATCH}
-    (told,) = growth_test.judge_snapshot(snapshot(loop(12, keep=keep, size=MIB))).growth
+    (told,) = snapshot_leaks.judge_snapshot(snapshot(loop(12, keep=keep, size=MIB))).growth
     assert told.is_leak
     assert told.steps == tuple(range(1, 12))
     assert set(np.diff(told.held_bytes)) == {2 * MIB}
@@ -187,7 +187,7 @@ def test_growth_is_drawn_with_its_line_and_its_stacks() -> None:
 
 
 def test_level_memory_is_drawn_without_a_leak() -> None:
-    (told,) = growth_test.judge_snapshot(snapshot(loop(12, kept_until=0))).growth
+    (told,) = snapshot_leaks.judge_snapshot(snapshot(loop(12, kept_until=0))).growth
     assert not told.is_leak
     assert told.areas == ()
     assert (told.slope_low_bytes, told.slope_high_bytes) == (0, 0)

@@ -117,42 +117,30 @@ def advise(
 
     Parameters
     ----------
-    snapshot : Snapshot
-        With history (``torch.cuda.memory._record_memory_history``).
     device : int, optional
-        Which device; by default the one with the longest history.
+        By default the one with the longest history.
     limit_bytes : int, optional
         What the process may reserve on it, where known; by default what the recording shows.
     progress : callable, optional
-        Is told replays done and replays in all.
+        Gets replays done and replays in all.
     """
     if device is None:
         rows = np.bincount(snapshot.history.device, minlength=1)
         device = int(np.argmax(rows)) if rows.any() else next(iter(snapshot.devices), 0)
     n_events = int((snapshot.history.device == device).sum())
     conf = Settings.recorded(snapshot.settings).conf
-    empty = Advice(device, conf, n_events, snapshot.reserved_bytes(device), 0)
+    advice = Advice(device, conf, n_events, snapshot.reserved_bytes(device), 0)
     try:
         recording = record(snapshot, device)
     except ReplayError as refusal:
-        return replace(empty, refusal=refusal.message, how_to_record=refusal.hint)
-    return _judge(snapshot, recording, empty, limit_bytes, progress)
-
-
-def _judge(
-    snapshot: Snapshot,
-    recording: AllocatorRecording,
-    empty: Advice,
-    limit_bytes: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> Advice:
+        return replace(advice, refusal=refusal.message, how_to_record=refusal.hint)
     if limit_bytes is not None and limit_bytes < recording.peak_bytes:
         limit_bytes = None  # it cannot be: more than that was reserved
     limit = limit_bytes if limit_bytes is not None else recording.limit_bytes
     settings = recording.settings
     n_ooms = int((recording.op & 7 == 5).sum())
     advice = replace(
-        empty,
+        advice,
         peak_bytes=recording.peak_bytes,
         floor_bytes=int(recording.allocated_bytes.max(initial=recording.start_held_bytes)),
         n_ooms=n_ooms,
@@ -196,21 +184,18 @@ def _judge(
     if not n_ooms and advice.peak_bytes - advice.floor_bytes < _worthwhile(advice.peak_bytes):
         return advice  # no setting can save more than what was not requested
     outcomes = []
+    progress = progress or (lambda _done, _n: None)
     for index, conf in enumerate(confs):
-        if progress is not None:
-            progress(index, len(confs))
-        tried = _combined(settings, conf)
-        replayed = replay_under(recording, tried, limit_bytes=limit)
+        progress(index, len(confs))
+        replayed = replay_under(recording, _combined(settings, conf), limit_bytes=limit)
         outcomes.append(_outcome(replayed, base, recording))
-    if progress is not None:
-        progress(len(confs), len(confs))
+    progress(len(confs), len(confs))
     return replace(advice, outcomes=tuple(outcomes), best=_best(outcomes, advice))
 
 
 def _candidates(snapshot: Snapshot, settings: Settings, *, limit_known: object) -> tuple[list[str], tuple[str, ...]]:
     """Return the settings to try on top of the recorded ones, and those left out with a reason."""
-    confs = list(_TRIED)
-    left_out = []
+    confs, left_out = list(_TRIED), []
     if limit_known:
         confs += _WITH_LIMIT
     else:
@@ -220,14 +205,11 @@ def _candidates(snapshot: Snapshot, settings: Settings, *, limit_known: object) 
         left_out.append("expandable_segments: PyTorch does not support it on Windows")
     if settings.conf:
         confs.insert(0, "")  # PyTorch's own default
-    seen = {settings}
-    kept = []
+    first: dict[Settings, str] = {settings: ""}
     for conf in confs:
-        tried = _combined(settings, conf)
-        if tried not in seen:
-            seen.add(tried)
-            kept.append(conf)
-    return kept, tuple(left_out)
+        first.setdefault(_combined(settings, conf), conf)
+    del first[settings]
+    return list(first.values()), tuple(left_out)
 
 
 def _combined(settings: Settings, conf: str) -> Settings:
@@ -265,20 +247,17 @@ def _worthwhile(peak_bytes: int) -> float:
 
 
 def _best(outcomes: list[SettingOutcome], advice: Advice) -> SettingOutcome | None:
-    """Return the simplest of the settings that save most, None where none is worth it."""
     safe = [outcome for outcome in outcomes if not outcome.n_ooms]
     if not safe:
         return None
-    rescued = max(outcome.n_fitted for outcome in safe)
-    if rescued:
-        return next(outcome for outcome in safe if outcome.n_fitted == rescued)
+    most_fitted = max(safe, key=lambda outcome: outcome.n_fitted)
+    if most_fitted.n_fitted:
+        return most_fitted
     most = max(outcome.saving_bytes for outcome in safe)
     near = most - _NEAR_BEST * advice.peak_bytes
     first = next(outcome for outcome in safe if outcome.saving_bytes >= near)
     doubt = ((advice.error or 0.0) + (advice.start_error or 0.0)) * advice.peak_bytes
-    if first.saving_bytes - doubt >= _worthwhile(advice.peak_bytes):
-        return first
-    return None
+    return first if first.saving_bytes - doubt >= _worthwhile(advice.peak_bytes) else None
 
 
 def finding(advice: Advice) -> Finding | None:
@@ -299,15 +278,15 @@ def finding(advice: Advice) -> Finding | None:
     severity: Severity = (
         "high" if best.n_fitted or best.saving_share >= 0.2 else "medium" if best.saving_share >= 0.1 else "low"
     )
-    lines = [
-        "# in the environment, before the process starts;",
-        "# before torch 2.9: PYTORCH_CUDA_ALLOC_CONF",
-        f"PYTORCH_ALLOC_CONF={best.conf}",
-    ]
+    code = (
+        "# in the environment, before the process starts;\n"
+        "# before torch 2.9: PYTORCH_CUDA_ALLOC_CONF\n"
+        f"PYTORCH_ALLOC_CONF={best.conf}"
+    )
     if not best.conf:
-        lines = ["unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF"]
+        code = "unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF"
     if "garbage_collection" in best.conf:
-        lines.append("# takes effect after torch.cuda.set_per_process_memory_fraction(...)")
+        code += "\n# takes effect after torch.cuda.set_per_process_memory_fraction(...)"
     return ALLOCATOR_SETTINGS.finding(
         severity=severity,
         certainty="likely",
@@ -327,7 +306,7 @@ def finding(advice: Advice) -> Finding | None:
             "same_address": advice.same_address,
             "n_events": advice.n_events,
         },
-        fix=Fix(text=f"Start the process with {conf}.", code="\n".join(lines), link=_LINK),
+        fix=Fix(text=f"Start the process with {conf}.", code=code, link=_LINK),
         n_events=advice.n_events,
     )
 
@@ -336,9 +315,9 @@ def sentence(advice: Advice) -> str:
     """Return the advice as one sentence; empty where it was refused."""
     if advice.refusal:
         return ""
-    found = finding(advice)
-    if found is not None:
-        return found.message[:1].upper() + found.message[1:] + "."
+    best = finding(advice)
+    if best is not None:
+        return best.message[:1].upper() + best.message[1:] + "."
     worth = f"{format_share(MIN_GAIN)} of the peak reserved and {format_bytes(MIN_GAIN_BYTES)}"
     if not advice.outcomes:
         return (

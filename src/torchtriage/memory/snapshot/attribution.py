@@ -8,6 +8,7 @@ no Python frame at all.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -64,10 +65,9 @@ class MemoryPhase(IntEnum):
 class Owners:
     """What each distinct stack of a snapshot says, as columns over ``snapshot.stacks``.
 
-    ``user`` : int32[n], the innermost frame of the user's own Python, -1 for none. ``python`` :
-    int32[n], the innermost Python frame of anyone. ``module`` : int32[n], the innermost frame that
-    is the forward of a module. ``phase`` : int8[n], a :class:`MemoryPhase`. The rest : bool[n].
-    ``is_user_frame`` : bool[n_frames].
+    ``user`` : the innermost frame of the user's own Python, -1 for none. ``python`` : the innermost Python frame
+    of anyone. ``module`` : the innermost frame that is the forward of a module. ``phase`` : a
+    :class:`MemoryPhase`. ``is_user_frame`` : bool[n_frames].
     """
 
     snapshot: Snapshot
@@ -87,46 +87,36 @@ class Owners:
     def of(cls, snapshot: Snapshot) -> Owners:
         """Return what the stacks of a snapshot say."""
         stacks = snapshot.stacks
-        files = [file.replace("\\", "/") for file in stacks.files]
-        names = stacks.functions
-        rows = list(zip(files, names, strict=True))
+        rows = [(file.replace("\\", "/"), name) for file, name in zip(stacks.files, stacks.functions, strict=True)]
 
-        def mask(values: list[bool]) -> Bools:
-            return np.array(values, np.bool_)
+        def mask(matches: Callable[[str, str], object]) -> Bools:
+            return np.array([bool(matches(*row)) for row in rows], np.bool_)
 
-        python = mask([_PYTHON.search(file) is not None for file in files])
-        user = mask([is_py and _is_users(*row) for is_py, row in zip(python, rows, strict=True)])
-        optimizer = mask([_OPTIMIZER.search(file) is not None for file in files])
+        python = mask(lambda file, _: _PYTHON.search(file))
+        user = mask(lambda file, name: _PYTHON.search(file) and _is_users(file, name))
         backward = mask(
-            [
-                _ENGINE.search(name) is not None
-                or (name in _BACKWARD and _AUTOGRAD.search(file) is not None)
+            lambda file, name: (
+                _ENGINE.search(name)
+                or (name in _BACKWARD and _AUTOGRAD.search(file))
                 or (name == "backward" and file.endswith(".py"))
-                for file, name in rows
-            ]
-        )
-        forward = mask(
-            [
-                (name in ("forward", "_call_impl", "_conv_forward") and file.endswith(".py"))
-                or _NETWORK.search(file) is not None
-                for file, name in rows
-            ]
+            )
         )
         parameter = mask(
-            [
-                (name in _PARAMETERS and file.endswith(".py"))
-                or (name == "__init__" and _MODULES.search(file) is not None)
-                for file, name in rows
-            ]
+            lambda file, name: (
+                (name in _PARAMETERS and file.endswith(".py")) or (name == "__init__" and _MODULES.search(file))
+            )
         )
-        forward &= ~parameter
-        module = mask([name == "forward" and file.endswith(".py") for file, name in rows])
+        forward = ~parameter & mask(
+            lambda file, name: (
+                (name in ("forward", "_call_impl", "_conv_forward") and file.endswith(".py")) or _NETWORK.search(file)
+            )
+        )
 
         def has(flags: Bools) -> Bools:
             if not len(stacks):
                 return np.zeros(0, np.bool_)
-            found: Bools = np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
-            return found
+            any_frame: Bools = np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
+            return any_frame
 
         def first(flags: Bools) -> Codes:
             n_all = len(stacks.frame)
@@ -141,41 +131,48 @@ class Owners:
         phase = np.full(len(stacks), MemoryPhase.OTHER, np.int8)
         phase[has(forward) & ~is_parameter] = MemoryPhase.FORWARD
         phase[has(backward)] = MemoryPhase.BACKWARD
-        phase[has(optimizer)] = MemoryPhase.OPTIMIZER
+        phase[has(mask(lambda file, _: _OPTIMIZER.search(file)))] = MemoryPhase.OPTIMIZER
         return cls(
             snapshot=snapshot,
             user=first(user),
             python=first(python),
-            module=first(module),
+            module=first(mask(lambda file, name: name == "forward" and file.endswith(".py"))),
             phase=phase,
-            is_workspace=has(mask([_WORKSPACE.search(name) is not None for name in names])),
+            is_workspace=has(mask(lambda _, name: _WORKSPACE.search(name))),
             is_parameter=is_parameter,
-            is_state=has(mask([name == "_init_group" for name in names])),
-            is_cache=has(
-                mask([_CACHE.search(file) is not None or "autocast::cached_cast" in name for file, name in rows])
-            ),
-            is_communication=has(mask([_COMMUNICATION.search(name) is not None for name in names])),
-            is_accumulated=has(mask(["AccumulateGrad" in name for name in names])),
+            is_state=has(mask(lambda _, name: name == "_init_group")),
+            is_cache=has(mask(lambda file, name: _CACHE.search(file) or "autocast::cached_cast" in name)),
+            is_communication=has(mask(lambda _, name: _COMMUNICATION.search(name))),
+            is_accumulated=has(mask(lambda _, name: "AccumulateGrad" in name)),
             is_user_frame=user,
         )
 
     def frame(self, frame: int) -> Frame:
-        """Return a frame; a snapshot tells the line where it was, a trace the function's first."""
+        """Return a frame; a snapshot has the line where it was, a trace the function's first."""
         stacks = self.snapshot.stacks
         file, line = stacks.files[frame], int(stacks.lines[frame])
         return Frame(file, line, stacks.functions[frame], exact=stacks.is_exact)
 
+    def user_frame(self, stack: int) -> Frame | None:
+        """Return the innermost frame of the user's own Python; None where there is none, and for -1."""
+        frame = int(self.user[stack]) if stack >= 0 else -1
+        return self.frame(frame) if frame >= 0 else None
+
     def stack(self, stack: int, *, limit: int = 8) -> tuple[Frame, ...]:
-        """Return the Python frames of a stack, the user's if there are any, innermost first."""
+        """Return the Python frames of a stack, the user's if there are any, innermost first; none for -1."""
         frames = self.snapshot.stacks.frames_of(stack)
         user = [frame_id for frame_id in frames if self.is_user_frame[frame_id]]
         python = [frame_id for frame_id in frames if _PYTHON.search(self.snapshot.stacks.files[frame_id])]
         return tuple(self.frame(frame_id) for frame_id in (user or python)[:limit])
 
+    def stack_lines(self, stack: int) -> tuple[str, ...]:
+        """Return the innermost Python frames of a stack as text; none for -1."""
+        return tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in self.stack(stack, limit=6))
+
     @cached_property
     def label(self) -> list[str]:
         """One line for each stack: ``model.py:41 forward``, or the operation without a line."""
-        return [self._label(stack) for stack in range(len(self.snapshot.stacks))]
+        return list(map(self._label, range(len(self.snapshot.stacks))))
 
     def _label(self, stack: int) -> str:
         frame = int(self.user[stack])
@@ -204,9 +201,9 @@ class Owners:
             node = _NODE.search(name)
             if node is not None:
                 return node["node"]
-            found = _OP.search(name)
-            if found is not None and (not op or op.startswith("empty")):
-                op = found["op"]
+            match = _OP.search(name)
+            if match is not None and (not op or op.startswith("empty")):
+                op = match["op"]
         return op
 
     def module_name(self, stack: int) -> str:
@@ -216,12 +213,8 @@ class Owners:
             return ""
         file = self.snapshot.stacks.files[frame].replace("\\", "/")
         library = _MODULES.search(file)
-        if library is not None:
-            return f"torch.nn.modules.{library['name']}"
-        return "/".join(file.split("/")[-2:])
+        return f"torch.nn.modules.{library['name']}" if library else "/".join(file.split("/")[-2:])
 
 
 def _is_users(file: str, name: str) -> bool:
-    if _CELL.search(file):
-        return True
-    return is_user_frame(f"{file}(1): {name}") and not _NOTEBOOK.search(file)
+    return bool(_CELL.search(file)) or (is_user_frame(f"{file}(1): {name}") and not _NOTEBOOK.search(file))

@@ -18,6 +18,7 @@ from torchtriage.core.errors import SnapshotError
 from torchtriage.core.finding import NotChecked
 from torchtriage.core.units import format_bytes, format_ns, format_share
 from torchtriage.core.version import __version__
+from torchtriage.memory.snapshot.attribution import NO_STACK
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
     Area,
@@ -29,6 +30,7 @@ from torchtriage.memory.snapshot.result import (
 )
 from torchtriage.memory.snapshot.snapshot import Ints
 from torchtriage.memory.snapshot.timeline_chart import thinned
+from torchtriage.memory.snapshot.verdict import RECORD
 
 __all__ = ["CATEGORIES", "CategoryTimeline", "judge_categories", "parse_categories"]
 
@@ -63,13 +65,7 @@ class CategoryTimeline:
 
 
 def parse_categories(data: bytes, path: str) -> CategoryTimeline:
-    """Return the timeline a JSON document holds, in either form.
-
-    Raises
-    ------
-    SnapshotError
-        It is neither.
-    """
+    """Return the timeline a JSON document holds, in either form; a SnapshotError where it is neither."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OverflowError):  # beyond 64 bits
         events = msgspec.json.decode(data, type=list[tuple[int, int, int, int]])
         return _raw(np.array(events, np.int64).reshape(-1, 4), path, len(data))
@@ -85,27 +81,27 @@ def parse_categories(data: bytes, path: str) -> CategoryTimeline:
 
 def _raw(events: Ints, path: str, size_bytes: int) -> CategoryTimeline:
     category = events[:, 3]
-    if len(events) and not ((category >= 0) & (category < len(CATEGORIES))).all():
-        wrong = int(category[(category < 0) | (category >= len(CATEGORIES))][0])
-        raise SnapshotError(f"expected categories 0 to {len(CATEGORIES) - 1}, found {wrong}", where=path, hint=_EXPORT)
+    wrong = category[(category < 0) | (category >= len(CATEGORIES))]
+    if len(wrong):
+        message = f"expected categories 0 to {len(CATEGORIES) - 1}, found {int(wrong[0])}"
+        raise SnapshotError(message, where=path, hint=_EXPORT)
     change = np.zeros((len(CATEGORIES), len(events)), np.int64)
     change[category, np.arange(len(events))] = events[:, 2]
     return CategoryTimeline(path, size_bytes, events[:, 0], np.cumsum(change, axis=1))
 
 
-def judge_categories(told: CategoryTimeline) -> MemoryResult:
-    """Return the peak by category, and what such a file cannot tell."""
-    total = told.held_bytes.sum(axis=0)
-    start = told.time_ns[told.time_ns >= 0]
+def judge_categories(timeline: CategoryTimeline) -> MemoryResult:
+    """Return the peak by category, and what such a file does not show."""
+    total = timeline.held_bytes.sum(axis=0)
+    start = timeline.time_ns[timeline.time_ns >= 0]
     first = int(start[0]) if len(start) else 0
     place = int(np.argmax(total)) if len(total) else 0
     most = int(total[place]) if len(total) else 0
-    at_us = max(int(told.time_ns[place]) - first, 0) // 1000 if len(total) else None
-    held = sorted(zip(told.held_bytes[:, place].tolist(), CATEGORIES, strict=True), reverse=True)
+    at_us = max(int(timeline.time_ns[place]) - first, 0) // 1000 if len(total) else None
+    held = sorted(zip(timeline.held_bytes[:, place].tolist(), CATEGORIES, strict=True), reverse=True)
     parts = tuple(MemoryPart(name, size, size / most) for size, name in held if size and most)
     top = ", ".join(f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in parts[:3])
-    before = int(total[told.time_ns < 0][-1]) if (told.time_ns < 0).any() else 0
-    unlined = MemoryPart("no stack recorded", most, 1.0)
+    before = int(total[timeline.time_ns < 0][-1]) if (timeline.time_ns < 0).any() else 0
     peak = MemoryPeak(
         allocated_bytes=most,
         reserved_bytes=None,
@@ -116,19 +112,19 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         no_stack_bytes=most,
         n_allocations=0,
         lines=(),
-        modules=(unlined,),
+        modules=(MemoryPart(NO_STACK, most, 1.0),),
         phases=(MemoryPart("unknown", most, 1.0),),
         categories=parts,
     )
     rows = thinned(total)
     picture = Picture(
         entries=tuple(rows.tolist()),
-        times_us=tuple((np.maximum(told.time_ns[rows] - first, 0) // 1000).tolist()),
+        times_us=tuple((np.maximum(timeline.time_ns[rows] - first, 0) // 1000).tolist()),
         reserved_bytes=(),
         areas=tuple(
-            Area(name, name, tuple(told.held_bytes[i, rows].tolist()))
+            Area(name, name, tuple(timeline.held_bytes[i, rows].tolist()))
             for i, name in enumerate(CATEGORIES)
-            if told.held_bytes[i].any()
+            if timeline.held_bytes[i].any()
         ),
         segments_entry=-1,
         segments=(),
@@ -152,15 +148,11 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         picture=picture if len(total) else None,
     )
     when = f" {format_ns((at_us or 0) * 1000)} into the recording"
-    how = (
-        "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"
-        "…  # some steps\ntorch.cuda.memory._dump_snapshot('snapshot.pickle')"
-    )
     return MemoryResult(
         schema=MEMORY_SCHEMA,
         version=__version__,
-        path=told.path,
-        size_bytes=told.size_bytes,
+        path=timeline.path,
+        size_bytes=timeline.size_bytes,
         verdict=(
             f"Peak: {format_bytes(most)} allocated{when}.",
             f"Held then: {top}." if top else "Nothing was held.",
@@ -175,9 +167,9 @@ def judge_categories(told: CategoryTimeline) -> MemoryResult:
         findings=(),
         notes=(),
         not_checked=(
-            NotChecked("MEM029", "memory-growth", ("snapshot, or trace with steps",), how),
-            NotChecked("MEM049", "fragmentation", ("segments of the allocator",), how),
-            NotChecked("MEM052", "peak by line", ("stacks",), how),
+            NotChecked("MEM029", "memory-growth", ("snapshot, or trace with steps",), RECORD),
+            NotChecked("MEM049", "fragmentation", ("segments of the allocator",), RECORD),
+            NotChecked("MEM052", "peak by line", ("stacks",), RECORD),
         ),
         crashes=(),
     )

@@ -64,41 +64,27 @@ class Unit:
 
 
 def units(
-    snapshot: Snapshot,
-    device: int | None = None,
-    *,
-    trace: Trace | None = None,
-    told: Timeline | None = None,
-    owners: Owners | None = None,
+    snapshot: Snapshot, device: int | None = None, *, trace: Trace | None = None, owners: Owners | None = None
 ) -> tuple[Unit, ...]:
     """Return the units worth checkpointing, largest saving first; none without stacks.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        With a history that holds the peak of a training step, and its stacks.
-    device : int, optional
-        By default the first one with history.
-    trace : Trace, optional
-        Of the same program, recorded ``with_stack``; gives what computing again costs.
-    told, owners : optional
-        ``timeline(snapshot, device)`` and ``Owners.of(snapshot)``, where they are there already.
+    ``snapshot`` : with a history that holds the peak of a training step. ``device`` : by default the first one
+    with history. ``trace`` : of the same program, recorded ``with_stack``; gives what computing again costs.
+    ``owners`` : ``Owners.of(snapshot)``, where it is there already.
     """
     if device is None:
-        known = distinct(snapshot.history.device).tolist()
-        device = known[0] if known else 0
-    told = told or timeline(snapshot, device)
+        device = next(iter(distinct(snapshot.history.device).tolist()), 0)
+    memory = timeline(snapshot, device)
     owners = owners or Owners.of(snapshot)
-    if told.end == told.start or not len(snapshot.stacks):
+    if memory.end == memory.start or not len(snapshot.stacks):
         return ()
-    lives = _activations(told, owners)
-    groups = _groups(told, owners, lives)
-    total = max(told.peak_bytes, 1)
-    found = []
+    groups = _groups(memory, owners, _activations(memory, owners))
+    total = max(memory.peak_bytes, 1)
+    worthwhile = []
     for (caller, _), members in groups.items():
         life = np.array([row for row, _ in members])
         line = np.array([snapshot.stacks.lines[frame] for _, frame in members])
-        size = told.lives.size_bytes[life]
+        size = memory.lives.size_bytes[life]
         # back to where the first call began, not merely back: that may be a loop inside
         call = np.cumsum((np.diff(line, prepend=line[0]) < 0) & (line <= line[0]))
         per_call = np.bincount(call, weights=size).astype(np.int64)
@@ -108,7 +94,7 @@ def units(
         if high < MIN_SHARE * total:
             continue
         low = max(high - int(largest.sum() - largest[np.argmax(per_call)]), 0)
-        found.append(
+        worthwhile.append(
             Unit(
                 caller=owners.frame(caller),
                 forward=owners.frame(members[int(np.argmin(line))][1]),
@@ -119,13 +105,11 @@ def units(
                 high_bytes=high,
             )
         )
-    found.sort(key=lambda unit: (-unit.low_bytes - unit.high_bytes, unit.caller.line))
-    if trace is None:
-        return tuple(found)
-    return tuple(_with_time(unit, trace) for unit in found)
+    worthwhile.sort(key=lambda unit: (-unit.low_bytes - unit.high_bytes, unit.caller.line))
+    return tuple(worthwhile if trace is None else (_with_time(unit, trace) for unit in worthwhile))
 
 
-def notes(found: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, ...]:
+def notes(worthwhile: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, ...]:
     """Return the unit that saves most as a note on a snapshot; others overlap with it.
 
     ``traced`` : a trace was asked for the time, so that it is said if it does not show it.
@@ -149,7 +133,7 @@ def notes(found: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, ...]:
                 "time_of": unit.time_of,
             },
         )
-        for unit in found[:1]
+        for unit in worthwhile[:1]
     )
 
 
@@ -163,52 +147,45 @@ def _where(frame: Frame) -> str:
     return f"{PurePosixPath(frame.file.replace(chr(92), '/')).name}:{frame.line}"
 
 
-def _activations(told: Timeline, owners: Owners) -> Ints:
-    """Return the lives that were kept at the peak for the backward pass, in order of birth."""
-    category = categories(told, owners, phases(told, owners))
-    lives = told.lives
-    kept = told.alive(told.peak) & (category == Category.ACTIVATIONS) & (lives.born >= 0)
-    kept &= lives.stack >= 0
-    # stacks of frees are recorded with stacks of everything alone; without, take them as kept
+def _activations(memory: Timeline, owners: Owners) -> Ints:
+    """Return the lives that were alive at the peak for the backward pass, in order of birth."""
+    category = categories(memory, owners, phases(memory, owners))
+    lives = memory.lives
+    saved = memory.alive(memory.peak) & (category == Category.ACTIVATIONS) & (lives.born >= 0) & (lives.stack >= 0)
+    # stacks of frees are recorded with stacks of everything alone; without, take them as saved
     freed_in = np.full(len(lives), MemoryPhase.UNKNOWN, np.int8)
     has = lives.free_stack >= 0
     freed_in[has] = owners.phase[lives.free_stack[has]]
-    kept &= ~np.isin(freed_in, (MemoryPhase.FORWARD, MemoryPhase.OPTIMIZER))
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(saved & ~np.isin(freed_in, (MemoryPhase.FORWARD, MemoryPhase.OPTIMIZER)))
     return rows[np.argsort(lives.born[rows], kind="stable")]
 
 
-def _groups(told: Timeline, owners: Owners, lives: Ints) -> dict[tuple[int, str], list[tuple[int, int]]]:
+def _groups(memory: Timeline, owners: Owners, lives: Ints) -> dict[tuple[int, str], list[tuple[int, int]]]:
     """Return for each (calling frame, file of the module) its lives and their frame inside it."""
     stacks = owners.snapshot.stacks
     files = [file.replace("\\", "/") for file in stacks.files]
     library = [_TORCH.search(file) is not None or not file.endswith(".py") for file in files]
     forward = [name == "forward" for name in stacks.functions]
-    found: dict[int, list[tuple[tuple[int, str], int]]] = {}
-    result: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for life in lives.tolist():
-        stack = int(told.lives.stack[life])
-        if stack not in found:
+    calls: dict[int, dict[tuple[int, str], int]] = {}
+    groups: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for life, stack in zip(lives.tolist(), memory.lives.stack[lives].tolist(), strict=True):
+        if stack not in calls:
             frames = [frame for frame in stacks.frames_of(stack) if not library[frame]]
-            pairs = [((caller, files[callee]), callee) for callee, caller in pairwise(frames) if forward[callee]]
             # of a function that calls itself, the outermost call
-            found[stack] = list(dict(pairs).items())
-        for key, callee in found[stack]:
-            result.setdefault(key, []).append((life, callee))
-    return result
+            calls[stack] = {(caller, files[callee]): callee for callee, caller in pairwise(frames) if forward[callee]}
+        for key, callee in calls[stack].items():
+            groups.setdefault(key, []).append((life, callee))
+    return groups
 
 
 def _with_time(unit: Unit, trace: Trace) -> Unit:
-    """Return the unit with the time its forward takes per step in a trace."""
     lines: dict[str, int] = {}
 
     def is_it(text: str) -> bool:
         kind, name, file, line = call_name(text)
-        found = kind == "python" and name == "forward" and line <= unit.forward.line
-        if found and _same_file(file, unit.forward.file):
+        if kind == "python" and name == "forward" and line <= unit.forward.line and _same_file(file, unit.forward.file):
             lines[text] = line
-            return True
-        return False
+        return text in lines
 
     at = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.where_name(is_it))
     if not len(at):
@@ -227,18 +204,14 @@ def _with_time(unit: Unit, trace: Trace) -> Unit:
         there = np.flatnonzero(trace.lane == lane)
         place = np.searchsorted(spans[:, 0], trace.start_ns[there], side="right") - 1
         inside[there] = (place >= 0) & (trace.start_ns[there] < spans[np.maximum(place, 0), 1])
-    if trace.devices:
-        work = trace.links.work_under(inside)
-        busy = intervals.union(intervals.spans(trace.start_ns[work], trace.end_ns[work]))
-        time_of = "device"
-    else:
-        busy = intervals.union(intervals.spans(trace.start_ns[at], trace.end_ns[at]))
-        time_of = "host"
+    time_of = "device" if trace.devices else "host"
+    rows = trace.links.work_under(inside) if trace.devices else at
+    busy = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
     total_ns = int((busy[:, 1] - busy[:, 0]).sum())
     return replace(unit, added_ms=round(total_ns / n_steps / 1e6, 6), time_of=time_of)
 
 
-def _same_file(one: str, other: str) -> bool:
-    parts = [PurePosixPath(path.replace("\\", "/")).parts[-2:] for path in (one, other)]
+def _same_file(*paths: str) -> bool:
+    parts = [PurePosixPath(path.replace("\\", "/")).parts[-2:] for path in paths]
     shared = min(len(parts[0]), len(parts[1]))
     return shared > 0 and parts[0][-shared:] == parts[1][-shared:]

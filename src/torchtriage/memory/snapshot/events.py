@@ -150,7 +150,6 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
 
 
 def _stacks(trace: Trace, at_ns: Ints, wanted: Bools) -> tuple[Codes, Stacks]:
-    """Return the stack of each event: what was open on the thread, operators and frames."""
     inner_op = np.full(len(at_ns), NONE, np.int64)
     inner_frame = np.full(len(at_ns), NONE, np.int64)
     lanes = distinct(trace.lane[trace.kind == Kind.OP]).tolist()
@@ -198,12 +197,11 @@ def _frames(trace: Trace, op: int, frame: int) -> list[tuple[str, int, str]]:
 
 
 def _snapshot(trace: Trace, history: History, stacks: Stacks) -> Snapshot:
-    """Return the events in the shape of a snapshot that has no segments."""
     ints, codes, flags = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.bool_)
     return Snapshot(
         path=trace.report.path,
         size_bytes=trace.report.size_bytes,
-        segments=Segments(ints, ints, ints, ints, ints, ints, ints, codes, flags, flags, codes, np.zeros(1, np.int64)),
+        segments=Segments(ints, ints, ints, ints, ints, ints, ints, codes, flags, flags, codes),
         blocks=Blocks(ints, ints, ints, ints, codes.astype(np.int8), codes),
         history=history,
         stacks=stacks,

@@ -70,7 +70,7 @@ def segments_at(snapshot: Snapshot, timeline: Timeline, row: int) -> list[Segmen
     """Return what was reserved after a row of the history, by address."""
     table, history = snapshot.segments, snapshot.history
     rows = np.flatnonzero(table.device == timeline.device)
-    found = sorted(
+    segments = sorted(
         Segment(
             int(table.address[place]),
             int(table.address[place] + table.size_bytes[place]),
@@ -87,37 +87,29 @@ def segments_at(snapshot: Snapshot, timeline: Timeline, row: int) -> list[Segmen
         start = int(history.address[at])
         end = start + int(history.size_bytes[at])
         if history.action[at] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-            _cut(found, start, end)
+            _cut(segments, start, end)
         else:
             mapped = history.action[at] == Action.SEGMENT_UNMAP
             is_small = end - start == SMALL_SEGMENT_BYTES and not mapped
             stream, pool = int(history.stream[at]), int(history.pool[at])
-            insort(found, Segment(start, end, stream, pool, is_small, bool(mapped)))
-    return found
+            insort(segments, Segment(start, end, stream, pool, is_small, bool(mapped)))
+    return segments
 
 
-def _cut(found: list[Segment], start: int, end: int) -> None:
+def _cut(segments: list[Segment], start: int, end: int) -> None:
     """Take a range out of the segments; of expandable ones it may be a part."""
-    first = max(bisect_right(found, Segment(start, 1 << 63)) - 1, 0)
-    last = bisect_left(found, Segment(end, 0))
-    found[first:last] = [
-        Segment(low, high, segment.stream, segment.pool, segment.is_small, segment.is_expandable)
-        for segment in found[first:last]
+    first = max(bisect_right(segments, Segment(start, 1 << 63)) - 1, 0)
+    last = bisect_left(segments, Segment(end, 0))
+    segments[first:last] = [
+        replace(segment, start=low, end=high)
+        for segment in segments[first:last]
         for low, high in ((segment.start, min(segment.end, start)), (max(segment.start, end), segment.end))
         if low < high
     ]
 
 
 def free_at(snapshot: Snapshot, timeline: Timeline, row: int, segments: list[Segment]) -> Free:
-    """Return the free pieces after a row of the history.
-
-    Parameters
-    ----------
-    row : int
-        Of the history.
-    segments : list of Segment
-        What was reserved then, see :func:`segments_at`.
-    """
+    """Return the free pieces after a row of the history; ``segments`` : what :func:`segments_at` returns for it."""
     lives = timeline.lives
     alive = timeline.alive(row)
     starts = np.array([piece.start for piece in segments], np.int64)
@@ -140,24 +132,19 @@ def free_at(snapshot: Snapshot, timeline: Timeline, row: int, segments: list[Seg
 def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, Ints]:
     """Return address and size of blocks that were freed but not yet free."""
     history, blocks = snapshot.history, snapshot.blocks
-    rows = np.arange(row + 1, timeline.end)
-    action = history.action[rows]
-    rows = rows[(action == Action.FREE_REQUESTED) | (action == Action.FREE_COMPLETED) | (action == Action.ALLOC)]
+    rows = row + 1 + np.flatnonzero(history.action[row + 1 : timeline.end] <= Action.FREE_COMPLETED)
     _, first = np.unique(history.address[rows], return_index=True)
     rows = rows[first]
     # only where requests are recorded is a completion without one a wait
     requested = (history.action[timeline.start : timeline.end] == Action.FREE_REQUESTED).any()
     done = rows[(history.action[rows] == Action.FREE_COMPLETED) & requested]
-    at, size = history.address[done], history.size_bytes[done]
-    size = rounded(size)
     last = blocks.state == AllocatorState.ACTIVE_AWAITING_FREE
     last &= snapshot.segments.device[blocks.segment] == timeline.device
     if row < timeline.end - 1:
         # those of the snapshot that were asked for before this row
-        later = np.isin(blocks.address, history.address[row + 1 : timeline.end])
-        last &= ~later
-    at = np.concatenate([at, blocks.address[last]])
-    return at, np.concatenate([size, blocks.size_bytes[last]])
+        last &= ~np.isin(blocks.address, history.address[row + 1 : timeline.end])
+    at = np.concatenate([history.address[done], blocks.address[last]])
+    return at, np.concatenate([rounded(history.size_bytes[done]), blocks.size_bytes[last]])
 
 
 def _split(
@@ -168,20 +155,16 @@ def _split(
     if wanted is not None:
         cause[free.size_bytes >= n_bytes] = LARGE
     cause[free.is_whole] = WHOLE
-    owner = [segments[failure] for failure in free.segment.tolist()]
-    if wanted is not None:
-        small = np.array([failure.is_small != wanted.is_small for failure in owner], np.bool_)
-        stream = np.array([failure.stream != wanted.stream for failure in owner], np.bool_)
-        cause[small] = OTHER_POOL
-        cause[stream] = OTHER_STREAM
-    private = [
-        failure.pool >= 0 and snapshot.pools[failure.pool] != (0, 0) and failure.pool != (wanted or failure).pool
-        for failure in owner
-    ]
-    cause[np.array(private, np.bool_)] = PRIVATE
+    if wanted is not None and len(segments):
+        rows = [(segment.is_small, segment.stream, segment.pool) for segment in segments]
+        is_small, stream, pool = np.array(rows, np.int64)[free.segment].T
+        cause[is_small != wanted.is_small] = OTHER_POOL
+        cause[stream != wanted.stream] = OTHER_STREAM
+        default = snapshot.pools.index((0, 0)) if (0, 0) in snapshot.pools else NONE
+        cause[(pool >= 0) & (pool != default) & (pool != wanted.pool)] = PRIVATE
     cause[free.is_awaiting] = AWAITING
-    usable = (cause == PIECES) | (cause == FREE_PIECES) | (cause == WHOLE) | (cause == LARGE)
-    largest = int(free.size_bytes[usable].max()) if usable.any() else 0
+    usable = np.isin(cause, (*_USABLE, FREE_PIECES))
+    largest = int(free.size_bytes[usable].max(initial=0))
     total = int(free.size_bytes.sum())
     sums = {name: int(free.size_bytes[cause == name].sum()) for name in dict.fromkeys(cause)}
     parts = [MemoryPart(name, size, size / total) for name, size in sums.items() if size]
@@ -219,23 +202,20 @@ def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -
         return [], 0
     phase = phases(timeline, owners)
     category = categories(timeline, owners, phase)
-    found = []
+    failures = []
     for row in rows[-MAX_OUT_OF_MEMORY:].tolist():
-        n_bytes = int(history.size_bytes[row])
+        n_bytes, stack = int(history.size_bytes[row]), int(history.stack[row])
         segments = segments_at(snapshot, timeline, row)
         free = free_at(snapshot, timeline, row, segments)
         wanted = Segment(0, 0, int(history.stream[row]), int(history.pool[row]), n_bytes <= SMALL_BYTES)
         parts, largest = _split(free, segments, snapshot, wanted, n_bytes)
-        alive = timeline.alive(row)
-        stack = int(history.stack[row])
-        frame = int(owners.user[stack]) if stack >= 0 else -1
         left = int(history.device_free_bytes[row])
         free_bytes = int(free.size_bytes.sum())
         failure = OutOfMemory(
             entry=row - timeline.start,
             at_us=time_us(timeline, owners, row),
             wanted_bytes=n_bytes,
-            stream=int(history.stream[row]),
+            stream=wanted.stream,
             device_free_bytes=left if left >= 0 else None,
             allocated_bytes=timeline.allocated_at(row),
             reserved_bytes=timeline.reserved_at(row),
@@ -243,21 +223,19 @@ def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -
             largest_bytes=largest,
             would_fit=free_bytes + max(left, 0) >= n_bytes,
             parts=parts,
-            frame=owners.frame(frame) if frame >= 0 else None,
-            stack=owners.stack(stack) if stack >= 0 else (),
-            holders=holders(timeline, owners, alive, phase, category, limit=10),
+            frame=owners.user_frame(stack),
+            stack=owners.stack(stack),
+            holders=holders(timeline, owners, timeline.alive(row), phase, category, limit=10),
             sentences=(),
         )
-        found.append(replace(failure, sentences=post_mortem(failure)))
-    return found, len(rows)
+        failures.append(replace(failure, sentences=post_mortem(failure)))
+    return failures, len(rows)
 
 
 def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
     """Return what happened, in sentences."""
-    where = ""
-    if failure.stack:
-        frame = failure.stack[0]
-        where = f" at {frame.file}:{frame.line} {frame.function}"
+    where = "".join(f" at {frame.file}:{frame.line} {frame.function}" for frame in failure.stack[:1])
+    left = max(failure.device_free_bytes or 0, 0)
     sentences = [
         f"An allocation of {format_bytes(failure.wanted_bytes)} failed{where}"
         f" while {format_bytes(failure.allocated_bytes)} were allocated and"
@@ -270,7 +248,7 @@ def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
         sentences.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
         sentences.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
     usable = sum(part.size_bytes for part in failure.parts if part.name in _USABLE)
-    if usable + max(failure.device_free_bytes or 0, 0) >= failure.wanted_bytes:
+    if usable + left >= failure.wanted_bytes:
         sentences.append("All of it in one piece would have held it: fragmentation is the cause.")
     elif failure.would_fit:
         sentences.append(
@@ -278,7 +256,7 @@ def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
             " classes: memory is split between them."
         )
     else:
-        short = failure.wanted_bytes - failure.free_bytes - max(failure.device_free_bytes or 0, 0)
+        short = failure.wanted_bytes - failure.free_bytes - left
         sentences.append(f"All free memory together was too little by {format_bytes(short)}: too much was alive.")
     if failure.holders:
         top = failure.holders[0]

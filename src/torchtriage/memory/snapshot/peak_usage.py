@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ __all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases"
 MAX_LINES = 30
 BEFORE = -2
 NO_LINE = {-1: NO_STACK, BEFORE: "before the recording"}
-Code = TypeVar("Code", bound=IntEnum)
 
 
 class Category(IntEnum):
@@ -38,24 +37,9 @@ class Category(IntEnum):
     COMMUNICATION = 8
 
 
-CATEGORY_NAMES = {
-    Category.UNKNOWN: "unknown",
-    Category.PARAMETERS: "parameters",
-    Category.GRADIENTS: "gradients",
-    Category.OPTIMIZER_STATE: "optimizer state",
-    Category.ACTIVATIONS: "activations",
-    Category.TEMPORARIES: "temporaries",
-    Category.WORKSPACE: "workspace",
-    Category.CACHE: "cache",
-    Category.COMMUNICATION: "communication buffers",
-}
-PHASE_NAMES = {
-    MemoryPhase.UNKNOWN: "unknown",
-    MemoryPhase.OTHER: "other",
-    MemoryPhase.FORWARD: "forward",
-    MemoryPhase.BACKWARD: "backward",
-    MemoryPhase.OPTIMIZER: "optimizer",
-}
+CATEGORY_NAMES = [category.name.lower().replace("_", " ") for category in Category]
+CATEGORY_NAMES[Category.COMMUNICATION] += " buffers"
+PHASE_NAMES = [phase.name.lower() for phase in MemoryPhase]
 
 
 def phases(timeline: Timeline, owners: Owners) -> NDArray[np.int8]:
@@ -71,19 +55,17 @@ def phases(timeline: Timeline, owners: Owners) -> NDArray[np.int8]:
     mine = np.array(steps, np.bool_) & (notes.end_us >= 0)
     if mine.any():
         starts, ends = notes.start_us[mine], notes.end_us[mine]
-        born = lives.born >= 0
-        at = snapshot.history.time_us[lives.born[born]]
+        rows = np.flatnonzero((lives.born >= 0) & (out != MemoryPhase.BACKWARD))
+        at = snapshot.history.time_us[lives.born[rows]]
         place = np.searchsorted(starts, at, side="right") - 1
-        inside = (place >= 0) & (at < ends[np.maximum(place, 0)])
-        rows = np.flatnonzero(born)[inside]
-        out[rows[out[rows] != MemoryPhase.BACKWARD]] = MemoryPhase.OPTIMIZER
+        out[rows[(place >= 0) & (at < ends[np.maximum(place, 0)])]] = MemoryPhase.OPTIMIZER
     return out
 
 
 def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> NDArray[np.int8]:
     """Return what each life is for, a :class:`Category`: int8[n].
 
-    Gradients are told from other memory of the backward pass by when they go: not before it ends.
+    Gradients differ from other memory of the backward pass by when they are freed: not before it ends.
     """
     lives = timeline.lives
     freed_in = _by_stack(owners.phase, lives.free_stack)
@@ -124,9 +106,7 @@ def find_peak(timeline: Timeline, owners: Owners) -> MemoryPeak | None:
     modules: dict[str, int] = {}
     by_stack = np.bincount(lives.stack[alive] + 1, weights=sizes).astype(np.int64)
     for code in np.flatnonzero(by_stack).tolist():
-        name = owners.module_name(code - 1) or "outside modules"
-        if code == 0:
-            name = NO_STACK
+        name = (owners.module_name(code - 1) or "outside modules") if code else NO_STACK
         modules[name] = modules.get(name, 0) + int(by_stack[code])
     return MemoryPeak(
         allocated_bytes=total,
@@ -152,23 +132,16 @@ def holders(
     category: NDArray[np.int8],
     limit: int = MAX_LINES,
 ) -> tuple[Holder, ...]:
-    """Return who holds the living allocations, largest first, the rest as one.
+    """Return who holds the living allocations, the ``limit`` largest first, the rest as one.
 
-    Parameters
-    ----------
-    alive : bool[n]
-        Of the timeline's lives.
-    phase, category : int8[n]
-        Of the timeline's lives.
-    limit : int
-        How many lines to tell apart.
+    ``alive phase category`` : of the timeline's lives.
     """
     lives = timeline.lives
     rows = np.flatnonzero(alive)
     if not len(rows):
         return ()
     total = int(lives.size_bytes[rows].sum())
-    # what has no stack because it was there before is told from what has none for other reasons
+    # what has no stack because it was there before is kept apart from what has none for other reasons
     codes = lives.stack[rows].astype(np.int64)
     codes[(codes < 0) & (lives.born[rows] < 0)] = BEFORE
     order = np.argsort(codes, kind="stable")
@@ -177,36 +150,33 @@ def holders(
     for stack, part in zip(stacks.tolist(), np.split(rows[order], first[1:]), strict=True):
         label = owners.label[stack] if stack >= 0 else NO_LINE[stack]
         groups.setdefault(label, []).append(part)
-    found: list[tuple[int, Holder]] = []
+    every: list[Holder] = []
     for label, members in groups.items():
         mine = np.concatenate(members)
         sizes = lives.size_bytes[mine]
-        largest = int(mine[np.argmax(sizes)])
-        stack = int(lives.stack[largest])
-        frame = int(owners.user[stack]) if stack >= 0 else -1
+        stack = int(lives.stack[mine[np.argmax(sizes)]])
         size = int(sizes.sum())
-        holder = Holder(
-            label=label,
-            size_bytes=size,
-            share=size / total if total else 0.0,
-            n_allocations=len(mine),
-            phase=_most(phase[mine], sizes, PHASE_NAMES),
-            category=_most(category[mine], sizes, CATEGORY_NAMES),
-            module=owners.module_name(stack),
-            frame=owners.frame(frame) if frame >= 0 else None,
-            stack=owners.stack(stack) if stack >= 0 else (),
+        every.append(
+            Holder(
+                label=label,
+                size_bytes=size,
+                share=size / total if total else 0.0,
+                n_allocations=len(mine),
+                phase=_most(phase[mine], sizes, PHASE_NAMES),
+                category=_most(category[mine], sizes, CATEGORY_NAMES),
+                module=owners.module_name(stack),
+                frame=owners.user_frame(stack),
+                stack=owners.stack(stack),
+            )
         )
-        found.append((size, holder))
-    found.sort(key=lambda holder: (-holder[0], holder[1].label))
-    kept = [holder for _, holder in found[:limit]]
-    rest = [holder for _, holder in found[limit:]]
+    every.sort(key=lambda holder: (-holder.size_bytes, holder.label))
+    shown, rest = every[:limit], every[limit:]
     if rest:
         size = sum(holder.size_bytes for holder in rest)
         count = sum(holder.n_allocations for holder in rest)
         share = size / total if total else 0.0
-        name = f"{len(rest)} other lines"
-        kept.append(Holder(name, size, share, count, "", "", "", None, ()))
-    return tuple(kept)
+        shown.append(Holder(f"{len(rest)} other lines", size, share, count, "", "", "", None, ()))
+    return tuple(shown)
 
 
 def time_us(timeline: Timeline, owners: Owners, row: int) -> int | None:
@@ -218,16 +188,16 @@ def time_us(timeline: Timeline, owners: Owners, row: int) -> int | None:
 
 
 def _by_stack(values: NDArray[Any], stack: NDArray[np.int32]) -> Ints:
-    found: Ints = np.append(values.astype(np.int64), 0)[stack]  # -1 is the last one
-    return found
+    of_life: Ints = np.append(values.astype(np.int64), 0)[stack]  # -1 is the last one
+    return of_life
 
 
-def _sums(codes: NDArray[np.int8], sizes: Ints, names: dict[Code, str]) -> dict[str, int]:
+def _sums(codes: NDArray[np.int8], sizes: Ints, names: list[str]) -> dict[str, int]:
     sums = np.bincount(codes, weights=sizes, minlength=len(names)).astype(np.int64)
-    return {names[code]: int(sums[code]) for code in names if sums[code]}
+    return {name: size for name, size in zip(names, sums.tolist(), strict=True) if size}
 
 
-def _most(codes: NDArray[np.int8], sizes: Ints, names: dict[Code, str]) -> str:
+def _most(codes: NDArray[np.int8], sizes: Ints, names: list[str]) -> str:
     sums = _sums(codes, sizes, names)
     return max(sums, key=lambda name: sums[name], default="unknown")
 

@@ -60,16 +60,9 @@ class _IsJsonError(SnapshotError):
 def read_memory(
     path: Input, progress: Callable[[int, int], None] | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Snapshot | CategoryTimeline | WatchFile | Trace:
-    """Return a snapshot as :func:`read_snapshot`, or what else tells of memory, by its content.
+    """Return a snapshot as :func:`read_snapshot`, the profiler's memory timeline, the report of a watch, or a trace.
 
-    The profiler's memory timeline, the report of a live watch, or a trace.
-
-    Raises
-    ------
-    SnapshotError
-        It is none of them.
-    TraceFormatError
-        A trace that cannot be read.
+    Raises SnapshotError (it is none of them), or TraceFormatError (a trace that cannot be read).
     """
     try:
         return read_snapshot(path, progress, max_bytes=max_bytes)
@@ -114,7 +107,7 @@ def read_snapshot(
     path : path, ``-`` for standard input, or binary stream
         A stream stays open.
     progress : callable, optional
-        Is told bytes read and the file's size (0 where it is not known).
+        Gets bytes read and the file's size (0 where it is not known).
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
 
@@ -151,8 +144,8 @@ def read_snapshot(
             return data
 
         builder = SnapshotBuilder()
-        told = None if progress is None else (lambda n_bytes: progress(n_bytes, size_bytes))
-        document = unpickle(read, builder, name=name, progress=told)
+        bytes_read = None if progress is None else (lambda n_bytes: progress(n_bytes, size_bytes))
+        document = unpickle(read, builder, name=name, progress=bytes_read)
         return builder.finish(document, name, n_read)
 
 
@@ -190,7 +183,6 @@ def _opened(path: Input, *, is_json: bool = False) -> Iterator[tuple[BinaryIO, s
 
 @contextmanager
 def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[BinaryIO]:
-    """Yield the pickle inside a gzip or zip, or the stream itself."""
     buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(cast(Any, raw))
     head = buffered.peek(64)[:64]
     if not head:
@@ -208,19 +200,13 @@ def _inside(raw: BinaryIO, name: str, *, is_json: bool = False) -> Iterator[Bina
         _refuse_foreign(inner, name, is_json=is_json)
         yield cast(BinaryIO, unpacked)
     elif head[:4] in _ZIP:
-        with _member(buffered, name) as member:
-            yield member
+        endings = (".pickle", ".pkl", ".pickle.gz")
+        with open_member(buffered, "snapshot", endings, name, SnapshotError, SNAPSHOT) as (item, member):
+            inner_stream = io.BufferedReader(member)
+            yield cast(BinaryIO, _gunzip(inner_stream) if item.endswith(".gz") else inner_stream)
     else:
         _refuse_foreign(head, name, is_json=is_json)
         yield buffered
-
-
-@contextmanager
-def _member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
-    endings = (".pickle", ".pkl", ".pickle.gz")
-    with open_member(raw, "snapshot", endings, name, SnapshotError, SNAPSHOT) as (item, member):
-        stream = io.BufferedReader(member)
-        yield cast(BinaryIO, _gunzip(stream) if item.endswith(".gz") else stream)
 
 
 def _gunzip(packed: Any) -> Any:
@@ -228,7 +214,6 @@ def _gunzip(packed: Any) -> Any:
 
 
 def _refuse_foreign(head: bytes, name: str, *, is_json: bool) -> None:
-    """Name the kinds of file that people pass by mistake."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith((b"[", b"{")):
         if is_json:

@@ -83,8 +83,7 @@ class Columns:
 class Segments(Columns):
     """What ``cudaMalloc`` returned (or, expandable, what is mapped): one row each.
 
-    ``pool`` : into ``Snapshot.pools``. ``stack`` : -1 for none. ``block_start`` : int64[n + 1], the blocks of
-    segment i are rows ``block_start[i]:block_start[i + 1]`` of :class:`Blocks`.
+    ``pool`` : into ``Snapshot.pools``. ``stack`` : -1 for none.
     """
 
     address: Ints
@@ -98,7 +97,6 @@ class Segments(Columns):
     is_small: Bools
     is_expandable: Bools
     stack: Codes
-    block_start: Ints
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ class SnapshotBuilder:
         return Snapshot(
             path=path,
             size_bytes=size_bytes,
-            segments=Segments(**segment, block_start=np.append(0, np.cumsum(n_blocks))),
+            segments=Segments(**segment),
             blocks=Blocks(np.repeat(np.arange(len(n_blocks)), n_blocks), **block),
             history=History(device, **entry, device_free_bytes=free),
             stacks=self.stacks.stacks(),

@@ -44,7 +44,6 @@ MOSTLY = 0.9
 MIN_GROWTH = 1024
 """Bytes per step: two blocks of the allocator's smallest size. Losses that are kept are one."""
 MAX_HOLDERS = 5
-STACK_FRAMES = 6
 MIN_SPAN = 0.6
 """Of the history, from the first step to the last, where steps are told by their period."""
 MAX_UNEVEN = 0.5
@@ -79,8 +78,8 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
     sentences: list[str] = []
     growth: list[Growth] = []
     for device in snapshot.devices:
-        found, sentence, picture = _judge(snapshot, timeline(snapshot, device), owners)
-        findings += found
+        leaks, sentence, picture = _judge(snapshot, timeline(snapshot, device), owners)
+        findings += leaks
         growth += [picture] if picture is not None else []
         if sentence:
             sentences.append(sentence if len(snapshot.devices) == 1 else f"GPU {device}: {sentence}")
@@ -91,14 +90,15 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
     return Opinion("", not_checked=(missing,))
 
 
-def find_steps(snapshot: Snapshot, owners: Owners, told: Timeline) -> SnapshotSteps | None:
-    """Return where steps begin in the history of a device, None where that is not told.
+def find_steps(snapshot: Snapshot, owners: Owners, memory: Timeline) -> SnapshotSteps | None:
+    """Return where steps begin in the history of a device, None where that is not known.
 
-    Marks need the history's times. Without marks, the user's own lines tell: those that allocate
+    Marks need the history's times. Without marks, the user's own lines show it: those that allocate
     outside a model's forward, equally often and evenly apart. Layers of a model are as regular as
     steps, so what happens inside a forward, a backward or an optimizer does not count.
     """
-    return _marked(snapshot, told.device, told.start, told.end) or _periodic(snapshot, owners, told.start, told.end)
+    start, end = memory.start, memory.end
+    return _marked(snapshot, memory.device, start, end) or _periodic(snapshot, owners, start, end)
 
 
 def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> SnapshotSteps | None:
@@ -106,10 +106,9 @@ def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> SnapshotSt
     if not len(marks) or not len(time) or time[0] < 0:
         return None
     mine = np.flatnonzero(marks.device == device)
-    names = [re.sub(r"\d+", "#", snapshot.texts[marks.name[mark]]) for mark in mine]
-    common = Counter(
-        name for name, mark in zip(names, mine, strict=True) if _MARK.search(snapshot.texts[marks.name[mark]])
-    )
+    texts = [snapshot.texts[code] for code in marks.name[mine]]
+    names = [re.sub(r"\d+", "#", text) for text in texts]
+    common = Counter(name for name, text in zip(names, texts, strict=True) if _MARK.search(text))
     for name, n in common.most_common():
         if n < MIN_STEPS + 1:
             continue
@@ -148,28 +147,28 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Snaps
     return None
 
 
-def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Finding], str, Growth | None]:
-    steps = find_steps(snapshot, owners, told)
+def _judge(snapshot: Snapshot, memory: Timeline, owners: Owners) -> tuple[list[Finding], str, Growth | None]:
+    steps = find_steps(snapshot, owners, memory)
     # the first step warms up; the last boundary needs a whole step after it to be judged
     if steps is None or len(steps.row) < MIN_STEPS + 2:
         return [], "", None
     row = steps.row[1:]
     index = np.arange(len(row), dtype=float)
-    allocated = np.array([told.allocated_at(int(begin) - 1) for begin in row], float)
-    reserved = np.array([told.reserved_at(int(begin) - 1) for begin in row], float)
+    allocated = memory.allocated_bytes[row - memory.start].astype(float)
+    reserved = memory.reserved_bytes[row - memory.start].astype(float)
     slope = sen_slope(index, allocated)
-    stacks, sizes, n_per_step = _left_behind(told, row)
+    stacks, sizes, n_per_step = _left_behind(memory, row)
     per_step = np.median(sizes, axis=1)
     grown = float(per_step.sum())
-    name = f"allocated on device {told.device}"
+    name = f"allocated on device {memory.device}"
     boundaries = f"{format_count(len(row))} step boundaries ({steps.basis})"
     rises = float((np.diff(allocated) > 0).mean())
     if grown < MIN_GROWTH or slope.slope < MIN_GROWTH or rises < MOSTLY:
-        kept = sen_slope(index, reserved)
+        cached = sen_slope(index, reserved)
         cache = (
-            f"; reserved memory grows by {format_bytes(kept.slope)} per step: the allocator's cache"
+            f"; reserved memory grows by {format_bytes(cached.slope)} per step: the allocator's cache"
             " or fragmentation, not a leak"
-            if kept.low > MIN_GROWTH
+            if cached.low > MIN_GROWTH
             else ""
         )
         change = allocated[-1] - allocated[0]
@@ -189,15 +188,10 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
     )
     kind = _kind(snapshot, owners, stacks)
     holders = [
-        {
-            "label": owners.label[stack] if stack >= 0 else NO_STACK,
-            "bytes_per_step": int(size),
-            "blocks_per_step": round(float(n), 2),
-        }
+        {"label": _label(owners, stack), "bytes_per_step": int(size), "blocks_per_step": round(float(n), 2)}
         for stack, size, n in zip(stacks[:MAX_HOLDERS].tolist(), per_step, n_per_step, strict=False)
     ]
     first = int(stacks[0])
-    frame = int(owners.user[first]) if first >= 0 else -1
     what = {
         "graph": "saved for a backward that never comes: an autograd graph is kept",
         "hook": "taken in a hook",
@@ -215,9 +209,9 @@ def _judge(snapshot: Snapshot, told: Timeline, owners: Owners) -> tuple[list[Fin
         severity="high" if slope.slope >= 1 << 20 else "medium",
         certainty="certain" if "marks" in steps.basis else "likely",
         message=message,
-        place=Place(frame=owners.frame(frame) if frame >= 0 else None, stack=owners.stack(first) if first >= 0 else ()),
+        place=Place(frame=owners.user_frame(first), stack=owners.stack(first)),
         evidence={
-            "device": told.device,
+            "device": memory.device,
             "kind": kind,
             "growth_bytes_per_step": int(slope.slope),
             "growth_low_bytes_per_step": int(slope.low),
@@ -236,15 +230,7 @@ def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
     """Return what the growing stacks have left behind by each boundary, the small ones together."""
     by = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))).astype(np.int64)
     areas = [
-        Area(
-            owners.label[stack] if stack >= 0 else NO_STACK,
-            "growing",
-            tuple(values.tolist()),
-            tuple(
-                f"{frame.file}:{frame.line} {frame.function}"
-                for frame in (owners.stack(stack, limit=STACK_FRAMES) if stack >= 0 else ())
-            ),
-        )
+        Area(_label(owners, stack), "growing", tuple(values.tolist()), owners.stack_lines(stack))
         for stack, values in zip(stacks[:MAX_HOLDERS].tolist(), by, strict=False)
     ]
     n_others = len(stacks) - MAX_HOLDERS
@@ -254,36 +240,36 @@ def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
     return tuple(areas)
 
 
-def _left_behind(told: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
+def _label(owners: Owners, stack: int) -> str:
+    return owners.label[stack] if stack >= 0 else NO_STACK
+
+
+def _left_behind(memory: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
     """Return the stacks of which each step leaves something, its bytes by step, its mean of blocks.
 
     int64[k], float64[k, n_judged] and float64[k]. Steps are judged but for the last one: what it
     made may still be in use.
     """
-    lives, n_judged = told.lives, len(row) - 1
+    lives, n_judged = memory.lives, len(row) - 1
     step = np.searchsorted(row, lives.born, side="right") - 1
-    left = (lives.freed >= told.end) & (step >= 0) & (step < n_judged)
+    left = (lives.freed >= memory.end) & (step >= 0) & (step < n_judged)
     if not left.any():
         return np.empty(0, np.int64), np.empty((0, n_judged)), np.empty(0)
     stacks, code = np.unique(lives.stack[left], return_inverse=True)
-    cell = code * n_judged + step[left]
-    shape = (len(stacks), n_judged)
-    n_cells = len(stacks) * n_judged
-    sizes = np.bincount(cell, weights=lives.size_bytes[left], minlength=n_cells).reshape(shape)
-    blocks = np.bincount(cell, minlength=n_cells).reshape(shape)
+    cell, n_cells = code * n_judged + step[left], len(stacks) * n_judged
+    sizes = np.bincount(cell, weights=lives.size_bytes[left], minlength=n_cells).reshape(-1, n_judged)
+    blocks = np.bincount(cell, minlength=n_cells).reshape(-1, n_judged)
     each = ((sizes > 0).mean(axis=1) >= MOSTLY) & (sizes[:, -1] > 0)
     return (stacks[each].astype(np.int64), sizes[each], blocks[each].mean(axis=1))
 
 
 def _kind(snapshot: Snapshot, owners: Owners, stacks: Ints) -> str:
     named = stacks[stacks >= 0]
-    texts = snapshot.stacks
-    if len(named) and all(
-        any(
-            _HOOK.search(texts.functions[frame]) for frame in texts.frames_of(int(stack)) if owners.is_user_frame[frame]
-        )
-        for stack in named
-    ):
+
+    def is_hook(frame: int) -> bool:
+        return bool(owners.is_user_frame[frame] and _HOOK.search(snapshot.stacks.functions[frame]))
+
+    if len(named) and all(any(map(is_hook, snapshot.stacks.frames_of(stack))) for stack in named.tolist()):
         return "hook"
     forward = int((owners.phase[named] == MemoryPhase.FORWARD).sum())
     return "graph" if forward >= MANY_STACKS and forward >= 0.5 * len(named) else "tensor"

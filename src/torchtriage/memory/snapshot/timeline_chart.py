@@ -27,7 +27,6 @@ SEGMENTS = 80
 PIECES = 1000
 """Pixels of a segment's row: what is smaller is drawn with its neighbours."""
 FREE, AWAITING, MIXED = -1, -2, -3
-STACK_FRAMES = 6
 
 
 def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | None = None) -> Picture | None:
@@ -37,8 +36,8 @@ def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | N
     """
     if not timeline.reserved_bytes.max():
         return None
-    rows = _moments(timeline)
-    owner, names = _owners(timeline, owners)
+    rows = thinned(timeline.allocated_bytes) + timeline.start - 1
+    owner, names = _owners(timeline, owners, rows)
     values = _values(timeline, owner, len(names), rows)
     row = timeline.peak if timeline.end > timeline.start else timeline.end - 1
     row = row if failed is None else failed
@@ -46,22 +45,18 @@ def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | N
     drawn = sorted(segments, key=lambda segment: (segment.start - segment.end, segment.start))[:SEGMENTS]
     times = snapshot.history.time_us[timeline.start : timeline.end]
     at = np.maximum(rows - timeline.start, 0)
-    told = len(times) > 0 and times[0] >= 0
+    has_times = len(times) > 0 and times[0] >= 0
     return Picture(
         entries=tuple((rows - timeline.start).tolist()),
-        times_us=tuple((times[at] - times[0]).tolist()) if told else (-1,) * len(rows),
+        times_us=tuple((times[at] - times[0]).tolist()) if has_times else (-1,) * len(rows),
         reserved_bytes=tuple(timeline.reserved_bytes[rows - timeline.start + 1].tolist()),
         areas=tuple(
             Area(label, kind, tuple(values[i].tolist()), stack) for i, (label, kind, stack) in enumerate(names)
         ),
         segments_entry=row - timeline.start,
-        segments=tuple(_rows(snapshot, timeline, row, segments, drawn, owner)),
+        segments=_rows(snapshot, timeline, row, segments, drawn, owner),
         n_segments_left_out=len(segments) - len(drawn),
     )
-
-
-def _moments(timeline: Timeline) -> Ints:
-    return thinned(timeline.allocated_bytes) + timeline.start - 1
 
 
 def thinned(total: Ints) -> Ints:
@@ -75,7 +70,7 @@ def thinned(total: Ints) -> Ints:
     return distinct(np.array([0, *best, len(total) - 1]))
 
 
-def _owners(timeline: Timeline, owners: Owners) -> tuple[Ints, list[tuple[str, str, tuple[str, ...]]]]:
+def _owners(timeline: Timeline, owners: Owners, rows: Ints) -> tuple[Ints, list[tuple[str, str, tuple[str, ...]]]]:
     """Return the area of each life: int64[n], and label, kind and stack of the areas.
 
     The areas are those who held most at any one time; what stays longest lies at the bottom.
@@ -93,27 +88,22 @@ def _owners(timeline: Timeline, owners: Owners) -> tuple[Ints, list[tuple[str, s
     candidates = np.argsort(-weight, kind="stable")[: 8 * AREAS]
     rank = np.full(len(labels), len(candidates), np.int64)
     rank[candidates] = np.arange(len(candidates))
-    held = _values(timeline, rank[label], len(candidates) + 1, _moments(timeline))
-    kept = candidates[np.argsort(-held[:-1].max(axis=1), kind="stable")[: AREAS - 1]]
-    kept = kept[weight[kept] > 0]
-    mean = held[rank[kept]].mean(axis=1)
-    kept = kept[np.argsort(-mean, kind="stable")]
-    area = np.full(len(labels), len(kept), np.int64)
-    area[kept] = np.arange(len(kept))
+    held = _values(timeline, rank[label], len(candidates) + 1, rows)
+    drawn = candidates[np.argsort(-held[:-1].max(axis=1), kind="stable")[: AREAS - 1]]
+    drawn = drawn[weight[drawn] > 0]
+    drawn = drawn[np.argsort(-held[rank[drawn]].mean(axis=1), kind="stable")]
+    area = np.full(len(labels), len(drawn), np.int64)
+    area[drawn] = np.arange(len(drawn))
     texts = list(labels)
     category = categories(timeline, owners, phases(timeline, owners))
     names = []
-    for code in kept.tolist():
+    for code in drawn.tolist():
         mine = np.flatnonzero(label == code)
         largest = int(mine[np.argmax(lives.size_bytes[mine])])
-        stack = int(lives.stack[largest])
-        frames = owners.stack(stack, limit=STACK_FRAMES) if stack >= 0 else ()
         kind = Category(int(category[largest])).name.lower()
-        lines = tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in frames)
-        names.append((texts[code], kind, lines))
-    if (area[label] == len(kept)).any():
-        n_others = len(distinct(label)) - len(kept)
-        names.append((format_count(n_others, "other"), "other", ()))
+        names.append((texts[code], kind, owners.stack_lines(int(lives.stack[largest]))))
+    if (area[label] == len(drawn)).any():
+        names.append((format_count(len(distinct(label)) - len(drawn), "other"), "other", ()))
     return area[label], names
 
 
@@ -128,7 +118,7 @@ def _values(timeline: Timeline, owner: Ints, n_owners: int, rows: Ints) -> Ints:
 
 def _rows(
     snapshot: Snapshot, timeline: Timeline, row: int, segments: list[Segment], drawn: list[Segment], owner: Ints
-) -> list[BlockRow]:
+) -> tuple[BlockRow, ...]:
     lives = timeline.lives
     alive = np.flatnonzero(timeline.alive(row))
     free = free_at(snapshot, timeline, row, segments)
@@ -139,21 +129,20 @@ def _rows(
     start, size, what = start[order], size[order], what[order]
     out = []
     for segment in drawn:
-        low, high = np.searchsorted(start, [segment.start, segment.end])
-        pieces = _merged(start[low:high] - segment.start, size[low:high], what[low:high], segment.end - segment.start)
+        inside = slice(*np.searchsorted(start, [segment.start, segment.end]))
+        n_bytes = segment.end - segment.start
         pool = "small" if segment.is_small else "large"
         extra = ", expandable" if segment.is_expandable else ""
-        used = what[low:high] >= 0
         out.append(
             BlockRow(
                 address=segment.start,
-                size_bytes=segment.end - segment.start,
-                allocated_bytes=int(size[low:high][used].sum()),
-                label=f"{format_bytes(segment.end - segment.start)} {pool}, stream {segment.stream}{extra}",
-                pieces=pieces,
+                size_bytes=n_bytes,
+                allocated_bytes=int(size[inside][what[inside] >= 0].sum()),
+                label=f"{format_bytes(n_bytes)} {pool}, stream {segment.stream}{extra}",
+                pieces=_merged(start[inside] - segment.start, size[inside], what[inside], n_bytes),
             )
         )
-    return out
+    return tuple(out)
 
 
 def _merged(start: Ints, size: Ints, what: Ints, whole: int) -> tuple[tuple[int, int, int], ...]:

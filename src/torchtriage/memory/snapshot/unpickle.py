@@ -130,21 +130,10 @@ def unpickle(
 ) -> Any:
     """Return the plain data a pickle of protocol 2 to 5 holds.
 
-    Parameters
-    ----------
-    read : callable
-        Returns up to so many bytes, none at the end.
-    sink : Sink
-        Is shown dicts and lists as they become complete.
-    name : str, optional
-        What to call the input in messages.
-    progress : callable, optional
-        Is told the number of bytes read so far, every few megabytes.
+    ``read`` returns up to so many bytes, none at the end. ``name`` : of the input, for messages. ``progress`` gets
+    the number of bytes read so far, every few megabytes.
 
-    Raises
-    ------
-    SnapshotError
-        Not a pickle, cut, or one that holds anything but plain data.
+    Raises SnapshotError: not a pickle, cut, or one that holds anything but plain data.
     """
     reader = _Reader(read, sink, progress)
     # nothing here is garbage, and looking for it takes longer than reading
@@ -209,17 +198,16 @@ class _Reader:
             self.progress(self.base + n_bytes)
 
     def long_text(self, pos: int, n_bytes: int, is_text: bool) -> str | bytes:
-        """Return a string of any length, cut where it is too long, and move behind it."""
-        n_kept = n_bytes if n_bytes <= MAX_TEXT_BYTES else CUT_BYTES
+        n_read = n_bytes if n_bytes <= MAX_TEXT_BYTES else CUT_BYTES
         self.pos = pos
-        if pos + n_kept > len(self.data):
-            self.fill(n_kept + MARGIN_BYTES)
-            if n_kept > len(self.data):
+        if pos + n_read > len(self.data):
+            self.fill(n_read + MARGIN_BYTES)
+            if n_read > len(self.data):
                 raise IndexError
-        raw = self.data[self.pos : self.pos + n_kept]
-        self.pos += n_kept
-        if n_kept < n_bytes:
-            self.skip(n_bytes - n_kept)
+        raw = self.data[self.pos : self.pos + n_read]
+        self.pos += n_read
+        if n_read < n_bytes:
+            self.skip(n_bytes - n_read)
             self.sink.count(f"text longer than {format_bytes(MAX_TEXT_BYTES)}, cut")
             return raw.decode("utf-8", "ignore") + "…" if is_text else raw
         self.kept += 1 + n_bytes // 64
@@ -229,7 +217,6 @@ class _Reader:
         return raw
 
     def skip(self, n_bytes: int) -> None:
-        """Move over so many bytes without keeping them."""
         while n_bytes > len(self.data) - self.pos:
             n_bytes -= len(self.data) - self.pos
             self.pos = len(self.data)
@@ -249,7 +236,6 @@ class _Reader:
         return text
 
     def put(self, index: int, value: Any) -> None:
-        """Remember a value under an index that the file chose."""
         memo = self.memo
         if index == len(memo):
             memo.append(value)
@@ -312,14 +298,14 @@ class _Reader:
                         value = small[raw] = self.decoded(raw)
                 values.append(value)
             if shape.take is not None:
-                taken = shape.take(values)
+                row = shape.take(values)
             else:
                 items = dict(zip(shape.names, values, strict=True))
-                taken = take(items)
-                if taken is items:
+                row = take(items)
+                if row is items:
                     self.kept += 2 * len(items)
-            memo[slot] = taken
-            stack.append(taken)
+            memo[slot] = row
+            stack.append(row)
             pos = match.end()
         if len(small) > CACHED or len(self.lists) > CACHED:
             small.clear()
@@ -345,7 +331,6 @@ class _Reader:
         return all(_INDEX(put)[0] == index for index, put in enumerate(puts, len(self.memo)))
 
     def decoded(self, raw: bytes) -> Any:
-        """Return the value of one opcode with its argument."""
         op = raw[0]
         if op == BINGET:
             return self.memo[raw[1]]
@@ -385,7 +370,6 @@ class _Reader:
             )
 
     def run(self) -> Any:
-        """Interpret the opcodes up to STOP."""
         self.fill(WINDOW_BYTES)
         self.check_head()
         stack: list[Any] = []
@@ -568,7 +552,6 @@ class _Reader:
             self.pos = pos
 
     def check_head(self) -> None:
-        """Refuse what is no pickle by its first bytes."""
         head = self.data[:2]
         if len(head) < 2 or head[0] != PROTO:
             raise SnapshotError("expected a memory snapshot (a pickle of protocol 2 to 5)", hint=_TRY)
@@ -580,7 +563,6 @@ class _Reader:
         return SnapshotError(f"expected numbers of 64 bits, found one of {n_bytes * 8:,}", hint=_TRY)
 
     def refusal(self, op: int) -> SnapshotError:
-        """Return why an opcode is not read, and what to do."""
         import pickletools  # a refusal alone needs it
 
         name = next((known.name for known in pickletools.opcodes if known.code == chr(op)), f"0x{op:02x}")

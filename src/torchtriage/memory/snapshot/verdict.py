@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from torchtriage.core.errors import SnapshotError
-from torchtriage.core.finding import SEVERITIES, Crash, Finding, Fix, NotChecked, Note, Place, Severity
+from torchtriage.core.finding import SEVERITIES, Crash, Finding, Fix, NotChecked, Note, Place
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_bytes, format_count, format_ns, format_share
 from torchtriage.core.version import __version__
@@ -15,8 +17,7 @@ from torchtriage.memory.findings.fragmentation import CODE as FRAGMENTATION
 from torchtriage.memory.findings.fragmentation import FIX as LET_SEGMENTS_GROW
 from torchtriage.memory.findings.out_of_memory import CODE as OUT_OF_MEMORY
 from torchtriage.memory.findings.peak_by_line import CODE as PEAK
-from torchtriage.memory.leaks import growth_test
-from torchtriage.memory.snapshot import advice, checkpointing
+from torchtriage.memory.snapshot import advice, checkpointing, snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
 from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_out_of_memory
@@ -46,7 +47,6 @@ RECORD = (
     "…  # some steps\n"
     "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 )
-_CONF_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"
 
 
 def judge(
@@ -54,28 +54,22 @@ def judge(
 ) -> MemoryResult:
     """Return everything that can be said about one snapshot.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        What was read.
-    progress : callable, optional
-        Is told what is done next.
-    trace : Trace, optional
-        Of the same program, recorded ``with_stack``: what checkpointing would cost per step.
+    ``progress`` : gets what is done next. ``trace`` : of the same program, recorded ``with_stack``: what
+    checkpointing would cost per step.
     """
-    told = progress or (lambda _what: None)
-    told("who allocated")
+    progress = progress or (lambda _what: None)
+    progress("who allocated")
     owners = Owners.of(snapshot)
     crashes: list[Crash] = []
     devices = []
     for device in snapshot.devices:
-        told(f"memory over time, device {device}")
+        progress(f"memory over time, device {device}")
         devices.append(_device(snapshot, timeline(snapshot, device), owners))
-    told("growth from step to step")
-    leak = _asked("leak", lambda: growth_test.judge_snapshot(snapshot), crashes)
-    told("replaying the history")
-    settings = _asked("allocator settings", lambda: _advice(snapshot, told), crashes)
-    told("checkpointing")
+    progress("growth from step to step")
+    leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(snapshot), crashes)
+    progress("replaying the history")
+    settings = _asked("allocator settings", lambda: _advice(snapshot, progress), crashes)
+    progress("checkpointing")
     again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
     findings = [finding for device in devices for finding in _findings(device, settings)]
     notes = _notes(snapshot)
@@ -108,12 +102,9 @@ def judge(
 
 
 def judge_trace(trace: Trace, path: str) -> MemoryResult:
-    """Return what the memory events of a profiler trace tell: the peaks and who held them.
+    """Return what the memory events of a profiler trace show: the peaks and who held them.
 
-    Raises
-    ------
-    SnapshotError
-        The trace has none.
+    Raises SnapshotError: the trace has none.
     """
     recorded = recorded_memory(trace)
     if not recorded:
@@ -123,11 +114,12 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
             hint="record with profile_memory=True, or judge its times: torchtriage analyze FILE",
         )
     devices = [_traced(memory, place) for place, memory in enumerate(recorded)]
-    stacks = (
-        () if trace.has_stacks else (NotChecked(PEAK.code, "peak by line", ("stacks",), "record with with_stack=True"),)
-    )
-    growth = NotChecked("MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}")
-    unseen = NotChecked(FRAGMENTATION.code, FRAGMENTATION.name, ("segments of the allocator",), RECORD)
+    not_checked = [
+        NotChecked("MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}"),
+        NotChecked(FRAGMENTATION.code, FRAGMENTATION.name, ("segments of the allocator",), RECORD),
+    ]
+    if not trace.has_stacks:
+        not_checked.append(NotChecked(PEAK.code, "peak by line", ("stacks",), "record with with_stack=True"))
     return MemoryResult(
         schema=MEMORY_SCHEMA,
         version=__version__,
@@ -142,7 +134,7 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
         devices=tuple(devices),
         findings=(),
         notes=_trace_notes(trace),
-        not_checked=(growth, unseen, *stacks),
+        not_checked=tuple(not_checked),
         crashes=(),
     )
 
@@ -191,19 +183,18 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
 
 
 def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory:
-    mine = snapshot.segments.device == lives.device
-    requested = snapshot.segments.requested_bytes[mine]
-    segments, blocks = snapshot.segments, snapshot.blocks
+    in_segments = snapshot.segments.device == lives.device
+    segments = snapshot.segments.rows(np.flatnonzero(in_segments))
     failed, n_failed = find_out_of_memory(snapshot, lives, owners)
     return DeviceMemory(
         device=lives.device,
         name=f"device {lives.device}",
-        requested_bytes=int(requested.sum()) if (requested >= 0).all() else None,
-        allocated_bytes=int(segments.allocated_bytes[mine].sum()),
-        active_bytes=int(segments.active_bytes[mine].sum()),
-        reserved_bytes=int(segments.size_bytes[mine].sum()),
-        n_segments=int(mine.sum()),
-        n_blocks=int(mine[blocks.segment].sum()),
+        requested_bytes=int(segments.requested_bytes.sum()) if (segments.requested_bytes >= 0).all() else None,
+        allocated_bytes=int(segments.allocated_bytes.sum()),
+        active_bytes=int(segments.active_bytes.sum()),
+        reserved_bytes=int(segments.size_bytes.sum()),
+        n_segments=len(segments),
+        n_blocks=int(in_segments[snapshot.blocks.segment].sum()),
         n_entries=lives.end - lives.start,
         max_reserved_bytes=int(lives.reserved_bytes.max()),
         peak=find_peak(lives, owners),
@@ -220,10 +211,10 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory
 def _findings(device: DeviceMemory, settings: Opinion) -> list[Finding]:
     if device.out_of_memory:
         return [_oom_finding(device)]
-    told = device.fragmentation
-    if told is None or told.free_bytes < UNUSED_BYTES or told.free_bytes < UNUSED_SHARE * told.reserved_bytes:
+    unused = device.fragmentation
+    if unused is None or unused.free_bytes < max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes):
         return []
-    return [_unused_finding(device, told, settings)]
+    return [_unused_finding(device, unused, settings)]
 
 
 def _oom_finding(device: DeviceMemory) -> Finding:
@@ -254,49 +245,42 @@ def _oom_finding(device: DeviceMemory) -> Finding:
 def _oom_fix(failure: OutOfMemory) -> Fix:
     if failure.would_fit:
         return Fix(
-            "Let segments grow instead of leaving gaps between them",
-            "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
-            _CONF_LINK,
+            "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
         )
-    holder = failure.holders[0] if failure.holders else None
-    where = f", starting with {holder.label}" if holder is not None else ""
+    where = f", starting with {failure.holders[0].label}" if failure.holders else ""
     return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
 
 
-def _unused_finding(device: DeviceMemory, told: Fragmentation, settings: Opinion) -> Finding:
-    share = told.free_bytes / told.reserved_bytes
-    severity: Severity = "medium" if share >= 0.4 else "low"
-    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in told.parts[:3])
+def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opinion) -> Finding:
+    share = unused.free_bytes / unused.reserved_bytes
+    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts[:3])
+    # a fix that does not go against what replaying the settings has shown
+    fix = LET_SEGMENTS_GROW
+    if settings.findings:
+        fix = Fix(f"Set what the replay found best ({advice.CODE})")
+    elif settings.sentence:
+        fix = Fix(
+            "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
+            " back what one phase leaves with torch.cuda.empty_cache() before the next"
+        )
     return FRAGMENTATION.finding(
-        severity=severity,
+        severity="medium" if share >= 0.4 else "low",
         certainty="certain",
-        message=f"{format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)} reserved"
+        message=f"{format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
         f" on device {device.device} were free when most was reserved"
         f" ({format_share(share)}): {causes}",
         place=Place(lane=f"device {device.device}"),
         evidence={
             "device": device.device,
-            "entry": told.entry,
-            "free_bytes": told.free_bytes,
-            "reserved_bytes": told.reserved_bytes,
-            "allocated_bytes": told.allocated_bytes,
+            "entry": unused.entry,
+            "free_bytes": unused.free_bytes,
+            "reserved_bytes": unused.reserved_bytes,
+            "allocated_bytes": unused.allocated_bytes,
             "share_of_reserved": share,
-            "free_by_cause_bytes": {part.name: part.size_bytes for part in told.parts},
+            "free_by_cause_bytes": {part.name: part.size_bytes for part in unused.parts},
         },
-        fix=_unused_fix(settings),
+        fix=fix,
     )
-
-
-def _unused_fix(settings: Opinion) -> Fix:
-    """Return a fix that does not go against what replaying the settings has shown."""
-    if settings.findings:
-        return Fix(f"Set what the replay found best ({advice.CODE})")
-    if settings.sentence:
-        return Fix(
-            "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
-            " back what one phase leaves with torch.cuda.empty_cache() before the next"
-        )
-    return LET_SEGMENTS_GROW
 
 
 def _bytes(finding: Finding) -> int:
@@ -319,18 +303,18 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
 
 
 def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:
-    found = checkpointing.units(snapshot, owners=owners, trace=trace)
-    return Opinion("", notes=checkpointing.notes(found, traced=trace is not None))
+    units = checkpointing.units(snapshot, owners=owners, trace=trace)
+    return Opinion("", notes=checkpointing.notes(units, traced=trace is not None))
 
 
 def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
-    told = advice.advise(snapshot, progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"))
-    if told.refusal:
-        how = f"{told.refusal}; {told.how_to_record}" if told.how_to_record else told.refusal
+    advised = advice.advise(snapshot, progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"))
+    if advised.refusal:
+        how = f"{advised.refusal}; {advised.how_to_record}" if advised.how_to_record else advised.refusal
         missing = NotChecked(advice.CODE, "allocator-settings", ("history that replays as recorded",), how)
         return Opinion("", not_checked=(missing,))
-    found = advice.finding(told)
-    return Opinion(advice.sentence(told), () if found is None else (found,))
+    finding = advice.finding(advised)
+    return Opinion(advice.sentence(advised), () if finding is None else (finding,))
 
 
 # -- words -------------------------------------------------------------------------------------
@@ -389,59 +373,48 @@ def _held(peak: MemoryPeak) -> str:
 
 
 def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
-    told = device.fragmentation
-    parts = [leak.sentence or "Leak: not checked."]
-    if told is not None and not device.out_of_memory:
-        share = told.free_bytes / told.reserved_bytes
-        found = any(finding.code == FRAGMENTATION.code for finding in findings)
-        calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
-        parts.append(
-            f"Fragmentation: {format_bytes(told.free_bytes)} of {format_bytes(told.reserved_bytes)}"
-            f" reserved ({format_share(share)}) were free when most was reserved"
-            f"{'' if found else calm}."
-        )
-    return " ".join(parts)
+    unused = device.fragmentation
+    first = leak.sentence or "Leak: not checked."
+    if unused is None or device.out_of_memory:
+        return first
+    share = unused.free_bytes / unused.reserved_bytes
+    calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
+    if any(finding.code == FRAGMENTATION.code for finding in findings):
+        calm = ""
+    return (
+        f"{first} Fragmentation: {format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)}"
+        f" reserved ({format_share(share)}) were free when most was reserved{calm}."
+    )
 
 
 def _settings(settings: dict[str, Any]) -> str:
     conf = settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF")
     if isinstance(conf, str) and conf:
         return conf
-    on = [name for name in ("expandable_segments",) if settings.get(name) is True]
-    if on:
-        return ", ".join(f"{name}:True" for name in on)
+    if settings.get("expandable_segments") is True:
+        return "expandable_segments:True"
     return "default" if settings else "not recorded"
 
 
 def _notes(snapshot: Snapshot) -> list[Note]:
-    wrong = snapshot.check()
-    notes = [
-        Note(
-            "totals", "warn", f"The file's own totals disagree: {line}", "it may have been edited; dump a new snapshot"
-        )
-        for line in wrong
-    ]
+    fix = "it may have been edited; dump a new snapshot"
+    notes = [Note("totals", "warn", f"The file's own totals disagree: {line}", fix) for line in snapshot.check()]
     if snapshot.unknown:
-        said = ", ".join(f"{name} ({count:,})" for name, count in snapshot.unknown.items())
-        notes.append(Note("unknown", "info", f"Met and not understood: {said}", "", dict(snapshot.unknown)))
+        counts = ", ".join(f"{name} ({count:,})" for name, count in snapshot.unknown.items())
+        notes.append(Note("unknown", "info", f"Met and not understood: {counts}", "", dict(snapshot.unknown)))
     return notes
 
 
 def _not_checked(snapshot: Snapshot, devices: list[DeviceMemory]) -> list[NotChecked]:
-    missing = []
     if not len(snapshot.history):
-        missing.append(NotChecked(PEAK.code, "peak", ("history of allocations",), RECORD))
-    elif not len(snapshot.stacks):
-        missing.append(NotChecked(PEAK.code, "peak by line", ("stacks",), RECORD))
-    else:
-        blind = [
-            device
-            for device in devices
-            if device.peak is not None and device.peak.no_stack_bytes > 0.5 * device.peak.allocated_bytes
-        ]
-        for device in blind:
-            assert device.peak is not None
-            share = format_share(device.peak.no_stack_bytes / device.peak.allocated_bytes)
+        return [NotChecked(PEAK.code, "peak", ("history of allocations",), RECORD)]
+    if not len(snapshot.stacks):
+        return [NotChecked(PEAK.code, "peak by line", ("stacks",), RECORD)]
+    missing = []
+    for device in devices:
+        peak = device.peak
+        if peak is not None and peak.no_stack_bytes > 0.5 * peak.allocated_bytes:
+            share = format_share(peak.no_stack_bytes / peak.allocated_bytes)
             what = f"stacks of {share} of the peak on device {device.device}"
             how = "start recording before the model is built:\n" + RECORD
             missing.append(NotChecked(PEAK.code, "peak by line", (what,), how))

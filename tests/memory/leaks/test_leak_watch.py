@@ -498,7 +498,7 @@ def test_users_code_is_told_from_libraries() -> None:
 
 
 def test_a_line_is_found_by_its_text_where_it_cannot_be_traced() -> None:
-    held = object_growth.SizedObject((0, "", "items"), "items", 1, ("x() of y.py", ".registry", ".only_here"))
+    held = object_growth.SizedObject((0, "", "items"), 1, ("x() of y.py", ".registry", ".only_here"))
     only_here: list[int] = []
     only_here.append(1)
     place = object_growth.adding_line(held, inspect.currentframe())

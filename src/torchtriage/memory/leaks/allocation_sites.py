@@ -9,40 +9,36 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import suppress
 from time import thread_time
 from typing import Any
 
 from torchtriage.memory.leaks.object_growth import CodeLine, place_of
 
-__all__ = ["Sites", "Survivors"]
+__all__ = ["Sites"]
 
 MAX_NOTED = 20_000
-"""Storages noted in one sampled step; what comes after is counted, not noted."""
+"""Storages noted in one sampled step."""
 MIN_BYTES = 64
+MAX_STEPS = 16
+"""Sampled steps that are followed."""
 
 
-@dataclass
-class Survivors:
-    """What one sampled step left: per site the bytes that are still alive, as of the last look."""
-
-    step: int
-    alive: dict[CodeLine, int] = field(default_factory=dict)
-    n_alive: dict[CodeLine, int] = field(default_factory=dict)
+Noted = list[tuple[Any, int, CodeLine]]
+"""A weak reference to a storage, its bytes, and the line that made it."""
 
 
 class Sites:
-    """Samples steps, and keeps for each of the last ones what survived it."""
+    """Samples steps, and stores for each of the last ones what survived it."""
 
-    def __init__(self, keep: int = 16) -> None:
-        self.sampled: list[Survivors] = []
-        self.n_skipped = 0
+    def __init__(self) -> None:
+        self.sampled: list[tuple[int, Counter[CodeLine]]] = []
+        """A step, and per site the bytes that were still alive at the last look."""
         self.shapes: dict[CodeLine, str] = {}
-        self._keep = keep
         self._mode: Any = None
         self._warm = False
         self._op_s = 3e-5
-        self._noted: list[tuple[int, list[tuple[Any, int, CodeLine]]]] = []
+        self._noted: list[tuple[int, Noted]] = []
 
     def start(self, step: int) -> str:
         """Begin to note storages; where that is not safe, return why not. Nothing without torch."""
@@ -50,7 +46,7 @@ class Sites:
             return ""
         if unsafe := _unsafe():
             return unsafe
-        noted: list[tuple[Any, int, CodeLine]] = []
+        noted: Noted = []
         self._mode = _mode_class()(noted, self.shapes)
         self._mode.__enter__()
         self._noted.append((step, noted))
@@ -83,7 +79,6 @@ class Sites:
         if mode is None:
             return 0.0
         mode.__exit__(None, None, None)
-        self.n_skipped += mode.n_skipped
         mode.noted = []
         return float(mode.n_ops * self._op_s)
 
@@ -95,34 +90,29 @@ class Sites:
     def look(self) -> None:
         """Ask which storages of sampled steps still live; forget those that do not."""
         self.sampled = []
-        del self._noted[: -self._keep]
+        del self._noted[:-MAX_STEPS]
         for index, (step, noted) in enumerate(self._noted):
             left = [storage for storage in noted if not storage[0].expired()]
             self._noted[index] = (step, left)
-            survivors = Survivors(step)
-            alive, n_alive = Counter[CodeLine](), Counter[CodeLine]()
+            alive = Counter[CodeLine]()
             for _, size, place in left:
                 alive[place] += size
-                n_alive[place] += 1
-            survivors.alive, survivors.n_alive = dict(alive), dict(n_alive)
-            self.sampled.append(survivors)
+            self.sampled.append((step, alive))
 
     def growing(self, since: int, at_least: int = 4) -> dict[CodeLine, float]:
         """Return bytes per step of sites of which every sampled step since then left something.
 
         The last sampled step does not count: what it made may still be in use.
         """
-        judged = [step for step in self.sampled[:-1] if step.step >= since]
-        if len(judged) < at_least:
+        steps = [alive for step, alive in self.sampled[:-1] if step >= since]
+        if len(steps) < at_least:
             return {}
-        places = set(judged[0].alive)
-        for step in judged[1:]:
-            places &= set(step.alive)
-        return {place: sorted(step.alive[place] for step in judged)[len(judged) // 2] for place in places}
+        places = set(steps[0]).intersection(*steps[1:])
+        return {place: sorted(alive[place] for alive in steps)[len(steps) // 2] for place in places}
 
 
 def _unsafe() -> str:
-    """Return why a dispatch mode would change what the program does, or nothing."""
+    # why a dispatch mode would change what the program does
     compiled = sys.modules.get("torch._dynamo.utils")
     if compiled is not None and getattr(compiled, "counters", {}).get("frames"):
         return "torch.compile is in use"
@@ -138,13 +128,13 @@ def _unsafe() -> str:
 
 
 def _tensors(values: Any, kind: type) -> list[Any]:
-    found = []
+    tensors = []
     for value in values:
-        if type(value) is kind or isinstance(value, kind):
-            found.append(value)
+        if isinstance(value, kind):
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found.extend(two for two in value if isinstance(two, kind))
-    return found
+            tensors += [item for item in value if isinstance(item, kind)]
+    return tensors
 
 
 _mode: Any = None
@@ -158,15 +148,14 @@ def _mode_class() -> Any:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         class NotesStorages(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
-            def __init__(self, noted: list[tuple[Any, int, CodeLine]], shapes: dict[CodeLine, str]) -> None:
+            def __init__(self, noted: Noted, shapes: dict[CodeLine, str]) -> None:
                 super().__init__()
-                self.noted, self.shapes = noted, shapes
-                self.n_skipped = self.n_ops = 0
+                self.noted, self.shapes, self.n_ops = noted, shapes, 0
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 out = func(*args, **(kwargs or {}))
                 self.n_ops += 1
-                try:
+                with suppress(Exception):  # the user's step goes on, whatever a tensor is like
                     new = [tensor for tensor in _tensors((out,), Tensor) if type(tensor) is Tensor]
                     if new:
                         # views and what is written in place were there before
@@ -175,15 +164,10 @@ def _mode_class() -> Any:
                             storage = tensor.untyped_storage()
                             if storage._cdata not in old and storage.nbytes() >= MIN_BYTES:
                                 self._note(tensor, storage)
-                except Exception:  # the user's step goes on, whatever a tensor is like
-                    self.n_skipped += 1
                 return out
 
             def _note(self, tensor: Any, storage: Any) -> None:
-                if len(self.noted) >= MAX_NOTED:
-                    self.n_skipped += 1
-                    return
-                place = place_of(sys._getframe(2))
+                place = place_of(sys._getframe(2)) if len(self.noted) < MAX_NOTED else None
                 if place is not None:
                     self.noted.append((StorageWeakRef(storage), storage.nbytes(), place))
                     if place not in self.shapes and len(self.shapes) < 1000:

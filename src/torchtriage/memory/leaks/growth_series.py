@@ -31,20 +31,9 @@ def follow(
 ) -> Growth | None:
     """Return the picture of a series, None for one too short for a line.
 
-    Parameters
-    ----------
-    name, steps_by : str
-        Whose memory it is, and how steps were told.
-    step : int64[n]
-        Increasing step numbers.
-    held_bytes : int64[n]
-        Bytes at these steps.
-    onset_step : int, optional
-        Where a leak begins; without one there is no leak.
-    slope : Slope, optional
-        The slope from ``onset_step`` on, where it is known already.
-    areas : tuple of Area, optional
-        With a value for each of the n steps.
+    ``name steps_by`` : whose memory it is, and how steps were found. ``step`` : increasing. ``onset_step`` : where a
+    leak begins; without one there is no leak. ``slope`` : from there on, where it is known already. ``areas`` : with
+    a value for each step.
     """
     at, held = np.asarray(step, float), np.asarray(held_bytes, float)
     if len(at) < 3:

@@ -16,8 +16,8 @@ Rows are judged causally: the verdict at a row uses that row and those before it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,11 +26,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.stats.trend import Floats, Slope, block_minima, hinge, sen_slope
 from torchtriage.core.units import format_bytes, format_count
 
-if TYPE_CHECKING:
-    from torchtriage.memory.snapshot.result import Opinion
-    from torchtriage.memory.snapshot.snapshot import Snapshot
-
-__all__ = ["CODE", "PATIENCE_STEPS", "LeakVerdict", "first_alarm", "judge", "judge_device", "judge_snapshot"]
+__all__ = ["CODE", "PATIENCE_STEPS", "LeakVerdict", "first_alarm", "judge", "judge_device"]
 
 CODE = "MEM029"
 """The pattern that finds the same in a trace's memory events."""
@@ -117,26 +113,13 @@ def judge(
 
     Parameters
     ----------
-    step : int64[n]
-        Increasing step numbers.
-    bytes_ : float64[n]
-        Memory at these steps, bytes (resident set, or allocated on a device); NaN where unknown.
-    objects : float64[n], optional
-        Number of live objects; NaN where not counted.
+    step, bytes_, objects : float64[n]
+        Increasing step numbers, memory at these steps, and the number of live objects; NaN where unknown.
     patience_steps : int
-        How long growth must last to be called a leak.
+        How long growth must last to be called a leak; a UsageError below one.
     floor_bytes : int
         Growth below this is noise: two extensions of the heap for a resident set, less for an exact
         count of allocated bytes.
-
-    Returns
-    -------
-    LeakVerdict
-
-    Raises
-    ------
-    UsageError
-        ``patience_steps`` is less than one.
     """
     if patience_steps < 1:
         raise UsageError(f"expected at least one step, found {patience_steps}", where="patience_steps")
@@ -161,12 +144,7 @@ def judge_device(
 ) -> LeakVerdict:
     """Return whether a device's memory leaks; what only the allocator keeps is no leak.
 
-    Parameters
-    ----------
-    step : int64[n]
-        Increasing step numbers.
-    allocated, reserved : float64[n]
-        Bytes in live tensors, and bytes the caching allocator holds, at these steps.
+    ``allocated, reserved`` : bytes in live tensors, and bytes the caching allocator holds, at these steps.
     """
     # allocated bytes are exact: one 512-byte block per step is already a trend
     verdict = judge(step, allocated, patience_steps=patience_steps, floor_bytes=16 * 1024)
@@ -179,25 +157,7 @@ def judge_device(
         f"reserved memory grows by {format_bytes(cached.slope)} per step while allocated memory"
         " does not: the allocator's cache, or fragmentation, not a leak"
     )
-    return LeakVerdict(
-        verdict.answer,
-        verdict.slope,
-        verdict.slope_low,
-        verdict.slope_high,
-        None,
-        verdict.grown_bytes,
-        verdict.at_step,
-        "",
-        why,
-    )
-
-
-def judge_snapshot(snapshot: Snapshot) -> Opinion:
-    """Return whether a snapshot's history grows from step to step, and which stacks hold it."""
-    # a watch in a user's process must not pay for reading snapshots
-    from torchtriage.memory.snapshot import snapshot_leaks
-
-    return snapshot_leaks.judge_snapshot(snapshot)
+    return replace(verdict, why=why)
 
 
 def first_alarm(
@@ -209,20 +169,14 @@ def first_alarm(
     patience_steps: int = PATIENCE_STEPS,
     floor_bytes: int = FLOOR_BYTES,
 ) -> LeakVerdict:
-    """Return the first verdict that says leak, judged every ``every_steps``; else the last one.
+    """Return the first verdict that says leak, of rows judged every ``every_steps`` as by :func:`judge`.
 
-    Parameters
-    ----------
-    step, bytes_, objects, patience_steps, floor_bytes
-        As in :func:`judge`.
-    every_steps : int
-        How often the rows so far are judged.
+    The last verdict where none does.
     """
-    steps = np.asarray(step, float)
-    values = np.asarray(bytes_, float)
+    steps, values = np.asarray(step, float), np.asarray(bytes_, float)
     counts = None if objects is None else np.asarray(objects, float)
-    verdict = None
-    for end in _looks(steps, every_steps):
+    looks = np.arange(steps[0] + every_steps, steps[-1], every_steps) if len(steps) else steps
+    for end in (*np.searchsorted(steps, looks, side="right"), len(steps)):
         verdict = judge(
             steps[:end],
             values[:end],
@@ -232,22 +186,14 @@ def first_alarm(
         )
         if verdict.leak:
             break
-    return verdict or judge(steps, values, counts, patience_steps=patience_steps)
-
-
-def _looks(steps: Floats, every: int) -> Iterator[int]:
-    if not len(steps):
-        return
-    for at in np.arange(steps[0] + every, steps[-1], every):
-        yield int(np.searchsorted(steps, at, side="right"))
-    yield len(steps)
+    return verdict
 
 
 def _known(step: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
     at, level = np.asarray(step, float), np.asarray(values, float)
     known = np.isfinite(at) & np.isfinite(level)
     at, level = at[known], level[known]
-    # a step told twice counts once, with its last value; a step back in time is not used
+    # a step that comes twice counts once, with its last value; a step back in time is not used
     rising = np.append(np.diff(at) > 0, True) if len(at) else np.zeros(0, bool)
     ahead = at >= np.maximum.accumulate(at) if len(at) else rising
     return at[rising & ahead], level[rising & ahead]
@@ -263,7 +209,6 @@ def _starts(at: Floats, patience_steps: float) -> Iterator[int]:
 
 
 def _rising(at: Floats, level: Floats, floor_bytes: int) -> Slope | None:
-    """Return the slope where the lower envelope rises as a leak does, else None."""
     if len(at) < MIN_SAMPLES:
         return None
     middle, lowest = block_minima(at, level, N_BLOCKS)
@@ -322,11 +267,11 @@ def _stairs(counted: Floats, count: Floats, at: Floats, level: Floats, patience_
     if len(count) < 2 * MIN_STAIRS:
         return None
     # objects of garbage cycles come and go: what is there from now on is the lowest to come
-    kept = np.minimum.accumulate(count[::-1])[::-1]
-    if np.any(kept[1:-1] < count[1:-1]):  # the last value may still fall
+    stays = np.minimum.accumulate(count[::-1])[::-1]
+    if np.any(stays[1:-1] < count[1:-1]):  # the last value may still fall
         middle, lowest = block_minima(counted, count, N_BLOCKS)
         rise = np.diff(lowest)
-        swing = float(np.median(np.abs(np.diff(count)))) + float((count - kept).max())
+        swing = float(np.median(np.abs(np.diff(count)))) + float((count - stays).max())
         if len(rise) < N_BLOCKS - 1 or not _mostly_up(rise):
             return None
         if rise.sum() - rise.max() < 2 * swing or not _lasts(rise):
@@ -402,10 +347,9 @@ def _no_leak(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -
 
 
 def _grows(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -> LeakVerdict | None:
-    """Return the verdict of the shortest window that ends at the last row and shows a leak."""
     for start in _starts(at, (1 - CONFIRM_SHARE) * patience_steps):
-        found = _rising(at[start:], level[start:], floor_bytes)
-        verdict = None if found is None else _leak(at, level, at[start], found)
+        slope = _rising(at[start:], level[start:], floor_bytes)
+        verdict = None if slope is None else _leak(at, level, at[start], slope)
         if (
             verdict is not None
             and verdict.slope_low > KNOWN_SHARE * verdict.slope
@@ -449,12 +393,10 @@ def _may_come_back(at: Floats, level: Floats, start: float, patience_steps: int)
 
 
 def _early(at: Floats, level: Floats, patience_steps: int) -> LeakVerdict:
-    seen = int(at[-1] - at[0]) if len(at) else 0
-    grown = int(level[-1] - level[0]) if len(at) else 0
+    first, last, grown = (int(at[0]), int(at[-1]), int(level[-1] - level[0])) if len(at) else (0, 0, 0)
     nan = float("nan")
     why = (
-        f"{format_count(seen, 'step')} seen in {format_count(len(at), 'sample')}: a verdict needs"
+        f"{format_count(last - first, 'step')} seen in {format_count(len(at), 'sample')}: a verdict needs"
         f" {format_count(patience_steps)} steps and {MIN_SAMPLES} samples"
     )
-    last = int(at[-1]) if len(at) else 0
     return LeakVerdict("too early", nan, nan, nan, None, grown, last, "", why)

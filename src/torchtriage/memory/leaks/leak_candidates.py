@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import FrameType, FunctionType
 from typing import Any, Literal
 
 from torchtriage.memory.leaks import process_growth
-from torchtriage.memory.leaks.object_growth import CodeLine, SizedObject, find
+from torchtriage.memory.leaks.object_growth import CodeLine, Key, Measure, SizedObject, find
 
 __all__ = ["FLOOR", "GrowthTracker", "Kind", "LeakCandidate", "SizeTrack", "weigh"]
 
@@ -59,7 +58,7 @@ class SizeTrack:
 
     def grows(self, step: int, patience: int) -> bool:
         """Return whether it grew at every look for long enough, and has not slowed down."""
-        if len(self.points) <= MIN_LOOKS - 1 or step - self.points[0][0] < patience:
+        if len(self.points) < MIN_LOOKS or step - self.points[0][0] < patience:
             return False
         points = list(self.points)
         rates = sorted((b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points))
@@ -77,11 +76,11 @@ class GrowthTracker:
 
     def __init__(self, *, pauses: bool = False) -> None:
         self._pauses = pauses
-        self._sizes: dict[tuple[int, str, str], int] = {}
-        self._tracks: dict[tuple[int, str, str], SizeTrack] = {}
+        self._sizes: dict[Key, int] = {}
+        self._tracks: dict[Key, SizeTrack] = {}
         self._last_look = 0
 
-    def follow(self, now: dict[tuple[int, str, str], SizedObject], step: int) -> None:
+    def follow(self, now: dict[Key, SizedObject], step: int) -> None:
         """Take in what a look found."""
         for key, held in now.items():
             before = self._sizes.get(key)
@@ -96,31 +95,30 @@ class GrowthTracker:
                 track.add(held, step)
             elif track is not None and not (self._pauses and held.size == before):
                 del self._tracks[key]
-        for key in [key for key in self._tracks if key not in now]:
-            del self._tracks[key]
+        self._tracks = {key: track for key, track in self._tracks.items() if key in now}
         self._sizes = {key: held.size for key, held in now.items()}
         self._last_look = step
 
     def steady(self, step: int, patience_steps: int) -> list[SizeTrack]:
         """Return what has grown long and steadily enough, fastest first."""
-        found = [track for track in self._tracks.values() if track.grows(step, patience_steps)]
-        return sorted(found, key=lambda track: -track.rate)
+        steady = [track for track in self._tracks.values() if track.grows(step, patience_steps)]
+        return sorted(steady, key=lambda track: -track.rate)
 
 
 @dataclass
 class LeakCandidate:
-    """What grows, and is worth to be told of (``worth``) or not.
+    """What grows; ``worth`` a report or not.
 
-    ``measure`` : gives its size, seen from a frame. ``graph`` : autograd graphs hang on it.
-    ``what`` : the type of its items. ``place`` : the line, where it is known without tracing.
+    ``graph`` : autograd graphs hang on it. ``what`` : the type of its items. ``place`` : the line, where it is
+    known without tracing.
     """
 
     track: SizeTrack
     kind: Kind
-    measure: Callable[[FrameType], int]
+    measure: Measure
     bytes_per_step: float
     worth: bool
-    graph: bool
+    graph: bool = False
     what: str = ""
     place: CodeLine | None = None
 
@@ -130,29 +128,24 @@ def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
     held, rate = track.held, track.rate
     _, label, unit = held.key
     if label == " compiled":
+        what, place = process_growth.last_compiled()
         return LeakCandidate(
-            track,
-            "compiled code",
-            lambda _: process_growth.n_compiled(),
-            0.0,
-            True,
-            False,
-            *process_growth.last_compiled(),
+            track, "compiled code", lambda _: process_growth.n_compiled(), 0.0, worth=True, what=what, place=place
         )
     if label == " children":
         worth = rate >= CHILD_FLOOR or unit == "processes"
         note = process_growth.child_report() if worth else None
         place = CodeLine(note["file"], note["line"], note["function"]) if note else None
         what = note["holder"] if note else ""
-        return LeakCandidate(track, "worker processes", lambda _: 0, rate, worth, False, what, place)
-    found = find(frame, held.key, FIND_S)
-    if found is None:
+        return LeakCandidate(track, "worker processes", lambda _: 0, rate, worth, what=what, place=place)
+    holder = find(frame, held.key, FIND_S)
+    if holder is None:
         return None
-    thing, measure = found
+    thing, measure = holder
     if unit == "nodes":
-        return LeakCandidate(track, "autograd graph", measure, 0.0, True, True)
+        return LeakCandidate(track, "autograd graph", measure, 0.0, worth=True, graph=True)
     if unit == "bytes":
-        return LeakCandidate(track, "growing tensor", measure, rate, rate >= FLOOR["bytes"], False)
+        return LeakCandidate(track, "growing tensor", measure, rate, worth=rate >= FLOOR["bytes"])
     hooks = label == "hooks" or "_hooks" in label
     size, log, graph, what = _per_item(thing)
     kind: Kind = "hooks" if hooks else "growing list" if isinstance(thing, (list, deque)) else "growing cache"
@@ -163,26 +156,24 @@ def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
 
 def _per_item(thing: Any) -> tuple[float, bool, bool, str]:
     """Return bytes of one of the newest items, whether it is a mere number, holds a graph, what."""
+    newest: list[Any]
     if isinstance(thing, dict):
-        newest = [item for _, item in zip(range(3), reversed(thing.items()), strict=False)]
+        newest = list(islice(reversed(thing.items()), 3))
     elif isinstance(thing, (list, deque)):
-        newest = [thing[-1 - i] for i in range(min(3, len(thing)))]
+        newest = list(islice(reversed(thing), 3))
     elif hasattr(thing, "cache_info"):
         return 1024.0, False, False, "calls"  # what a C cache holds is not asked for
     else:
-        newest = [item for _, item in zip(range(3), thing, strict=False)]
+        newest = list(islice(thing, 3))
     if not newest:
         return 0.0, True, False, ""
-    sizes = [_deep(item) for item in newest]
-    size = sum(item_size[0] for item_size in sizes) / len(sizes) + 8.0
+    sizes, logs, graphs = zip(*map(_deep, newest), strict=True)
     last = newest[0][1] if isinstance(thing, dict) else newest[0]
-    return size, all(item_size[1] for item_size in sizes), any(item_size[2] for item_size in sizes), type(last).__name__
+    return sum(sizes) / len(sizes) + 8.0, all(logs), any(graphs), type(last).__name__
 
 
 def _deep(item: Any) -> tuple[float, bool, bool]:
-    """Return the bytes of an item and what it holds, looking at a hundred things at most."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", ())
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     todo, seen, total, log, graph = [item], set[int](), 0.0, True, False
     while todo and len(seen) < 100:
         thing = todo.pop()
@@ -204,18 +195,12 @@ def _deep(item: Any) -> tuple[float, bool, bool]:
         elif not isinstance(thing, (int, float, complex, bool, str, type(None))):
             log = False
             if isinstance(thing, FunctionType):
-                cells = thing.__closure__ or ()
-                todo += [cell.cell_contents for cell in cells if _bound(cell)]
+                for cell in thing.__closure__ or ():
+                    with suppress(ValueError):  # not bound yet
+                        todo.append(cell.cell_contents)
                 todo += thing.__defaults__ or ()
             elif hasattr(thing, "__dict__"):
                 todo += list(vars(thing).values())[:50]
         elif isinstance(thing, str) and len(thing) > 200:
             log = False
     return total, log, graph
-
-
-def _bound(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False

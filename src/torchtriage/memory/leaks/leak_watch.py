@@ -18,9 +18,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, thread_time
 from types import FrameType, TracebackType
@@ -32,7 +32,7 @@ from torchtriage.memory.leaks.children import watch_children
 from torchtriage.memory.leaks.growth_test import judge, judge_device
 from torchtriage.memory.leaks.leak_candidates import FLOOR, GrowthTracker, Kind, LeakCandidate, SizeTrack, weigh
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, Leak, MemorySeries, WatchReport
-from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, LineWatch, walk
+from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, LineWatch, walk
 from torchtriage.memory.leaks.process_growth import child_processes, compiled_graphs
 
 __all__ = ["LeakWarning", "Watch", "start", "watch"]
@@ -58,6 +58,15 @@ MAX_LEAKS = 8
 
 class LeakWarning(UserWarning):
     """Memory leaks; the text names the holder."""
+
+
+@dataclass
+class _Trace:
+    """Suspects, and the steps up to ``until`` that are traced line by line for them."""
+
+    suspects: list[LeakCandidate]
+    lines: LineWatch | None
+    until: int
 
 
 class Watch:
@@ -93,8 +102,8 @@ class Watch:
         self._sites = Sites()
         self._trace: _Trace | None = None
         self._leaks: list[Leak] = []
-        self._reported: set[tuple[int, str, str]] = set()
-        self._light: dict[tuple[int, str, str], int] = {}
+        self._reported: set[Key] = set()
+        self._light: dict[Key, int] = {}
         self._history_until: int | None = None
         self._closed = False
         self.looking = True
@@ -188,7 +197,8 @@ class Watch:
     def _on_step(self, frame: FrameType, now: float) -> None:
         if self._sites.active:
             self._own_s += self._sites.stop()
-        if self._trace is not None and self._trace.over(self._step):
+        trace = self._trace
+        if trace is not None and (self._step >= trace.until or trace.lines is None or all(trace.lines.grew)):
             self._settle()
         if self._step % self._rss_every == 0 or self._step == 1:
             self._sample()
@@ -198,20 +208,17 @@ class Watch:
             self._next_look = self._step + min(max(LOOK_STEPS, self._step // 10), MAX_LOOK_STEPS, self._patience)
         if self._history_until is not None and self._step >= self._history_until:
             self._dump_history()
-        self._due = (
-            self._step + 1
-            if self._sites.active or self._trace is not None
-            else min(
-                self._next_look if self.looking else sys.maxsize, (self._step // self._rss_every + 1) * self._rss_every
-            )
-        )
+        if self._sites.active or self._trace is not None:
+            self._due = self._step + 1
+        else:
+            next_look = self._next_look if self.looking else sys.maxsize
+            self._due = min(next_look, (self._step // self._rss_every + 1) * self._rss_every)
 
     def _sample(self) -> None:
         self._rss.append((self._step, process.rss_bytes()))
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-            self._device.append((self._step, allocated, reserved))
+        cuda = _cuda()
+        if cuda is not None:
+            self._device.append((self._step, cuda.memory_allocated(), cuda.memory_reserved()))
         if len(self._rss) > MAX_SAMPLES:
             # half the points, twice the distance: bounded for any length
             self._rss, self._device = self._rss[::2], self._device[::2]
@@ -250,12 +257,10 @@ class Watch:
         chosen: list[LeakCandidate] = []
         for track in suspects[:MAX_LEAKS]:
             suspect = weigh(track, frame)
-            if suspect is None:
-                continue
-            if suspect.worth:
+            if suspect is not None and suspect.worth:
                 self._reported.add(track.held.key)
                 chosen.append(suspect)
-            else:
+            elif suspect is not None:
                 self._light[track.held.key] = self._step
         # a graph that grows behind a growing list is the list's
         if any(leak.kind in ("growing list", "growing cache") and leak.graph for leak in chosen):
@@ -275,34 +280,43 @@ class Watch:
         trace, self._trace = self._trace, None
         if trace is None:
             return
-        grew = trace.lines.grew if trace.lines is not None else [{} for _ in trace.suspects]
+        grew: list[dict[CodeLine, int]] = [{} for _ in trace.suspects]
         if trace.lines is not None:
+            grew = trace.lines.grew
             trace.lines.stop()
             self._own_s += trace.lines.own_s
         growing = self._sites.growing(self._step - 2 * self._patience)
-        made = max(growing, key=lambda place: growing[place]) if growing else None
         for suspect, lines in zip(trace.suspects, grew, strict=True):
-            place = max(lines, key=lambda line: lines[line]) if lines else suspect.place
-            track = suspect.track
-            size = suspect.bytes_per_step
-            if suspect.graph and growing:
+            track, size = suspect.track, suspect.bytes_per_step
+            if suspect.graph:
                 size = max(size, sum(growing.values()))
-            held, what = track.held, suspect.what
-            names = {"holder": held.name, "root": held.root, "unit": held.unit, "per_step": round(track.rate, 4)}
-            self._report(self._leak(suspect.kind, size, track.points[0][0], place, made, what=what, **names))
+            held = track.held
+            self._report(
+                self._leak(
+                    suspect.kind,
+                    size,
+                    track.points[0][0],
+                    _most(lines) or suspect.place,
+                    _most(growing),
+                    what=suspect.what,
+                    holder=held.name,
+                    root=held.root,
+                    unit=held.unit,
+                    per_step=round(track.rate, 4),
+                )
+            )
 
     def _unnamed(self) -> None:
         """Report growth that no name was found for: tensors by line, the device, the process."""
         if self._step < self._patience + LOOK_STEPS:
             return
         growing = self._sites.growing(self._step - self._patience, MIN_LOOKS)
-        first = self._sites.sampled[0].step if self._sites.sampled else self._step
-        if growing and self._step - first >= self._patience:
-            made = max(growing, key=lambda place: growing[place])
-            total = sum(growing.values())
-            if total >= FLOOR["bytes"] and not self._was_garbage():
-                self._report(self._leak("tensors kept", total, first, made, made))
-                return
+        first = self._sites.sampled[0][0] if self._sites.sampled else self._step
+        total = sum(growing.values())
+        if total >= FLOOR["bytes"] and self._step - first >= self._patience and not self._was_garbage():
+            made = _most(growing)
+            self._report(self._leak("tensors kept", total, first, made, made))
+            return
         if self._device:
             at, allocated, reserved = zip(*self._device, strict=True)
             device = judge_device(at, allocated, reserved)
@@ -322,8 +336,7 @@ class Watch:
             return False  # nobody will collect them
         gc.collect()
         self._sites.look()
-        growing = self._sites.growing(self._step - self._patience, MIN_LOOKS)
-        return sum(growing.values()) < FLOOR["bytes"]
+        return sum(self._sites.growing(self._step - self._patience, MIN_LOOKS).values()) < FLOOR["bytes"]
 
     def _leak(
         self,
@@ -370,15 +383,15 @@ class Watch:
 
         Does nothing without an ``out_dir``, before CUDA is in use, or where the program records its own history.
         """
-        torch: Any = sys.modules.get("torch")
-        if self._out is None or torch is None or not torch.cuda.is_initialized():
+        cuda = _cuda()
+        if self._out is None or cuda is None:
             return
         with suppress(Exception):
-            recording = getattr(getattr(torch, "_C", None), "_cuda_isHistoryEnabled", None)
+            recording = getattr(getattr(sys.modules["torch"], "_C", None), "_cuda_isHistoryEnabled", None)
             if self._history_until is None and recording is not None and recording():
                 self._notes["no snapshot: the program records the allocator's history itself"] = None
                 return
-            torch.cuda.memory._record_memory_history(max_entries=100_000)
+            cuda.memory._record_memory_history(max_entries=100_000)
             self._history_until = self._step + n_steps
 
     def _dump_history(self) -> None:
@@ -394,9 +407,9 @@ class Watch:
         if self._out is None:
             return
         self._out.mkdir(parents=True, exist_ok=True)
-        made = self._out / f".{REPORT}.{os.getpid()}"
-        made.write_text(json.dumps(asdict(self.report())), encoding="utf-8")
-        made.replace(self._out / REPORT)
+        written = self._out / f".{REPORT}.{os.getpid()}"
+        written.write_text(json.dumps(asdict(self.report())), encoding="utf-8")
+        written.replace(self._out / REPORT)
 
 
 def _thinned(names: Sequence[str], samples: Sequence[tuple[int, ...]]) -> Iterator[MemorySeries]:
@@ -407,15 +420,24 @@ def _thinned(names: Sequence[str], samples: Sequence[tuple[int, ...]]) -> Iterat
             yield MemorySeries(name, steps, column)
 
 
-def _device_peaks() -> dict[str, Any]:
+def _cuda() -> Any:
+    """Return ``torch.cuda`` where the program uses it."""
     torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _device_peaks() -> dict[str, Any]:
     with suppress(Exception):
-        if torch is not None and torch.cuda.is_initialized():
+        if (cuda := _cuda()) is not None:
             return {
-                "allocated_peak_bytes": int(torch.cuda.max_memory_allocated()),
-                "reserved_peak_bytes": int(torch.cuda.max_memory_reserved()),
+                "allocated_peak_bytes": int(cuda.max_memory_allocated()),
+                "reserved_peak_bytes": int(cuda.max_memory_reserved()),
             }
     return {}
+
+
+def _most(sizes: Mapping[CodeLine, float]) -> CodeLine | None:
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def watch(
@@ -470,13 +492,3 @@ def start(out_dir: str | Path) -> Watch:
     register_optimizer_step_post_hook(on_step)
     atexit.register(made.close)
     return made
-
-
-class _Trace:
-    """Suspects, and the steps that are traced line by line for them."""
-
-    def __init__(self, suspects: list[LeakCandidate], lines: LineWatch | None, until: int) -> None:
-        self.suspects, self.lines, self.until = suspects, lines, until
-
-    def over(self, step: int) -> bool:
-        return step >= self.until or self.lines is None or all(self.lines.grew)

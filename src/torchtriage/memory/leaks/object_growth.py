@@ -29,7 +29,19 @@ from typing import Any
 
 from torchtriage.core.record.stacks import without_collection
 
-__all__ = ["WALK_S", "CodeLine", "LineWatch", "SizedObject", "adding_line", "find", "is_users", "place_of", "walk"]
+__all__ = [
+    "WALK_S",
+    "CodeLine",
+    "Key",
+    "LineWatch",
+    "Measure",
+    "SizedObject",
+    "adding_line",
+    "find",
+    "is_users",
+    "place_of",
+    "walk",
+]
 
 WALK_S = 0.02
 """That one walk along the names may take."""
@@ -41,14 +53,15 @@ MAX_GRAPH = 1000
 
 DEEPEST = 7
 MANY = 64
-"""Of longer containers only the length counts, and a few items are followed."""
-SAMPLED = 4
+"""Of longer containers only the length counts."""
 
 _SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER = range(6)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.GeneratorType, tuple)
 _kinds: dict[type, int] = {}
 _modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, type)
+Measure = Callable[[types.FrameType], int]
+"""The size of a thing, seen from a frame."""
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _NOT_USERS = (
     _OURS,
@@ -71,6 +84,10 @@ class CodeLine:
     function: str
 
 
+Key = tuple[int, str, str]
+"""The id of what names a thing, the name, and the unit of the size."""
+
+
 @dataclass(frozen=True)
 class SizedObject:
     """One thing with a size that can grow, and the names that lead to it.
@@ -79,10 +96,14 @@ class SizedObject:
     graph, per ``unit``. ``names`` : from the root, outermost first.
     """
 
-    key: tuple[int, str, str]
-    unit: str
+    key: Key
     size: int
     names: tuple[str, ...]
+
+    @property
+    def unit(self) -> str:
+        """Return what the size counts."""
+        return self.key[2]
 
     @property
     def name(self) -> str:
@@ -99,9 +120,9 @@ def is_users(file: str) -> bool:
     """Return whether a file is the user's own: no library's, not ours, not made up."""
     known = _users.get(file)
     if known is None:
+        known = _users[file] = _is_users(file)
         if len(_users) > 10_000:
             _users.clear()
-        known = _users[file] = _is_users(file)
     return known
 
 
@@ -125,22 +146,15 @@ def place_of(frame: types.FrameType | None) -> CodeLine | None:
     return None
 
 
-def walk(frame: types.FrameType | None, limit_s: float) -> dict[tuple[int, str, str], SizedObject]:
-    """Return what is reachable by name and has a size, by key; partial once time is over.
+def walk(frame: types.FrameType | None, limit_s: float) -> dict[Key, SizedObject]:
+    """Return what is reachable by name and has a size, by key; partial after ``limit_s`` of this thread's own time.
 
-    Parameters
-    ----------
-    frame : frame
-        The innermost frame that runs; those above it are roots as well.
-    limit_s : float
-        Seconds of this thread's own time after which the walk ends.
+    ``frame`` : the innermost one that runs; those above it are roots as well.
     """
     return {held.key: held for held, _, _ in _walk(frame, limit_s)}
 
 
-def find(
-    frame: types.FrameType | None, key: tuple[int, str, str], limit_s: float
-) -> tuple[Any, Callable[[types.FrameType], int]] | None:
+def find(frame: types.FrameType | None, key: Key, limit_s: float) -> tuple[Any, Measure] | None:
     """Return the object that a key stands for, and what measures it, None where it is gone.
 
     The measure looks the name up each time, in the frame it is given where the name is a local one.
@@ -151,20 +165,20 @@ def find(
     return None
 
 
-def _measure(held: SizedObject, thing: Any, parent: Any) -> Callable[[types.FrameType], int]:
+def _measure(held: SizedObject, thing: Any, parent: Any) -> Measure:
     owner, label, unit = held.key
     last = held.size
-    kept = thing if unit == "items" else None
+    container = thing if unit == "items" else None
 
     def measure(running: types.FrameType) -> int:
-        nonlocal last, kept
+        nonlocal last, container
         if parent is not None:
             now = _lookup(parent, label)
         elif id(running.f_code) == owner:
             now = running.f_locals.get(label[1:])
-            kept = now if unit == "items" else None
+            container = now if unit == "items" else None
         else:
-            now = kept  # from another frame the variable cannot be seen, what it held can
+            now = container  # from another frame the variable cannot be seen, what it held can
         if now is not None:
             last = _size(now, unit)
         return last
@@ -227,12 +241,13 @@ def _born(node: Any) -> int:
         return 0
 
 
+_Sized = tuple[SizedObject, Any, Any]
+"""A size, the object, and the object that names it (None: a frame)."""
 _Node = tuple[Any, Any, int, str, tuple[str, ...], int]
 """A thing, what names it (None: a frame), that one's id, the name, all names, how deep."""
 
 
-def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[SizedObject, Any, Any]]:
-    """Yield what has a size: it, the object, and the object that names it (None: a frame)."""
+def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[_Sized]:
     until = thread_time() + limit_s
     seen: set[int] = {id(_users)}
     n = 0
@@ -263,7 +278,7 @@ def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[tuple[Sized
             snapshot.clear()
 
 
-def _look_at(node: _Node, seen: set[int], todo: deque[_Node]) -> list[tuple[SizedObject, Any, Any]] | tuple[()]:
+def _look_at(node: _Node, seen: set[int], todo: deque[_Node]) -> list[_Sized]:
     """Return the sizes of one thing, and put what it leads to at the end of ``todo``."""
     thing, parent, owner, label, names, depth = node
     try:
@@ -272,40 +287,36 @@ def _look_at(node: _Node, seen: set[int], todo: deque[_Node]) -> list[tuple[Size
         if what is None:
             what = _learn(kind)
         if what == _SKIP:
-            return ()
+            return []
         names = (*names, label)
         if what == _TENSOR:
             return _tensor(thing, parent, (owner, label), names)
         if id(thing) in seen:
-            return ()
+            return []
         seen.add(id(thing))
         if depth < DEEPEST and what != _BUFFER:
             for name, child in _children(thing):
                 if _kinds.get(type(child)) != _SKIP:
                     todo.append((child, thing, id(thing), name, names, depth + 1))
         if what == _OTHER:
-            return ()
+            return []
         unit = "bytes" if what == _BUFFER else "items"
-        return [(SizedObject((owner, label, unit), unit, _size(thing, unit), names), thing, parent)]
+        return [(SizedObject((owner, label, unit), _size(thing, unit), names), thing, parent)]
     except Exception:  # somebody's __len__, __eq__ or property; the others are looked at
-        return ()
+        return []
 
 
-def _tensor(
-    thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...]
-) -> list[tuple[SizedObject, Any, Any]]:
-    found = [(SizedObject((*key, "bytes"), "bytes", _tensor_bytes(thing), names), thing, parent)]
+def _tensor(thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...]) -> list[_Sized]:
+    sizes = [(SizedObject((*key, "bytes"), _tensor_bytes(thing), names), thing, parent)]
     if thing.grad_fn is not None:
-        found.append((SizedObject((*key, "nodes"), "nodes", graph_depth(thing), names), thing, parent))
+        sizes.append((SizedObject((*key, "nodes"), graph_depth(thing), names), thing, parent))
     hooks = thing._backward_hooks
     if hooks:
-        held = SizedObject((id(thing), "hooks", "items"), "items", len(hooks), names)
-        found.append((held, hooks, thing))
-    return found
+        sizes.append((SizedObject((id(thing), "hooks", "items"), len(hooks), names), hooks, thing))
+    return sizes
 
 
 def _learn(kind: type) -> int:
-    """Return what the walk does with things of a type; asked once per type."""
     tensor = _tensor_type()
     what = _OTHER
     ours = kind.__module__.startswith("torchtriage.")
@@ -328,16 +339,15 @@ def _learn(kind: type) -> int:
 
 
 def _users_modules() -> list[tuple[str, dict[str, Any]]]:
-    """Return the globals of the user's modules; looked for again when modules were imported."""
     global _modules
-    if _modules[0] != len(sys.modules):
-        found = []
+    if _modules[0] != len(sys.modules):  # looked for again when modules were imported
+        theirs = []
         for name, module in list(sys.modules.items()):
             values = getattr(module, "__dict__", {})
             file = values.get("__file__")
             if isinstance(file, str) and is_users(file):
-                found.append((name, values))
-        _modules = len(sys.modules), found
+                theirs.append((name, values))
+        _modules = len(sys.modules), theirs
     return _modules[1]
 
 
@@ -348,7 +358,6 @@ _Root = tuple[dict[str, Any], tuple[str, ...], int, Any]
 def _names_of_frames(
     frame: types.FrameType | None, cleared: list[dict[str, Any]], modules: set[int], *, theirs: bool
 ) -> Iterator[_Root]:
-    """Yield the names of running functions, the user's (``theirs``) or those of libraries."""
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
@@ -380,34 +389,28 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
         if len(thing) <= MANY:
             for key, value in list(thing.items()):
                 yield f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", value
-        return
-    if isinstance(thing, (list, tuple, deque)):
+    elif isinstance(thing, (list, tuple, deque)):
         if len(thing) <= MANY:
             for index, value in enumerate(list(thing)):
                 yield f"[{index}]", value
-        return
-    if isinstance(thing, types.FunctionType):
+    elif isinstance(thing, types.FunctionType):
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
             with suppress(ValueError):  # not bound yet
                 yield f" closure {name}", cell.cell_contents
         for index, value in enumerate(thing.__defaults__ or ()):
             yield f" default {index}", value
-        if thing.__dict__:
-            yield from ((f".{name}", value) for name, value in list(thing.__dict__.items()))
-        return
-    if isinstance(thing, types.MethodType):
+        yield from _attributes(thing.__dict__)
+    elif isinstance(thing, types.MethodType):
         yield ".__self__", thing.__self__
-        return
-    if isinstance(thing, types.GeneratorType):
+    elif isinstance(thing, types.GeneratorType):
         if thing.gi_frame is not None:
-            yield from ((f" local {k}", v) for k, v in dict(thing.gi_frame.f_locals).items())
-        return
-    if isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
-        return
-    values = getattr(thing, "__dict__", None)
-    if type(values) is dict:
-        yield from ((f".{name}", value) for name, value in list(values.items()))
-    if kind.__module__ not in ("builtins", "numpy", "torch"):
+            yield from ((f" local {name}", value) for name, value in dict(thing.gi_frame.f_locals).items())
+    elif not isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
+        values = getattr(thing, "__dict__", None)
+        if type(values) is dict:
+            yield from _attributes(values)
+        if kind.__module__ in ("builtins", "numpy", "torch"):
+            return
         # state that belongs to the class: caches, registries
         if is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"):
             for name, value in list(vars(kind).items()):
@@ -416,6 +419,10 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
         for name in getattr(kind, "__slots__", ()) or ():
             if isinstance(name, str) and hasattr(thing, name) and not name.startswith("__"):
                 yield f".{name}", getattr(thing, name)
+
+
+def _attributes(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(f".{name}", value) for name, value in list(values.items())]
 
 
 def adding_line(held: SizedObject, frame: types.FrameType | None) -> CodeLine | None:
@@ -449,20 +456,12 @@ def adding_line(held: SizedObject, frame: types.FrameType | None) -> CodeLine | 
 class LineWatch:
     """Looks at sizes after each line of the user's code, until :meth:`stop`: what makes them grow.
 
-    Parameters
-    ----------
-    measures : list of callable
-        Each returns the size of one suspect.
-    frame : frame
-        The innermost frame; it and those above are traced too.
+    ``measures`` : one for each suspect. ``frame`` : the innermost one; it and those above are traced too.
 
-    Raises
-    ------
-    RuntimeError
-        Somebody else traces already: a debugger or a coverage tool.
+    Raises RuntimeError: somebody else traces already, a debugger or a coverage tool.
     """
 
-    def __init__(self, measures: list[Callable[[types.FrameType], int]], frame: types.FrameType | None) -> None:
+    def __init__(self, measures: list[Measure], frame: types.FrameType | None) -> None:
         if sys.gettrace() is not None:
             raise RuntimeError("another tracer is at work")
         self._measures = measures
@@ -476,12 +475,11 @@ class LineWatch:
         if frame is None:
             return
         self._sizes = [measure(frame) for measure in measures]
-        above: types.FrameType | None = frame
-        while above is not None:
-            if is_users(above.f_code.co_filename):
-                above.f_trace = self._on_line
-                self._frames.append(above)
-            above = above.f_back
+        while frame is not None:
+            if is_users(frame.f_code.co_filename):
+                frame.f_trace = self._on_line
+                self._frames.append(frame)
+            frame = frame.f_back
         sys.settrace(self._on_call)
 
     def stop(self) -> None:
@@ -497,9 +495,7 @@ class LineWatch:
         self._measures.clear()
 
     def _on_call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        if not is_users(frame.f_code.co_filename):
-            return None
-        return self._on_line(frame, event, arg)
+        return self._on_line(frame, event, arg) if is_users(frame.f_code.co_filename) else None
 
     def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         self._n_events += 1
@@ -538,8 +534,7 @@ def _function(code: types.CodeType) -> str:
 
 
 def _tensor_type() -> Any:
-    torch = sys.modules.get("torch")
-    return getattr(torch, "Tensor", None)
+    return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def _tensor_bytes(tensor: Any) -> int:

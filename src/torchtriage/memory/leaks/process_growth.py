@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def compiled_graphs() -> list[SizedObject]:
     """Return the number of compiled graphs as something that can grow."""
     n = n_compiled()
     names = ("torch.compile", ".compiled graphs")
-    return [SizedObject((0, " compiled", "graphs"), "graphs", n, names)] if n else []
+    return [SizedObject((0, " compiled", "graphs"), n, names)] if n else []
 
 
 def last_compiled() -> tuple[str, CodeLine | None]:
@@ -54,18 +55,17 @@ def child_processes() -> list[SizedObject]:
     pids = child_pids()
     if not pids:
         return []
-    root, n = "this program", len(pids)
-    size_bytes = sum(map(resident_bytes, pids))
+    root, n, size_bytes = "this program", len(pids), sum(map(resident_bytes, pids))
     return [
-        SizedObject((n, " children", "bytes"), "bytes", size_bytes, (root, f".memory of {n} child processes")),
-        SizedObject((0, " children", "processes"), "processes", n, (root, ".number of child processes")),
+        SizedObject((n, " children", "bytes"), size_bytes, (root, f".memory of {n} child processes")),
+        SizedObject((0, " children", "processes"), n, (root, ".number of child processes")),
     ]
 
 
 def report_to_parent(holder: str, line: CodeLine) -> None:
     """Leave a note for the parent: what grows here, and the line that adds to it."""
     if children_dir is not None:
-        note = {"holder": holder, "file": line.file, "line": line.line, "function": line.function}
+        note = {"holder": holder, **asdict(line)}
         (children_dir / f"{os.getpid()}.json").write_text(json.dumps(note), encoding="utf-8")
 
 

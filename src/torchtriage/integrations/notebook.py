@@ -37,7 +37,6 @@ class CellReport:
         return str(self.report)
 
     def _repr_html_(self) -> str:
-        """Return the report as a page in a frame."""
         return self.report._repr_html_()
 
 
@@ -97,7 +96,6 @@ def _quoted(text: str) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """Give a folder for the recordings: the one that was named, or a temporary one."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -110,15 +108,14 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report:
-    """Run the code in the shell, which shows its output and its errors, and judge what it did."""
     if window:
-        one = profile(folder, steps=None)
-        one.start(sys._getframe(1))
+        recording = profile(folder, steps=None)
+        recording.start(sys._getframe(1))
         try:
             shell.run_cell(code)
         finally:
-            one.stop()
-        return one.report
+            recording.stop()
+        return recording.report
     from torchtriage.core.record.loop_finder import LoopFinder
 
     folder = Path(tempfile.mkdtemp(prefix="cell-", dir=folder))  # the processes of one cell

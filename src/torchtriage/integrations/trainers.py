@@ -63,13 +63,12 @@ class _Callback:
     def _start(self) -> None:
         if self._profile is not None:
             return  # a second fit goes on in the first one's recording, or is not recorded
-        made = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
-        made.how = self.boundary
-        made.start(sys._getframe(1))
-        self._profile = made
+        run = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
+        run.how = self.boundary
+        run.start(sys._getframe(1))
+        self._profile = run
 
     def _step(self) -> bool:
-        """Whether the training should end: all is recorded, and that was wanted."""
         if self._profile is None:
             return False
         self._profile.step()
@@ -83,17 +82,8 @@ class _Callback:
 class HFCallback(_Callback):
     """Records a ``transformers.Trainer``; a step is an optimizer step, with its accumulation.
 
-    Parameters
-    ----------
-    out, steps, warmup
-        As for :func:`torchtriage.profile`.
-    stop : bool
-        End the training when everything is recorded.
-
-    Raises
-    ------
-    MissingExtraError
-        torch or transformers is not installed.
+    ``out steps warmup`` : as for :func:`torchtriage.profile`. ``stop`` : end the training when everything is
+    recorded. Raises MissingExtraError where torch or transformers is not installed.
     """
 
     trainers = (("transformers", "TrainerCallback"),)
@@ -117,17 +107,8 @@ class HFCallback(_Callback):
 class LightningCallback(_Callback):
     """Records a ``Trainer`` of ``lightning`` or ``pytorch_lightning``; a step is a batch.
 
-    Parameters
-    ----------
-    out, steps, warmup
-        As for :func:`torchtriage.profile`.
-    stop : bool
-        End the training when everything is recorded.
-
-    Raises
-    ------
-    MissingExtraError
-        torch or Lightning is not installed.
+    ``out steps warmup stop`` : as for :class:`HFCallback`. Raises MissingExtraError where torch or Lightning is
+    not installed.
     """
 
     trainers = (("lightning.pytorch", "Callback"), ("pytorch_lightning", "Callback"))
@@ -152,16 +133,14 @@ class LightningCallback(_Callback):
 
 
 def _bases(who: str, trainers: Sequence[tuple[str, str]]) -> list[type]:
-    """Return the callback classes of the libraries that are imported, else of the first found."""
-    found = [getattr(sys.modules[name], kind) for name, kind in trainers if name in sys.modules]
-    if found:
-        return found
-    there = [(name, kind) for name, kind in trainers if find_spec(name.partition(".")[0])]
-    if not there:
-        library = trainers[0][0].partition(".")[0]
-        raise MissingExtraError(f"{who} needs {library}", hint=f"pip install {library}")
-    name, kind = there[0]
-    return [getattr(import_module(name), kind)]
+    imported = [getattr(sys.modules[name], kind) for name, kind in trainers if name in sys.modules]
+    if imported:
+        return imported
+    for name, kind in trainers:
+        if find_spec(name.partition(".")[0]):
+            return [getattr(import_module(name), kind)]
+    library = trainers[0][0].partition(".")[0]
+    raise MissingExtraError(f"{who} needs {library}", hint=f"pip install {library}")
 
 
 def _again(kind: type[_Callback], settings: dict[str, Any]) -> _Callback:

@@ -73,7 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _test_of(item: pytest.Item) -> MeasuredTest | None:
-    """Return what this plugin keeps about a test; None where it has nothing to do."""
     known: MeasuredTest | None = getattr(item, "_torchtriage", None)
     return known
 
@@ -132,15 +131,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             if getattr(report, "when", "") != "call":
                 continue
-            told = [text for name, text in report.user_properties if name == PROPERTY]
-            if told:
-                lines.append((report.nodeid, told))
+            texts = [text for name, text in report.user_properties if name == PROPERTY]
+            if texts:
+                lines.append((report.nodeid, texts))
     if not lines:
         return
     terminalreporter.section("performance (torchtriage)")
-    for nodeid, told in sorted(lines):
+    for nodeid, texts in sorted(lines):
         terminalreporter.line(nodeid)
-        for text in told:
+        for text in texts:
             terminalreporter.line(f"  {text}")
 
 

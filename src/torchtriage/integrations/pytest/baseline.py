@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -66,7 +67,13 @@ class Baseline:
     def run_of(self, benchmark: str, series: Sequence[Series], noise: Noise) -> Run:
         """Return what was measured, with commit, machine and versions."""
         revision = _revision(self.folder)
-        found = {**_versions(), **variables(), **revision.environment, HOST: str(noise), "torchtriage": __version__}
+        environment = {
+            **_versions(),
+            **variables(),
+            **revision.environment,
+            HOST: str(noise),
+            "torchtriage": __version__,
+        }
         return Run(
             benchmark=benchmark,
             commit=revision.commit,
@@ -74,7 +81,7 @@ class Baseline:
             parent=revision.parent,
             recorded_at_s=time.time(),
             machine=_machine(),
-            environment=tuple(sorted(found.items())),
+            environment=tuple(sorted(environment.items())),
             series=tuple(series),
         )
 
@@ -98,9 +105,9 @@ class Baseline:
         asked = replace(run, commit="")
         with self._open(create=False) as store:
             for name in names:
-                found = find_baseline(store, [asked], name, folder=self.folder)
-                if found:
-                    return found, name or "the recordings before"
+                runs = find_baseline(store, [asked], name, folder=self.folder)
+                if runs:
+                    return runs, name or "the recordings before"
         return (), names[0]
 
     def _open(self, *, create: bool) -> Store:
@@ -120,26 +127,22 @@ def _machine() -> Machine:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("numpy", "torch", "triton"):
         if name in sys.modules:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-    return found
+            with suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+    return versions
 
 
 def series_of(timing: Timing, counts: Mapping[str, float], memory: Memory | None) -> tuple[Series, ...]:
     """Return what was measured as series of one session; ``counts`` by metric."""
-    wall = tuple(item / 1e9 for item in timing.wall_ns)
-    cpu = tuple(item / 1e9 for item in timing.cpu_ns)
+    wall, cpu = (tuple(ns / 1e9 for ns in times) for times in (timing.wall_ns, timing.cpu_ns))
     out = [Series("step time", "s", "lower", "latency", (Session(wall, cpu),))]
     out += [Series(name, "1", "lower", "count", (Session((float(value),)),)) for name, value in counts.items()]
     if memory is not None:
         name = "peak device memory" if memory.device else "peak host memory"
-        session = Session((float(memory.peak_bytes),))
-        out.append(Series(name, "B", "lower", "memory", (session,)))
+        out.append(Series(name, "B", "lower", "memory", (Session((float(memory.peak_bytes),)),)))
     return tuple(out)
 
 
@@ -147,107 +150,79 @@ def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> lis
     """Return a check of each metric against the stored runs."""
     if not before:
         return [Check("baseline", "not checked", f"nothing is recorded for {label}; pytest --perf-record records it")]
-    like = [item for item in before if item.machine.fingerprint == run.machine.fingerprint]
+    like = [other for other in before if other.machine.fingerprint == run.machine.fingerprint]
     if not like:
-        return [
-            Check(
-                "baseline",
-                "not checked",
-                f"{label} was recorded on an unlike machine ({_unlike(before[0], run)});"
-                " pytest --perf-record on this one",
-            )
-        ]
+        unlike = f"{label} was recorded on an unlike machine ({_unlike(before[0], run)})"
+        return [Check("baseline", "not checked", f"{unlike}; pytest --perf-record on this one")]
     changes = environment_changes(like, [run])
-    differs = f"more than the code differs: {changes[:300]}" if changes else ""
-    stored = [series for other in like for series in other.series]
-    return [
-        _compared(
-            series,
-            [old for old in stored if (old.metric, old.measures) == (series.metric, series.measures)],
-            label,
-            differs,
-            n_tests,
-        )
-        for series in run.series
-    ]
+    lines = (f"more than the code differs: {changes[:300]}",) if changes else ()
+    checks = []
+    for series in run.series:
+        stored = [
+            old
+            for other in like
+            for old in other.series
+            if (old.metric, old.measures) == (series.metric, series.measures)
+        ]
+        metric = f"{series.metric} against {label}"
+        if not stored:
+            checks.append(Check(metric, "not checked", "the recordings do not have it; --perf-record adds it"))
+        elif series.kind == "count":
+            checks.append(_counted(metric, series, stored, lines))
+        else:
+            checks.append(_timed(metric, series, stored, lines, n_tests))
+    return checks
 
 
 def _unlike(before: Run, after: Run) -> str:
-    one, other = dict(before.machine.fields), dict(after.machine.fields)
+    old, new = dict(before.machine.fields), dict(after.machine.fields)
     names = ("cpu", "cores", "memory", "gpu", "gpus", "driver", "os", "architecture")
     differ = [
-        f"{name} {one.get(name, 'none')} / {other.get(name, 'none')}"
-        for name in names
-        if one.get(name) != other.get(name)
+        f"{name} {old.get(name, 'none')} / {new.get(name, 'none')}" for name in names if old.get(name) != new.get(name)
     ]
     return "; ".join(differ) or "not told"
 
 
-def _compared(series: Series, before: Sequence[Series], label: str, differs: str, n_tests: int) -> Check:
-    metric = f"{series.metric} against {label}"
-    if not before:
-        return Check(metric, "not checked", "the recordings do not have it; --perf-record adds it")
-    lines = (differs,) if differs else ()
-    if series.kind == "count":
-        return _counted(metric, series, before, lines)
-    return _timed(metric, series, before, lines, n_tests)
-
-
 def _counted(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...]) -> Check:
     now = series.sessions[0].values[0]
-    known = sorted(value for item in before for value in item.sessions[0].values)
+    known = sorted(value for series in before for value in series.sessions[0].values)
     ends = f"{known[0]:,.0f}" if known[0] == known[-1] else f"{known[0]:,.0f} to {known[-1]:,.0f}"
-    said = f"{now:,.0f}, {ends} in {format_count(len(before), 'recording')}"
+    sentence = f"{now:,.0f}, {ends} in {format_count(len(before), 'recording')}"
     if now <= known[-1]:
-        return Check(metric, "within", said)
+        return Check(metric, "within", sentence)
     fix = "where: perf_gate with a budget for it names the lines"
-    return Check(metric, "over", f"{said}: {now - known[-1]:,.0f} more", (fix, *lines))
+    return Check(metric, "over", f"{sentence}: {now - known[-1]:,.0f} more", (fix, *lines))
 
 
 def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...], n_tests: int) -> Check:
     import numpy as np
 
     interest = MAX_REGRESS[series.kind]
-
-    def value(one: Series) -> float:
-        values = np.asarray(one.sessions[0].values, dtype=np.float64)
-        found = session_value(values, STATISTIC[series.kind])  # type: ignore[arg-type]
-        return found
-
-    if min(min(item.sessions[0].values) for item in (series, *before)) <= 0:
+    samples = [np.asarray(recorded.sessions[0].values, dtype=np.float64) for recorded in (series, *before)]
+    if min(values.min() for values in samples) <= 0:
         return Check(metric, "not checked", "a recording of zero has no ratio")
-    now = value(series)
-    known = np.array([value(item) for item in before])
-    ends = " to ".join(dict.fromkeys(amount(item, series.unit) for item in (known.min(), known.max())))
+    now, *others = (session_value(values, STATISTIC[series.kind]) for values in samples)  # type: ignore[arg-type]
+    known = np.array(others)
+    ends = " to ".join(dict.fromkeys(amount(value, series.unit) for value in (known.min(), known.max())))
     n = len(known)
-    said = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
+    sentence = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
     if n < LEAST_RUNS:
-        return Check(
-            metric,
-            "inconclusive",
-            f"{said}; {LEAST_RUNS} recordings or more tell what varies by itself: pytest --perf-record again",
-        )
+        more = f"{LEAST_RUNS} recordings or more tell what varies by itself: pytest --perf-record again"
+        return Check(metric, "inconclusive", f"{sentence}; {more}")
     logs = np.log(known)
     ratio = math.exp(math.log(now) - float(logs.mean()))
-    said = f"{said}: {change(ratio)}"
+    sentence = f"{sentence}: {change(ratio)}"
     spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)
     slower = math.log(ratio)
     least = math.log1p(interest)
-    if spread == 0:
-        verdict = "over" if slower >= least else "within"
-        shown = verdict == "over"
-    else:
-        shown = slower >= least and student_tail(slower / spread, n - 1) < ALPHA / n_tests
-        none = least > slower and student_tail((least - slower) / spread, n - 1) < MISS
-        verdict = "over" if shown else "within" if none else "inconclusive"
-    if shown:
+    if slower >= least and (spread == 0 or student_tail(slower / spread, n - 1) < ALPHA / n_tests):
         how = "where: torchtriage compare BEFORE AFTER of two recordings names the cause"
-        return Check(metric, "over", said, (how, *lines))
-    if verdict == "within":
-        return Check(metric, "within", said)
+        return Check(metric, "over", sentence, (how, *lines))
+    if slower < least and (spread == 0 or student_tail((least - slower) / spread, n - 1) < MISS):
+        return Check(metric, "within", sentence)
     return Check(
         metric,
         "inconclusive",
-        f"{said}; a change of {short(interest)} cannot be told from what recordings vary by; record"
+        f"{sentence}; a change of {short(interest)} cannot be told from what recordings vary by; record"
         " more, or measure both in turns: torchtriage gate check --against REV -- CMD",
     )

@@ -42,30 +42,30 @@ def read_budgets(
     """
     known = names or {name: name for name in BUDGETS}
     listed = ", ".join(known)
-    unnamed = list(positional)
-    if unnamed:
+    for value in positional:
         raise UsageError(
-            f"expected names with numbers, found {unnamed[0]!r} alone",
+            f"expected names with numbers, found {value!r} alone",
             where=where,
-            hint=f"{next(iter(known))}={unnamed[0]!r}; names: {listed}",
+            hint=f"{next(iter(known))}={value!r}; names: {listed}",
         )
-    found = {}
+    budgets = {}
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"names: {listed}"
             raise UsageError(f"no budget is called {name!r}", where=where, hint=hint)
-        found[known[name]] = _number(known[name], value, f"{where}: {name}")
-    return found
+        budgets[known[name]] = _number(known[name], value, f"{where}: {name}")
+    return budgets
 
 
 def _number(budget: str, value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"expected a number, found {value!r}", where=where)
     number = float(value)
-    counted = budget not in _MEASURED
-    wanted = "a count from 0" if counted else "a number above 0"
-    fine = math.isfinite(number) and (number >= 0 if counted else number > 0)
-    if not fine or (counted and number != int(number)):
+    if budget in _MEASURED:
+        wanted, fits = "a number above 0", math.isfinite(number) and number > 0
+    else:
+        wanted, fits = "a count from 0", number >= 0 and number.is_integer()
+    if not fits:
         raise UsageError(f"expected {wanted}, found {value!r}", where=where)
     return number

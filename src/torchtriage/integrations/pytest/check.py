@@ -1,14 +1,18 @@
-"""What is said about one budget of one test, and how a failed test reads."""
+"""The verdict on one budget of one test, and how a failed test reads."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pytest
+
+from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Fix
 
-__all__ = ["Check", "failure", "fix_lines"]
+__all__ = ["Check", "failure", "fix_lines", "one_line"]
 
 Verdict = Literal["within", "over", "inconclusive", "not checked"]
 
@@ -29,8 +33,17 @@ class Check:
     def __str__(self) -> str:
         """Return the whole answer on one line."""
         # what passed and what failed say so by their numbers
-        said = f"{self.verdict}: " if self.verdict in ("inconclusive", "not checked") else ""
-        return f"{self.metric}: {said}{self.sentence}"
+        verdict = f"{self.verdict}: " if self.verdict in ("inconclusive", "not checked") else ""
+        return f"{self.metric}: {verdict}{self.sentence}"
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Fail the test with our own message alone, without a traceback through our code."""
+    try:
+        yield
+    except TriageError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def failure(checks: Sequence[Check], name: str) -> str:
@@ -40,10 +53,9 @@ def failure(checks: Sequence[Check], name: str) -> str:
     """
     of = f"{name}: " if name else ""
     lines = []
-    for item in (check for check in checks if check.verdict == "over"):
-        lines += [f"{of}{item}", *(f"  {line}" for line in item.lines)]
-    for one in (check for check in checks if check.verdict != "over"):
-        lines.append(f"fine: {of}{one}" if one.verdict == "within" else f"{of}{one}")
+    for check in sorted(checks, key=lambda check: check.verdict != "over"):
+        lines.append(f"fine: {of}{check}" if check.verdict == "within" else f"{of}{check}")
+        lines += [f"  {line}" for line in check.lines if check.verdict == "over"]
     return "\n".join(lines)
 
 

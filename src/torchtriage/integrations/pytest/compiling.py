@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING
 from torchtriage.core.errors import LogError, MissingExtraError
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.integrations.pytest.budgets import BUDGETS, LIMITS, read_budgets
-from torchtriage.integrations.pytest.check import Check, fix_lines
+from torchtriage.integrations.pytest.check import Check, fix_lines, one_line
 
 if TYPE_CHECKING:
     from torchtriage.compile.logs.result import CompileResult
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["CompileGate", "CompileLog", "Compiled", "counts", "is_loaded", "judge_compiler", "need_torch"]
+__all__ = ["CompileGate", "CompileLog", "Compiled", "counts", "judge_compiler", "need_torch"]
 
 N_SHOWN = 4
 OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
@@ -61,10 +60,10 @@ class CompileLog:
         else:
             self.found_code = counters["frames"]["total"] > 0
         # pytest captures this logger, too, and would show thousands of empty lines
-        for other in list(_internal.trace_log.handlers):
-            if type(other).__module__.startswith("_pytest."):
-                _internal.trace_log.removeHandler(other)
-                self._silenced.append(other)
+        for handler in list(_internal.trace_log.handlers):
+            if type(handler).__module__.startswith("_pytest."):
+                _internal.trace_log.removeHandler(handler)
+                self._silenced.append(handler)
         self._folder = tempfile.TemporaryDirectory(prefix="torchtriage-")
         self._log = StructuredLog(Path(self._folder.name))
         self._log.start()
@@ -82,20 +81,16 @@ class CompileLog:
         result = judge(logs)
         return result if any(process.n_compiles for process in result.processes) else None
 
-    def stop(self) -> None:
-        """Listen no more."""
+    def close(self) -> None:
+        """Stop listening, and drop the log."""
         if self._log is not None:
             from torch._logging import _internal
 
             self._log.stop()
-            for other in self._silenced:
-                _internal.trace_log.addHandler(other)
+            for handler in self._silenced:
+                _internal.trace_log.addHandler(handler)
             self._silenced.clear()
             self._log = None
-
-    def close(self) -> None:
-        """Stop, and drop the log."""
-        self.stop()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -108,12 +103,12 @@ def judge_compiler(
 
     ``during`` : ``in the test``. ``found_code`` : something had been compiled before.
     """
-    budgets = {name: budgets[name] for name in LIMITS.values() if name in budgets}
-    found = [_check(result, name, limit, during, found_code) for name, limit in budgets.items()]
-    if any(item.verdict == "over" for item in found[:-1]) and found[-1].metric == "graphs":
+    names = [name for name in LIMITS.values() if name in budgets]
+    checks = [_check(result, name, budgets[name], during, found_code) for name in names]
+    if any(check.verdict == "over" for check in checks[:-1]) and checks[-1].metric == "graphs":
         # why there are more graphs is said by then
-        found[-1] = replace(found[-1], lines=found[-1].lines[:1])
-    return found
+        checks[-1] = replace(checks[-1], lines=checks[-1].lines[:1])
+    return checks
 
 
 def counts(result: CompileResult) -> dict[str, int]:
@@ -133,15 +128,15 @@ def _check(result: CompileResult | None, name: str, limit: float, during: str, f
         why = f"nothing was compiled {during}, and breaks of what was before are not seen"
         return Check(metric, "not checked", why)
     if result is None:
-        off = next((item for item in OFF if os.environ.get(item, "0") not in ("", "0")), None)
+        off = next((variable for variable in OFF if os.environ.get(variable, "0") not in ("", "0")), None)
         why = f"${off} is set" if off else f"torch.compile compiled nothing {during}"
         return Check(metric, "not checked", why)
-    found = counts(result)[name]
-    said = f"{found:,} {during}, budget {limit:g}"
-    if found <= limit:
-        return Check(metric, "within", said)
+    count = counts(result)[name]
+    sentence = f"{count:,} {during}, budget {limit:g}"
+    if count <= limit:
+        return Check(metric, "within", sentence)
     lines = {"graph_breaks": _break_lines, "recompiles": _recompile_lines, "graphs": _graph_lines}
-    return Check(metric, "over", said, tuple(lines[name](result)))
+    return Check(metric, "over", sentence, tuple(lines[name](result)))
 
 
 def _break_lines(result: CompileResult) -> Iterator[str]:
@@ -227,7 +222,7 @@ class Compiled:
 
 
 class CompileGate:
-    """The fixture ``compile_gate``. ``say`` : takes the checks of each block."""
+    """The fixture ``compile_gate``. ``say`` : gets the checks of each block."""
 
     def __init__(self, say: Callable[[list[Check], str], None]) -> None:
         self._say = say
@@ -236,33 +231,19 @@ class CompileGate:
     def __call__(self, **limits: float) -> Iterator[Compiled]:
         """Watch the compiler in a block, and fail where it does more than the limits allow.
 
-        What was compiled before stays, so that a block can show that nothing is compiled anew.
-
-        Parameters
-        ----------
-        limits : ``max_graph_breaks``, ``max_recompiles``, ``max_graphs``
-
-        Raises
-        ------
-        UsageError
-            A limit cannot be meant.
-        MissingExtraError
-            torch is not installed.
+        ``limits`` : ``max_graph_breaks``, ``max_recompiles``, ``max_graphs``. What was compiled before stays, so
+        that a block can show that nothing is compiled anew.
         """
-        budgets = read_budgets(limits, where="compile_gate", names=LIMITS)
-        need_torch("compile_gate")
-        seen, log = Compiled(), CompileLog(afresh=False)
-        log.start()
-        seen.found_code = log.found_code
-        try:
-            yield seen
-            seen.result = log.result()
-        finally:
-            log.close()
-        checks = judge_compiler(seen.result, budgets, during="in the block", found_code=log.found_code)
-        self._say(checks, "")
-
-
-def is_loaded() -> bool:
-    """Whether anything can have been compiled in this process."""
-    return "torch._dynamo" in sys.modules
+        with one_line():
+            budgets = read_budgets(limits, where="compile_gate", names=LIMITS)
+            need_torch("compile_gate")
+            seen, log = Compiled(), CompileLog(afresh=False)
+            log.start()
+            seen.found_code = log.found_code
+            try:
+                yield seen
+                seen.result = log.result()
+            finally:
+                log.close()
+            checks = judge_compiler(seen.result, budgets, during="in the block", found_code=log.found_code)
+            self._say(checks, "")

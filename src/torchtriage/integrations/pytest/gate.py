@@ -1,17 +1,18 @@
-"""The fixture ``perf_gate``: measure a step, judge it, and say what was found."""
+"""The fixture ``perf_gate``: measure a step, and check it against budgets or a baseline."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.integrations.pytest.budgets import COMPILER, read_budgets
-from torchtriage.integrations.pytest.check import Check
-from torchtriage.integrations.pytest.compiling import CompileLog, counts, is_loaded, judge_compiler, need_torch
+from torchtriage.integrations.pytest.check import Check, one_line
+from torchtriage.integrations.pytest.compiling import CompileLog, counts, judge_compiler, need_torch
 from torchtriage.integrations.pytest.measure import (
     LOOKS,
     MIB,
@@ -59,8 +60,8 @@ class PerfGate:
     """Measures steps of one test.
 
     ``benchmark`` : name of the test, under which the store keeps it. ``budgets`` : of its markers.
-    ``baseline`` : what to compare with, None where nothing was asked. ``say`` : takes what was
-    found, and fails the test. ``log`` : the compiler's since the test began, None where nobody
+    ``baseline`` : what to compare with, None where nothing was asked. ``say`` : gets the checks,
+    and fails the test. ``log`` : the compiler's since the test began, None where nobody
     watches it.
     """
 
@@ -79,6 +80,7 @@ class PerfGate:
         self._say = say
         self._names: set[str] = set()
 
+    @one_line()
     def __call__(
         self,
         step: Callable[[], Any],
@@ -103,32 +105,20 @@ class PerfGate:
             many where those cannot tell.
         budgets : float
             As in ``@pytest.mark.perf_budget``; these win over the marker's.
-
-        Raises
-        ------
-        UsageError
-            Something cannot be meant.
-        BenchmarkError
-            The step raised.
-        MissingExtraError
-            What a budget needs is not installed.
         """
         wanted = {**self.budgets, **read_budgets(budgets, where="perf_gate")}
         self._check_call(step, name, warmup=warmup, repeats=repeats)
-        for item in wanted:
-            if item in COMPILER or item in RECORDED:
-                need_torch(f"perf_gate: {item}")
+        for budget in wanted:
+            if budget in COMPILER or budget in RECORDED:
+                need_torch(f"perf_gate: {budget}")
         baseline = self._baseline()
         self.n_calls += 1
+        measured = self._measure(Step(step), wanted, baseline, name=name, warmup=warmup, repeats=repeats)
         if not wanted and baseline is None:
             nothing = "no budget is given, and no --perf-store: what was measured is only returned"
-            checks = [Check("performance", "not checked", nothing)]
-        else:
-            checks = []
-        measured, found = self._measure(Step(step), wanted, baseline, name=name, warmup=warmup, repeats=repeats)
-        checks += found
-        self._say(checks, name)
-        return Measurement(**measured, checks=tuple(checks))
+            measured = replace(measured, checks=(Check("performance", "not checked", nothing), *measured.checks))
+        self._say(list(measured.checks), name)
+        return measured
 
     def _check_call(self, step: Any, name: str, **numbers: Any) -> None:
         if not callable(step):
@@ -139,9 +129,8 @@ class PerfGate:
             )
         for what, value in numbers.items():
             least = 0 if what == "warmup" else 1
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            wrong = isinstance(value, bool) or not isinstance(value, Integral) or value < least
+            if value is not None and wrong:
                 raise UsageError(f"expected a whole number from {least}, found {value!r}", where=f"perf_gate: {what}")
         if name in self._names:
             raise UsageError(
@@ -162,8 +151,8 @@ class PerfGate:
         name: str,
         warmup: int | None,
         repeats: int | None,
-    ) -> tuple[dict[str, Any], list[Check]]:
-        timing, compiled = Timing(), None
+    ) -> Measurement:
+        timing = Timing()
         with ExitStack() as stack:
             log = self._compile_log(wanted, baseline, stack)
             memory_watch = MemoryWatch()
@@ -178,33 +167,33 @@ class PerfGate:
                 checks.append(_time(timing, step, wait, wanted["step_ms"], repeats))
             compiled = log.result() if log is not None else None
         recorded = None
-        if baseline is not None or wanted.keys() & set(RECORDED) or _failed(checks):
+        is_over = any(check.verdict == "over" for check in checks)
+        if baseline is not None or wanted.keys() & set(RECORDED) or is_over:
             recorded = record(step, step_ms=timing.median_ns / 1e6)
-            checks = [_explained(check, recorded) for check in checks]
-            checks += [judge_count(recorded, item, wanted[item]) for item in RECORDED if item in wanted]
-        limits = {item: limit for item, limit in wanted.items() if item in COMPILER}
-        checks += judge_compiler(compiled, limits, during="in the test")
+            if is_over:  # nothing but the time was checked by now
+                checks = [replace(check, lines=time_lines(recorded)) for check in checks]
+            checks += [judge_count(recorded, budget, wanted[budget]) for budget in RECORDED if budget in wanted]
+        checks += judge_compiler(compiled, wanted, during="in the test")
         if "peak_memory_mb" in wanted:
             checks.append(judge_memory(memory, wanted["peak_memory_mb"]))
         counted = _counted(recorded, compiled)
         if baseline is not None:
             checks += self._against(baseline, timing, counted, memory, name)
-        mib = None if memory is None else memory.peak_bytes / MIB
-        return {
-            "step_ms": timing.median_ns / 1e6,
-            "n_calls": len(timing.wall_ns),
-            "noise": str(timing.noise),
-            "peak_memory_mb": mib,
+        return Measurement(
+            step_ms=timing.median_ns / 1e6,
+            n_calls=len(timing.wall_ns),
+            noise=str(timing.noise),
+            peak_memory_mb=None if memory is None else memory.peak_bytes / MIB,
+            checks=tuple(checks),
             **counted,
-        }, checks
+        )
 
     def _compile_log(
         self, wanted: Mapping[str, float], baseline: Baseline | None, stack: ExitStack
     ) -> CompileLog | None:
-        """Return the log of this test, or a new one where somebody asks for one."""
         if self.log is not None:
             return self.log
-        if not wanted.keys() & COMPILER and (baseline is None or not is_loaded()):
+        if not wanted.keys() & COMPILER and (baseline is None or "torch._dynamo" not in sys.modules):
             return None
         log = CompileLog()
         stack.callback(log.close)
@@ -216,10 +205,9 @@ class PerfGate:
     ) -> list[Check]:
         from torchtriage.integrations.pytest.baseline import compare, series_of
 
-        known = {item.replace("_", " "): float(value) for item, value in counted.items() if value is not None}
-        benchmark = f"{self.benchmark} {name}".strip()
+        known = {metric.replace("_", " "): float(value) for metric, value in counted.items() if value is not None}
         series = series_of(timing, known, memory)
-        run = baseline.run_of(benchmark, series, timing.noise)
+        run = baseline.run_of(f"{self.benchmark} {name}".strip(), series, timing.noise)
         if baseline.record:
             return [Check("baseline", "within", baseline.store(run))]
         try:
@@ -230,7 +218,6 @@ class PerfGate:
 
 
 def _time(timing: Timing, step: Step, wait: Callable[[], None], budget_ms: float, repeats: int | None) -> Check:
-    """Judge times; look again where they cannot tell."""
     looks = LOOKS if repeats is None else 1
     check = judge_time(timing, budget_ms, looks=looks)
     for _ in range(looks - 1):
@@ -241,18 +228,7 @@ def _time(timing: Timing, step: Step, wait: Callable[[], None], budget_ms: float
     return check
 
 
-def _failed(checks: list[Check]) -> bool:
-    return any(check.verdict == "over" for check in checks)
-
-
-def _explained(check: Check, recorded: RecordedTest) -> Check:
-    if check.verdict != "over":
-        return check
-    return Check(check.metric, check.verdict, check.sentence, time_lines(recorded))
-
-
 def _counted(recorded: RecordedTest | None, compiled: CompileResult | None) -> dict[str, int | None]:
-    """Return all counts by budget; None is not known."""
     out: dict[str, int | None] = dict.fromkeys((*RECORDED, *sorted(COMPILER)))
     if recorded is not None and not recorded.unknown:
         out["kernels_per_step"] = max(recorded.kernels, default=0)

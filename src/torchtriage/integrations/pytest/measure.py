@@ -7,10 +7,11 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torchtriage.core.errors import BenchmarkError
@@ -41,10 +42,7 @@ class Step:
         self.n_calls = 0
 
     def __call__(self) -> None:
-        """Run it once.
-
-        Raises BenchmarkError: it raised.
-        """
+        """Run it once; a BenchmarkError where it raises."""
         self.n_calls += 1
         try:
             self._call()
@@ -55,9 +53,9 @@ class Step:
                 frames[-1] if frames else None,
             )
             text = " ".join(str(error).split())[:300]
-            told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+            kind = type(error).__name__
             raise BenchmarkError(
-                f"the step raised {told}, in call {self.n_calls}",
+                f"the step raised {f'{kind}: {text}' if text else kind}, in call {self.n_calls}",
                 where="" if place is None else f"{place.filename}:{place.lineno}",
                 hint="call it once before perf_gate to see all of the traceback",
             ) from error
@@ -77,24 +75,17 @@ class Timing:
     @property
     def noise(self) -> Noise:
         """Whether others disturbed it."""
-        return judge_noise([_sum(self.uses)]) if self.uses else judge_noise([])
+        return judge_noise([_sum(self.uses)] if self.uses else [])
 
     @property
     def median_ns(self) -> float:
         """The typical call."""
-        ordered = sorted(self.wall_ns)
-        n = len(ordered)
-        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return float(median(self.wall_ns))
 
     def warm_up(self, step: Step, wait: Callable[[], None], calls: int | None) -> None:
         """Call the step until it is warm: the first calls load, compile and fill caches."""
-        begun = time.perf_counter()
-        n = 0
-        while n < (WARM_UP_CALLS if calls is None else calls) or (
-            calls is None and n < MOST_CALLS and time.perf_counter() - begun < WARM_UP_S
-        ):
+        for _ in _calls(calls, WARM_UP_CALLS, WARM_UP_S):
             step()
-            n += 1
         wait()
 
     def look(self, step: Step, wait: Callable[[], None], calls: int | None) -> None:
@@ -103,18 +94,26 @@ class Timing:
         wait()
         clock, own = time.perf_counter_ns, time.thread_time_ns
         host, own_s, begun = read_host(), time.process_time(), time.perf_counter()
-        n = 0
-        while n < (TIMED_CALLS if calls is None else calls) or (
-            calls is None and n < MOST_CALLS and time.perf_counter() - begun < TIMED_S
-        ):
+        for _ in _calls(calls, TIMED_CALLS, TIMED_S):
             from_ns, cpu_ns = clock(), own()
             step()
             wait()
             self.cpu_ns.append(own() - cpu_ns)
             self.wall_ns.append(max(clock() - from_ns, 1))
-            n += 1
         wall_s, own_s = time.perf_counter() - begun, time.process_time() - own_s
         self.uses.append(use_between(host, read_host(), wall_s=wall_s, own_s=own_s))
+
+
+def _calls(n: int | None, least: int, least_s: float) -> Iterator[int]:
+    """Yield for each of ``n`` calls; without a number, until there are enough and time has passed."""
+    if n is not None:
+        yield from range(n)
+        return
+    begun = time.perf_counter()
+    for call in range(MOST_CALLS):
+        if call >= least and time.perf_counter() - begun >= least_s:
+            return
+        yield call
 
 
 def _sum(uses: Sequence[HostUse]) -> HostUse:
@@ -132,10 +131,10 @@ def _sum(uses: Sequence[HostUse]) -> HostUse:
 
 
 def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check:
-    """Say whether the typical step is within its budget, from an interval on its median.
+    """Check whether the typical step is within its budget, from an interval on its median.
 
     Others on the machine only ever add time. So within is within on a noisy host, too; too slow is
-    only told of a quiet one, or where the thread's own CPU time is more than twice the budget.
+    only reported of a quiet one, or where the thread's own CPU time is more than twice the budget.
 
     ``looks`` : how often this may be asked while the sample grows.
     """
@@ -147,12 +146,14 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
     values = np.asarray(timing.wall_ns, dtype=np.float64)
     budget_ns = budget_ms * 1e6
     value, low, high = quantile_interval(values, 0.5, level)
-    ends = " to ".join("?" if math.isnan(item) else format_ns(item) for item in (low, high))
-    said = f"{format_ns(value)} ({ends}, {len(values):,} calls), budget {format_ns(budget_ns)}"
+    ends = " to ".join("?" if math.isnan(end) else format_ns(end) for end in (low, high))
+    sentence = f"{format_ns(value)} ({ends}, {len(values):,} calls), budget {format_ns(budget_ns)}"
     noise = timing.noise
     if high <= budget_ns:
-        return Check("step time", "within", said)
-    over = f"{said}: {_excess(value / budget_ns)}"
+        return Check("step time", "within", sentence)
+    ratio = value / budget_ns
+    excess = f"{format_share(ratio - 1)} over" if ratio < 3 else f"{ratio:,.0f} times the budget"
+    over = f"{sentence}: {excess}"
     if low > budget_ns:
         if noise.status != "noisy":
             unknown = "" if noise.status == "quiet" else "; who else used the host is not known"
@@ -170,11 +171,7 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
         if noise.status == "noisy"
         else "the budget is inside the interval; time more calls: perf_gate(step, repeats=…)"
     )
-    return Check("step time", "inconclusive", f"{said}; {why}")
-
-
-def _excess(ratio: float) -> str:
-    return f"{format_share(ratio - 1)} over" if ratio < 3 else f"{ratio:,.0f} times the budget"
+    return Check("step time", "inconclusive", f"{sentence}; {why}")
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -233,13 +230,13 @@ class MemoryWatch:
 
 
 def judge_memory(memory: Memory | None, budget_mb: float) -> Check:
-    """Say whether peak memory is within its budget, in MiB."""
+    """Check whether peak memory is within its budget, in MiB."""
     if memory is None:
         return Check("peak memory", "not checked", "this system does not tell it")
     budget = budget_mb * MIB
-    said = f"{memory}, budget {format_bytes(budget)}"
+    sentence = f"{memory}, budget {format_bytes(budget)}"
     if memory.peak_bytes <= budget:
-        return Check("peak memory", "within", said)
+        return Check("peak memory", "within", sentence)
     how = (
         "fix: torch.cuda.memory._record_memory_history() around the step,"
         " torch.cuda.memory._dump_snapshot('memory.pickle'), then: torchtriage memory memory.pickle"
@@ -247,12 +244,10 @@ def judge_memory(memory: Memory | None, budget_mb: float) -> Check:
         else "fix: a smaller batch, torch.no_grad() where nothing is trained; whether it grows from"
         " step to step: torchtriage run --memory train.py"
     )
-    over = f"{said}: {format_bytes(memory.peak_bytes - budget)} over"
-    return Check("peak memory", "over", over, (how,))
+    return Check("peak memory", "over", f"{sentence}: {format_bytes(memory.peak_bytes - budget)} over", (how,))
 
 
 def _accelerators() -> list[str]:
-    """Return accelerators in use that count what is allocated."""
     if "torch" not in sys.modules:
         return []
     from torchtriage.core.record.profiler_capture import devices
@@ -288,13 +283,13 @@ def waiting() -> Callable[[], None]:
     waits = [getattr(getattr(torch, name), "synchronize", None) for name in devices()]
     if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
         waits.append(torch.mps.synchronize)
-    found = [wait for wait in waits if wait is not None]
-    if len(found) == 1:
-        only: Callable[[], None] = found[0]
+    present = [wait for wait in waits if wait is not None]
+    if len(present) == 1:
+        only: Callable[[], None] = present[0]
         return only
 
-    def wait() -> None:
-        for item in found:
-            item()
+    def wait_for_all() -> None:
+        for wait in present:
+            wait()
 
-    return wait
+    return wait_for_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from torchtriage.core.units import format_count, format_share
 from torchtriage.integrations.pytest.check import Check, fix_lines
 
 if TYPE_CHECKING:
-    from torchtriage.core.finding import Finding
     from torchtriage.core.trace import Trace
     from torchtriage.diagnose.verdict.result import Result
 
@@ -45,11 +44,8 @@ class RecordedTest:
     unknown: str = ""
 
 
-def record(step: Callable[[], None], *, step_ms: float | None) -> RecordedTest:
-    """Record steps and read them.
-
-    ``step_ms`` : of a step without the profiler; costs are scaled to it.
-    """
+def record(step: Callable[[], None], *, step_ms: float) -> RecordedTest:
+    """Record steps and read them; ``step_ms`` : of a step without the profiler, costs are scaled to it."""
     from torchtriage.core.record.profiler_capture import Capture, ProfilerBusyError, devices
 
     if "torch" not in sys.modules:
@@ -78,7 +74,7 @@ def record(step: Callable[[], None], *, step_ms: float | None) -> RecordedTest:
         return _read(path, step_ms=step_ms, on_device=bool(devices()))
 
 
-def _read(path: Path, *, step_ms: float | None, on_device: bool) -> RecordedTest:
+def _read(path: Path, *, step_ms: float, on_device: bool) -> RecordedTest:
     from torchtriage.api.traces import analyze, load
 
     try:
@@ -113,7 +109,7 @@ def count(trace: Trace, result: Result | None, *, on_device: bool) -> RecordedTe
     step_of = steps.of_work(kernels)
     # the profiler's own wait at its end is nobody's
     wait_step = np.where(waits.profiler, -1, steps.of_host(waits.row))
-    n_kernels, n_waits = (np.bincount(item[item >= 0], minlength=n_steps) for item in (step_of, wait_step))
+    n_kernels, n_waits = (np.bincount(step[step >= 0], minlength=n_steps) for step in (step_of, wait_step))
     return RecordedTest(
         kernels=tuple(n_kernels.tolist()),
         syncs=tuple(n_waits.tolist()),
@@ -124,8 +120,7 @@ def count(trace: Trace, result: Result | None, *, on_device: bool) -> RecordedTe
 
 
 def _shares(names: Iterator[str], n_steps: int) -> tuple[tuple[str, float], ...]:
-    counted = Counter(names)
-    return tuple((name, n / n_steps) for name, n in counted.most_common(20))
+    return tuple((name, n / n_steps) for name, n in Counter(names).most_common(20))
 
 
 def _launchers(trace: Trace, rows: Any) -> Iterator[str]:
@@ -153,24 +148,24 @@ def _waiters(trace: Trace, ids: Any) -> Iterator[str]:
 
 
 def judge_count(recorded: RecordedTest, name: str, budget: float) -> Check:
-    """Say whether ``kernels_per_step`` or ``syncs_per_step`` is within its budget."""
+    """Check whether ``kernels_per_step`` or ``syncs_per_step`` is within its budget."""
     kernels = name == "kernels_per_step"
     metric = "kernels" if kernels else "synchronisations"
     if recorded.unknown:
         return Check(metric, "not checked", recorded.unknown)
-    found = recorded.kernels if kernels else recorded.syncs
-    least, most = min(found, default=0), max(found, default=0)
-    told = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    said = f"{told} a step, budget {budget:,.0f}"
+    counts = recorded.kernels if kernels else recorded.syncs
+    least, most = min(counts, default=0), max(counts, default=0)
+    amount = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    sentence = f"{amount} a step, budget {budget:,.0f}"
     if most <= budget:
-        return Check(metric, "within", said)
+        return Check(metric, "within", sentence)
     if kernels:
         launches = ", ".join(f"{name} {n:.4g}" for name, n in recorded.launches[:6])
         lines = [f"launched by: {launches}"] if launches else []
     else:
         lines = [f"{n:.4g} a step: {name}" for name, n in recorded.waits[:6]]
     lines += _findings(recorded, LAUNCHING if kernels else WAITING)
-    return Check(metric, "over", f"{said}: {most - budget:,.0f} over", tuple(lines))
+    return Check(metric, "over", f"{sentence}: {most - budget:,.0f} over", tuple(lines))
 
 
 def time_lines(recorded: RecordedTest) -> tuple[str, ...]:
@@ -181,38 +176,40 @@ def time_lines(recorded: RecordedTest) -> tuple[str, ...]:
 
 
 def _operators(result: Result) -> Iterator[str]:
-    """Yield what most of the time goes to: kernels, and operators by their own time on the host."""
     from torchtriage.report.words import event_name
 
     summary = result.summary
     if summary is None:
         return
-    kernels = sorted(summary.top_kernels, key=lambda top_kernel: -top_kernel.total_ns)[:N_SHOWN]
+    kernels = sorted(summary.top_kernels, key=lambda kernel: -kernel.total_ns)[:N_SHOWN]
     if kernels:
-        told = (f"{kernel.short_name} {format_share(kernel.share_of_kernel_sum)}" for kernel in kernels)
-        yield f"kernels: {', '.join(told)} of kernel time"
-    total = sum(item.self_ns for item in summary.top_ops)
-    ops = sorted(summary.top_ops, key=lambda item: -item.self_ns)[:N_SHOWN]
+        shares = (f"{kernel.short_name} {format_share(kernel.share_of_kernel_sum)}" for kernel in kernels)
+        yield f"kernels: {', '.join(shares)} of kernel time"
+    total = sum(op.self_ns for op in summary.top_ops)
+    ops = sorted(summary.top_ops, key=lambda op: -op.self_ns)[:N_SHOWN]
     if total:
-        told = (f"{event_name(item.name)} {format_share(item.self_ns / total)}" for item in ops)
-        yield f"operators: {', '.join(told)} of their own time on the host"
+        shares = (f"{event_name(op.name)} {format_share(op.self_ns / total)}" for op in ops)
+        yield f"operators: {', '.join(shares)} of their own time on the host"
 
 
 def _findings(recorded: RecordedTest, families: frozenset[str] | None) -> Iterator[str]:
     from torchtriage.report import words
 
-    result = recorded.result
-    found: Sequence[Finding] = () if result is None else result.findings
-    # the recording is ours: how it was made is not what is judged
-    judged = [item for item in found if item.family != "measure"]
-    some = [item for item in judged if families is None or item.family in families]
-    for number, one in enumerate(some[:N_SHOWN], 1):
-        cost = f", saves {words.saving(one.cost)}" if one.cost is not None else ""
-        yield f"{number}. {one.code} {one.message}{cost}"
-        if one.place.frame is not None:
-            yield f"   at {words.frame(one.place.frame)}"
-        yield from fix_lines(one.fix)
-    if len(some) > N_SHOWN:
-        yield f"and {format_count(len(some) - N_SHOWN, 'finding')} more"
-    elif not some and result is not None:
+    if recorded.result is None:
+        return
+    # the recording is ours: how it was made is not what is analysed
+    findings = [
+        finding
+        for finding in recorded.result.findings
+        if finding.family != "measure" and (families is None or finding.family in families)
+    ]
+    for number, finding in enumerate(findings[:N_SHOWN], 1):
+        cost = f", saves {words.saving(finding.cost)}" if finding.cost is not None else ""
+        yield f"{number}. {finding.code} {finding.message}{cost}"
+        if finding.place.frame is not None:
+            yield f"   at {words.frame(finding.place.frame)}"
+        yield from fix_lines(finding.fix)
+    if len(findings) > N_SHOWN:
+        yield f"and {format_count(len(findings) - N_SHOWN, 'finding')} more"
+    elif not findings:
         yield "no known pattern explains it: torchtriage run shows the whole picture"

@@ -1,22 +1,20 @@
-"""What the plugin keeps about one test, and how it tells what it found."""
+"""What the plugin keeps about one test, and how it reports its checks."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from torchtriage.core.errors import TriageError, UsageError
+from torchtriage.core.errors import UsageError
 from torchtriage.integrations.pytest import PROPERTY, PerfInconclusive, PerfNotChecked, PerfWarning
 from torchtriage.integrations.pytest.budgets import BUDGETS, COMPILER, LIMITS, read_budgets
-from torchtriage.integrations.pytest.check import Check, failure
-from torchtriage.integrations.pytest.compiling import Compiled, CompileGate, CompileLog, judge_compiler, need_torch
-from torchtriage.integrations.pytest.gate import Measurement, PerfGate
+from torchtriage.integrations.pytest.check import Check, failure, one_line
+from torchtriage.integrations.pytest.compiling import CompileGate, CompileLog, judge_compiler, need_torch
+from torchtriage.integrations.pytest.gate import PerfGate
 
 if TYPE_CHECKING:
     from torchtriage.integrations.pytest.baseline import Baseline
@@ -25,31 +23,6 @@ __all__ = ["MeasuredTest"]
 
 PERF, COMPILE = "perf_budget", "torch_compile"
 STORE_VARIABLE = "TORCHTRIAGE_STORE"
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    """Fail the test with what we have to say alone, without a traceback through our code."""
-    try:
-        yield
-    except TriageError as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
-
-
-class _PlainGate(PerfGate):
-    """``perf_gate`` as tests get it: what goes wrong is one line."""
-
-    def __call__(self, step: Callable[[], Any], **given: Any) -> Measurement:
-        with _one_line():
-            return super().__call__(step, **given)
-        raise AssertionError("not reached")
-
-
-class _PlainCompileGate(CompileGate):
-    @contextlib.contextmanager
-    def __call__(self, **limits: float) -> Iterator[Compiled]:
-        with _one_line(), super().__call__(**limits) as seen:
-            yield seen
 
 
 class MeasuredTest:
@@ -63,10 +36,9 @@ class MeasuredTest:
 
     def read_markers(self) -> None:
         """Read budgets and limits; those nearer to the test win over those of class and module."""
-        with _one_line():
+        with one_line():
             for name, known, into in ((PERF, None, self._budgets), (COMPILE, LIMITS, self._limits)):
-                markers = list(self._item.iter_markers(name))
-                for marker in reversed(markers):
+                for marker in reversed(list(self._item.iter_markers(name))):
                     where = f"@pytest.mark.{name}"
                     into.update(read_budgets(marker.kwargs, where=where, positional=marker.args, names=known))
                     if not marker.kwargs:
@@ -78,10 +50,8 @@ class MeasuredTest:
     def start(self) -> None:
         """Begin to watch the compiler, where it is limited."""
         if self._limits or self._budgets.keys() & COMPILER:
-            log = CompileLog()
-            log.start()
-            self._log = log
-            self.perf_gate.log = log
+            self._log = self.perf_gate.log = CompileLog()
+            self._log.start()
 
     def stop(self, *, passed: bool) -> None:
         """Judge what the whole test came to."""
@@ -104,12 +74,12 @@ class MeasuredTest:
     @functools.cached_property
     def perf_gate(self) -> PerfGate:
         """The fixture."""
-        return _PlainGate(self._item.nodeid, self._budgets, self._baseline, self._say)
+        return PerfGate(self._item.nodeid, self._budgets, self._baseline, self._say)
 
     @functools.cached_property
     def compile_gate(self) -> CompileGate:
         """The fixture."""
-        return _PlainCompileGate(self._say)
+        return CompileGate(self._say)
 
     def _baseline(self) -> Baseline | None:
         config = self._item.config
@@ -132,18 +102,18 @@ class MeasuredTest:
         return Baseline(place, record, config.getoption("--perf-base"), config.rootpath, max(n_tests, 1))
 
     def _say(self, checks: list[Check], name: str) -> None:
-        """Tell what was found: properties for the summary, warnings, and a failure."""
+        # properties for the summary, warnings, and a failure
         of = f"{name}: " if name else ""
-        for item in checks:
-            mark = "OVER " if item.verdict == "over" else ""
-            self._item.user_properties.append((PROPERTY, f"{of}{mark}{item}"))
+        for check in checks:
+            mark = "OVER " if check.verdict == "over" else ""
+            self._item.user_properties.append((PROPERTY, f"{of}{mark}{check}"))
         if any(check.verdict == "over" for check in checks):
             pytest.fail(failure(checks, name), pytrace=False)
         kinds = {"inconclusive": PerfInconclusive, "not checked": PerfNotChecked}
-        for item in checks:
-            if item.verdict in kinds:
+        for check in checks:
+            if check.verdict in kinds:
                 try:
-                    self._item.warn(kinds[item.verdict](f"{of}{item}"))
+                    self._item.warn(kinds[check.verdict](f"{of}{check}"))
                 except PerfWarning as error:
                     # the user's filter makes it an error: no traceback through our code
                     raise pytest.fail.Exception(str(error), pytrace=False) from None

@@ -32,7 +32,6 @@ class Replayed:
     peak_bytes: int
     n_mallocs: int
     n_frees: int
-    n_retries: int
     n_ooms: int
     n_fitted: int
     same_address: float
@@ -87,7 +86,6 @@ def replay(
         peak_bytes=simulator.peak_bytes,
         n_mallocs=simulator.n_mallocs,
         n_frees=simulator.n_frees,
-        n_retries=simulator.n_retries,
         n_ooms=simulator.n_ooms,
         n_fitted=n_fitted,
         same_address=float(same.mean()) if len(same) else 1.0,

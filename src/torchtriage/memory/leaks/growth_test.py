@@ -139,18 +139,16 @@ def judge(
     return _no_leak(at, level, patience_steps, floor_bytes)
 
 
-def judge_device(
-    step: ArrayLike, allocated: ArrayLike, reserved: ArrayLike, *, patience_steps: int = PATIENCE_STEPS
-) -> LeakVerdict:
+def judge_device(step: ArrayLike, allocated: ArrayLike, reserved: ArrayLike) -> LeakVerdict:
     """Return whether a device's memory leaks; what only the allocator keeps is no leak.
 
     ``allocated, reserved`` : bytes in live tensors, and bytes the caching allocator holds, at these steps.
     """
     # allocated bytes are exact: one 512-byte block per step is already a trend
-    verdict = judge(step, allocated, patience_steps=patience_steps, floor_bytes=16 * 1024)
+    verdict = judge(step, allocated, floor_bytes=16 * 1024)
     if verdict.leak:
         return verdict
-    cached = judge(step, reserved, patience_steps=patience_steps, floor_bytes=2 << 20)
+    cached = judge(step, reserved, floor_bytes=2 << 20)
     if not cached.leak:
         return verdict
     why = (
@@ -167,7 +165,6 @@ def first_alarm(
     *,
     every_steps: int = 100,
     patience_steps: int = PATIENCE_STEPS,
-    floor_bytes: int = FLOOR_BYTES,
 ) -> LeakVerdict:
     """Return the first verdict that says leak, of rows judged every ``every_steps`` as by :func:`judge`.
 
@@ -177,13 +174,8 @@ def first_alarm(
     counts = None if objects is None else np.asarray(objects, float)
     looks = np.arange(steps[0] + every_steps, steps[-1], every_steps) if len(steps) else steps
     for end in (*np.searchsorted(steps, looks, side="right"), len(steps)):
-        verdict = judge(
-            steps[:end],
-            values[:end],
-            None if counts is None else counts[:end],
-            patience_steps=patience_steps,
-            floor_bytes=floor_bytes,
-        )
+        so_far = None if counts is None else counts[:end]
+        verdict = judge(steps[:end], values[:end], so_far, patience_steps=patience_steps)
         if verdict.leak:
             break
     return verdict

@@ -73,7 +73,6 @@ class SettingOutcome:
     n_calls: int
     extra_calls: int
     extra_ms: float | None
-    n_retries: int
     n_fitted: int
     n_ooms: int
 
@@ -236,7 +235,6 @@ def _outcome(replayed: Replayed, base: Replayed, recording: AllocatorRecording) 
         n_calls=n_calls,
         extra_calls=extra,
         extra_ms=extra_ms,
-        n_retries=replayed.n_retries,
         n_fitted=replayed.n_fitted,
         n_ooms=max(replayed.n_ooms - base.n_ooms, 0),
     )

@@ -20,7 +20,7 @@ from torchtriage.core.finding import Frame
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.memory.snapshot.snapshot import Bools, Codes, Snapshot
 
-__all__ = ["NO_STACK", "MemoryPhase", "Owners"]
+__all__ = ["NO_STACK", "Category", "MemoryPhase", "Owners"]
 
 
 NO_STACK = "no stack recorded"
@@ -61,13 +61,28 @@ class MemoryPhase(IntEnum):
     OPTIMIZER = 4
 
 
+class Category(IntEnum):
+    """What a tensor is for, as far as its stacks show."""
+
+    UNKNOWN = 0
+    PARAMETERS = 1
+    GRADIENTS = 2
+    OPTIMIZER_STATE = 3
+    ACTIVATIONS = 4
+    TEMPORARIES = 5
+    WORKSPACE = 6
+    CACHE = 7
+    COMMUNICATION = 8
+
+
 @dataclass(frozen=True)
 class Owners:
     """What each distinct stack of a snapshot says, as columns over ``snapshot.stacks``.
 
     ``user`` : the innermost frame of the user's own Python, -1 for none. ``python`` : the innermost Python frame
     of anyone. ``module`` : the innermost frame that is the forward of a module. ``phase`` : a
-    :class:`MemoryPhase`. ``is_user_frame`` : bool[n_frames].
+    :class:`MemoryPhase`. ``category`` : a :class:`Category` where the stack alone says it. ``is_user_frame`` :
+    bool[n_frames].
     """
 
     snapshot: Snapshot
@@ -75,12 +90,8 @@ class Owners:
     python: Codes
     module: Codes
     phase: NDArray[np.int8]
-    is_workspace: Bools
+    category: NDArray[np.int8]
     is_parameter: Bools
-    is_state: Bools
-    is_cache: Bools
-    is_communication: Bools
-    is_accumulated: Bools
     is_user_frame: Bools
 
     @classmethod
@@ -132,18 +143,22 @@ class Owners:
         phase[has(forward) & ~is_parameter] = MemoryPhase.FORWARD
         phase[has(backward)] = MemoryPhase.BACKWARD
         phase[has(mask(lambda file, _: _OPTIMIZER.search(file)))] = MemoryPhase.OPTIMIZER
+        category = np.full(len(stacks), Category.UNKNOWN, np.int8)
+        category[has(mask(lambda _, name: "AccumulateGrad" in name))] = Category.GRADIENTS
+        category[is_parameter] = Category.PARAMETERS
+        category[has(mask(lambda _, name: name == "_init_group"))] = Category.OPTIMIZER_STATE
+        is_cache = mask(lambda file, name: _CACHE.search(file) or "autocast::cached_cast" in name)
+        category[has(is_cache)] = Category.CACHE
+        category[has(mask(lambda _, name: _COMMUNICATION.search(name)))] = Category.COMMUNICATION
+        category[has(mask(lambda _, name: _WORKSPACE.search(name)))] = Category.WORKSPACE
         return cls(
             snapshot=snapshot,
             user=first(user),
             python=first(python),
             module=first(mask(lambda file, name: name == "forward" and file.endswith(".py"))),
             phase=phase,
-            is_workspace=has(mask(lambda _, name: _WORKSPACE.search(name))),
+            category=category,
             is_parameter=is_parameter,
-            is_state=has(mask(lambda _, name: name == "_init_group")),
-            is_cache=has(mask(lambda file, name: _CACHE.search(file) or "autocast::cached_cast" in name)),
-            is_communication=has(mask(lambda _, name: _COMMUNICATION.search(name))),
-            is_accumulated=has(mask(lambda _, name: "AccumulateGrad" in name)),
             is_user_frame=user,
         )
 

@@ -21,6 +21,7 @@ from torchtriage.core.version import __version__
 from torchtriage.memory.snapshot.attribution import NO_STACK
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
+    RECORD,
     Area,
     DeviceMemory,
     MemoryPart,
@@ -30,7 +31,6 @@ from torchtriage.memory.snapshot.result import (
 )
 from torchtriage.memory.snapshot.snapshot import Ints
 from torchtriage.memory.snapshot.timeline_chart import thinned
-from torchtriage.memory.snapshot.verdict import RECORD
 
 __all__ = ["CATEGORIES", "CategoryTimeline", "judge_categories", "parse_categories"]
 

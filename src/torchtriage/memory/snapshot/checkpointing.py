@@ -29,8 +29,8 @@ from torchtriage.core.finding import Frame, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
-from torchtriage.memory.snapshot.attribution import MemoryPhase, Owners
-from torchtriage.memory.snapshot.peak_usage import Category, categories, phases
+from torchtriage.memory.snapshot.attribution import Category, MemoryPhase, Owners
+from torchtriage.memory.snapshot.peak_usage import categories, phases
 from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
@@ -63,18 +63,14 @@ class Unit:
     time_of: str = ""
 
 
-def units(
-    snapshot: Snapshot, device: int | None = None, *, trace: Trace | None = None, owners: Owners | None = None
-) -> tuple[Unit, ...]:
+def units(snapshot: Snapshot, *, trace: Trace | None = None, owners: Owners | None = None) -> tuple[Unit, ...]:
     """Return the units worth checkpointing, largest saving first; none without stacks.
 
-    ``snapshot`` : with a history that holds the peak of a training step. ``device`` : by default the first one
-    with history. ``trace`` : of the same program, recorded ``with_stack``; gives what computing again costs.
-    ``owners`` : ``Owners.of(snapshot)``, where it is there already.
+    ``snapshot`` : of its first device with history, which holds the peak of a training step. ``trace`` : of the
+    same program, recorded ``with_stack``; gives what computing again costs. ``owners`` : ``Owners.of(snapshot)``,
+    where it is there already.
     """
-    if device is None:
-        device = next(iter(distinct(snapshot.history.device).tolist()), 0)
-    memory = timeline(snapshot, device)
+    memory = timeline(snapshot, next(iter(distinct(snapshot.history.device).tolist()), 0))
     owners = owners or Owners.of(snapshot)
     if memory.end == memory.start or not len(snapshot.stacks):
         return ()

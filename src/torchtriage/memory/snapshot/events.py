@@ -85,8 +85,6 @@ def _recorded(trace: Trace, kind: int, device: int) -> RecordedEvents:
         time_us=memory.at_ns[mine] // 1000,
         stack=stack,
         pool=none,
-        metadata=zero.astype(np.int32),
-        compile_context=zero.astype(np.int32),
         device_free_bytes=none.astype(np.int64),
     )
     is_host = kind == HOST

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.units import format_count
-from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
+from torchtriage.memory.snapshot.attribution import NO_STACK, Category, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
 from torchtriage.memory.snapshot.snapshot import Bools, Ints
 from torchtriage.memory.snapshot.timeline import Timeline
 
-__all__ = ["NO_LINE", "Category", "categories", "find_peak", "holders", "phases", "time_us"]
+__all__ = ["NO_LINE", "categories", "find_peak", "holders", "phases", "time_us"]
 
 
 MAX_LINES = 30
 BEFORE = -2
 NO_LINE = {-1: NO_STACK, BEFORE: "before the recording"}
-
-
-class Category(IntEnum):
-    """What a tensor is for, as far as its stacks tell."""
-
-    UNKNOWN = 0
-    PARAMETERS = 1
-    GRADIENTS = 2
-    OPTIMIZER_STATE = 3
-    ACTIVATIONS = 4
-    TEMPORARIES = 5
-    WORKSPACE = 6
-    CACHE = 7
-    COMMUNICATION = 8
 
 
 CATEGORY_NAMES = [category.name.lower().replace("_", " ") for category in Category]
@@ -80,16 +65,8 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     out[backward & later] = Category.GRADIENTS
     out[(phase == MemoryPhase.OPTIMIZER) & (freed_in == MemoryPhase.OPTIMIZER)] = Category.TEMPORARIES
     out[(phase == MemoryPhase.OPTIMIZER) & stays] = Category.OPTIMIZER_STATE
-    for flags, category in (
-        (owners.is_accumulated, Category.GRADIENTS),
-        (owners.is_parameter, Category.PARAMETERS),
-        (owners.is_state, Category.OPTIMIZER_STATE),
-        (owners.is_cache, Category.CACHE),
-        (owners.is_communication, Category.COMMUNICATION),
-        (owners.is_workspace, Category.WORKSPACE),
-    ):
-        out[_by_stack(flags, lives.stack).astype(np.bool_)] = category
-    return out
+    stated = _by_stack(owners.category, lives.stack)
+    return np.where(stated, stated, out).astype(np.int8)
 
 
 def find_peak(timeline: Timeline, owners: Owners) -> MemoryPeak | None:

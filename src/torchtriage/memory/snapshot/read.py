@@ -58,14 +58,14 @@ class _IsJsonError(SnapshotError):
 
 
 def read_memory(
-    path: Input, progress: Callable[[int, int], None] | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
+    path: Input, progress: Callable[[int, int], None] | None = None
 ) -> Snapshot | CategoryTimeline | WatchFile | Trace:
     """Return a snapshot as :func:`read_snapshot`, the profiler's memory timeline, the report of a watch, or a trace.
 
     Raises SnapshotError (it is none of them), or TraceFormatError (a trace that cannot be read).
     """
     try:
-        return read_snapshot(path, progress, max_bytes=max_bytes)
+        return read_snapshot(path, progress)
     except _IsJsonError:
         if not isinstance(path, str | os.PathLike) or os.fspath(path) == "-":
             raise
@@ -84,7 +84,7 @@ def read_memory(
                 where=name,
                 hint=f"torchtriage show {name}; to write it again: --json -o {name}",
             )
-    return read_trace(path, max_bytes=max_bytes, progress=progress)
+    return read_trace(path, progress=progress)
 
 
 def _whole(head: bytes, stream: BinaryIO, name: str) -> bytes:

@@ -12,6 +12,7 @@ from torchtriage.core.finding import Crash, Finding, Frame, NotChecked, Note
 
 __all__ = [
     "MEMORY_SCHEMA",
+    "RECORD",
     "Area",
     "BlockRow",
     "DeviceMemory",
@@ -27,6 +28,12 @@ __all__ = [
 ]
 
 MEMORY_SCHEMA = "torchtriage-memory/1"
+RECORD = (
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"
+    "…  # some steps\n"
+    "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
+)
+"""How to record what a verdict lacked."""
 
 
 @dataclass(frozen=True)

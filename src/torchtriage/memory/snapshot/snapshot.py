@@ -119,9 +119,8 @@ class History(Columns):
     """What the allocators did, device by device, in the order it happened.
 
     ``action`` : an :class:`Action`. ``address`` : -1 for ``OOM``. ``time_us`` : since the epoch, -1 where the
-    version of torch recorded none. ``stack`` : -1 for none. ``pool metadata compile_context`` : codes into
-    ``Snapshot.pools`` and ``Snapshot.texts``; pool is -1 where not recorded. ``device_free_bytes`` : what the
-    driver had left, -1 but for ``OOM``.
+    version of torch recorded none. ``stack`` : -1 for none. ``pool`` : into ``Snapshot.pools``, -1 where not
+    recorded. ``device_free_bytes`` : what the driver had left, -1 but for ``OOM``.
     """
 
     device: Codes
@@ -132,8 +131,6 @@ class History(Columns):
     time_us: Ints
     stack: Codes
     pool: Codes
-    metadata: Codes
-    compile_context: Codes
     device_free_bytes: Ints
 
     @cached_property
@@ -149,8 +146,7 @@ class Stacks:
     """The distinct stacks, innermost frame first, over one table of frames.
 
     ``frame`` : int32[k], stack i is ``frame[start[i]:start[i + 1]]``. ``lines`` : int64[n_frames], the line that
-    ran if ``is_exact``, else the function's first. ``fx`` : for frames of generated code, what torch
-    recorded of their origin.
+    ran if ``is_exact``, else the function's first.
     """
 
     start: Ints
@@ -158,7 +154,6 @@ class Stacks:
     files: tuple[str, ...]
     lines: Ints
     functions: tuple[str, ...]
-    fx: dict[int, str]
     is_exact: bool = True
 
     def __len__(self) -> int:
@@ -174,7 +169,6 @@ class StackTable:
     """Collects frames and stacks, each once."""
 
     def __init__(self) -> None:
-        self.fx: dict[int, str] = {}
         self._frames: dict[tuple[str, int, str], int] = {}
         self._stacks: dict[bytes, int] = {}
         self._flat = array("i")
@@ -201,7 +195,6 @@ class StackTable:
             files=tuple(file for file, _, _ in self._frames),
             lines=np.array([line for _, line, _ in self._frames], np.int64),
             functions=tuple(function for _, _, function in self._frames),
-            fx=self.fx,
             is_exact=is_exact,
         )
 

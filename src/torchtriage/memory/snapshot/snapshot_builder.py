@@ -79,9 +79,7 @@ class SnapshotBuilder:
             }
         )
         self.block = _columns({"q": "address size_bytes requested_bytes", "b": "state", "i": "stack"})
-        self.entry = _columns(
-            {"b": "action", "q": "address size_bytes stream time_us", "i": "stack pool metadata compile_context"}
-        )
+        self.entry = _columns({"b": "action", "q": "address size_bytes stream time_us", "i": "stack pool"})
         self.device_free: dict[int, int] = {}
         self.marks: list[tuple[int, int, int, bool]] = []
         self.n_blocks_used = 0
@@ -110,14 +108,12 @@ class SnapshotBuilder:
             return None
         i_action, i_stack = place["action"], place["frames"]
         i_address, i_size, i_stream = place["addr"], place["size"], place["stream"]
-        i_time, i_metadata, i_context = map(place.get, ("time_us", "user_metadata", "compile_context"))
+        i_time = place.get("time_us")
         i_pool = place.get(_POOL, place.get("pool_id"))
         entry = self.entry
         numbers = [entry[name] for name in ("address", "size_bytes", "stream", "time_us")]
         put_address, put_size, put_stream, put_time = (column.append for column in numbers)
-        put_stack, put_pool, put_metadata, put_context, put_action = (
-            entry[name].append for name in ("stack", "pool", "metadata", "compile_context", "action")
-        )
+        put_stack, put_pool, put_action = (entry[name].append for name in ("stack", "pool", "action"))
 
         def take(values: list[Any]) -> Any:
             stack, name = values[i_stack], values[i_action]
@@ -134,8 +130,6 @@ class SnapshotBuilder:
                     del column[len(entry["action"]) :]
                 return self._entry(dict(zip(names, values, strict=True)))
             put_stack(stack)
-            put_metadata(0 if i_metadata is None else self._text(values[i_metadata]))
-            put_context(0 if i_context is None else self._text(values[i_context]))
             pool = None if i_pool is None else values[i_pool]
             put_pool(NONE if pool is None else self._pool(pool))
             put_action(action)
@@ -167,8 +161,6 @@ class SnapshotBuilder:
         _put(row["size_bytes"], get("size", 0))
         _put(row["stream"], get("stream", 0))
         _put(row["time_us"], get("time_us", NONE))
-        row["metadata"].append(self._text(get("user_metadata", "")))
-        row["compile_context"].append(self._text(get("compile_context", "")))
         pool = get(_POOL, get("pool_id"))
         row["pool"].append(NONE if pool is None else self._pool(pool))
         row["action"].append(action)
@@ -184,11 +176,7 @@ class SnapshotBuilder:
         line = _number(value.get("line", 0))
         if type(file) is not str or type(name) is not str:
             raise _odd("a frame without a file and a name")
-        frame = self.stacks.frame(file, line, name)
-        origin = value.get("fx_original_trace")
-        if origin and type(origin) is str:
-            self.stacks.fx[frame] = origin
-        return _Frame(frame)
+        return _Frame(self.stacks.frame(file, line, name))
 
     def _segment(self, value: dict[Any, Any]) -> _Row:
         get, blocks = value.get, value.get("blocks", [])

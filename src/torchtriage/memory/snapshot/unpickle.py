@@ -144,8 +144,11 @@ def unpickle(
     except SnapshotError as error:
         raise SnapshotError(error.message, where=error.where or name, hint=error.hint) from None
     except (IndexError, struct.error):
-        found = f"found one that ends or breaks off at byte {reader.position:,}"
-        raise SnapshotError(f"expected a whole pickle, {found}", where=name, hint=_TRUNCATED) from None
+        raise SnapshotError(
+            f"expected a whole pickle, found one that ends or breaks off at byte {reader.position:,}",
+            where=name,
+            hint=_TRUNCATED,
+        ) from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SnapshotError(
             f"expected plain data, found opcodes that fit no data near byte {reader.position:,} ({error})",
@@ -168,7 +171,7 @@ class _Reader:
         self.pos = 0
         self.data = b""
         self.is_end = False
-        self.kept = 0
+        self.n_values = 0
         self.memo: list[Any] = []
         # what opcodes stand for: a memo index never changes its meaning
         self.lists: dict[bytes, Any] = {}
@@ -210,7 +213,7 @@ class _Reader:
             self.skip(n_bytes - n_read)
             self.sink.count(f"text longer than {format_bytes(MAX_TEXT_BYTES)}, cut")
             return raw.decode("utf-8", "ignore") + "…" if is_text else raw
-        self.kept += 1 + n_bytes // 64
+        self.n_values += 1 + n_bytes // 64
         if is_text:
             return self.text(raw)
         self.texts_bytes += sys.getsizeof(raw)
@@ -303,7 +306,7 @@ class _Reader:
                 items = dict(zip(shape.names, values, strict=True))
                 row = take(items)
                 if row is items:
-                    self.kept += 2 * len(items)
+                    self.n_values += 2 * len(items)
             memo[slot] = row
             stack.append(row)
             pos = match.end()
@@ -348,12 +351,12 @@ class _Reader:
         if value is None:
             value = self.sink.take_list(self.known(run))
             if type(value) is list:
-                self.kept += len(value)
+                self.n_values += len(value)
             else:
                 self.lists[run] = value  # many like it follow
         return value
 
-    def check_kept(self, stack: list[Any], outer: list[list[Any]]) -> None:
+    def check_size(self, stack: list[Any], outer: list[list[Any]]) -> None:
         """Refuse a file that makes more of itself than its bytes."""
         if len(self.texts) > CACHED:
             self.texts.clear()
@@ -363,7 +366,7 @@ class _Reader:
                 f" text in the first {self.position:,} bytes",
                 hint=_TRY,
             )
-        values = self.kept + len(self.memo) + len(stack) + sum(map(len, outer))
+        values = self.n_values + len(self.memo) + len(stack) + sum(map(len, outer))
         if values > FREE_VALUES + self.position // BYTES_PER_VALUE:
             raise SnapshotError(
                 f"expected a snapshot, found {values:,} loose values in the first {self.position:,} bytes", hint=_TRY
@@ -378,7 +381,7 @@ class _Reader:
         while True:
             if len(self.data) - self.pos < 2 * MARGIN_BYTES and not self.is_end:
                 self.fill(WINDOW_BYTES)
-                self.check_kept(stack, outer)
+                self.check_size(stack, outer)
             data, pos = self.data, self.pos
             limit = len(data) if self.is_end else len(data) - MARGIN_BYTES
             if pos >= limit and self.is_end:
@@ -419,7 +422,7 @@ class _Reader:
                             self.put(int.from_bytes(short or long, "little"), value)
                     else:
                         push([])
-                        self.kept += 1
+                        self.n_values += 1
                 elif op == MARK:
                     outer.append(stack)
                     if len(outer) > MAX_DEPTH:
@@ -443,10 +446,10 @@ class _Reader:
                         if target.slot >= 0:
                             memo[target.slot] = value
                         if value is items:
-                            self.kept += 2 * len(items)
+                            self.n_values += 2 * len(items)
                     elif type(target) is dict:
                         target.update(items)
-                        self.kept += 1 + 2 * len(items)
+                        self.n_values += 1 + 2 * len(items)
                     else:
                         raise TypeError(f"items for {type(target).__name__}")
                 elif op == EMPTY_DICT:
@@ -480,14 +483,14 @@ class _Reader:
                     if type(target) is not list:
                         raise TypeError(f"values for {type(target).__name__}")
                     target.extend(values)
-                    self.kept += 1 + len(values)
+                    self.n_values += 1 + len(values)
                 elif op == APPEND:
                     value = stack.pop()
                     target = stack[-1]
                     if type(target) is not list:
                         raise TypeError(f"a value for {type(target).__name__}")
                     target.append(value)
-                    self.kept += 1
+                    self.n_values += 1
                 elif op == SHORT_BINUNICODE:
                     n_bytes = data[pos]
                     pos += 1 + n_bytes
@@ -524,16 +527,16 @@ class _Reader:
                     if len(stack) < size:
                         raise TypeError("a tuple of nothing")
                     stack[-size:] = [tuple(stack[-size:])]
-                    self.kept += size
+                    self.n_values += size
                 elif op == TUPLE:
                     value = tuple(stack)
                     stack = outer.pop()
                     push = stack.append
                     push(value)
-                    self.kept += 1 + len(value)
+                    self.n_values += 1 + len(value)
                 elif op in (FRAME, PROTO):
                     pos += 8 if op == FRAME else 1
-                    self.kept += 1  # what does nothing must not go on forever
+                    self.n_values += 1  # what does nothing must not go on forever
                 elif op == SHORT_BINBYTES:
                     n_bytes = data[pos]
                     pos += 1 + n_bytes

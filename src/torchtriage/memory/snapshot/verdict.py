@@ -24,6 +24,7 @@ from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_o
 from torchtriage.memory.snapshot.peak_usage import find_peak
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
+    RECORD,
     DeviceMemory,
     Fragmentation,
     MemoryPeak,
@@ -35,18 +36,12 @@ from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 from torchtriage.memory.snapshot.timeline_chart import draw
 
-__all__ = ["RECORD", "judge", "judge_trace"]
+__all__ = ["judge", "judge_trace"]
 
 UNUSED_SHARE = 0.2
 UNUSED_BYTES = 256 << 20
 """What is reserved and free when most is reserved must reach both to be called fragmentation: a
 tenth of large segments is rounding, and a few segments are nobody's problem."""
-
-RECORD = (
-    "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"
-    "…  # some steps\n"
-    "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
-)
 
 
 def judge(

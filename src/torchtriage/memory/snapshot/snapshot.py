@@ -25,6 +25,7 @@ __all__ = [
     "Blocks",
     "Bools",
     "Codes",
+    "Columns",
     "History",
     "Ints",
     "Segments",

@@ -11,21 +11,15 @@ import math
 
 __all__ = ["DurationLevel", "SizeShares"]
 
-CUT = 3.0
-"""Scales a value may pull by."""
-MAX_SIZES = 64
-"""Sizes kept apart; beyond, quarters of a doubling are."""
-SETTLED = 8
-"""Requests of a size after which its share is trusted."""
-SLOWEST = 0.005
-"""Least part of what a request was off that its size's share moves by."""
-PARENT = 5
-"""Requests of a size after which others may be guessed from it."""
+CUT = 3.0  # scales a value may pull by
+MAX_SIZES = 64  # sizes kept apart; beyond, quarters of a doubling are
+SETTLED = 8  # requests of a size after which its share is trusted
+SLOWEST = 0.005  # least part of what a request was off that its size's share moves by
+PARENT = 5  # requests of a size after which others may be guessed from it
 SLOPE = (-0.2, 1.2)
 """Bounds of the slope a new size is guessed with: a batch is no cheaper than half of it, roughly,
 and no dearer than its work."""
-FLOOR = 0.02
-"""Least scale: durations are not known better than to 2 %."""
+FLOOR = 0.02  # least scale: durations are not known better than to 2 %
 
 
 class DurationLevel:

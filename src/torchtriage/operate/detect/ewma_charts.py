@@ -15,18 +15,13 @@ from typing import NamedTuple
 
 __all__ = ["QUARANTINE", "ChartReading", "Charts"]
 
-MEMORY = 2_000
-"""Values over which limits are learned."""
-LEARN_EVERY = 4
-"""Means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the
-time."""
-QUARANTINE = 200
-"""Values for which a lesson waits; what is to be found lasts as long, or is large."""
+MEMORY = 2_000  # values over which limits are learned
+LEARN_EVERY = 4  # means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the time
+QUARANTINE = 200  # values for which a lesson waits; what is to be found lasts as long, or is large
 FULL_AVERAGING = 8.0
 """Spans a chart must have seen before its learned limit is believed to be smaller than half the
 next shorter one's variance."""
-PRIOR = 10
-"""Lessons that the assumed variance of 1 counts for."""
+PRIOR = 10  # lessons that the assumed variance of 1 counts for
 TINY = 1e-9
 
 

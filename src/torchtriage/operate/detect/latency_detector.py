@@ -19,8 +19,7 @@ from torchtriage.operate.detect.tails import TailCounter
 
 __all__ = ["KINDS", "Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
 
-KINDS = ("input-mix", "missing", "shift", "spread", "stuck", "surge", "tail")
-"""Of alarms."""
+KINDS = ("input-mix", "missing", "shift", "spread", "stuck", "surge", "tail")  # of alarms
 
 
 class Sample(NamedTuple):
@@ -53,46 +52,30 @@ class Alarm(NamedTuple):
     better: bool = False
 
 
-WARM_UP = 500
-"""Requests without alarms at the start: caches fill, kernels are chosen, clocks rise."""
-MEMORY = 1_000
-"""Requests over which the level follows."""
-WARM_MEMORY = 60
-"""While warming up it follows a start-up's decay."""
-CUT = 4.0
-"""Scales at which a request's deviation is cut for the charts."""
-CUT_LOG = 0.45
-"""For the mean charts, at this logarithm if that is wider: of half as long, at once."""
+WARM_UP = 500  # requests without alarms at the start: caches fill, kernels are chosen, clocks rise
+MEMORY = 1_000  # requests over which the level follows
+WARM_MEMORY = 60  # while warming up it follows a start-up's decay
+CUT = 4.0  # scales at which a request's deviation is cut for the charts
+CUT_LOG = 0.45  # for the mean charts, at this logarithm if that is wider: of half as long, at once
 WEIGHTS = (1 / 8, 1 / 20, 1 / 80)
 MATTERS = ((0.28, 0.35), (0.18, 0.28), (0.11, 0.20))
 """Logarithm that each chart's mean must reach in any case, slower and faster: a machine that is
 shared strays by so much for so long, and what is faster is no trouble."""
-YOUNG_MATTERS = 1_000
-"""Requests before which more is asked for, in proportion."""
-LIMIT = 2.5
-"""Of the mean charts, in their learned standard deviations."""
-YOUNG = 1.5
-"""While little was seen limits are wider, by this over the root of the spans seen."""
+YOUNG_MATTERS = 1_000  # requests before which more is asked for, in proportion
+LIMIT = 2.5  # of the mean charts, in their learned standard deviations
+YOUNG = 1.5  # while little was seen limits are wider, by this over the root of the spans seen
 SPREAD_WEIGHTS = (1 / 40,)
 SPREAD_LIMIT = 12.0
 CLUSTER_CHANCE = 1e-4
-SURGE = math.log(50)
-"""One request alone is an alarm at 50 times what it should take, if none came near before."""
-SURGE_S = 0.1
-"""And if it takes so long: Python's own garbage collection stops a process for half of it."""
-UNUSUAL = 0.6
-"""Share of the limit from which nothing is learned."""
-NEW_NORMAL = 250
-"""Requests of an alarm that stays, after which it is the new normal."""
-RELEARN = 50
-"""Requests that teach the new normal before anything is compared with it."""
+SURGE = math.log(50)  # one request alone is an alarm at 50 times what it should take, if none came near before
+SURGE_S = 0.1  # and if it takes that long: Python's own garbage collection stops a process for half of it
+UNUSUAL = 0.6  # share of the limit from which nothing is learned
+NEW_NORMAL = 250  # requests of an alarm that stays, after which it is the new normal
+RELEARN = 50  # requests that teach the new normal before anything is compared with it
 ONE_EVENT = ("shift", "spread", "tail")
-OTHER_KIND = 1.5
-"""Evidence at which one of these may follow another: they are often the same event."""
-CLEAR = 60
-"""Requests without evidence after which the same kind may alarm again."""
-MISSING_SPAN = 20
-"""Two missing answers within so many are an alarm where they are rare."""
+OTHER_KIND = 1.5  # evidence at which one of these may follow another: they are often the same event
+CLEAR = 60  # requests without evidence after which the same kind may alarm again
+MISSING_SPAN = 20  # two missing answers within so many are an alarm where they are rare
 STUCK_CHANCE = 1e-9
 MEMORY_OF_RATES = 5_000
 

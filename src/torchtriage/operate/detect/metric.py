@@ -18,30 +18,21 @@ __all__ = ["MetricDetector"]
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
-FIRST = 30
-"""Readings that tell the pace and the unit."""
+FIRST = 30  # readings that tell the pace and the unit
 WARM_UP = 100
-RARE_DAYS = 2.0
-"""An error is unusual that came less than once in so many days."""
-LEAST = 6.0
-"""Usual errors a reading must be off by in any case."""
-BEYOND = 1.95
-"""Factor above the highest rung that is usual: a rung's width (1.5), and 30 %."""
-SMALLEST = 0.28
-"""Share of what was expected, and of the level, by which a reading must be off."""
-SEEN = 2
-"""Times that an hour of the day or week was seen before it is a forecast: once may be an event."""
+RARE_DAYS = 2.0  # an error is unusual that came less than once in so many days
+LEAST = 6.0  # usual errors a reading must be off by in any case
+BEYOND = 1.95  # factor above the highest rung that is usual: a rung's width (1.5), and 30 %
+SMALLEST = 0.28  # share of what was expected, and of the level, by which a reading must be off
+SEEN = 2  # times that an hour of the day or week was seen before it is a forecast: once may be an event
 FAR = 2.0
 """Usual errors of the level by which a reading that is compared with the last one must leave it
 too: coming back is no alarm."""
 LAST = 1
 CLUSTER_CHANCE = 1e-4
-CLEAR = 10
-"""Readings in order after which the next alarm may be told."""
-MAX_REPEATS = 0.05
-"""A metric that repeats itself more often is not stuck when it does."""
-NEW_FORECAST = 1.05
-"""What another forecast's error must be less by than the level's."""
+CLEAR = 10  # readings in order after which the next alarm may be told
+MAX_REPEATS = 0.05  # a metric that repeats itself more often is not stuck when it does
+NEW_FORECAST = 1.05  # what another forecast's error must be less by than the level's
 
 
 class _Forecast:

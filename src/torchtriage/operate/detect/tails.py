@@ -15,18 +15,12 @@ from typing import NamedTuple
 
 __all__ = ["RUNGS", "Cluster", "TailCounter"]
 
-RUNGS = tuple(4 * 1.5**step for step in range(11))
-"""4 to 231 times the scale."""
-MEMORY = 5_000
-"""Values over which rates are learned; then half of them are forgotten."""
-KEPT = 8
-"""Last exceedances of a rung that are looked at together."""
-PRIOR = 0.5
-"""Exceedances assumed of a rung before any was seen."""
-DISPERSION = 3.0
-"""How much more the counts of a shared machine vary than those of independent events."""
-APART = 4
-"""Exceedances closer than this are one event: a machine that is busy is so for a few requests."""
+RUNGS = tuple(4 * 1.5**step for step in range(11))  # 4 to 231 times the scale
+MEMORY = 5_000  # values over which rates are learned; then half of them are forgotten
+KEPT = 8  # last exceedances of a rung that are looked at together
+PRIOR = 0.5  # exceedances assumed of a rung before any was seen
+DISPERSION = 3.0  # how much more the counts of a shared machine vary than those of independent events
+APART = 4  # exceedances closer than this are one event: a machine that is busy is so for a few requests
 
 
 class Cluster(NamedTuple):

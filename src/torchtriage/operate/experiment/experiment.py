@@ -19,10 +19,8 @@ from torchtriage.operate.experiment.split import Split
 
 __all__ = ["Experiment"]
 
-MISMATCH = 1e-4
-"""Chance of calling a right split wrong: nothing can be concluded after that."""
-N_REPLICAS = 1000
-"""Names of replicas that are kept per arm."""
+MISMATCH = 1e-4  # chance of calling a right split wrong: nothing can be concluded after that
+N_REPLICAS = 1000  # names of replicas that are kept per arm
 
 
 class Experiment:

@@ -16,14 +16,10 @@ __all__ = ["Metric", "Rate", "Role", "SequentialTest", "Tail", "Typical", "begin
 
 Role = Literal["metric", "guardrail"]
 
-FIRST = 200
-"""Values of both arms that the first threshold of a tail is taken from, or two beyond it."""
-EVERY = 8
-"""Blocks after which it is asked again how long requests of a tail resemble each other."""
-UNKNOWN = 8
-"""Times the least block that is possible, while it is not known how long they do."""
-STEP = 0.1
-"""How far the threshold follows, in standard deviations per value beyond it."""
+FIRST = 200  # values of both arms that the first threshold of a tail is taken from, or two beyond it
+EVERY = 8  # blocks after which it is asked again how long requests of a tail resemble each other
+UNKNOWN = 8  # times the least block that is possible, while it is not known how long they do
+STEP = 0.1  # how far the threshold follows, in standard deviations per value beyond it
 
 
 class Typical(msgspec.Struct, frozen=True, tag="typical"):

@@ -20,15 +20,11 @@ from torchtriage.operate.monitor.metrics import Value
 
 __all__ = ["Ladder", "Mode"]
 
-N_NEWEST = 200
-"""Calls in the current mode that are looked at."""
+N_NEWEST = 200  # calls in the current mode that are looked at
 N_LOG = 1000
-N_GIVEN_UP = 4
-"""Calls that hang at the same time before no more are started in that mode."""
-N_BY_HAND = 5
-"""Times a person's word is tried, where workers switch at the same moment."""
-QUICK_AGAIN = 10
-"""A mode that is left again within so many dwells was come back to too early."""
+N_GIVEN_UP = 4  # calls that hang at the same time before no more are started in that mode
+N_BY_HAND = 5  # times a person's word is tried, where workers switch at the same moment
+QUICK_AGAIN = 10  # a mode that is left again within so many dwells was come back to too early
 
 Check = Literal["none", "not checked", "passed", "failed"]
 

@@ -22,8 +22,7 @@ from torchtriage.core.errors import MissingExtraError, StoreError
 __all__ = ["LadderStore", "LocalStore", "RedisStore", "Shared", "Switched"]
 
 
-TROUBLE_S = 1.0
-"""How long a worker's trouble keeps all of them from trying a better mode."""
+TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a better mode
 
 
 @dataclass(frozen=True)

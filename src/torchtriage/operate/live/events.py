@@ -8,8 +8,7 @@ from torchtriage.core.names import visible
 
 __all__ = ["LONGEST", "PageEvent", "Tone", "cut"]
 
-LONGEST = 400
-"""Characters of any text that is shown: a reason can be anything."""
+LONGEST = 400  # characters of any text that is shown: a reason can be anything
 
 Tone = Literal["bad", "good", "plain"]
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["KEPT_S", "MAX_MODELS", "MinuteHistory"]
 
 KEPT_S = 300.0
-MAX_MODELS = 12
-"""Pairs of model and version that are shown; requests of further ones are counted together."""
+MAX_MODELS = 12  # pairs of model and version that are shown; requests of further ones are counted together
 QUANTILES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
 
 Point = dict[str, Any]
@@ -30,8 +29,7 @@ class MinuteHistory:
     """
 
     def __init__(self) -> None:
-        self.n_not_shown = 0
-        """Requests of models for which there was no room."""
+        self.n_not_shown = 0  # requests of models for which there was no room
         self._open: dict[Key, Aggregate] = {}
         self._points: dict[Key, deque[Point]] = {}
         self._since_s: float | None = None

@@ -40,20 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["EventFeed", "LivePage"]
 
 HEARTBEAT_S = 10.0
-LOOK_S = 0.1
-"""How often ladders, rollouts and alarms are looked for."""
+LOOK_S = 0.1  # how often ladders, rollouts and alarms are looked for
 POINT_S = 1.0
-MAX_LISTENERS = 16
-"""Streams at a time; further ones are refused, and counted."""
+MAX_LISTENERS = 16  # streams at a time; further ones are refused, and counted
 MAX_CONNECTIONS = 32
-KEPT = 64
-"""Messages a listener may be behind before it has to begin again."""
-MAX_TOLD = 200
-"""Things that happened, the newest of which are kept."""
-MAX_WATCHED = 8
-"""Ladders, and rollouts, of which the newest are shown."""
-SEND_BUFFER = 65_536
-"""Bytes the system may keep for a listener that does not read."""
+KEPT = 64  # messages a listener may be behind before it has to begin again
+MAX_TOLD = 200  # things that happened, the newest of which are kept
+MAX_WATCHED = 8  # ladders, and rollouts, of which the newest are shown
+SEND_BUFFER = 65_536  # bytes the system may keep for a listener that does not read
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -107,19 +101,16 @@ class LivePage:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
-        """Of all that is shown."""
+        self._lock = threading.Lock()  # of all that is shown
         self._feed = EventFeed()
         self._history = MinuteHistory()
         self._memory: deque[dict[str, Any]] = deque(maxlen=round(KEPT_S / POINT_S))
         self._told: deque[dict[str, Any]] = deque(maxlen=MAX_TOLD)
-        self._new: list[dict[str, Any]] = []
-        """Of what happened, what was not sent yet."""
+        self._new: list[dict[str, Any]] = []  # of what happened, what was not sent yet
         self._n_told = 0
         self._in_flight: list[list[Any]] = []
         self._n_listeners = 0
-        self.n_failures = 0
-        """Looks that failed."""
+        self.n_failures = 0  # looks that failed
         self._room = threading.BoundedSemaphore(MAX_LISTENERS)
         self._n_refused = 0
         self._stop = threading.Event()
@@ -379,8 +370,7 @@ class EventFeed:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._messages: deque[bytes] = deque(maxlen=KEPT)
-        self.n = 0
-        """Messages so far."""
+        self.n = 0  # messages so far
         self.ended = False
 
     def put(self, message: bytes) -> None:

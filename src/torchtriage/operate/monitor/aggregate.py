@@ -14,10 +14,8 @@ BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in 
 STEPS_PER_DOUBLING = 32
 """Of the fine buckets: each is 2.2 % wide (schema 5 of Prometheus' native histograms), so that a
 quantile taken in a bucket's middle is at most 1.1 % off."""
-MAX_ERRORS = 16
-"""Kinds of errors kept apart per model; further ones are counted as ``other``."""
-MAX_SIZES = 256
-"""Distinct sizes counted per model; from there on the count stays."""
+MAX_ERRORS = 16  # kinds of errors kept apart per model; further ones are counted as ``other``
+MAX_SIZES = 256  # distinct sizes counted per model; from there on the count stays
 OTHER = "other"
 
 
@@ -116,14 +114,11 @@ class Aggregate:
         self.durations = Histogram()
         self.queued = Histogram()
         self.errors: dict[str, int] = {}
-        self.n_nan: int | None = None
-        """None until a caller tells whether an output held NaN."""
+        self.n_nan: int | None = None  # None until a caller says whether an output held NaN
         self.sizes: set[int] = set()
-        self.finished = 0
-        """Requests that were added; with the dropped and the pending ones, all that ended."""
+        self.finished = 0  # requests that were added; with the dropped and the pending ones, all that ended
         self.dropped = 0
-        self.begun_by_ended = 0
-        """Both of threads that have ended."""
+        self.begun_by_ended = 0  # both of threads that have ended
 
     def add(self, rows: Iterable[RequestRow]) -> None:
         """Add finished requests."""

@@ -28,16 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AlarmCapture", "RequestRecorder"]
 
-APART_S = 60.0
-"""Least time between two recordings."""
+APART_S = 60.0  # least time between two recordings
 A_DAY = 20
 DAY_S = 86_400.0
-ARMED_S = 10.0
-"""How long after an alarm a request is still of the bad moment."""
-LONG_S = 60.0
-"""A request that is recorded for longer keeps the others from being judged no more."""
-JUDGE_S = 180.0
-"""So long a recording may be judged for."""
+ARMED_S = 10.0  # how long after an alarm a request is still of the bad moment
+LONG_S = 60.0  # a request that is recorded for longer keeps the others from being judged no more
+JUDGE_S = 180.0  # so long a recording may be judged for
 N_FINDINGS = 3
 MAX_TEXT = 400
 

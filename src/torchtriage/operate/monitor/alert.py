@@ -13,8 +13,7 @@ __all__ = ["ALERT_SCHEMA", "CODES", "Alert", "AlertCode", "AlertDocument"]
 
 ALERT_SCHEMA = "torchtriage-alert/1"
 FAMILY = "live"
-SURE = 0.8
-"""Share of the excess from which a cause is certain."""
+SURE = 0.8  # share of the excess from which a cause is certain
 
 
 @dataclass(frozen=True)

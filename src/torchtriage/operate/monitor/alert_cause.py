@@ -23,19 +23,13 @@ Cause = Literal[
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-EXPLAINS = 0.5
-"""Share of the excess from which something is its cause."""
-STRAYS = ("tail", "surge", "spread")
-"""Kinds of alarms about some requests, not all since a moment."""
+EXPLAINS = 0.5  # share of the excess from which something is its cause
+STRAYS = ("tail", "surge", "spread")  # kinds of alarms about some requests, not all since a moment
 SPANS = (10, 40, 160)
-RARE = 0.02
-"""A size with a smaller share of the requests is new."""
-YOUNG = 2_000
-"""Requests until which a version is new."""
-OTHERS = 0.1
-"""Processors that other processes use on a contended machine; on a quiet one it is a few hundredths."""
-FULL = 0.85
-"""Share of its processors from which a process is in its own way."""
+RARE = 0.02  # a size with a smaller share of the requests is new
+YOUNG = 2_000  # requests until which a version is new
+OTHERS = 0.1  # processors that other processes use on a contended machine; on a quiet one it is a few hundredths
+FULL = 0.85  # share of its processors from which a process is in its own way
 USUAL_S = 60.0
 
 

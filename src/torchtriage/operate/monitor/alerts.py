@@ -37,15 +37,11 @@ __all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
 
 MAX_PENDING = 1_000
 TIMEOUT_S = 5.0
-REPEAT_S = 60.0
-"""Alarms of the same model, version and kind are sent so far apart."""
-ALARM_S = 30.0
-"""How long a ladder is kept down after what alarmed has ended."""
-FORGET_S = 3600.0
-"""Maintenance is remembered so long: a longer request that overlaps it may raise an alarm."""
+REPEAT_S = 60.0  # alarms of the same model, version and kind are sent so far apart
+ALARM_S = 30.0  # how long a ladder is kept down after what alarmed has ended
+FORGET_S = 3600.0  # maintenance is remembered so long: a longer request that overlaps it may raise an alarm
 MAX_METRICS = 1_000
-DRAIN_S = 0.003
-"""How often the monitor's thread runs while there is a detection."""
+DRAIN_S = 0.003  # how often the monitor's thread runs while there is a detection
 
 
 @dataclass(frozen=True)
@@ -113,8 +109,7 @@ class Detection:
 
     def _reset(self) -> None:
         self.n_told = self.n_silenced = self.n_dropped = self.n_failures = 0
-        self.n_excused = 0
-        """Requests during declared maintenance."""
+        self.n_excused = 0  # requests during declared maintenance
         self._evidence.stop()  # a fork copied it
         self._evidence = HostSampler()
         self._lock = threading.Lock()

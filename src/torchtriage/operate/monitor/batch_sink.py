@@ -56,8 +56,7 @@ class BatchSink:
         self._rows: deque[tuple[Model, RequestRow]] = deque()
         self._n_sending = 0
         self._produced = self._sent = self._dropped = 0
-        self.last_error = ""
-        """Why the last batch that failed did; empty once one went through again."""
+        self.last_error = ""  # why the last batch that failed did; empty once one went through again
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # perf_counter to wall clock, once: a wall clock that jumps later moves no record

@@ -11,8 +11,7 @@ from torchtriage.operate.monitor.metrics import Metric, expand, metrics_of
 
 __all__ = ["DASHBOARD", "Panel", "dashboard"]
 
-SCHEMA_VERSION = 41
-"""Of Grafana 12; older ones (from 9) read it, newer ones bring it up to theirs."""
+SCHEMA_VERSION = 41  # of Grafana 12; older ones (from 9) read it, newer ones bring it up to theirs
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 24, 8, 4
 

@@ -23,19 +23,14 @@ from torchtriage.core.machine import Reading, allowed_cpus, read_host, read_kern
 
 __all__ = ["HostSampler", "HostUsage", "UsageSample", "compilations"]
 
-SAMPLE_S = 0.5
-"""A sample takes 0.15 ms, with 32 threads about 1 ms."""
-SOONEST_S = 0.01
-"""Between two samples, where alarms come at once."""
-N_MOMENTS = 256
-"""Two minutes of samples."""
+SAMPLE_S = 0.5  # a sample takes 0.15 ms, with 32 threads about 1 ms
+SOONEST_S = 0.01  # between two samples, where alarms come at once
+N_MOMENTS = 256  # two minutes of samples
 N_PAUSES = 512
 N_COMPILATIONS = 64
-SHORTEST_PAUSE_NS = 100_000
-"""Younger generations are collected many times a second in less: no request is slow for it."""
+SHORTEST_PAUSE_NS = 100_000  # younger generations are collected many times a second in less: no request is slow for it
 MAX_THREADS = 32
-TICKS_S = 0.2
-"""The kernel counts the machine's CPU time in steps of 10 ms: less says nothing."""
+TICKS_S = 0.2  # the kernel counts the machine's CPU time in steps of 10 ms: less says nothing
 TASKS = Path("/proc/self/task")
 
 
@@ -75,8 +70,7 @@ class HostSampler:
     """What a process can tell of itself and its machine, of the last two minutes."""
 
     def __init__(self) -> None:
-        self.requests_s = 0.0
-        """Time of all requests that ended; whoever sees them adds it."""
+        self.requests_s = 0.0  # time of all requests that ended; whoever sees them adds it
         self.pauses: deque[tuple[int, int]] = deque(maxlen=N_PAUSES)
         """Garbage collections of 0.1 ms and more, ``(start_ns, end_ns)``."""
         self.compilations: deque[tuple[int, int, int]] = deque(maxlen=N_COMPILATIONS)

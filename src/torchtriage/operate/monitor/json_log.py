@@ -21,8 +21,7 @@ __all__ = ["JsonLog"]
 
 STATUS = {"compile_recompiles_total": "recompiles", "compile_graph_breaks_total": "graph_breaks"}
 """Fields of each line about torch.compile, by the metric's name."""
-MAX_FIELD = 2_000
-"""Characters a text may have in a line: an exception's name is unbounded."""
+MAX_FIELD = 2_000  # characters a text may have in a line: an exception's name is unbounded
 
 
 class JsonLog(BatchSink):

@@ -18,10 +18,8 @@ from torchtriage.core.errors import UsageError
 
 __all__ = ["Answer", "Handler", "Listener", "check_host", "is_loopback"]
 
-TIMEOUT_S = 10.0
-"""How long a client may take to read an answer, or to ask."""
-PAUSE_S = 0.05
-"""After a client could not be taken."""
+TIMEOUT_S = 10.0  # how long a client may take to read an answer, or to ask
+PAUSE_S = 0.05  # after a client could not be taken
 
 Answer = Callable[["Handler"], None]
 
@@ -69,8 +67,7 @@ class Listener(ThreadingHTTPServer):
         self.get = get
         self.post = post
         self.token = token
-        self.n_refused = 0
-        """Connections that found no room."""
+        self.n_refused = 0  # connections that found no room
         self._room = threading.BoundedSemaphore(most)
         self._open: set[Any] = set()
         self._ended = threading.Event()

@@ -77,8 +77,7 @@ def _metric(line: str) -> Metric:
 
 METRICS = {metric.name.removeprefix(PREFIX): metric for metric in map(_metric, _TABLE.splitlines())}
 
-Value = tuple[str, dict[str, str], float]
-"""A metric's name without prefix, its labels, its value."""
+Value = tuple[str, dict[str, str], float]  # a metric's name without prefix, its labels, its value
 
 
 def combined(values: Iterable[Value]) -> list[Value]:
@@ -180,8 +179,7 @@ def _number(value: float) -> str:
 # -- PromQL that can only name metrics that exist ---------------------------------------------------
 
 NAME = re.compile(r"@([a-z_]+)(?:\{([^{}]*)\})?")
-PARTS = ("_bucket", "_count", "_sum")
-"""What a histogram's series are called."""
+PARTS = ("_bucket", "_count", "_sum")  # what a histogram's series are called
 
 
 def expand(query: str, matchers: Callable[[Metric], str] = lambda metric: "") -> str:

@@ -19,13 +19,11 @@ from torchtriage.operate.monitor.instrument import Model, Ring
 
 __all__ = ["MAX_MODELS", "Accounts", "Monitor", "MonitorSnapshot", "Sink"]
 
-MAX_MODELS = 2_000
-"""Pairs of model and version kept apart; further ones are counted together as ``other``."""
+MAX_MODELS = 2_000  # pairs of model and version kept apart; further ones are counted together as ``other``
 DRAIN_S = 0.1
 """How long a finished request waits for the monitor's thread at most, while that thread runs. It
 costs about 50 µs of a processor to wake: more often would be more than what requests cost."""
-CLOSE_S = 0.15
-"""What closing may take, whatever the sinks do."""
+CLOSE_S = 0.15  # what closing may take, whatever the sinks do
 OTHER = "other"
 
 
@@ -97,12 +95,9 @@ class Monitor(AbstractContextManager["Monitor"]):
 
     def _reset(self) -> None:
         """Make what a fork may have left half-done: locks, rings, thread; count from zero."""
-        self.n_sink_failures = 0
-        """Errors that sinks raised when started or offered requests."""
-        self.n_refused = 0
-        """Requests for a further model, counted as ``other``."""
-        self.started_s = time.time()
-        """When it began to count: seconds since the epoch."""
+        self.n_sink_failures = 0  # errors that sinks raised when started or offered requests
+        self.n_refused = 0  # requests for a further model, counted as ``other``
+        self.started_s = time.time()  # when it began to count: seconds since the epoch
         # rings, models and aggregates; the collector may run a finalizer that observes while the
         # lock is held, hence reentrant, and hence a queue for new rings
         self._lock = threading.RLock()

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "Prometheus"]
 
 RENDER_S = 1.0
-FLUSH_S = 1.0
-"""Between two writes of a worker's file: what a kill -9 can cost."""
+FLUSH_S = 1.0  # between two writes of a worker's file: what a kill -9 can cost
 MAX_SCRAPERS = 16
 
 
@@ -60,8 +59,7 @@ class Prometheus:
     ) -> None:
         check_host(host, token, "Prometheus")
         self.port = port
-        self.n_failures = 0
-        """Writes to ``folder`` that failed (a full disk): tried again at the next flush."""
+        self.n_failures = 0  # writes to ``folder`` that failed (a full disk): tried again at the next flush
         self._host = host
         self._token = token
         self._folder = Path(folder) if folder is not None else None

@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "VersionDetector"]
 
-KINDS = (*latency_detector.KINDS, "gc")
-"""Of alarms."""
+KINDS = (*latency_detector.KINDS, "gc")  # of alarms
 N_RECENT = 256
-N_OUTCOMES = 40
-"""Newest requests whose errors are reported."""
-COLD = 100
-"""First requests of a further version, not compared with the version before: caches fill."""
-LEAST = 0.1
-"""Share that garbage collection adds to requests from which it is an alarm."""
-FEWEST = 5
-"""Requests it must have delayed: one pause, however long, is no alarm."""
+N_OUTCOMES = 40  # newest requests whose errors are reported
+COLD = 100  # first requests of a further version, not compared with the version before: caches fill
+LEAST = 0.1  # share that garbage collection adds to requests from which it is an alarm
+FEWEST = 5  # requests it must have delayed: one pause, however long, is no alarm
 TIMES_USUAL = 3.0
 SPAN = 200
 MEMORY = 5_000
@@ -53,8 +48,7 @@ class VersionDetector:
         self._recent: deque[SlowRequest] = deque(maxlen=N_RECENT)
         self._outcomes: deque[str] = deque(maxlen=N_OUTCOMES)
         self._collector = CollectorLoad()
-        self.alarm_text = ""
-        """The last alarm that was no improvement."""
+        self.alarm_text = ""  # the last alarm that was no improvement
 
     @property
     def alarmed(self) -> bool:

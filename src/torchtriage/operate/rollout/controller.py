@@ -24,8 +24,7 @@ from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, bo
 
 __all__ = ["Rollout", "Ticket"]
 
-STALE_S = 10.0
-"""When nobody could look for so long, the candidate gets nothing until somebody does."""
+STALE_S = 10.0  # when nobody could look for so long, the candidate gets nothing until somebody does
 
 Judge = Callable[[RolloutState], StageEvidence | None]
 Alarm = Callable[[], str]

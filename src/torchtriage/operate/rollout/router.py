@@ -54,8 +54,7 @@ class Router:
         # one value, so that no request sees the share of one stage and the epoch of another
         self._now: tuple[Split, RolloutState] | None = None
         self._read_s = -1e18
-        self.last_error = ""
-        """Why the store could not be read last time; empty where it could."""
+        self.last_error = ""  # why the store could not be read last time; empty where it could
         self._pid = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

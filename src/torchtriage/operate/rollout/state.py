@@ -26,8 +26,7 @@ __all__ = ["STEPS", "RolloutPlan", "RolloutState", "StageEvidence", "Status", "a
 STEPS = (0.01, 0.05, 0.2, 0.5, 1.0)
 Status = Literal["running", "done", "rolled back"]
 
-LONGEST_LOOK_S = 5.0
-"""Between looks; what is longer was not watched."""
+LONGEST_LOOK_S = 5.0  # between looks; what is longer was not watched
 
 
 @dataclass(frozen=True)

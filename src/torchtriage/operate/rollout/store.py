@@ -28,10 +28,8 @@ __all__ = ["DEFAULT_STORE", "LEASE_S", "Lease", "RolloutStore", "boot_id", "boot
 
 DEFAULT_STORE = ".torchtriage/rollouts.db"
 STORE_VARIABLE = "TORCHTRIAGE_ROLLOUTS"
-WAIT_S = 5.0
-"""How long a writer waits for others; a transaction takes some milliseconds."""
-LEASE_S = 10.0
-"""A dead owner is followed after so long; until then nothing is promoted, but all can roll back."""
+WAIT_S = 5.0  # how long a writer waits for others; a transaction takes some milliseconds
+LEASE_S = 10.0  # a dead owner is followed after so long; until then nothing is promoted, but all can roll back
 _SCHEMA = Schema(
     (
         (

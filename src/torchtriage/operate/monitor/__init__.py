@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.operate.monitor.instrument import Model, Request
@@ -45,21 +44,31 @@ __all__ = [
     "start",
 ]
 
-_LATER = {
-    "alert": ["Alert"],
-    "alerts": ["Alertmanager", "Detection", "Slack", "Webhook", "log"],
-    "json_log": ["JsonLog"],
-    "prometheus": ["Collector", "Prometheus"],
-    "redis_stream": ["RedisStream"],
-}
 _default = Monitor()
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs more than the standard library's lightest parts when it is asked for."""
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    """Import what needs more than the standard library's lightest parts when it is first used."""
+    if name == "Alert":
+        from torchtriage.operate.monitor.alert import Alert
+
+        return Alert
+    if name in ("Alertmanager", "Detection", "Slack", "Webhook", "log"):
+        from torchtriage.operate.monitor import alerts
+
+        return getattr(alerts, name)
+    if name == "JsonLog":
+        from torchtriage.operate.monitor.json_log import JsonLog
+
+        return JsonLog
+    if name in ("Collector", "Prometheus"):
+        from torchtriage.operate.monitor import prometheus
+
+        return getattr(prometheus, name)
+    if name == "RedisStream":
+        from torchtriage.operate.monitor.redis_stream import RedisStream
+
+        return RedisStream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -70,10 +79,7 @@ def start(*sinks: Sink) -> Monitor:
 
 
 def observe(name: str, *, version: str = "", size: Callable[..., int] | None = None) -> Model:
-    """Observe a model with the process' monitor: a decorator, and a context manager.
-
-    ``size`` : for decorated functions, gives a call's size from its arguments.
-    """
+    """Observe a model with the process' monitor; as :meth:`Monitor.observe`."""
     return _default.observe(name, version=version, size=size)
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchtriage.operate.monitor.aggregate import Aggregate
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow
 
 __all__ = ["KEPT_S", "MAX_MODELS", "MinuteHistory"]
 

@@ -25,16 +25,16 @@ from torchtriage.core.version import __version__
 from torchtriage.operate.live.events import PageEvent, cut
 from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
 from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.listener import Handler, Listener, check_host, is_loopback
+from torchtriage.operate.monitor.metrics import Value
+from torchtriage.operate.monitor.monitor import Monitor
 
 if TYPE_CHECKING:
     from torchtriage.operate.ladder import Ladder
     from torchtriage.operate.live.cards import LadderCard, RolloutCard
-    from torchtriage.operate.monitor.aggregate import RequestRow
     from torchtriage.operate.monitor.alert import Alert
-    from torchtriage.operate.monitor.instrument import Model
-    from torchtriage.operate.monitor.metrics import Value
-    from torchtriage.operate.monitor.monitor import Monitor
     from torchtriage.operate.rollout import Rollout
 
 __all__ = ["EventFeed", "LivePage"]

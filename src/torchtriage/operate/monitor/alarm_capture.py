@@ -18,13 +18,11 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.instrument import Ring
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
-    from torchtriage.operate.monitor.alert import Alert
 
 __all__ = ["AlarmCapture", "RequestRecorder"]
 

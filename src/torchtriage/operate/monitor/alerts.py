@@ -16,22 +16,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.detect.latency_detector import Alarm, Sample
 from torchtriage.operate.detect.metric import MetricDetector
+from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alarm_capture import AlarmCapture, RequestRecorder
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.alert_cause import CAUSES, Attribution, Cause
 from torchtriage.operate.monitor.host_sampler import HostSampler
+from torchtriage.operate.monitor.instrument import Model
+from torchtriage.operate.monitor.metrics import Value
+from torchtriage.operate.monitor.monitor import Monitor
 from torchtriage.operate.monitor.version_detector import KINDS, VersionDetector
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
-    from torchtriage.operate.monitor.instrument import Model
-    from torchtriage.operate.monitor.metrics import Value
-    from torchtriage.operate.monitor.monitor import Monitor
 
 __all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
 

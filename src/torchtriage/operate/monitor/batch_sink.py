@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
-    from torchtriage.operate.monitor.instrument import Model
-    from torchtriage.operate.monitor.metrics import Value
-    from torchtriage.operate.monitor.monitor import Accounts, Monitor
+from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.instrument import Model
+from torchtriage.operate.monitor.metrics import Value
+from torchtriage.operate.monitor.monitor import Accounts, Monitor
 
 __all__ = ["MAX_PENDING", "BatchSink", "RequestRecord"]
 
@@ -103,8 +101,6 @@ class BatchSink:
 
     def accounts(self) -> Accounts:
         """Return where all records are: ``produced == sent + dropped + pending``."""
-        from torchtriage.operate.monitor.monitor import Accounts
-
         with self._lock:
             return Accounts(self._produced, self._sent, self._dropped, len(self._rows) + self._n_sending)
 

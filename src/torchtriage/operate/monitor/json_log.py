@@ -7,15 +7,12 @@ import os
 import random
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
 
 __all__ = ["JsonLog"]
 

@@ -14,18 +14,16 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.listener import Handler, Listener, check_host
 from torchtriage.operate.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value, combined
+from torchtriage.operate.monitor.monitor import Monitor
 from torchtriage.operate.monitor.workers import WorkerFile, WorkerFolder
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
-    from torchtriage.operate.monitor.instrument import Model
-    from torchtriage.operate.monitor.monitor import Monitor
 
 __all__ = ["Collector", "Prometheus"]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, deque
-from typing import TYPE_CHECKING
 
 from torchtriage.operate.detect import latency_detector
 from torchtriage.operate.detect.latency_detector import Alarm, RequestDetector, Sample
+from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alert_cause import Attribution, SizeCounts, SlowRequest, attribute
-
-if TYPE_CHECKING:
-    from torchtriage.operate.monitor.aggregate import RequestRow
-    from torchtriage.operate.monitor.host_sampler import HostSampler
+from torchtriage.operate.monitor.host_sampler import HostSampler
 
 __all__ = ["KINDS", "VersionDetector"]
 

@@ -36,16 +36,10 @@ class ChartReading(NamedTuple):
 class Charts:
     """Charts of several spans over one stream of bounded values.
 
-    Parameters
-    ----------
-    weights : tuple of float
-        Weight of the newest value in each chart, falling: 1/20 looks back at about 40 values.
-    limit : float
-        Standard deviations a mean may stray.
-    matters : tuple of pairs of float
-        For each chart, what its mean must reach in any case, up and down.
-    young : float
-        How much wider limits are while little was seen: by ``young / sqrt(spans seen)``.
+    ``weights`` : weight of the newest value in each chart, falling: 1/20 looks back at about 40 values.
+    ``limit`` : standard deviations a mean may stray.
+    ``matters`` : for each chart, what its mean must reach in any case, up and down.
+    ``young`` : how much wider limits are while little was seen: by ``young / sqrt(spans seen)``.
     """
 
     def __init__(

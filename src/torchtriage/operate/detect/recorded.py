@@ -68,10 +68,7 @@ class StreamLabels:
 def read_log(path: str | Path) -> list[RecordedStream]:
     """Return the streams of a log, one per model and version.
 
-    Raises
-    ------
-    SampleError
-        It is neither CSV with a column for the value nor lines of JSON with a duration.
+    Raises ``SampleError``: it is neither CSV with a column for the value nor lines of JSON with a duration.
     """
     name = str(path)
     try:
@@ -162,10 +159,7 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
     ``{"faults": [{"kind", "start", "end"}], "ambient": [[start, end]]}`` counts rows; a mapping
     from a log's name to ``[[from, to]]`` names times as the log writes them.
 
-    Raises
-    ------
-    SampleError
-        It is neither.
+    Raises ``SampleError``: it is neither.
     """
     try:
         content = json.loads(Path(path).read_bytes())

@@ -48,10 +48,7 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
     ``labels`` : a file, or a folder with ``<log's stem>.json`` or ``windows.json``. Without it, a
     log's own column ``label`` is taken where there is one.
 
-    Raises
-    ------
-    SampleError
-        The log or the labels cannot be read.
+    Raises ``SampleError``: the log or the labels cannot be read.
     """
     out = []
     for stream in read_log(path):

@@ -26,34 +26,20 @@ N_REPLICAS = 1000  # names of replicas that are kept per arm
 class Experiment:
     """Which of two versions is better, with a look after every request.
 
-    Parameters
-    ----------
-    name : str
-        Also the salt of the split unless ``salt`` is given.
-    arms : mapping of str to float
-        Two names and their shares, which add up to 1; the first is the control.
-    metric : Typical
-        What decides, in both directions.
-    guardrails : sequence of Typical, Tail and Rate
-        What must not get worse; the chance of a false alarm is shared between them.
-    alpha : float
-        Chance that the metric ever decides though there is no difference; again as much for all
-        guardrails together.
-    unit : str
-        What is assigned. Of any other than a request, count each once by :meth:`count`.
-    salt : str, optional
+    ``name`` : also the salt of the split unless ``salt`` is given.
+    ``arms`` : two names and their shares, which add up to 1; the first is the control.
+    ``metric`` : what decides, in both directions.
+    ``guardrails`` : what must not get worse; the chance of a false alarm is shared between them.
+    ``alpha`` : chance that the metric ever decides though there is no difference; again as much for all
+    guardrails together.
+    ``unit`` : what is assigned. Of any other than a request, count each once by :meth:`count`.
 
-    Notes
-    -----
     ``record`` takes some 10 us: call it where answers are collected, not on the way of a request.
     Any thread may call it. Requests are recorded in the order they came. Nothing here reads a clock
     or random numbers; :meth:`state` is plain JSON, and an experiment that goes on from it decides
     as if it had never stopped.
 
-    Raises
-    ------
-    UsageError
-        Other than two arms, shares that do not add up to 1, a metric twice.
+    Raises ``UsageError``: other than two arms, shares that do not add up to 1, a metric twice.
     """
 
     def __init__(
@@ -124,10 +110,7 @@ class Experiment:
         ``replica`` : the process, pod or machine that answered; without at least three per arm
         nobody can tell a version from where it ran.
 
-        Raises
-        ------
-        UsageError
-            An arm that the experiment does not have.
+        Raises ``UsageError``: an arm that the experiment does not have.
         """
         treated = self._treated(arm)
         with self._lock:
@@ -194,10 +177,7 @@ class Experiment:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of an experiment with the same arms and metrics.
 
-        Raises
-        ------
-        StoreError
-            It is no such state.
+        Raises ``StoreError``: it is no such state.
         """
         try:
             if [tuple(arm) for arm in state["arms"]] != list(self.arms.items()):

@@ -44,22 +44,13 @@ class Agreement:
 
 
 def agreement(control: Any, candidate: Any, *, relative: float = 1e-3, absolute: float = 1e-6) -> Agreement:
-    """Return how far a candidate's answer is from the control's.
+    """Return how far a candidate's answer is from the control's; the reason is of the first place that is unlike.
 
-    Parameters
-    ----------
-    control, candidate : any
-        Numbers, text, arrays, tensors; mappings, sequences, dataclasses and objects with
-        attributes that hold them, of any depth.
-    relative, absolute : float
-        Arrays agree where the norm of their difference is at most
-        ``absolute sqrt(n) + relative norm(control)``: lower precision moves each element a little,
-        and near zero by more than a share of itself. Integers, text and truth values must be equal.
-
-    Returns
-    -------
-    Agreement
-        Of the first place that is unlike, else of all of them together.
+    ``control``, ``candidate`` : numbers, text, arrays, tensors; mappings, sequences, dataclasses and objects
+    with attributes that hold them, of any depth.
+    ``relative``, ``absolute`` : arrays agree where the norm of their difference is at most
+    ``absolute sqrt(n) + relative norm(control)``: lower precision moves each element a little, and near
+    zero by more than a share of itself. Integers, text and truth values must be equal.
     """
     largest, error, size, n_nan, compared, reason = 0.0, 0.0, 0.0, 0, False, ""
     scale = 1.0

@@ -52,25 +52,13 @@ class ShadowReport:
 class Shadow:
     """Runs a candidate on a share of requests, in a thread of its own, and compares its answers.
 
-    Parameters
-    ----------
-    candidate : callable
-        Called as the control was; it must not change its arguments or the world. What it raises is
-        counted and goes no further.
-    share : float
-        Of requests that are shadowed, by the id that is offered.
-    compare : callable, optional
-        ``compare(control's answer, candidate's answer) -> Agreement``; :func:`agreement` by
-        default.
-    backlog : int
-        Requests that may wait; each holds its arguments and its answer.
-    salt : str
-        Of the split.
+    ``candidate`` : called as the control was; it must not change its arguments or the world. What it raises
+    is counted and goes no further.
+    ``share`` : of requests that are shadowed, by the id that is offered.
+    ``compare`` : called as ``compare(control's answer, candidate's answer)``.
+    ``backlog`` : requests that may wait; each holds its arguments and its answer.
 
-    Raises
-    ------
-    UsageError
-        A share out of 0 to 1, or a backlog below 1.
+    Raises ``UsageError``: a share out of 0 to 1, or a backlog below 1.
     """
 
     def __init__(

@@ -26,17 +26,8 @@ _FIRST_FOUR = struct.Struct(">I").unpack_from
 class Split:
     """Places ids, and says which are treated at a share.
 
-    Parameters
-    ----------
-    salt : str
-        What tells this split from others; an experiment's name does. Without a NUL.
-    share : float
-        Of ids that are treated, 0 to 1.
-
-    Raises
-    ------
-    UsageError
-        An empty salt, one with a NUL, or a share out of its range.
+    ``salt`` : what tells this split from others; an experiment's name does. Without a NUL.
+    Raises ``UsageError``: an empty salt, one with a NUL, or a share out of its range.
     """
 
     def __init__(self, salt: str, share: float) -> None:
@@ -63,10 +54,7 @@ class Split:
     def place(self, id: str | int | bytes) -> int:
         """Return where an id stands, 0 to 2^32 - 1.
 
-        Raises
-        ------
-        UsageError
-            The id is no text, integer or bytes.
+        Raises ``UsageError``: the id is no text, integer or bytes.
         """
         digest = self._salted.copy()
         digest.update(_bytes(id))

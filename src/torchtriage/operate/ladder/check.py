@@ -22,21 +22,12 @@ def answers_agree(
 ) -> Callable[[], str]:
     """Return a check for :class:`Mode`: why ``lite`` may not stand in for ``full``, or nothing.
 
-    Parameters
-    ----------
-    full, lite : callables
-    inputs : sequence of tuples
-        Arguments of each call; ones with known difficulty, not noise.
-    least : float
-        Share of answers that must agree.
-    compare : callable
-        ``compare(full's answer, lite's answer)``; for a detector or a classifier, one that
-        knows what an equal answer is.
+    ``inputs`` : arguments of each call; ones with known difficulty, not noise.
+    ``least`` : share of answers that must agree.
+    ``compare`` : called as ``compare(full's answer, lite's answer)``; for a detector or a classifier, one
+    that knows what an equal answer is.
 
-    Raises
-    ------
-    UsageError
-        No inputs, or a share out of 0 to 1.
+    Raises ``UsageError``: no inputs, or a share out of 0 to 1.
     """
     if not inputs or not 0 < least <= 1:
         raise UsageError(f"expected inputs and a share up to 1, found {len(inputs)} and {least}")

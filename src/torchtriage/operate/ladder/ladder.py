@@ -45,36 +45,20 @@ class Mode:
 class Ladder:
     """Answers calls by the current mode, goes down when it must and comes back when it can.
 
-    Parameters
-    ----------
-    name : str
-        Of the model; workers with the same name and store share the level.
-    modes : sequence of Mode
-        From the full one to the cheapest, two or more.
-    policy : Policy
-    fallback : any, or a function of the call's arguments
-        The answer when every mode fails.
-    alarm : function, optional
-        Looked at many times a second; any text it returns is a reason to go down. Detectors of
-        :mod:`torchtriage.operate.monitor` fit here; :meth:`raise_alarm` pushes one instead.
-    store : LocalStore or RedisStore
-    dry_run : bool
-        Write to the log what would be done and change nothing; the default, for a first week.
-    log : function, optional
-        Called with each :class:`LadderEntry`.
-    clock, wall : functions
-        Monotonic seconds, and seconds since the epoch for the log.
+    ``name`` : of the model; workers with the same name and store share the level.
+    ``modes`` : from the full one to the cheapest, two or more.
+    ``fallback`` : the answer when every mode fails, or a function of the call's arguments that gives it.
+    ``alarm`` : looked at many times a second; any text it returns is a reason to go down. Detectors of
+    :mod:`torchtriage.operate.monitor` fit here; :meth:`raise_alarm` pushes one instead.
+    ``dry_run`` : write to the log what would be done and change nothing; the default, for a first week.
+    ``log`` : called with each :class:`LadderEntry`.
+    ``clock``, ``wall`` : monotonic seconds, and seconds since the epoch for the log.
 
-    Notes
-    -----
     A call adds two clock reads and an append to what the mode takes; nothing on its way waits for a
     store. What a mode raises is answered by the next one below, and by ``fallback`` at the end.
     Counts of calls are for people: threads that count at the same moment may lose one.
 
-    Raises
-    ------
-    UsageError
-        Fewer than two modes, two of one name, or one that is no function or an async one.
+    Raises ``UsageError``: fewer than two modes, two of one name, or one that is no function or an async one.
     """
 
     def __init__(
@@ -263,12 +247,8 @@ class Ladder:
     def hold(self, mode: str, why: str, actor: str = "a person") -> None:
         """Put the ladder on a mode and keep it there, in all workers, also in a dry run.
 
-        Raises
-        ------
-        UsageError
-            No mode is called so, or it failed its check.
-        StoreError
-            The store does not answer.
+        Raises ``UsageError``: no mode is called so, or it failed its check;
+        ``StoreError``: the store does not answer.
         """
         names = [rung.name for rung in self.modes]
         if mode not in names:

@@ -16,33 +16,19 @@ __all__ = ["LadderDecision", "LadderState", "Policy", "decide", "trouble"]
 class Policy:
     """When to switch.
 
-    Parameters
-    ----------
-    deadline_s : float, optional
-        Of one call; without one only alarms count.
-    enter, leave : float
-        Share of calls beyond the deadline, or failed, above which a mode is left downwards, and at
-        or below which a better one is come back to. The gap between them is the hysteresis.
-    least_calls : int
-        Of the newest calls that are looked at, before their share says anything.
-    dwell_s : float
-        Least time between two switches, over all workers together.
-    recover_s : float
-        How long all must be well before the better mode is tried; doubles when it fails, up to
-        ``longest_s``.
-    probe_share, probe_calls : float and int
-        Share of calls that try the better mode, and how many of them decide.
-    budget : int, optional
-        How many ladders of one store may be below their first mode at the same time.
-    timeout_s : float, optional
-        A call that takes longer is given up and answered by the next mode. Each call gets a thread
-        of its own, where ``torch.no_grad()`` around the ladder does not reach: put it into the
-        modes.
+    ``deadline_s`` : of one call; without one only alarms count.
+    ``enter``, ``leave`` : share of calls beyond the deadline, or failed, above which a mode is left
+    downwards, and at or below which a better one is come back to. The gap between them is the hysteresis.
+    ``least_calls`` : of the newest calls that are looked at, before their share says anything.
+    ``dwell_s`` : least time between two switches, over all workers together.
+    ``recover_s`` : how long all must be well before the better mode is tried; doubles when it fails, up to
+    ``longest_s``.
+    ``probe_share``, ``probe_calls`` : share of calls that try the better mode, and how many of them decide.
+    ``budget`` : how many ladders of one store may be below their first mode at the same time.
+    ``timeout_s`` : a call that takes longer is given up and answered by the next mode. Each call gets a
+    thread of its own, where ``torch.no_grad()`` around the ladder does not reach: put it into the modes.
 
-    Raises
-    ------
-    UsageError
-        Values that cannot be meant.
+    Raises ``UsageError``: values that cannot be meant.
     """
 
     deadline_s: float | None = None

@@ -78,10 +78,7 @@ class LadderReplay:
 def read_modes(text: str) -> tuple[AssumedMode, ...]:
     """Return the modes of ``full,bf16=0.6,lite=0.2``.
 
-    Raises
-    ------
-    UsageError
-        Fewer than two, two of one name, or a share that is none.
+    Raises ``UsageError``: fewer than two, two of one name, or a share that is none.
     """
     modes = []
     for part in text.split(","):

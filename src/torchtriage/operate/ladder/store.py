@@ -159,21 +159,12 @@ return {text, ''}
 class RedisStore:
     """Workers of any machine share their ladders over Redis.
 
-    Parameters
-    ----------
-    url : str
-        ``redis://…``, ``rediss://…`` or ``unix://…``.
-    prefix : str
-        Of all keys: ``PREFIX:ladder:NAME``, ``PREFIX:ladders`` and the stream ``PREFIX:log``.
-    timeout_s : float
-        After which Redis counts as lost. Nothing is tried twice: the next look does.
+    ``url`` : ``redis://…``, ``rediss://…`` or ``unix://…``.
+    ``prefix`` : of all keys: ``PREFIX:ladder:NAME``, ``PREFIX:ladders`` and the stream ``PREFIX:log``.
+    ``timeout_s`` : after which Redis counts as lost. Nothing is tried twice: the next look does.
 
-    Raises
-    ------
-    MissingExtraError
-        Without the extra ``redis``.
-    StoreError
-        A URL that is none. A server that is not there is no failure: workers keep their state.
+    Raises ``MissingExtraError``: without the extra ``redis``;
+    ``StoreError``: a URL that is none. A server that is not there is no failure: workers keep their state.
     """
 
     def __init__(self, url: str, *, prefix: str = "torchtriage", timeout_s: float = 0.2) -> None:

@@ -64,19 +64,11 @@ class LivePage:
     a free one, ``.port`` says which. It shows the process that started it; a forked child goes on
     without.
 
-    Parameters
-    ----------
-    port, host, token
-        Where to listen, and for whom.
-    buttons : mapping
-        For demonstrations: functions that a person at this machine may call from the page, by
-        their labels. Each runs in a thread of the listener.
+    ``buttons`` : for demonstrations: functions that a person at this machine may call from the page, by their
+    labels. Each runs in a thread of the listener.
 
-    Raises
-    ------
-    UsageError
-        A host beyond this machine without a token, or with buttons; when it starts, a port that is
-        taken.
+    Raises ``UsageError``: a host beyond this machine without a token, or with buttons; when it starts, a port that
+    is taken.
     """
 
     def __init__(

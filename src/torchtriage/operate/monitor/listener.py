@@ -27,10 +27,7 @@ Answer = Callable[["Handler"], None]
 def check_host(host: str, token: str, what: str) -> None:
     """Refuse a host beyond this machine without a token; ``what`` is the class that was called.
 
-    Raises
-    ------
-    UsageError
-        There is no token.
+    Raises ``UsageError``: there is no token.
     """
     if not token and not is_loopback(host):
         raise UsageError(
@@ -52,10 +49,7 @@ def is_loopback(host: str) -> bool:
 class Listener(ThreadingHTTPServer):
     """Listens at once, answers in threads of its own, of which ``most`` run at a time.
 
-    Raises
-    ------
-    UsageError
-        The port is taken, or the address is none of this machine.
+    Raises ``UsageError``: the port is taken, or the address is none of this machine.
     """
 
     daemon_threads = True

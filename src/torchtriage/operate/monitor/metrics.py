@@ -188,10 +188,7 @@ def expand(query: str, matchers: Callable[[Metric], str] = lambda metric: "") ->
     >>> expand("sum(rate(@alarms_total[5m]))")
     'sum(rate(torchtriage_alarms_total[5m]))'
 
-    Raises
-    ------
-    KeyError
-        It names no metric.
+    Raises ``KeyError``: it names no metric.
     """
 
     def spell(match: re.Match[str]) -> str:

@@ -40,11 +40,8 @@ class Prometheus:
     With ``folder``, several processes share one port: each writes its numbers there once a second,
     one of them serves the sums, and another takes over when that one dies.
 
-    Raises
-    ------
-    UsageError
-        A host beyond this machine without a token; when it starts, a port that is taken (with
-        ``folder``, another worker serves then).
+    Raises ``UsageError``: a host beyond this machine without a token; when it starts, a port that is taken (with
+    ``folder``, another worker serves then).
     """
 
     def __init__(

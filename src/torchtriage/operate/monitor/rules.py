@@ -211,17 +211,10 @@ ALERTS = (
 def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> list[AlertRule]:
     """Return all alerts.
 
-    Parameters
-    ----------
-    errors : float
-        Share of requests that may fail.
-    latency : mapping, optional
-        Seconds that 99 % of a model's requests may take; the name ``""`` stands for all others.
+    ``errors`` : share of requests that may fail.
+    ``latency`` : seconds that 99 % of a model's requests may take; the name ``""`` stands for all others.
 
-    Raises
-    ------
-    UsageError
-        A share that is none, or a time that is no positive number.
+    Raises ``UsageError``: a share that is none, or a time that is no positive number.
     """
     if not 0 < errors < 1:
         raise UsageError(f"expected a share of errors between 0 and 1, found {errors:g}")

@@ -40,29 +40,17 @@ class Ticket(NamedTuple):
 class Rollout:
     """Carries out a plan, in any number of processes of which one owns it at a time.
 
-    Parameters
-    ----------
-    plan : RolloutPlan
-    store : RolloutStore, optional
-        :func:`open_rollouts` by default.
-    alarm : function, optional
-        Called at every look; any text it returns rolls back at once, with that as the reason. While
-        it raises, nothing is promoted.
-        Detectors of :mod:`torchtriage.operate.monitor` fit here.
-    judge : function, optional
-        Gives the evidence about a state instead of what is recorded here, for services whose
-        numbers are somewhere else.
-    owner : str, optional
-        Name of this controller, unique among all; a fork adds its process.
-    clock, wall : functions
-        Seconds since the machine's start, and since the epoch; the latter is only written down.
+    ``store`` : :func:`open_rollouts` by default.
+    ``alarm`` : called at every look; any text it returns rolls back at once, with that as the reason. While
+    it raises, nothing is promoted. Detectors of :mod:`torchtriage.operate.monitor` fit here.
+    ``judge`` : gives the evidence about a state instead of what is recorded here, for services whose numbers
+    are somewhere else.
+    ``owner`` : name of this controller, unique among all; a fork adds its process.
+    ``clock``, ``wall`` : seconds since the machine's start, and since the epoch; the latter is only written
+    down.
 
-    Raises
-    ------
-    UsageError
-        A running rollout of this name has another plan.
-    StoreError
-        The store cannot be read or written.
+    Raises ``UsageError``: a running rollout of this name has another plan;
+    ``StoreError``: the store cannot be read or written.
     """
 
     def __init__(
@@ -119,10 +107,7 @@ class Rollout:
     def record(self, ticket: Ticket, /, *, replica: str | int | None = None, **values: Any) -> bool:
         """Take in what a request showed; False where its stage is over.
 
-        Raises
-        ------
-        UsageError
-            The ticket names no version of the plan.
+        Raises ``UsageError``: the ticket names no version of the plan.
         """
         if os.getpid() != self._pid:
             self._after_fork()
@@ -147,10 +132,7 @@ class Rollout:
     def tick(self) -> RolloutState:
         """Look once: roll back, promote, or wait. At least every 5 s: a later look watched nothing.
 
-        Raises
-        ------
-        StoreError
-            The store cannot be read or written.
+        Raises ``StoreError``: the store cannot be read or written.
         """
         if os.getpid() != self._pid:
             self._after_fork()

@@ -56,16 +56,8 @@ class Flag:
 class Flags:
     """Flags of one device.
 
-    Parameters
-    ----------
-    flags : mapping of str to Flag
-    traits : mapping of str to str, optional
-        Of the device; :func:`device_traits` by default.
-
-    Raises
-    ------
-    UsageError
-        A share out of 0 to 1, or a comparison with what has no number.
+    ``traits`` : :func:`device_traits` by default.
+    Raises ``UsageError``: a share out of 0 to 1, or a comparison with what has no number.
     """
 
     def __init__(self, flags: Mapping[str, Flag], traits: Mapping[str, str] | None = None) -> None:
@@ -83,10 +75,7 @@ class Flags:
     def value(self, name: str, key: str = "") -> Any:
         """Return the value of a flag; ``key`` is what shares split: without one none applies.
 
-        Raises
-        ------
-        UsageError
-            No flag is called so.
+        Raises ``UsageError``: no flag is called so.
         """
         return self.resolve(name, key)[0]
 
@@ -122,10 +111,7 @@ def provider(flags: Flags) -> Any:
 
     ``api.set_provider(provider(flags))``; the targeting key is what shares split.
 
-    Raises
-    ------
-    MissingExtraError
-        Without the extra ``flags``.
+    Raises ``MissingExtraError``: without the extra ``flags``.
     """
     try:
         base: Any = import_module("openfeature.provider")

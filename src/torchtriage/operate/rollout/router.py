@@ -23,19 +23,10 @@ _logger = logging.getLogger("torchtriage.rollout")
 class Router:
     """Sends the share of the current stage to the candidate, in a process of its own or any.
 
-    Parameters
-    ----------
-    store : function
-        Opens the store; called in the thread that reads, again after a fork or a failure.
-    name : str
-        Of the rollout.
-    every_s : float
-        How often the store is read, in a thread of its own: a rollback is known so soon.
-    stale_s : float
-        When the store could not be read for so long, nothing goes to the candidate any more,
-        unless the rollout was done.
-    clock : function
-        Monotonic seconds.
+    ``store`` : opens the store; called in the thread that reads, again after a fork or a failure.
+    ``every_s`` : how often the store is read, in a thread of its own: a rollback is known so soon.
+    ``stale_s`` : when the store could not be read for so long, nothing goes to the candidate any more, unless
+    the rollout was done.
     """
 
     def __init__(

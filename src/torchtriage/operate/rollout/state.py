@@ -33,33 +33,20 @@ LONGEST_LOOK_S = 5.0  # between looks; what is longer was not watched
 class RolloutPlan:
     """What a rollout is to do.
 
-    Parameters
-    ----------
-    name : str
-        Also the salt of the split: the same requests are the first ones at every step.
-    steps : tuple of float
-        Shares of requests that go to the candidate, growing, 1.0 at the end.
-    metric, guardrails
-        What must not get worse at any step (see :mod:`torchtriage.operate.experiment`).
-    least_requests : int
-        Requests of the candidate that a step needs, and as many of the control.
-    least_s : float
-        How long a step is watched, seconds; time in which nobody watches does not count.
-    fresh_s : float
-        Evidence that is older counts as missing.
-    most_missing : float
-        Share of the candidate's requests without a metric above which that metric is missing.
-    alpha : float
-        Chance that a candidate as good as the control is ever rolled back for a guardrail, over all
-        steps together; and again as much for the metric. Where several processes record, each
-        takes its own chance.
-    control, candidate : str
-        How people call the versions.
+    ``name`` : also the salt of the split: the same requests are the first ones at every step.
+    ``steps`` : shares of requests that go to the candidate, growing, 1.0 at the end.
+    ``metric``, ``guardrails`` : what must not get worse at any step (see
+    :mod:`torchtriage.operate.experiment`).
+    ``least_requests`` : requests of the candidate that a step needs, and as many of the control.
+    ``least_s`` : how long a step is watched, seconds; time in which nobody watches does not count.
+    ``fresh_s`` : evidence that is older counts as missing.
+    ``most_missing`` : share of the candidate's requests without a metric above which that metric is missing.
+    ``alpha`` : chance that a candidate as good as the control is ever rolled back for a guardrail, over all
+    steps together; and again as much for the metric. Where several processes record, each takes its own
+    chance.
+    ``control``, ``candidate`` : how people call the versions.
 
-    Raises
-    ------
-    UsageError
-        A plan that cannot be carried out.
+    Raises ``UsageError``: a plan that cannot be carried out.
     """
 
     name: str

@@ -115,12 +115,8 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def start(self, plan: RolloutPlan, *, actor: str, at_s: float) -> RolloutState:
         """Begin a rollout, or return the state of the one that was begun with this plan.
 
-        Raises
-        ------
-        UsageError
-            One of this name has another plan, and has not ended.
-        StoreError
-            The store cannot be read or written.
+        Raises ``UsageError``: one of this name has another plan, and has not ended;
+        ``StoreError``: the store cannot be read or written.
         """
         with self._database.transaction() as execute:
             stored = self._find(plan.name)
@@ -142,10 +138,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def restart(self, name: str, *, actor: str, at_s: float, reason: str = "") -> RolloutState:
         """Begin a rollout that ended again, with its plan.
 
-        Raises
-        ------
-        UsageError
-            There is none of this name, or it is running.
+        Raises ``UsageError``: there is none of this name, or it is running.
         """
         with self._database.transaction() as execute:
             stored = self._known(name)
@@ -164,12 +157,8 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def read(self, name: str) -> StoredRollout:
         """Return a rollout as it is stored.
 
-        Raises
-        ------
-        UsageError
-            There is none of this name.
-        StoreError
-            The store cannot be read, or what it holds is damaged.
+        Raises ``UsageError``: there is none of this name;
+        ``StoreError``: the store cannot be read, or what it holds is damaged.
         """
         return self._known(name)
 
@@ -190,11 +179,8 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def lease(self, name: str, owner: str, *, boot: str, now_s: float, ttl_s: float, at_s: float) -> Lease | None:
         """Take or renew the lease; None where another owner has it.
 
-        Parameters
-        ----------
-        boot, now_s : str and float
-            Which start of the machine, and seconds since then; a lease of another start, of a
-            clock that ran ahead, or one that was not renewed for ``ttl_s`` is free.
+        ``boot``, ``now_s`` : which start of the machine, and seconds since then; a lease of another start, of
+        a clock that ran ahead, or one that was not renewed for ``ttl_s`` is free.
         """
         with self._database.transaction() as execute:
             stored = self._known(name)
@@ -224,10 +210,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     ) -> bool:
         """Write the state after a look; False where another one owns or has changed it.
 
-        Raises
-        ------
-        StoreError
-            The store cannot be read or written.
+        Raises ``StoreError``: the store cannot be read or written.
         """
         with self._database.transaction() as execute:
             stored = self._known(name)
@@ -247,10 +230,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def roll_back(self, name: str, reason: str, *, actor: str, at_s: float, rows: Rows = ()) -> RolloutState:
         """Send nothing to the candidate any more; needs no lease, and may come twice.
 
-        Raises
-        ------
-        UsageError
-            There is none of this name.
+        Raises ``UsageError``: there is none of this name.
         """
         with self._database.transaction() as execute:
             stored = self._known(name)
@@ -264,10 +244,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def promote(self, name: str, reason: str, *, actor: str, at_s: float) -> RolloutState:
         """Move up by one step because a person says so, whatever the evidence.
 
-        Raises
-        ------
-        UsageError
-            There is none of this name, or it has ended.
+        Raises ``UsageError``: there is none of this name, or it has ended.
         """
         with self._database.transaction() as execute:
             stored = self._known(name)
@@ -328,19 +305,11 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
 def open_rollouts(where: str | Path | None = None, *, create: bool = True) -> RolloutStore:
     """Open the store of rollouts.
 
-    Parameters
-    ----------
-    where : path, optional
-        An SQLite file on a disk of this machine; without one the variable
-        ``TORCHTRIAGE_ROLLOUTS``, else ``.torchtriage/rollouts.db``. ``:memory:`` is gone with the
-        process.
-    create : bool
-        Whether to make one where there is none.
+    ``where`` : an SQLite file on a disk of this machine; without one the variable ``TORCHTRIAGE_ROLLOUTS``,
+    else ``.torchtriage/rollouts.db``. ``:memory:`` is gone with the process.
+    ``create`` : whether to make one where there is none.
 
-    Raises
-    ------
-    StoreError
-        It cannot be opened, or is something else.
+    Raises ``StoreError``: it cannot be opened, or is something else.
     """
     place = str(where or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE)
     hint = "--store or TORCHTRIAGE_ROLLOUTS names another place"

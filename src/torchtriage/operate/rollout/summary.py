@@ -21,12 +21,7 @@ def percent(share: float) -> str:
 def summary(store: RolloutStore, name: str) -> RolloutResult:
     """Return what the store knows of a rollout.
 
-    Raises
-    ------
-    UsageError
-        There is none of this name.
-    StoreError
-        The store cannot be read.
+    Raises ``UsageError``: there is none of this name; ``StoreError``: the store cannot be read.
     """
     stored = store.read(name)
     events = store.history(name)

@@ -140,7 +140,7 @@ def test_every_panel_and_recorded_series_shows_something(ask):
 
 def test_every_metric_has_a_panel():
     panels = [panel for row in DASHBOARD.values() for panel in row]
-    shown = {metric for panel in panels for query, _ in panel.queries for metric in metrics_of(query)}
+    shown = {metric for panel in panels for query in panel.queries.values() for metric in metrics_of(query)}
     assert set(METRICS.values()) - shown == set()
 
 

@@ -14,27 +14,17 @@ __all__ = ["DASHBOARD", "Panel", "dashboard"]
 SCHEMA_VERSION = 41  # of Grafana 12; older ones (from 9) read it, newer ones bring it up to theirs
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 24, 8, 4
+MODEL = "{{model}} {{version}}"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; ``queries`` are pairs of PromQL with ``@names`` and a legend."""
+    """One panel; ``queries`` : PromQL with ``@names``, by legend."""
 
     title: str
     unit: str
-    queries: tuple[tuple[str, str], ...]
+    queries: dict[str, str]
     kind: str = "timeseries"
-
-
-def _quantiles(histogram: str) -> tuple[tuple[str, str], ...]:
-    """Return p50, p90 and p99 of each model's histogram."""
-    return tuple(
-        (
-            f"histogram_quantile({share}, sum by (model, version, le) (rate(@{histogram}_bucket[$__rate_interval])))",
-            f"p{share * 100:g} {MODEL}",
-        )
-        for share in (0.5, 0.9, 0.99)
-    )
 
 
 def _rate(metric: str, *by: str) -> str:
@@ -45,121 +35,135 @@ def _more(metric: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) (increase(@{metric}[$__rate_interval]))"
 
 
-MODEL = "{{model}} {{version}}"
+def _quantile(share: float, histogram: str, *by: str) -> str:
+    return f"histogram_quantile({share}, {_rate(f'{histogram}_bucket', *by, 'le')})"
+
+
+def _quantiles(histogram: str) -> dict[str, str]:
+    return {f"p{share * 100:g} {MODEL}": _quantile(share, histogram, "model", "version") for share in (0.5, 0.9, 0.99)}
+
+
 ANSWERS = _rate("inference_duration_seconds_count", "model", "version")
 ERRORS = _rate("inference_errors_total", "model", "version")
 FAILED = f"{ERRORS} / ({ERRORS} + {ANSWERS}) or {ANSWERS} * 0"
+MEAN = f"{_rate('inference_duration_seconds_sum', 'model', 'version')} / {ANSWERS}"
+ERRORS_BY_TYPE = _rate("inference_errors_total", "model", "version", "error")
+MEMORY = {
+    f"{what} {{{{instance}}}} {{{{device}}}}": f"sum by (instance, device) (@device_{what}_bytes)"
+    for what in ("allocated", "reserved", "capacity")
+}
+UTILIZATION = "max by (instance, device) (@device_utilization_ratio)"
+OUTLETS = _rate("monitor_outlet_records_total", "outlet", "outcome")
 
+# rows of panels
 DASHBOARD: dict[str, tuple[Panel, ...]] = {
     "Now": (
-        Panel("Answered", "reqps", ((_rate("inference_duration_seconds_count"), ""),), "stat"),
-        Panel("In flight", "short", (("sum(@inference_in_flight)", ""),), "stat"),
-        Panel(
-            "p99",
-            "s",
-            (
-                (
-                    "histogram_quantile(0.99, sum by (le)"
-                    " (rate(@inference_duration_seconds_bucket[$__rate_interval])))",
-                    "",
-                ),
-            ),
-            "stat",
-        ),
-        Panel("Processes began", "dateTimeFromNow", (("@monitor_start_time_seconds * 1000", "{{instance}}"),), "stat"),
+        Panel("Answered", "reqps", {"": _rate("inference_duration_seconds_count")}, "stat"),
+        Panel("In flight", "short", {"": "sum(@inference_in_flight)"}, "stat"),
+        Panel("p99", "s", {"": _quantile(0.99, "inference_duration_seconds")}, "stat"),
+        Panel("Processes began", "dateTimeFromNow", {"{{instance}}": "@monitor_start_time_seconds * 1000"}, "stat"),
     ),
     "Traffic": (
-        Panel("Requests answered", "reqps", ((ANSWERS, MODEL),)),
-        Panel(
-            "Mean time", "s", ((f"{_rate('inference_duration_seconds_sum', 'model', 'version')} / {ANSWERS}", MODEL),)
-        ),
-        Panel("Distinct input sizes", "short", (("max by (model, version) (@inference_input_sizes)", MODEL),)),
+        Panel("Requests answered", "reqps", {MODEL: ANSWERS}),
+        Panel("Mean time", "s", {MODEL: MEAN}),
+        Panel("Distinct input sizes", "short", {MODEL: "max by (model, version) (@inference_input_sizes)"}),
     ),
     "Latency": (
         Panel("Latency: p50, p90, p99", "s", _quantiles("inference_duration_seconds")),
-        Panel("Requests by latency", "s", ((_more("inference_duration_seconds_bucket", "le"), "{{le}}"),), "heatmap"),
+        Panel("Requests by latency", "s", {"{{le}}": _more("inference_duration_seconds_bucket", "le")}, "heatmap"),
     ),
     "Errors": (
-        Panel(
-            "Errors by type",
-            "reqps",
-            ((_rate("inference_errors_total", "model", "version", "error"), f"{MODEL} {{{{error}}}}"),),
-        ),
-        Panel("Share of requests that fail", "percentunit", ((FAILED, MODEL),)),
-        Panel("Outputs with NaN", "short", ((_more("inference_nan_outputs_total", "model", "version"), MODEL),)),
+        Panel("Errors by type", "reqps", {f"{MODEL} {{{{error}}}}": ERRORS_BY_TYPE}),
+        Panel("Share of requests that fail", "percentunit", {MODEL: FAILED}),
+        Panel("Outputs with NaN", "short", {MODEL: _more("inference_nan_outputs_total", "model", "version")}),
     ),
     "Load": (
-        Panel("In flight", "short", (("sum by (model, version) (@inference_in_flight)", MODEL),)),
+        Panel("In flight", "short", {MODEL: "sum by (model, version) (@inference_in_flight)"}),
         Panel("Time in queue: p50, p90, p99", "s", _quantiles("inference_queue_seconds")),
     ),
     "Devices": (
-        Panel(
-            "Device memory",
-            "bytes",
-            tuple(
-                (f"sum by (instance, device) (@device_{what}_bytes)", f"{what} {{{{instance}}}} {{{{device}}}}")
-                for what in ("allocated", "reserved", "capacity")
-            ),
-        ),
-        Panel(
-            "GPU utilization",
-            "percentunit",
-            (("max by (instance, device) (@device_utilization_ratio)", "{{instance}} {{device}}"),),
-        ),
+        Panel("Device memory", "bytes", MEMORY),
+        Panel("GPU utilization", "percentunit", {"{{instance}} {{device}}": UTILIZATION}),
     ),
     "torch.compile": (
-        Panel("Recompilations", "short", ((_more("compile_recompiles_total", "instance"), "{{instance}}"),)),
-        Panel("Graph breaks", "short", ((_more("compile_graph_breaks_total", "instance"), "{{instance}}"),)),
+        Panel("Recompilations", "short", {"{{instance}}": _more("compile_recompiles_total", "instance")}),
+        Panel("Graph breaks", "short", {"{{instance}}": _more("compile_graph_breaks_total", "instance")}),
         Panel(
             "Cache lookups",
             "short",
-            (
-                (_more("compile_cache_hits_total", "cache"), "{{cache}} hits"),
-                (_more("compile_cache_misses_total", "cache"), "{{cache}} misses"),
-            ),
+            {f"{{{{cache}}}} {what}": _more(f"compile_cache_{what}_total", "cache") for what in ("hits", "misses")},
         ),
     ),
     "Alarms, ladders, rollouts": (
-        Panel("Alarms", "short", ((_more("alarms_total", "model", "version", "kind"), f"{MODEL} {{{{kind}}}}"),)),
+        Panel("Alarms", "short", {f"{MODEL} {{{{kind}}}}": _more("alarms_total", "model", "version", "kind")}),
         Panel(
             "Level of ladders (0 is the full mode)",
             "short",
-            (("max by (instance, ladder) (@ladder_level)", "{{ladder}} {{instance}}"),),
+            {"{{ladder}} {{instance}}": "max by (instance, ladder) (@ladder_level)"},
         ),
-        Panel(
-            "Share of the candidate", "percentunit", (("max by (rollout) (@rollout_candidate_ratio)", "{{rollout}}"),)
-        ),
+        Panel("Share of the candidate", "percentunit", {"{{rollout}}": "max by (rollout) (@rollout_candidate_ratio)"}),
     ),
     "The monitor itself": (
         Panel(
-            "Requests by outcome of their record",
-            "reqps",
-            ((_rate("monitor_requests_total", "outcome"), "{{outcome}}"),),
+            "Requests by outcome of their record", "reqps", {"{{outcome}}": _rate("monitor_requests_total", "outcome")}
         ),
-        Panel(
-            "Logs and streams",
-            "reqps",
-            ((_rate("monitor_outlet_records_total", "outlet", "outcome"), "{{outlet}} {{outcome}}"),),
-        ),
+        Panel("Logs and streams", "reqps", {"{{outlet}} {{outcome}}": OUTLETS}),
         Panel(
             "Waiting",
             "short",
-            (
-                ("sum(@monitor_pending)", "the monitor's thread"),
-                ("sum by (outlet) (@monitor_outlet_pending)", "{{outlet}}"),
-            ),
+            {
+                "the monitor's thread": "sum(@monitor_pending)",
+                "{{outlet}}": "sum by (outlet) (@monitor_outlet_pending)",
+            },
         ),
         Panel(
             "Trouble",
             "short",
-            (
-                (_more("monitor_failures_total", "instance"), "failures {{instance}}"),
-                (_more("monitor_refused_models_total", "instance"), "refused models {{instance}}"),
-            ),
+            {
+                "failures {{instance}}": _more("monitor_failures_total", "instance"),
+                "refused models {{instance}}": _more("monitor_refused_models_total", "instance"),
+            },
         ),
     ),
 }
-"""Rows of panels."""
+
+VARIABLES = {
+    "instance": "label_values(@monitor_pending, instance)",
+    "model": 'label_values(@inference_in_flight{instance=~"$instance"}, model)',
+    "version": 'label_values(@inference_in_flight{instance=~"$instance",model=~"$model"}, version)',
+}
+DATASOURCE = {
+    "name": "datasource",
+    "label": "Data source",
+    "type": "datasource",
+    "query": "prometheus",
+    "refresh": 1,
+    "includeAll": False,
+    "multi": False,
+    "options": [],
+    "current": {},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "colorMode": "value",
+        "graphMode": "area",
+        "textMode": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    },
+    "heatmap": {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64},
+        "rowsFrame": {"layout": "le"},
+        "yAxis": {"unit": "s"},
+        "tooltip": {"mode": "single", "yHistogram": False},
+        "legend": {"show": True},
+    },
+}
 
 
 def dashboard() -> str:
@@ -168,15 +172,9 @@ def dashboard() -> str:
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in DASHBOARD.items():
+        place = {"x": 0, "y": top, "w": WIDTH, "h": 1}
         panels.append(
-            {
-                "id": next(ids),
-                "type": "row",
-                "title": title,
-                "collapsed": False,
-                "gridPos": {"x": 0, "y": top, "w": WIDTH, "h": 1},
-                "panels": [],
-            }
+            {"id": next(ids), "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
         )
         top += 1
         width = WIDTH // len(row)
@@ -204,11 +202,11 @@ def dashboard() -> str:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    helps = dict.fromkeys(metric.help for query, _ in panel.queries for metric in metrics_of(query))
+    helps = dict.fromkeys(metric.help for query in panel.queries.values() for metric in metrics_of(query))
     field: dict[str, Any] = {"unit": panel.unit}
     if panel.kind == "timeseries":
-        custom = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"}
-        field |= {"min": 0, "custom": custom}
+        field["min"] = 0
+        field["custom"] = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"}
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -226,59 +224,14 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 "format": "heatmap" if panel.kind == "heatmap" else "time_series",
                 "range": True,
             }
-            for at, (query, legend) in enumerate(panel.queries)
+            for at, (legend, query) in enumerate(panel.queries.items())
         ],
     }
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "timeseries": {
-        "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    },
-    "stat": {
-        "colorMode": "value",
-        "graphMode": "area",
-        "textMode": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-    },
-    "heatmap": {
-        "calculate": False,
-        "cellGap": 1,
-        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64},
-        "rowsFrame": {"layout": "le"},
-        "yAxis": {"unit": "s"},
-        "tooltip": {"mode": "single", "yHistogram": False},
-        "legend": {"show": True},
-    },
-}
-
-
-# -- variables -----------------------------------------------------------------------------
-
-VARIABLES = {
-    "instance": "label_values(@monitor_pending, instance)",
-    "model": 'label_values(@inference_in_flight{instance=~"$instance"}, model)',
-    "version": 'label_values(@inference_in_flight{instance=~"$instance",model=~"$model"}, version)',
-}
 
 
 def _matchers(metric: Metric) -> str:
     names = [name for name in VARIABLES if name == "instance" or name in metric.labels]
     return ",".join(f'{name}=~"${name}"' for name in names)
-
-
-DATASOURCE = {
-    "name": "datasource",
-    "label": "Data source",
-    "type": "datasource",
-    "query": "prometheus",
-    "refresh": 1,
-    "includeAll": False,
-    "multi": False,
-    "options": [],
-    "current": {},
-}
 
 
 def _variable(name: str, query: str) -> dict[str, Any]:

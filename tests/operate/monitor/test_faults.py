@@ -22,7 +22,7 @@ import pytest
 from torchtriage.operate.monitor import Detection, JsonLog, Monitor, Prometheus, RedisStream, process_metrics
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.batch_sink import BatchSink
-from torchtriage.operate.monitor.workers import WorkerFolder
+from torchtriage.operate.monitor.workers import read_folder
 
 PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
 
@@ -336,7 +336,7 @@ def test_workers_are_added_up_however_they_are_started(tmp_path, how):
     command = [sys.executable, "-W", "ignore", script, how, shared]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "[0, 0]\n", done.stderr
-    WorkerFolder(shared).read()
+    read_folder(shared)
     ended = json.loads((shared / "ended.json").read_text())
     assert {one["model"]: one["finished"] for one in ended["models"]} == {"detector": 30}
 

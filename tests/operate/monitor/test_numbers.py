@@ -15,7 +15,7 @@ from torchtriage.operate.ladder import Ladder, Mode
 from torchtriage.operate.monitor import Detection, JsonLog, Monitor, Prometheus, process_metrics, version_detector
 from torchtriage.operate.monitor.batch_sink import BatchSink
 from torchtriage.operate.monitor.metrics import METRICS, Exposition, combined
-from torchtriage.operate.monitor.workers import WorkerFile, WorkerFolder
+from torchtriage.operate.monitor.workers import WorkerFile, read_folder
 
 
 def text_of(monitor, values=()):
@@ -251,7 +251,7 @@ def test_what_belongs_to_no_model_is_summed_too(tmp_path):
     dead.write([], VALUES)
 
     def values():
-        return {name: value for name, _, value in WorkerFolder(tmp_path).read().values()}
+        return {name: value for name, _, value in read_folder(tmp_path).values()}
 
     both = {
         "monitor_requests_total": 10,
@@ -304,7 +304,7 @@ def test_nothing_is_written_once_a_worker_has_left(tmp_path):
     worker = WorkerFile(tmp_path)
     worker.write([], VALUES)
     worker.leave()
-    WorkerFolder(tmp_path).read()
+    read_folder(tmp_path)
     worker.write([], VALUES)
     worker.leave()
     assert not worker.path.exists()

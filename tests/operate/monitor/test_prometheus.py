@@ -17,7 +17,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor import Collector, Monitor, Prometheus
 from torchtriage.operate.monitor.metrics import METRICS, Exposition
 from torchtriage.operate.monitor.prometheus import FLUSH_S
-from torchtriage.operate.monitor.workers import WorkerFile, WorkerFolder
+from torchtriage.operate.monitor.workers import WorkerFile, read_folder
 
 
 def scrape(port, token=""):
@@ -217,11 +217,11 @@ def test_a_state_survives_being_written_and_added_up(tmp_path):
     alive, dead = WorkerFile(tmp_path), WorkerFile(tmp_path)
     alive.write(state(3))
     dead.write(state(4))
-    (sums,) = WorkerFolder(tmp_path).read().models()
+    (sums,) = read_folder(tmp_path).models()
     assert (sums["finished"], sums["n_nan"], sums["sizes"]) == (7, 7, [0, 1, 2, 3])
     dead.leave()
     for _ in range(3):
-        assert WorkerFolder(tmp_path).read().models()[0]["durations"]["count"] == 7
+        assert read_folder(tmp_path).models()[0]["durations"]["count"] == 7
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(["ended.json", "folder.lock", alive.path.name, alive.path.with_suffix(".lock").name])
     alive.leave()
@@ -235,12 +235,12 @@ def test_a_reader_that_was_killed_between_two_steps_counts_nobody_twice(tmp_path
         worker.write(monitor.state())
     worker.leave()
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    WorkerFolder(tmp_path).read()
+    read_folder(tmp_path)
     for path, content in kept.items():  # as if it had not come to removing them
         path.write_bytes(content)
-    assert WorkerFolder(tmp_path).read().models()[0]["finished"] == 1
+    assert read_folder(tmp_path).models()[0]["finished"] == 1
     (tmp_path / "1-1.json").write_text("{broken")
-    assert WorkerFolder(tmp_path).read().models()[0]["finished"] == 1
+    assert read_folder(tmp_path).models()[0]["finished"] == 1
 
 
 @pytest.mark.timing
@@ -298,7 +298,7 @@ def test_eight_forked_workers_killed_at_random_lose_a_flush_at_most(tmp_path):
         # a second more than a flush for a machine that lets threads wait
         least += max([done for said_s, done, _ in rows if said_s < at_s - FLUSH_S - 1], default=0)
         most += max([announced for *_, announced in rows], default=0)
-    (sums,) = WorkerFolder(shared).read().models()
+    (sums,) = read_folder(shared).models()
     assert 0 < least <= sums["finished"] <= most
     assert seen[-1] <= sums["finished"]
     assert sorted(path.name for path in shared.iterdir()) == ["ended.json", "folder.lock"]

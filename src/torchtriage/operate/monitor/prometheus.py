@@ -23,7 +23,7 @@ from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.listener import Handler, Listener, check_host
 from torchtriage.operate.monitor.metrics import CONTENT_TYPE, METRICS, Exposition, Value, combined
 from torchtriage.operate.monitor.monitor import Monitor
-from torchtriage.operate.monitor.workers import WorkerFile, WorkerFolder
+from torchtriage.operate.monitor.workers import WorkerFile, read_folder
 
 __all__ = ["Collector", "Prometheus"]
 
@@ -81,7 +81,7 @@ class Prometheus:
         self._pid = os.getpid()
         if self._folder is not None:
             self._worker = WorkerFile(self._folder)
-            self._serve()
+            self._listen()
             threading.Thread(target=self._share, name="torchtriage-workers", daemon=True).start()
         elif not forked:  # a child has numbers of its own but the port is its parent's
             self._listen()
@@ -109,14 +109,14 @@ class Prometheus:
                     models, values = self._monitor.state(), self._values()
                 else:
                     self._flush()
-                    merged = WorkerFolder(self._folder).read()
+                    merged = read_folder(self._folder)
                     models, values = merged.models(), merged.values()
                 self._text = self._exposition.render(models, values)
                 self._rendered_s = time.monotonic()
             return self._text
 
     def _values(self) -> list[Value]:
-        """Return the numbers of no model, of this process."""
+        # of this process, and of no model
         monitor = self._monitor
         accounts = monitor.accounts()
         values: list[Value] = [
@@ -129,9 +129,8 @@ class Prometheus:
             ("monitor_start_time_seconds", {}, monitor.started_s),
         ]
         for sink in monitor.sinks:
-            metrics = getattr(sink, "metrics", None)
-            if metrics is not None:
-                values += metrics()
+            if hasattr(sink, "metrics"):
+                values += sink.metrics()
         return combined(values)
 
     def _share(self) -> None:
@@ -140,7 +139,7 @@ class Prometheus:
             self._flush()
             if self._server is None and not stop.is_set():
                 with contextlib.suppress(UsageError):
-                    self._serve()
+                    self._listen()
             if stop.wait(FLUSH_S):
                 return
 
@@ -152,16 +151,14 @@ class Prometheus:
             except OSError:
                 self.n_failures += 1
 
-    def _serve(self) -> None:
-        try:
-            self._listen()
-        except UsageError as error:  # another worker listens
-            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
-                raise
-
     def _listen(self) -> None:
         address = (self._host, self.port)
-        self._server = Listener(address, self._answer, token=self._token, most=MAX_SCRAPERS, what="Prometheus")
+        try:
+            self._server = Listener(address, self._answer, token=self._token, most=MAX_SCRAPERS, what="Prometheus")
+        except UsageError as error:
+            if self._folder is None or getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+            return  # another worker listens
         self.port = self._server.port
 
     def _answer(self, client: Handler) -> None:

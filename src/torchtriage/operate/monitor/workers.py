@@ -8,12 +8,11 @@ counter only ever grows. Of the dead, gauges are nobody's.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["WorkerFile", "WorkerFolder"]
+__all__ = ["WorkerFile", "read_folder"]
 
 ModelStates = list[dict[str, Any]]
 
@@ -62,56 +61,6 @@ class WorkerFile:
         os.close(self._lock)
 
 
-class WorkerFolder:
-    """The files of all processes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._ended = folder / "ended.json"
-
-    def read(self) -> MergedNumbers:
-        """Return the numbers of all processes, dead and alive, added up."""
-        with self._alone():
-            ended = _load(self._ended) or {"models": [], "included": []}
-            merged = MergedNumbers()
-            merged.add(ended, alive=False)
-            included = set(ended["included"])
-            alive, dead = [], []
-            for path in sorted(self.folder.glob("*-*.json")):
-                if path.stem in included:
-                    dead.append(path)  # removed too late by a reader that was killed
-                    continue
-                ended_now = _is_dead(path)
-                content = _load(path)
-                if content is None:
-                    continue
-                if ended_now:
-                    merged.add(content, alive=False)
-                    dead.append(path)
-                else:
-                    alive.append(content)
-            if dead:
-                _replace(
-                    self._ended,
-                    {"models": merged.models(), "values": merged.values(), "included": [path.stem for path in dead]},
-                )
-                for path in dead:
-                    for suffix in (".json", ".lock", ".draft"):
-                        path.with_suffix(suffix).unlink(missing_ok=True)
-            for content in alive:
-                merged.add(content)
-        return merged
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = os.open(self.folder / "folder.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
-
-
 class MergedNumbers:
     """The numbers of several processes, summed by model and version, and by metric and labels."""
 
@@ -119,7 +68,7 @@ class MergedNumbers:
         self._models: dict[tuple[str, str], tuple[Aggregate, int]] = {}
         self._values: list[Value] = []
 
-    def add(self, content: dict[str, Any], *, alive: bool = True) -> None:
+    def add(self, content: dict[str, Any], *, alive: bool) -> None:
         """Add one process' file; the dead have counted, and have nothing in flight."""
         for name, labels, value in content.get("values", ()):
             if alive or (name in METRICS and METRICS[name].kind == "counter"):
@@ -140,6 +89,45 @@ class MergedNumbers:
             {"model": key[0], "version": key[1], "in_flight": in_flight} | aggregate.state()
             for key, (aggregate, in_flight) in self._models.items()
         ]
+
+
+def read_folder(folder: Path) -> MergedNumbers:
+    """Return the numbers of all processes, dead and alive, added up."""
+    lock = os.open(folder / "folder.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _merge(folder)
+    finally:
+        os.close(lock)
+
+
+def _merge(folder: Path) -> MergedNumbers:
+    merged = MergedNumbers()
+    ended = _load(folder / "ended.json") or {"models": [], "included": []}
+    merged.add(ended, alive=False)
+    alive, dead = [], []
+    for path in sorted(folder.glob("*-*.json")):
+        if path.stem in ended["included"]:
+            dead.append(path)  # removed too late by a reader that was killed
+            continue
+        is_dead = _is_dead(path)  # before its file is read: until then it may write
+        content = _load(path)
+        if content is None:
+            continue
+        if is_dead:
+            merged.add(content, alive=False)
+            dead.append(path)
+        else:
+            alive.append(content)
+    if dead:
+        sums = {"models": merged.models(), "values": merged.values(), "included": [path.stem for path in dead]}
+        _replace(folder / "ended.json", sums)
+        for path in dead:
+            for suffix in (".json", ".lock", ".draft"):
+                path.with_suffix(suffix).unlink(missing_ok=True)
+    for content in alive:
+        merged.add(content, alive=True)
+    return merged
 
 
 def _is_dead(path: Path) -> bool:

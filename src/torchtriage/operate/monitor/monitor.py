@@ -20,9 +20,9 @@ from torchtriage.operate.monitor.instrument import Model, Ring
 __all__ = ["MAX_MODELS", "Accounts", "Monitor", "MonitorSnapshot", "Sink"]
 
 MAX_MODELS = 2_000  # pairs of model and version kept apart; further ones are counted together as ``other``
+# How long a finished request waits for the monitor's thread at most, while that thread runs. It
+# costs about 50 µs of a processor to wake: more often would be more than what requests cost.
 DRAIN_S = 0.1
-"""How long a finished request waits for the monitor's thread at most, while that thread runs. It
-costs about 50 µs of a processor to wake: more often would be more than what requests cost."""
 CLOSE_S = 0.15  # what closing may take, whatever the sinks do
 OTHER = "other"
 
@@ -56,7 +56,11 @@ class Accounts:
 
 @dataclass(frozen=True)
 class MonitorSnapshot:
-    """One model's numbers at one moment. Times in seconds, NaN of no requests."""
+    """One model's numbers at one moment. Times in seconds, NaN of no requests.
+
+    ``nan_outputs`` : None where no caller says whether an output held NaN. ``sizes`` : distinct ones,
+    up to a bound.
+    """
 
     model: str
     version: str
@@ -64,13 +68,11 @@ class MonitorSnapshot:
     in_flight: int
     errors: dict[str, int]
     nan_outputs: int | None
-    """None where no caller says whether an output held NaN."""
     mean_s: float
     p50_s: float
     p90_s: float
     p99_s: float
     sizes: int
-    """Distinct sizes seen, up to a bound."""
 
 
 class Monitor(AbstractContextManager["Monitor"]):
@@ -82,7 +84,7 @@ class Monitor(AbstractContextManager["Monitor"]):
     """
 
     def __init__(self, *sinks: Sink, max_models: int = MAX_MODELS) -> None:
-        self._sinks: tuple[Sink, ...] = ()
+        self.sinks: tuple[Sink, ...] = ()
         self._drain_s = DRAIN_S
         self._max_models = max_models
         self._models: dict[tuple[str, str], Model] = {}
@@ -94,7 +96,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         self.add(*sinks)
 
     def _reset(self) -> None:
-        """Make what a fork may have left half-done: locks, rings, thread; count from zero."""
+        # what a fork may have left half-done: locks, rings, thread
         self.n_sink_failures = 0  # errors that sinks raised when started or offered requests
         self.n_refused = 0  # requests for a further model, counted as ``other``
         self.started_s = time.time()  # when it began to count: seconds since the epoch
@@ -110,7 +112,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         for sink in sinks:
             sink.start(self)
             with self._lock:
-                self._sinks = (*self._sinks, sink)
+                self.sinks = (*self.sinks, sink)
                 self._drain_s = min(self._drain_s, getattr(sink, "drain_s", DRAIN_S))
 
     # -- request path ----------------------------------------------------------------------
@@ -170,7 +172,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         return self._rings
 
     def _take(self, model: Model, ring: Ring) -> bool:
-        """Take a ring's requests; return whether its thread ended and nothing is left."""
+        # whether the ring's thread has ended and nothing is left
         ended = not ring.thread.is_alive()
         rows, pending = [], ring.rows
         for _ in range(len(pending)):
@@ -180,7 +182,7 @@ class Monitor(AbstractContextManager["Monitor"]):
             rows.append(row if usual else plain(row))
         if rows:
             model.aggregate.add(rows)
-            for sink in self._sinks:
+            for sink in self.sinks:
                 try:
                     sink.offer(model, rows)
                 except Exception:  # noqa: PERF203 - one sink's defect is not the others'
@@ -191,11 +193,6 @@ class Monitor(AbstractContextManager["Monitor"]):
         return ended
 
     # -- reading ---------------------------------------------------------------------------
-
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """Where finished requests go."""
-        return self._sinks
 
     def accounts(self) -> Accounts:
         """Return where all finished requests are."""
@@ -210,18 +207,15 @@ class Monitor(AbstractContextManager["Monitor"]):
 
     def in_flight(self) -> dict[tuple[str, str], int]:
         """Return how many requests of each model and version have begun and not ended."""
-        with self._lock:
-            return self._in_flight()
-
-    def _in_flight(self) -> dict[tuple[str, str], int]:
         open_: dict[tuple[str, str], int] = {}
-        for key, model in list(self._models.items()):
-            aggregate = model.aggregate
-            open_[key] = aggregate.begun_by_ended - aggregate.finished - aggregate.dropped
-        for model, ring in self._all_rings():
-            # begun last: read first, one that ends meanwhile would leave less than nothing open
-            ended = len(ring.rows) + ring.dropped
-            open_[model.name, model.version] += ring.begun - ended
+        with self._lock:
+            for key, model in list(self._models.items()):
+                aggregate = model.aggregate
+                open_[key] = aggregate.begun_by_ended - aggregate.finished - aggregate.dropped
+            for model, ring in self._all_rings():
+                # begun last: read first, one that ends meanwhile would leave less than nothing open
+                ended = len(ring.rows) + ring.dropped
+                open_[model.name, model.version] += ring.begun - ended
         return {key: max(n, 0) for key, n in open_.items()}
 
     def state(self) -> list[dict[str, Any]]:
@@ -229,16 +223,33 @@ class Monitor(AbstractContextManager["Monitor"]):
         with self._lock:
             return [
                 {"model": key[0], "version": key[1], "in_flight": in_flight} | self._models[key].aggregate.state()
-                for key, in_flight in self._in_flight().items()
+                for key, in_flight in self.in_flight().items()
             ]
 
     def snapshot(self) -> tuple[MonitorSnapshot, ...]:
         """Return every model's numbers up to this moment."""
         self.drain()
+        numbers = []
         with self._lock:
-            return tuple(
-                _snapshot(key, self._models[key].aggregate, in_flight) for key, in_flight in self._in_flight().items()
-            )
+            for (name, version), in_flight in self.in_flight().items():
+                aggregate = self._models[name, version].aggregate
+                durations = aggregate.durations
+                numbers.append(
+                    MonitorSnapshot(
+                        model=name,
+                        version=version,
+                        finished=aggregate.finished,
+                        in_flight=in_flight,
+                        errors=dict(aggregate.errors),
+                        nan_outputs=aggregate.n_nan,
+                        mean_s=durations.sum_ns * 1e-9 / durations.count if durations.count else float("nan"),
+                        p50_s=durations.quantile_s(0.5),
+                        p90_s=durations.quantile_s(0.9),
+                        p99_s=durations.quantile_s(0.99),
+                        sizes=len(aggregate.sizes),
+                    )
+                )
+        return tuple(numbers)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -255,7 +266,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         if self._lock.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
             self._lock.release()
             self.drain()
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.close(deadline_s)
 
     def reset_after_fork(self) -> None:
@@ -270,7 +281,7 @@ class Monitor(AbstractContextManager["Monitor"]):
             model.aggregate.clear()
         if self._closed:
             return
-        for sink in self._sinks:
+        for sink in self.sinks:
             try:
                 sink.start(self)
             except Exception:  # noqa: PERF203 - one sink's defect is not the others'
@@ -281,23 +292,6 @@ class Monitor(AbstractContextManager["Monitor"]):
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-
-def _snapshot(key: tuple[str, str], aggregate: Aggregate, in_flight: int) -> MonitorSnapshot:
-    durations = aggregate.durations
-    return MonitorSnapshot(
-        model=key[0],
-        version=key[1],
-        finished=aggregate.finished,
-        in_flight=in_flight,
-        errors=dict(aggregate.errors),
-        nan_outputs=aggregate.n_nan,
-        mean_s=durations.sum_ns * 1e-9 / durations.count if durations.count else float("nan"),
-        p50_s=durations.quantile_s(0.5),
-        p90_s=durations.quantile_s(0.9),
-        p99_s=durations.quantile_s(0.99),
-        sizes=len(aggregate.sizes),
-    )
 
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()

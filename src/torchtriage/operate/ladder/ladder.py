@@ -42,6 +42,21 @@ class Mode:
     check: Callable[[], str] | None = None
 
 
+@dataclass
+class _Rung:
+    mode: Mode
+    check: Check
+    why_not: str = ""
+    n_calls: int = 0
+    n_late: int = 0
+    n_failed: int = 0
+    n_hanging: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.check in ("none", "passed")
+
+
 class Ladder:
     """Answers calls by the current mode, goes down when it must and comes back when it can.
 
@@ -99,20 +114,15 @@ class Ladder:
         self._alarm = alarm
         self._pushed = ""
         self._store: LadderStore = store if store is not None else LocalStore(clock)
-        self._tell = log
+        self._on_entry = log
         self._clock, self._wall = clock, wall
         self._pid = os.getpid()
         self._actor = f"worker {self._pid}"
         self._shared = Shared()
         self._level = 0
         self._connected = True
-        self._checks: list[Check] = ["none" if mode.check is None else "not checked" for mode in modes]
-        self._why_not = [""] * len(modes)
-        self._n_calls = [0] * len(modes)
-        self._n_late = [0] * len(modes)
-        self._n_failed = [0] * len(modes)
+        self._rungs = [_Rung(mode, "none" if mode.check is None else "not checked") for mode in modes]
         self._n_fallback = 0
-        self._hanging = [0] * len(modes)
         self._hanging_lock = threading.Lock()
         self._newest = self._none_seen()
         self._probes = self._none_seen()
@@ -134,21 +144,18 @@ class Ladder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer: by the current mode, else by the next one that can, else by the fallback."""
-        level = self._level
-        better = self._probe_level
+        level, better = self._level, self._probe_level
         if better >= 0:
             self._turn += 1
             if self._turn % self._every == 0:
                 done, answer = self._try(better, self._probes, args, kwargs)
                 if done:
                     return answer
-        n_modes = len(self.modes)
-        while level < n_modes:
-            if level == self._level or self._usable(level):
-                done, answer = self._try(level, self._newest if level == self._level else None, args, kwargs)
+        for lower in range(level, len(self.modes)):
+            if lower == self._level or self._rungs[lower].usable:
+                done, answer = self._try(lower, self._newest if lower == self._level else None, args, kwargs)
                 if done:
                     return answer
-            level += 1
         self._n_fallback += 1
         if not callable(self._fallback):
             return self._fallback
@@ -161,29 +168,29 @@ class Ladder:
         self, level: int, seen: deque[bool] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
         """Call one mode; return whether it answered, and the answer."""
+        rung = self._rungs[level]
         deadline_s, timeout_s = self.policy.deadline_s, self.policy.timeout_s
-        self._n_calls[level] += 1
+        rung.n_calls += 1
         start_ns = time.perf_counter_ns()
         answer, done = None, True
         try:
             if timeout_s is None:
-                answer = self.modes[level].call(*args, **kwargs)
+                answer = rung.mode.call(*args, **kwargs)
             else:
-                done, answer = self._timed(level, timeout_s, args, kwargs)
+                done, answer = self._timed(rung, timeout_s, args, kwargs)
         except Exception:
             done = False
         late = not done
         if done and deadline_s is not None:
             late = time.perf_counter_ns() - start_ns > deadline_s * 1e9
-            self._n_late[level] += late
-        if not done:
-            self._n_failed[level] += 1
+            rung.n_late += late
+        rung.n_failed += not done
         if seen is not None:
             seen.append(late)
         return done, answer
 
-    def _timed(self, level: int, timeout_s: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        if self._hanging[level] >= N_GIVEN_UP:
+    def _timed(self, rung: _Rung, timeout_s: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        if rung.n_hanging >= N_GIVEN_UP:
             return False, None
         box: list[Any] = []
         ended = threading.Event()
@@ -191,20 +198,20 @@ class Ladder:
 
         def work() -> None:
             try:
-                box.append(self.modes[level].call(*args, **kwargs))
+                box.append(rung.mode.call(*args, **kwargs))
             except Exception:
                 box.clear()
             finally:
                 with self._hanging_lock:
                     ended.set()
-                    self._hanging[level] -= given_up
+                    rung.n_hanging -= given_up
 
         threading.Thread(target=work, name="torchtriage-call", daemon=True).start()
         if not ended.wait(timeout_s):
             with self._hanging_lock:
                 # it may have ended just now, when nobody waited any more
                 given_up = not ended.is_set()
-                self._hanging[level] += given_up
+                rung.n_hanging += given_up
             return False, None
         return (True, box[0]) if box else (False, None)
 
@@ -222,7 +229,8 @@ class Ladder:
             self._pid = os.getpid()
             self._actor = f"worker {self._pid}"
             self._look_lock, self._hanging_lock = threading.Lock(), threading.Lock()
-            self._hanging = [0] * len(self.modes)
+            for rung in self._rungs:
+                rung.n_hanging = 0
             self._wake, self._stop = threading.Event(), threading.Event()
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, args=(every_s,), name="torchtriage-ladder", daemon=True)
@@ -250,12 +258,12 @@ class Ladder:
         Raises ``UsageError``: no mode is called so, or it failed its check;
         ``StoreError``: the store does not answer.
         """
-        names = [rung.name for rung in self.modes]
+        names = [rung.mode.name for rung in self._rungs]
         if mode not in names:
             raise UsageError(f"expected a mode of {', '.join(names)}, found {mode!r}")
         level = names.index(mode)
-        if self._checks[level] == "failed":
-            raise UsageError(f"{mode} failed its check: {self._why_not[level]}", where=self.name)
+        if self._rungs[level].check == "failed":
+            raise UsageError(f"{mode} failed its check: {self._rungs[level].why_not}", where=self.name)
         self._by_hand(level, why, actor, "hold")
 
     def release(self, why: str = "", actor: str = "a person") -> None:
@@ -264,16 +272,15 @@ class Ladder:
 
     def check_modes(self) -> None:
         """Run the checks that have not been run; what a check raises is its failure."""
-        for level, mode in enumerate(self.modes):
-            if self._checks[level] != "not checked" or mode.check is None:
+        for rung in self._rungs:
+            if rung.check != "not checked" or rung.mode.check is None:
                 continue
             try:
-                why = mode.check()
+                rung.why_not = rung.mode.check()
             except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-            self._why_not[level] = why
-            self._checks[level] = "failed" if why else "passed"
-            self._log("check", mode.name, self._checks[level], why)
+                rung.why_not = f"{type(error).__name__}: {error}"
+            rung.check = "failed" if rung.why_not else "passed"
+            self._log("check", rung.mode.name, rung.check, rung.why_not)
 
     def look(self) -> None:
         """Look once: read the shared level, then go down, try a better mode, or come back."""
@@ -281,7 +288,17 @@ class Ladder:
             if not self._read():
                 return
             now_s = self._clock()
-            view = self._view(now_s)
+            newest, probes = list(self._newest), list(self._probes)
+            view = LadderState(
+                level=self._shared.level,
+                alarm=self._pushed or self._asked(),
+                n_calls=len(newest),
+                n_late=sum(newest),
+                well_s=now_s - self._well_since_s,
+                n_probes=len(probes),
+                n_probes_late=sum(probes),
+                wait_s=self._wait_s,
+            )
             troubled = bool(trouble(self.policy, view))
             if troubled or self._shared.trouble:
                 # mine or another worker's: nobody tries a better mode meanwhile
@@ -300,11 +317,17 @@ class Ladder:
             move = decide(self.policy, view)
             if move.do == "down":
                 lower = range(self._shared.level + 1, len(self.modes))
-                self._go(next((level for level in lower if self._usable(level)), None), move.why, now_s)
+                self._go(next((level for level in lower if self._rungs[level].usable), None), move.why, now_s)
             elif move.do == "up":
                 self._go(self._above(), move.why, now_s)
-            elif move.do == "probe":
-                self._probe()
+            elif move.do == "probe" and self._probe_level < 0:
+                above = self._above()
+                self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
+                if self.dry_run:
+                    # the first mode answers every call: the newest ones are the trial
+                    self._probes.extend(self._newest)
+                else:
+                    self._probe_level = above
             elif move.do == "give up":
                 self._stop_probing()
                 self._well_since_s = now_s
@@ -322,18 +345,11 @@ class Ladder:
             dry_run=self.dry_run,
             connected=self._connected,
             probing=self._probe_level >= 0,
-            n_given_up=sum(self._hanging),
+            n_given_up=sum(rung.n_hanging for rung in self._rungs),
             n_fallback=self._n_fallback,
             modes=tuple(
-                ModeStatus(
-                    mode.name,
-                    self._checks[at],
-                    self._why_not[at],
-                    self._n_calls[at],
-                    self._n_late[at],
-                    self._n_failed[at],
-                )
-                for at, mode in enumerate(self.modes)
+                ModeStatus(rung.mode.name, rung.check, rung.why_not, rung.n_calls, rung.n_late, rung.n_failed)
+                for rung in self._rungs
             ),
         )
 
@@ -358,7 +374,7 @@ class Ladder:
             self._wake.clear()
 
     def _read(self) -> bool:
-        """Take over what is shared; return whether the store answered."""
+        # whether the store answered
         try:
             shared = self._store.read(self.name)
         except StoreError as error:
@@ -384,26 +400,13 @@ class Ladder:
         self._shared = shared
         # nobody is sent to a mode that has not passed its check here
         level = shared.level
-        while level > 0 and not self._usable(level):
+        while level > 0 and not self._rungs[level].usable:
             level -= 1
         self._level = 0 if self.dry_run and not shared.held else level
         if changed:
             self._newest = self._none_seen()
             self._stop_probing()
             self._well_since_s = self._clock()
-
-    def _view(self, now_s: float) -> LadderState:
-        newest, probes = list(self._newest), list(self._probes)
-        return LadderState(
-            level=self._shared.level,
-            alarm=self._pushed or self._asked(),
-            n_calls=len(newest),
-            n_late=sum(newest),
-            well_s=now_s - self._well_since_s,
-            n_probes=len(probes),
-            n_probes_late=sum(probes),
-            wait_s=self._wait_s,
-        )
 
     def _asked(self) -> str:
         if self._alarm is None:
@@ -415,11 +418,8 @@ class Ladder:
             self._once("failed", self._mode, f"the alarm: {type(error).__name__}: {error}")
             return ""
 
-    def _usable(self, level: int) -> bool:
-        return self._checks[level] in ("none", "passed")
-
     def _above(self) -> int:
-        return next((level for level in range(self._shared.level - 1, 0, -1) if self._usable(level)), 0)
+        return next((level for level in range(self._shared.level - 1, 0, -1) if self._rungs[level].usable), 0)
 
     def _none_seen(self) -> deque[bool]:
         return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
@@ -428,31 +428,15 @@ class Ladder:
         self._probe_level = -1
         self._probes = self._none_seen()
 
-    def _probe(self) -> None:
-        if self._probe_level < 0:
-            above = self._above()
-            self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
-            self._probe_level = above
-            if self.dry_run:
-                # the first mode answers every call: the newest ones are the trial
-                self._probe_level = -1
-                self._probes.extend(self._newest)
-
     def _go(self, level: int | None, why: str, now_s: float) -> None:
         if level is None:
             self._once("refused", self._mode, f"{why}; no mode below may be used")
             return
         rises = level < self._shared.level
-        before = self._mode
-        after = Shared(level, why=why, actor=self._actor)
+        before, after = self._mode, Shared(level, why=why, actor=self._actor)
+        budget = None if rises else self.policy.budget
         try:
-            switched = self._store.switch(
-                self.name,
-                self._shared,
-                after,
-                dwell_s=self.policy.dwell_s,
-                budget=None if rises else self.policy.budget,
-            )
+            switched = self._store.switch(self.name, self._shared, after, dwell_s=self.policy.dwell_s, budget=budget)
         except StoreError as error:
             self._lost(error)
             return
@@ -471,7 +455,7 @@ class Ladder:
         self._log("would switch" if self.dry_run else "switch", before, self._mode, why)
 
     def _by_hand(self, level: int | None, why: str, actor: str, kind: str) -> None:
-        """Hold a level, or let go where none is given."""
+        # hold a level, or let go where none is given
         with self._look_lock:
             mode = self._mode
             for _ in range(N_BY_HAND):
@@ -497,9 +481,9 @@ class Ladder:
     def _log(self, kind: str, before: str, after: str, why: str, actor: str = "") -> None:
         entry = LadderEntry(self._wall(), self.name, kind, before, after, why, actor or self._actor)
         self._entries.append(entry)
-        if self._tell is not None:
+        if self._on_entry is not None:
             try:
-                self._tell(entry)
+                self._on_entry(entry)
             except Exception:
                 # a log that fails must not stop what it is a log of
-                self._tell = None
+                self._on_entry = None

@@ -101,8 +101,7 @@ def read_modes(text: str) -> tuple[AssumedMode, ...]:
 
 
 class _Recorded(Ladder):
-    """A ladder whose calls took what was recorded."""
-
+    # a ladder whose calls took what was recorded
     times: tuple[float, ...]
     n_beyond = 0
     level_of_call: int | None = None
@@ -114,17 +113,14 @@ class _Recorded(Ladder):
     def _try(self, level: int, seen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         took_s: float | None = args[0]
         deadline_s = self.policy.deadline_s
-        done = took_s is not None
-        late = took_s is None
-        if took_s is not None and deadline_s is not None:
-            late = took_s * self.times[level] > deadline_s
-        self._n_calls[level] += 1
+        late = took_s is None or (deadline_s is not None and took_s * self.times[level] > deadline_s)
+        self._rungs[level].n_calls += 1
         if seen is not None:
             seen.append(late)
-        if done:
+        if took_s is not None:
             self.n_beyond += late
             self.level_of_call = level
-        return done, None
+        return took_s is not None, None
 
 
 def replay_ladder(
@@ -162,7 +158,8 @@ def replay_ladder(
     answered: list[int | None] = [None] * len(faults or ())
     marks = [False] * (len(calls) + 1)
     for start, end in faults or ():
-        marks[max(start, 0) : min(end, len(calls))] = [True] * max(min(end, len(calls)) - max(start, 0), 0)
+        for at in range(max(start, 0), min(end, len(calls))):
+            marks[at] = True
 
     def advance(to_s: float) -> None:
         nonlocal now_s, degraded_s, outside_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from torchtriage.core.database import connect_redis, undamaged
 from torchtriage.core.errors import MissingExtraError, StoreError
 
 __all__ = ["LadderStore", "LocalStore", "RedisStore", "Shared", "Switched"]
-
 
 TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a better mode
 
@@ -75,7 +75,7 @@ class LocalStore:
 
     def read(self, ladder: str) -> Shared:
         """Return the state of a ladder, the first one where there is none."""
-        since_s = self._clock() - self._marked_s.get(ladder, float("-inf"))
+        since_s = self._clock() - self._marked_s.get(ladder, -math.inf)
         return replace(self._states.get(ladder, Shared()), trouble=0 <= since_s < TROUBLE_S)
 
     def mark(self, ladder: str) -> None:
@@ -89,9 +89,8 @@ class LocalStore:
             current = self.read(ladder)
             if current.epoch != before.epoch:
                 return Switched(current, "another worker has switched")
-            by_hand = after.held or before.held
-            if not by_hand:
-                since_s = now_s - self._switched_s.get(ladder, float("-inf"))
+            if not (after.held or before.held):
+                since_s = now_s - self._switched_s.get(ladder, -math.inf)
                 if since_s < 0:
                     self._switched_s[ladder] = now_s  # the clock went back
                 if since_s < dwell_s:
@@ -109,8 +108,7 @@ class LocalStore:
         """Nothing to let go of."""
 
 
-# KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand,
-# dwell in ms, budget or -1
+# KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand, dwell in ms, budget or -1
 _SWITCH = """
 local found = redis.call('GET', KEYS[1])
 local epoch, switched, level = 0, nil, 0
@@ -181,26 +179,24 @@ class RedisStore:
         self._switch = self._redis.register_script(_SWITCH)
 
     def read(self, ladder: str) -> Shared:
-        """Return the state of a ladder; ``StoreError`` where Redis does not answer."""
+        """Return the state of a ladder; ``StoreError`` where Redis does not answer, as below."""
         with self._answers():
             text, marked = self._redis.mget(self._key(ladder), f"{self._key(ladder)}:trouble")
         return replace(_state(text), trouble=marked is not None)
 
     def mark(self, ladder: str) -> None:
-        """Tell all workers that one of them is in trouble; ``StoreError`` as ``read``."""
+        """Tell all workers that one of them is in trouble."""
         with self._answers():
             self._redis.set(f"{self._key(ladder)}:trouble", "1", px=round(TROUBLE_S * 1000))
 
     def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
-        """Set another state; ``StoreError`` where Redis does not answer."""
-        by_hand = after.held or before.held
-        fields = {"level": after.level, "why": after.why, "actor": after.actor, "held": after.held}
+        """Set another state."""
+        by_hand = int(after.held or before.held)
+        state = json.dumps({"level": after.level, "why": after.why, "actor": after.actor, "held": after.held})
+        limits = (by_hand, round(dwell_s * 1000), -1 if budget is None else budget)
         keys = [self._key(ladder), f"{self._prefix}:ladders", f"{self._prefix}:log"]
-        dwell_ms, limit = round(dwell_s * 1000), -1 if budget is None else budget
         with self._answers():
-            text, refused = self._switch(
-                keys=keys, args=[ladder, before.epoch, json.dumps(fields), after.level, int(by_hand), dwell_ms, limit]
-            )
+            text, refused = self._switch(keys=keys, args=[ladder, before.epoch, state, after.level, *limits])
         return Switched(_state(text), refused)
 
     def log(self, n: int = 100) -> list[dict[str, Any]]:

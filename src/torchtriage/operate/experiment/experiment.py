@@ -30,14 +30,13 @@ class Experiment:
     ``arms`` : two names and their shares, which add up to 1; the first is the control.
     ``metric`` : what decides, in both directions.
     ``guardrails`` : what must not get worse; the chance of a false alarm is shared between them.
-    ``alpha`` : chance that the metric ever decides though there is no difference; again as much for all
-    guardrails together.
+    ``alpha`` : chance that the metric ever decides though there is no difference; again as much for all guardrails
+    together.
     ``unit`` : what is assigned. Of any other than a request, count each once by :meth:`count`.
 
-    ``record`` takes some 10 us: call it where answers are collected, not on the way of a request.
-    Any thread may call it. Requests are recorded in the order they came. Nothing here reads a clock
-    or random numbers; :meth:`state` is plain JSON, and an experiment that goes on from it decides
-    as if it had never stopped.
+    ``record`` takes some 10 us: call it where answers are collected, not on the way of a request. Any thread may call
+    it. Requests are recorded in the order they came. Nothing here reads a clock or random numbers; :meth:`state` is
+    plain JSON, and an experiment that goes on from it decides as if it had never stopped.
 
     Raises ``UsageError``: other than two arms, shares that do not add up to 1, a metric twice.
     """
@@ -102,7 +101,7 @@ class Experiment:
         """Count a unit for the check of the split; ``record`` does it where units are requests."""
         treated = self._treated(arm)
         with self._lock:
-            self._counted(treated)
+            self._count(treated)
 
     def record(self, arm: str, /, *, replica: str | int | None = None, **values: Any) -> None:
         """Take in one request: a value for each metric that it has.
@@ -118,11 +117,11 @@ class Experiment:
             if replica is not None and len(self._replicas[treated]) < N_REPLICAS:
                 self._replicas[treated].add(str(replica))
             if self.unit == "request":
-                self._counted(treated)
+                self._count(treated)
             for row in self._rows:
                 row.add(treated, values)
 
-    def _counted(self, treated: bool) -> None:
+    def _count(self, treated: bool) -> None:
         self._check.add(treated)
         # two logarithms of the gamma function: not at each of thousands
         n = sum(self._check.n)
@@ -141,10 +140,7 @@ class Experiment:
     def result(self) -> ExperimentResult:
         """Return what is known, for reports."""
         with self._lock:
-            rows = []
-            for compared in self._rows:
-                row = compared.row()
-                rows.append(replace(row, sentence=sentence(row)))
+            rows = [replace(row, sentence=sentence(row)) for row in (test.row() for test in self._rows)]
             control, candidate = (
                 Arm(name, share, n, len(replicas) if replicas else None)
                 for (name, share), n, replicas in zip(self.arms.items(), self._n, self._replicas, strict=True)

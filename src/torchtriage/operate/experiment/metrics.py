@@ -77,7 +77,7 @@ def _check(metric: str, worse_than: float) -> None:
         raise UsageError(f"expected worse_than as a ratio of 1 or more, found {worse_than}", where=metric)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SequentialTest:
     """One metric while the experiment runs: constant memory, no clock, all of it plain data.
 
@@ -91,6 +91,7 @@ class SequentialTest:
     n_missing: list[int] = field(default_factory=lambda: [0, 0])
     verdict: Verdict = "undecided"
     decided_at: int | None = None
+    spec: Metric
 
     def add(self, treated: bool, values: dict[str, Any]) -> None:
         """Take in what one request says of this metric; NaN, None and the like are missing."""
@@ -111,12 +112,12 @@ class SequentialTest:
         """Return what is known now."""
         raise NotImplementedError
 
-    def _row(self, metric: Metric, **fields: Any) -> ExperimentRow:
+    def _row(self, **fields: Any) -> ExperimentRow:
         return ExperimentRow(
-            metric=metric.metric,
+            metric=self.spec.metric,
             role=self.role,
             verdict=self.verdict if all(self.n) else "no data",
-            worse_than=metric.worse_than,
+            worse_than=self.spec.worse_than,
             alpha=self.alpha,
             n=(self.n[0], self.n[1]),
             n_missing=(self.n_missing[0], self.n_missing[1]),
@@ -125,9 +126,9 @@ class SequentialTest:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _TypicalTest(SequentialTest):
-    spec: Typical = field(default_factory=lambda: Typical("value"))
+    spec: Typical
     difference: Difference = field(default_factory=Difference)
     looks: bool = False
 
@@ -157,7 +158,6 @@ class _TypicalTest(SequentialTest):
     def row(self) -> ExperimentRow:
         centre, low, high, _, _, block = self.difference.estimate(self._level)
         return self._row(
-            self.spec,
             name=self.spec.metric,
             kind="typical",
             better=self.spec.better,
@@ -169,21 +169,20 @@ class _TypicalTest(SequentialTest):
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _EventTest(SequentialTest):
     """Events are bets against the candidate: the sum of all, at any moment, is the evidence."""
 
-    events: EventRatio = field(default_factory=lambda: EventRatio(1.0, 0.5))
+    events: EventRatio
 
     def _judged(self) -> Verdict:
         return "worse" if self.events.log_evidence >= -math.log(self.alpha) else "undecided"
 
-    def _rates(self, metric: Metric, **fields: Any) -> ExperimentRow:
+    def _rates(self, **fields: Any) -> ExperimentRow:
         low, high = self.events.interval(2 * self.alpha)
         counted, n = self.events.n_counted, self.events.n
         ratio = counted[1] * n[0] / (counted[0] * n[1]) if counted[0] and n[1] else None
         return self._row(
-            metric,
             better="lower",
             ratio=ratio,
             low=low,
@@ -193,9 +192,9 @@ class _EventTest(SequentialTest):
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _TailTest(_EventTest):
-    spec: Tail = field(default_factory=lambda: Tail("value"))
+    spec: Tail
     threshold: float | None = None
     first: list[float] = field(default_factory=list)
     spread: Moments = field(default_factory=Moments)
@@ -230,14 +229,14 @@ class _TailTest(_EventTest):
 
     def row(self) -> ExperimentRow:
         name = f"{self.spec.metric} p{100 * self.spec.p:g}"
-        row = self._rates(self.spec, name=name, kind="tail", block=self.pause or 1)
+        row = self._rates(name=name, kind="tail", block=self.pause or 1)
         # without a threshold nothing has been compared
         return row if self.threshold is not None else replace(row, low=None)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _RateTest(_EventTest):
-    spec: Rate = field(default_factory=lambda: Rate("value"))
+    spec: Rate
 
     def _take(self, treated: bool, values: dict[str, Any]) -> bool:
         value = finite(values.get(self.spec.metric))
@@ -247,25 +246,23 @@ class _RateTest(_EventTest):
         return True
 
     def row(self) -> ExperimentRow:
-        return self._rates(self.spec, name=self.spec.metric, kind="rate")
+        return self._rates(name=self.spec.metric, kind="rate")
 
 
 def begin(metric: Metric, role: Role, alpha: float, share: float) -> SequentialTest:
     """Return a comparison that has seen nothing yet; ``share`` : of the candidate."""
     if isinstance(metric, Typical):
-        return _TypicalTest(role, alpha, spec=metric)
+        return _TypicalTest(role=role, alpha=alpha, spec=metric)
     if isinstance(metric, Tail):
         # the ratio that is allowed is in the scale: what is left to compare is one to one
-        return _TailTest(role, alpha, spec=metric, events=EventRatio(1.0, share))
-    return _RateTest(role, alpha, spec=metric, events=EventRatio(metric.worse_than, share))
+        return _TailTest(role=role, alpha=alpha, spec=metric, events=EventRatio(1.0, share))
+    return _RateTest(role=role, alpha=alpha, spec=metric, events=EventRatio(metric.worse_than, share))
 
 
 def finite(value: Any) -> float | None:
     """Return a number, None for what is none: NaN, infinity, text, several, nothing."""
-    if isinstance(value, str | bytes | bytearray):
-        return None
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None  # RuntimeError: a tensor of several numbers, or of another device
     return number if math.isfinite(number) else None

@@ -104,12 +104,12 @@ def _norm(sizes: NDArray[np.float64]) -> float:
 
 def _pairs(control: Any, candidate: Any, place: str, depth: int) -> Iterator[tuple[str, Any, Any]]:
     """Yield each place of an answer with both arrays there, or None and why they are unlike."""
-    one, other = _array(control), _array(candidate)
-    if one is not None and other is not None:
-        yield place, one, other
+    array, other = _array(control), _array(candidate)
+    if array is not None and other is not None:
+        yield place, array, other
         return
     parts, other_parts = _parts(control), _parts(candidate)
-    if (one is None) != (other is None) or (parts is None) != (other_parts is None):
+    if (array is None) != (other is None) or (parts is None) != (other_parts is None):
         yield place, None, f"{type(control).__name__} became {type(candidate).__name__}"
     elif parts is None or other_parts is None:
         if not _equal(control, candidate):
@@ -133,7 +133,6 @@ def _pairs(control: Any, candidate: Any, place: str, depth: int) -> Iterator[tup
 
 
 def _array(value: Any) -> NDArray[Any] | None:
-    """Return numbers as an array, None for what holds none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
@@ -154,7 +153,6 @@ def _array(value: Any) -> NDArray[Any] | None:
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """Return what a structure holds by name or number, None for what holds nothing."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
@@ -169,23 +167,18 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    """Return the slots that are set; none where the class says itself what is equal."""
+    # those that are set; none where the class says itself what is equal
     kinds = type(value).__mro__[:-1]  # without object
     if any("__eq__" in vars(kind) for kind in kinds):
         return {}
-    names = [
-        name
-        for kind in kinds
-        if "__slots__" in vars(kind)
-        for name, member in vars(kind).items()
-        if isinstance(member, MemberDescriptorType)
-    ]
+    slotted = [vars(kind) for kind in kinds if "__slots__" in vars(kind)]
+    names = [name for own in slotted for name, member in own.items() if isinstance(member, MemberDescriptorType)]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(value: Any, other: Any) -> bool:
     try:
-        return bool(one is other or one == other)
+        return bool(value is other or value == other)
     except Exception:
         # an answer's own comparison may do anything; what cannot be compared is not equal
         return False

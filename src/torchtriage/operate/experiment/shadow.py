@@ -89,8 +89,7 @@ class Shadow:
     def offer(self, id: str | int | bytes, answer: Any, /, *args: Any, **kwargs: Any) -> bool:
         """Hand over a request that the control answered; return whether the shadow takes it.
 
-        Never waits. The arguments are handed over as they are: whoever changes them afterwards
-        gives a copy.
+        Never waits. The arguments are handed over as they are: whoever changes them afterwards gives a copy.
         """
         if self._closed or not self._split.treats(id):
             return False

@@ -1,8 +1,7 @@
 """What a request is expected to take: a level and a scale that follow slowly, and its size's share.
 
-All of it is on the logarithm of the duration, so that a size's share is a factor, and a shift by
-half is the same at every size. Everything learns from values cut at three scales: an outlier moves
-nothing.
+All of it is on the logarithm of the duration, so that a size's share is a factor, and a shift by half is the same at
+every size. Everything learns from values cut at three scales: an outlier moves nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ MAX_SIZES = 64  # sizes kept apart; beyond, quarters of a doubling are
 SETTLED = 8  # requests of a size after which its share is trusted
 SLOWEST = 0.005  # least part of what a request was off that its size's share moves by
 PARENT = 5  # requests of a size after which others may be guessed from it
+# bounds of the slope a new size is guessed with: a batch is no cheaper than half of it, roughly, and
+# no dearer than its work
 SLOPE = (-0.2, 1.2)
-"""Bounds of the slope a new size is guessed with: a batch is no cheaper than half of it, roughly,
-and no dearer than its work."""
 FLOOR = 0.02  # least scale: durations are not known better than to 2 %
 
 
@@ -85,22 +84,14 @@ class SizeShares:
         return -round(math.log2(max(size, 1e-9)) * 4) - 1e9  # no size looks like this
 
     def _guess(self, size: float) -> float:
-        """Return a new size's share, on the line through its two nearest neighbours."""
-        near = (
-            sorted(
-                (abs(math.log(known / size)), known)
-                for known, (_, n) in self._shares.items()
-                if known > 0 and n >= PARENT
-            )[:2]
-            if size > 0
-            else []
-        )
-        if not near:
+        # on the line through its two nearest neighbours
+        known = [other for other, (_, n) in self._shares.items() if other > 0 and n >= PARENT]
+        if size <= 0 or not known:
             return 0.0
-        nearest = near[0][1]
+        nearest, *others = sorted(known, key=lambda other: (abs(math.log(other / size)), other))
         share = self._shares[nearest][0]
-        if len(near) < 2:
+        if not others:
             return share
-        other = near[1][1]
+        other = others[0]
         slope = (self._shares[other][0] - share) / math.log(other / nearest)
         return share + min(max(slope, SLOPE[0]), SLOPE[1]) * math.log(size / nearest)

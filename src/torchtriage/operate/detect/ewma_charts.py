@@ -1,10 +1,9 @@
 """Charts of exponentially weighted means whose limits are learned, one per direction.
 
-The mean of the last values is compared with how far such means strayed while all was well. A limit
-that is learned this way needs no assumption of independence: a stream that wanders slowly has wide
-limits for long spans by itself (Roberts 1959 for the chart; the learned limit stands in for his
-sqrt(span / (2 - span)), which is kept as the least it can be). What is learned is some hundred
-values old: a change cannot teach that it is usual before it was seen.
+The mean of the last values is compared with how far such means strayed while all was well. A limit that is learned
+this way needs no assumption of independence: a stream that wanders slowly has wide limits for long spans by itself
+(Roberts 1959 for the chart; the learned limit stands in for his sqrt(span / (2 - span)), which is kept as the least
+it can be). What is learned is some hundred values old: a change cannot teach that it is usual before it was seen.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ __all__ = ["QUARANTINE", "ChartReading", "Charts"]
 MEMORY = 2_000  # values over which limits are learned
 LEARN_EVERY = 4  # means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the time
 QUARANTINE = 200  # values for which a lesson waits; what is to be found lasts as long, or is large
+# spans a chart must have seen before its learned limit is believed to be smaller than half the
+# next shorter one's variance
 FULL_AVERAGING = 8.0
-"""Spans a chart must have seen before its learned limit is believed to be smaller than half the
-next shorter one's variance."""
 PRIOR = 10  # lessons that the assumed variance of 1 counts for
 TINY = 1e-9
 
@@ -30,7 +29,6 @@ class ChartReading(NamedTuple):
 
     evidence: float
     mean: float
-    weight: float
 
 
 class Charts:
@@ -71,7 +69,7 @@ class Charts:
         ``unit`` : what one of ``matters`` is, in the values' own unit.
         """
         value -= self._centre
-        best, mean_then, weight_then = 0.0, 0.0, 0.0
+        best, mean_then = 0.0, 0.0
         means, limits = self._means, self._limits
         for at, (weight, up, down) in enumerate(self._spans):
             mean = means[at]
@@ -84,7 +82,7 @@ class Charts:
             if size < least:
                 evidence = (evidence if evidence < 1.0 else 1.0) * size / least
             if evidence > best:
-                best, mean_then, weight_then = evidence, mean, weight
+                best, mean_then = evidence, mean
         if learn:
             self._n += 1
             self._turn += 1
@@ -94,7 +92,7 @@ class Charts:
                 # the first are taken at once: limits are needed to begin with
                 if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
                     self._learn(*self._waiting.popleft())
-        return ChartReading(-best if mean_then < 0 else best, mean_then, weight_then)
+        return ChartReading(-best if mean_then < 0 else best, mean_then)
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""

@@ -1,17 +1,16 @@
 """The detector of a stream of requests: one setting for every service.
 
-A request's duration is compared with what its size took before (:mod:`.baseline`); what is left, in
-units of its own scale, goes to charts of its mean (shifts and ramps, up and down), charts of its
-spread, and a count of extreme values (:mod:`.tails`). Missing answers and repeated values are
-watched beside. What is learned is 200 requests old, and nothing is while something looks wrong; a
-change that stays becomes the new normal.
+A request's duration is compared with what its size took before (:mod:`.baseline`); what is left, in units of its own
+scale, goes to charts of its mean (shifts and ramps, up and down), charts of its spread, and a count of extreme values
+(:mod:`.tails`). Missing answers and repeated values are watched beside. What is learned is 200 requests old, and
+nothing is while something looks wrong; a change that stays becomes the new normal.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchtriage.operate.detect.baseline import DurationLevel, SizeShares
 from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts
@@ -25,15 +24,13 @@ KINDS = ("input-mix", "missing", "shift", "spread", "stuck", "surge", "tail")  #
 class Sample(NamedTuple):
     """One value: a request's duration, or a metric's reading.
 
-    ``at_s`` : when, on any clock. ``ok`` : False for a request that failed. ``cpu_s`` : what the
-    request took of a processor, where known.
+    ``at_s`` : when, on any clock. ``ok`` : False for a request that failed.
     """
 
     value: float
     at_s: float
     size: float | None = None
     ok: bool = True
-    cpu_s: float | None = None
 
 
 class Alarm(NamedTuple):
@@ -58,9 +55,9 @@ WARM_MEMORY = 60  # while warming up it follows a start-up's decay
 CUT = 4.0  # scales at which a request's deviation is cut for the charts
 CUT_LOG = 0.45  # for the mean charts, at this logarithm if that is wider: of half as long, at once
 WEIGHTS = (1 / 8, 1 / 20, 1 / 80)
+# Logarithm that each chart's mean must reach in any case, slower and faster: a machine that is
+# shared strays by so much for so long, and what is faster is no trouble.
 MATTERS = ((0.28, 0.35), (0.18, 0.28), (0.11, 0.20))
-"""Logarithm that each chart's mean must reach in any case, slower and faster: a machine that is
-shared strays by so much for so long, and what is faster is no trouble."""
 YOUNG_MATTERS = 1_000  # requests before which more is asked for, in proportion
 LIMIT = 2.5  # of the mean charts, in their learned standard deviations
 YOUNG = 1.5  # while little was seen limits are wider, by this over the root of the spans seen
@@ -83,23 +80,21 @@ MEMORY_OF_RATES = 5_000
 class RequestDetector:
     """Finds shifts, ramps, spread, tails, surges, missing and stuck answers in a request stream."""
 
-    def __init__(self, **settings: Any) -> None:
-        option = settings.get
+    def __init__(
+        self,
+        *,
+        limit: float = LIMIT,
+        matters: tuple[tuple[float, float], ...] = MATTERS,
+        spread_limit: float = SPREAD_LIMIT,
+        chance: float = CLUSTER_CHANCE,
+    ) -> None:
         self._row = -1
         self._n = 0
         self._level = DurationLevel(WARM_MEMORY)
         self._sizes = SizeShares()
-        self._mean = Charts(
-            option("weights", WEIGHTS),
-            option("limit", LIMIT),
-            matters=option("matters", MATTERS),
-            young=option("young", YOUNG),
-        )
-        self._spread = Charts(option("spread_weights", SPREAD_WEIGHTS), option("spread_limit", SPREAD_LIMIT))
-        self._tail = TailCounter(option("chance", CLUSTER_CHANCE))
-        self._surge = option("surge", SURGE)
-        self._new_normal = option("new_normal", NEW_NORMAL)
-        self._clear = option("clear", CLEAR)
+        self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
+        self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
+        self._tail = TailCounter(chance)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
@@ -131,16 +126,13 @@ class RequestDetector:
         self._row += 1
         value = sample.value
         if not sample.ok or not math.isfinite(value):
-            if self._missing.failed(self._row):
-                text = "requests fail or answer NaN"
-                return self._alarm("missing", sample, 2.0, text, "errors")
-            return None
+            too_many = self._missing.failed(self._row)
+            return self._alarm("missing", sample, 2.0, "requests fail or answer NaN", "errors") if too_many else None
         self._missing.answered()
         self._n += 1
         length = self._stuck.update(value)
         if length:
-            text = f"the same value {length} times in a row"
-            return self._alarm("stuck", sample, 2.0, text, "stale metric")
+            return self._alarm("stuck", sample, 2.0, f"the same value {length} times in a row", "stale metric")
         if self._stuck.doubted:
             return None
         return self._judge(sample, math.log(max(value, 1e-12)))
@@ -179,9 +171,7 @@ class RequestDetector:
         evidence = abs(mean.evidence)
         spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
         cluster = self._tail.update(score if settled else min(score, 4.0))
-        surge = (
-            sample.value > SURGE_S and off > self._surge + (0.0 if settled else 2.0) and score > 1.25 * self._largest
-        )
+        surge = sample.value > SURGE_S and off > SURGE + (0.0 if settled else 2.0) and score > 1.25 * self._largest
         self._largest = max(self._largest * 0.9997, score if settled else 0.0)
         alarm = None
         if warm:
@@ -191,19 +181,17 @@ class RequestDetector:
                 if evidence > 0.5:  # all of them far off to one side: no scatter
                     alarm = self._shifted(sample, mean.mean * scale, spread.evidence)
                 else:
-                    alarm = self._alarm("spread", sample, spread.evidence, "durations scatter more")
-                    if alarm is not None:
-                        alarm = alarm._replace(better=mean.mean < -1)  # scales
+                    text, better = "durations scatter more", mean.mean < -1  # scales
+                    alarm = self._alarm("spread", sample, spread.evidence, text, better=better)
             if alarm is None and cluster.evidence >= 1:
                 times = math.exp(min(cluster.rung * scale, 50.0))
                 text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
                 alarm = self._alarm("tail", sample, cluster.evidence, text)
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
-                alarm = self._alarm("surge", sample, off / self._surge, f"one took {times:.0f} x")
+                alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x")
             if alarm is None and outside:
-                text = f"sizes as never before: {size:g}"
-                alarm = self._alarm("input-mix", sample, 2.0, text, "input mix")
+                alarm = self._alarm("input-mix", sample, 2.0, f"sizes as never before: {size:g}", "input mix")
         self._wait(evidence, spread.evidence)
         return alarm
 
@@ -228,7 +216,7 @@ class RequestDetector:
             self._unusual += 1
         else:
             self._unusual = max(self._unusual - 3, 0)
-        if self._unusual > self._new_normal:
+        if self._unusual > NEW_NORMAL:
             self._unusual = 0
             self._relearning = RELEARN
             self._waiting.clear()
@@ -243,20 +231,21 @@ class RequestDetector:
         word = "slower" if shift > 0 else "faster"
         cause = "input mix" if self._outside > 0.05 else ""
         text = f"requests are {percent:.0f} % {word}, or more"
-        alarm = self._alarm("shift", sample, evidence, text, cause)
-        return alarm._replace(better=True) if alarm is not None and shift < 0 else alarm
+        return self._alarm("shift", sample, evidence, text, cause, better=shift < 0)
 
-    def _alarm(self, kind: str, sample: Sample, evidence: float, message: str, cause: str = "") -> Alarm | None:
-        """Return the alarm, unless one of its kind is on, or one that tells the same."""
+    def _alarm(
+        self, kind: str, sample: Sample, evidence: float, message: str, cause: str = "", better: bool = False
+    ) -> Alarm | None:
+        """Return the alarm, unless one of its kind is on, or one of the same event."""
         quiet_until = self._quiet.get(kind, -1)
         if kind in ONE_EVENT and self._row > quiet_until and evidence < OTHER_KIND:
             others = (self._quiet.get(other, -1) for other in ONE_EVENT if other != kind)
             if any(self._row <= until for until in others):
                 return None
-        self._quiet[kind] = self._row + self._clear
+        self._quiet[kind] = self._row + CLEAR
         if self._row <= quiet_until or self._n <= WARM_UP:
             return None
-        return Alarm(kind, self._row, sample.at_s, evidence, message, cause)
+        return Alarm(kind, self._row, sample.at_s, evidence, message, cause, better)
 
 
 class Missing:

@@ -25,9 +25,9 @@ LEAST = 6.0  # usual errors a reading must be off by in any case
 BEYOND = 1.95  # factor above the highest rung that is usual: a rung's width (1.5), and 30 %
 SMALLEST = 0.28  # share of what was expected, and of the level, by which a reading must be off
 SEEN = 2  # times that an hour of the day or week was seen before it is a forecast: once may be an event
+# usual errors of the level by which a reading that is compared with the last one must leave it too:
+# coming back is no alarm
 FAR = 2.0
-"""Usual errors of the level by which a reading that is compared with the last one must leave it
-too: coming back is no alarm."""
 LAST = 1
 CLUSTER_CHANCE = 1e-4
 CLEAR = 10  # readings in order after which the next alarm may be told
@@ -36,8 +36,7 @@ NEW_FORECAST = 1.05  # what another forecast's error must be less by than the le
 
 
 class _Forecast:
-    """How far a forecast was off lately."""
-
+    # how far a forecast was off lately
     def __init__(self, memory: float) -> None:
         self.error = 0.0
         self.n = 0
@@ -55,8 +54,7 @@ class _Forecast:
 
 
 class _Profile:
-    """The mean reading of each hour of a period, forgetting after ``periods`` of them."""
-
+    # the mean reading of each hour of a period, forgetting after ``periods`` of them
     def __init__(self, n_hours: int, per_hour: float, periods: float) -> None:
         self._n_hours = n_hours
         self._per_hour = per_hour
@@ -101,9 +99,8 @@ class MetricDetector:
         """Take one reading; return the alarm it raises, if any."""
         self._row += 1
         if not sample.ok or not math.isfinite(sample.value):
-            if self._missing.failed(self._row):
-                return self._alarm(sample, "missing", 2.0, "readings are missing")
-            return None
+            too_many = self._missing.failed(self._row)
+            return self._alarm(sample, "missing", 2.0, "readings are missing") if too_many else None
         self._missing.answered()
         self._n += 1
         length = self._stuck.update(sample.value)
@@ -120,8 +117,7 @@ class MetricDetector:
             return None
         alarm = self._judge(sample)
         if length and alarm is None and self._repeats < MAX_REPEATS:
-            text = f"the same value {length} times in a row"
-            return self._alarm(sample, "stuck", 2.0, text)
+            return self._alarm(sample, "stuck", 2.0, f"the same value {length} times in a row")
         return alarm
 
     def _begin(self, first: list[Sample]) -> None:
@@ -171,7 +167,12 @@ class MetricDetector:
         for at, prediction in enumerate(predictions):
             if prediction is not None:
                 forecasts[at].learn(value - prediction, self._rounding)
-        self._learn(sample, 3 * scale, 3 * max(forecasts[0].scale(), self._rounding))
+        level_cut = 3 * max(forecasts[0].scale(), self._rounding)
+        rate = max(1 / (self._n + 1), 2 / self._day)
+        self._level += rate * min(max(from_level, -level_cut), level_cut)
+        for profile in self._profiles:
+            profile.learn(sample.at_s, value, 6 * scale)
+        self._last = value
         score = off / scale
         for sign, tail in zip((1, -1), self._tails, strict=True):
             usual = tail.highest(self._rare)
@@ -188,13 +189,6 @@ class MetricDetector:
                 text = f"{cluster.n} of {cluster.span} readings are far off"
                 return self._alarm(sample, "tail", cluster.evidence, text)
         return None
-
-    def _learn(self, sample: Sample, cut: float, level_cut: float) -> None:
-        rate = max(1 / (self._n + 1), 2 / self._day)
-        self._level += rate * min(max(sample.value - self._level, -level_cut), level_cut)
-        for profile in self._profiles:
-            profile.learn(sample.at_s, sample.value, 2 * cut)
-        self._last = sample.value
 
     def _alarm(self, sample: Sample, kind: str, evidence: float, message: str) -> Alarm | None:
         quiet_until, self._quiet_until = self._quiet_until, self._row + CLEAR

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchtriage.operate.detect.latency_detector import Sample
 
 __all__ = ["LabelledFault", "RecordedStream", "StreamLabels", "labelled_rows", "read_labels", "read_log"]
 
+# columns that may hold the value, with what makes seconds of it
 VALUES = {
     "duration_ns": 1e-9,
     "duration_us": 1e-6,
@@ -26,24 +28,24 @@ VALUES = {
     "latency_s": 1.0,
     "value": 1.0,
 }
-"""Columns that may hold the value, with what makes seconds of it."""
 TIMES = ("at_s", "t_s", "time", "timestamp", "ts")
 MAX_STREAMS = 1_000
 
 
 @dataclass
 class RecordedStream:
-    """One recorded stream. ``is_requests`` : its values are durations of single requests."""
+    """One recorded stream. ``is_requests`` : its values are durations of single requests.
+
+    ``labels`` : of each row, where the log has a column for it. ``stamps`` : times as they were
+    written. ``n_skipped`` : lines that could not be read.
+    """
 
     name: str
     samples: list[Sample] = field(default_factory=list)
     labels: list[bool] = field(default_factory=list)
-    """Of each row, where the log has a column for it."""
     stamps: list[str] = field(default_factory=list)
-    """Times as they were written."""
     is_requests: bool = True
     n_skipped: int = 0
-    """Lines that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +101,18 @@ def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
     stream = RecordedStream(Path(name).stem, is_requests=value != "value")
     time = next((column for column in TIMES if column in columns), None)
 
-    def number(row: dict[str, Any], column: str, scale: float = 1.0) -> float | None:
-        return _number(row.get(columns[column]), scale) if column in columns else None
+    def number(row: dict[str, Any], column: str) -> float | None:
+        try:
+            return float(row.get(columns[column]) or "nan") if column in columns else None
+        except ValueError:
+            return math.nan
 
     for at, row in enumerate(rows):
         stamp = str(row.get(columns[time]) or "") if time else ""
-        at_s = _time(stamp, float(at))
-        ok = number(row, "ok")
-        read = number(row, value, VALUES[value])
-        stream.samples.append(
-            Sample(
-                math.nan if read is None else read,
-                at_s,
-                number(row, "size"),
-                (ok is None or ok != 0) and not (row.get(columns.get("error", "")) or ""),
-                number(row, "cpu_us", 1e-6),
-            )
-        )
+        read = number(row, value)
+        took_s = math.nan if read is None else read * VALUES[value]
+        ok = number(row, "ok") != 0 and not row.get(columns.get("error", ""))
+        stream.samples.append(Sample(took_s, _time(stamp, float(at)), number(row, "size"), ok))
         stream.stamps.append(stamp)
         if "label" in columns:
             stream.labels.append(number(row, "label") == 1)
@@ -196,26 +193,14 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
 
 def labelled_rows(stream: RecordedStream) -> StreamLabels:
     """Return the runs of rows that the log itself labels."""
-    faults, start = [], None
-    for at, label in enumerate([*stream.labels, False]):
-        if label and start is None:
-            start = at
-        elif not label and start is not None:
-            faults.append(LabelledFault("label", start, at))
-            start = None
-    return StreamLabels(tuple(faults))
+    pairs = pairwise([False, *stream.labels, False])
+    edges = [at for at, (before, after) in enumerate(pairs) if before != after]
+    return StreamLabels(tuple(LabelledFault("label", *run) for run in zip(edges[::2], edges[1::2], strict=True)))
 
 
 def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
     rows = [at for at, stamp in enumerate(stream.stamps) if first[:19] <= stamp[:19] <= last[:19]]
     return LabelledFault("window", rows[0], rows[-1] + 1) if rows else LabelledFault("window", 0, 0)
-
-
-def _number(text: str | None, scale: float = 1.0) -> float | None:
-    try:
-        return float(text or "nan") * scale
-    except ValueError:
-        return math.nan
 
 
 def _time(stamp: str, otherwise: float) -> float:

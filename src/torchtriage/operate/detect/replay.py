@@ -54,25 +54,23 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
     for stream in read_log(path):
         known = _labels(stream, path, labels)
         raised, on = _run(stream)
-        judged = None
+        result = None
         if known is not None:
             n = len(stream.samples)
             rules = Scoring.of(n, is_requests=stream.is_requests)
-            judged = score([alarm.row for alarm in raised], known, n, rules)
-        out.append(StreamReplay(str(path), stream, raised, judged, on))
+            result = score([alarm.row for alarm in raised], known, n, rules)
+        out.append(StreamReplay(str(path), stream, raised, result, on))
     return out
 
 
 def _labels(stream: RecordedStream, log: str | Path, labels: str | Path | None) -> StreamLabels | None:
-    if labels is None:
-        return labelled_rows(stream) if stream.labels else None
-    place = Path(labels)
-    if place.is_dir():
-        for name in (f"{Path(log).stem}.json", "windows.json"):
-            if (place / name).is_file():
-                return read_labels(place / name, stream, log)
-        return labelled_rows(stream) if stream.labels else None
-    return read_labels(place, stream, log)
+    places = [] if labels is None else [Path(labels)]
+    if labels is not None and Path(labels).is_dir():
+        places = [Path(labels) / name for name in (f"{Path(log).stem}.json", "windows.json")]
+        places = [place for place in places if place.is_file()]
+    if places:
+        return read_labels(places[0], stream, log)
+    return labelled_rows(stream) if stream.labels else None
 
 
 def document(streams: list[StreamReplay]) -> dict[str, Any]:

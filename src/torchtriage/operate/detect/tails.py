@@ -1,10 +1,9 @@
 """Too many extreme values in too short a time, against how often such values came before.
 
-A ladder of rungs in units of the stream's own scale: how often each was exceeded before is known,
-so how improbable so many exceedances within so few values are follows (a scan statistic, Naus 1965,
-over the last few exceedances). The rate is no better known than from what was counted, and such
-values come in bursts: the count's distribution is a negative binomial one. Rare large values that
-are normal for a stream raise their rungs' rates and stay quiet.
+A ladder of rungs in units of the stream's own scale: how often each was exceeded before is known, so how improbable
+so many exceedances within so few values are follows (a scan statistic, Naus 1965, over the last few exceedances). The
+rate is no better known than from what was counted, and such values come in bursts: the count's distribution is a
+negative binomial one. Rare large values that are normal for a stream raise their rungs' rates and stay quiet.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ class Cluster(NamedTuple):
     rung: float
     n: int
     span: int
-    expected: float
 
 
-NOTHING = Cluster(0.0, 0.0, 0, 0, 0.0)
+NOTHING = Cluster(0.0, 0.0, 0, 0)
 
 
 class TailCounter:
@@ -71,7 +69,7 @@ class TailCounter:
                 share = span / max(self._n - span, 1.0)
                 evidence = self._evidence(n - 1, before, share)
                 if evidence > worst.evidence:
-                    worst = Cluster(evidence, rung, n, span, before * share)
+                    worst = Cluster(evidence, rung, n, span)
         return worst
 
     def highest(self, share: float) -> float:

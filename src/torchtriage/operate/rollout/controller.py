@@ -41,16 +41,15 @@ class Rollout:
     """Carries out a plan, in any number of processes of which one owns it at a time.
 
     ``store`` : :func:`open_rollouts` by default.
-    ``alarm`` : called at every look; any text it returns rolls back at once, with that as the reason. While
-    it raises, nothing is promoted. Detectors of :mod:`torchtriage.operate.monitor` fit here.
-    ``judge`` : gives the evidence about a state instead of what is recorded here, for services whose numbers
-    are somewhere else.
+    ``alarm`` : called at every look; any text it returns rolls back at once, with that as the reason. While it
+    raises, nothing is promoted. Detectors of :mod:`torchtriage.operate.monitor` fit here.
+    ``judge`` : gives the evidence about a state instead of what is recorded here, for services whose numbers are
+    somewhere else.
     ``owner`` : name of this controller, unique among all; a fork adds its process.
-    ``clock``, ``wall`` : seconds since the machine's start, and since the epoch; the latter is only written
-    down.
+    ``clock``, ``wall`` : seconds since the machine's start, and since the epoch; the latter is only written down.
 
-    Raises ``UsageError``: a running rollout of this name has another plan;
-    ``StoreError``: the store cannot be read or written.
+    Raises ``UsageError``: a running rollout of this name has another plan; ``StoreError``: the store cannot be read
+    or written.
     """
 
     def __init__(
@@ -109,8 +108,7 @@ class Rollout:
 
         Raises ``UsageError``: the ticket names no version of the plan.
         """
-        if os.getpid() != self._pid:
-            self._after_fork()
+        self._check_fork()
         arm, epoch = ticket
         stage = self._stage
         if arm not in (self.plan.control, self.plan.candidate):
@@ -134,8 +132,7 @@ class Rollout:
 
         Raises ``StoreError``: the store cannot be read or written.
         """
-        if os.getpid() != self._pid:
-            self._after_fork()
+        self._check_fork()
         with self._lock:
             now_s = self._clock()
             name = self.plan.name
@@ -185,8 +182,7 @@ class Rollout:
 
         What a look raises is kept in ``error``; the share stays as it is meanwhile.
         """
-        if os.getpid() != self._pid:
-            self._after_fork()
+        self._check_fork()
         if self._thread is not None and self._thread.is_alive():
             return
         self._stop.clear()
@@ -220,7 +216,7 @@ class Rollout:
         """
         evidence: StageEvidence | None = None
         rows: tuple[ExperimentRow, ...] = ()
-        why = ""
+        why = alarm = ""
         if self._judge is None:
             evidence, rows = self._stage.evidence(now_s)
         else:
@@ -228,7 +224,6 @@ class Rollout:
                 evidence = self._judge(self._state)
             except Exception as error:
                 why = f"the judge failed: {type(error).__name__}: {error}"
-        alarm = ""
         if self._alarm is not None:
             try:
                 alarm = str(self._alarm() or "")
@@ -247,7 +242,9 @@ class Rollout:
         self._unsaved = None
         return self._state
 
-    def _after_fork(self) -> None:
+    def _check_fork(self) -> None:
+        if os.getpid() == self._pid:
+            return
         self._pid = os.getpid()
         self.owner = f"{self.owner.rpartition(' in ')[0] or self.owner} in {self._pid}"
         self._lock = threading.RLock()
@@ -261,7 +258,7 @@ class Rollout:
 
 
 class _StageData:
-    """What the requests of one stage showed, as far as this process recorded them."""
+    # what the requests of one stage showed, as far as this process recorded them
 
     def __init__(self, plan: RolloutPlan, state: RolloutState) -> None:
         self.epoch = state.epoch
@@ -279,9 +276,8 @@ class _StageData:
                 alpha=plan.alpha / len(plan.steps),
             )
         # with all requests at the candidate there is nothing to compare it with
-        self._names = sorted({metric.metric for metric in (plan.metric, *plan.guardrails)})
         self._n = 0
-        self._n_missing = dict.fromkeys(self._names, 0)
+        self._n_missing = dict.fromkeys(sorted({metric.metric for metric in (plan.metric, *plan.guardrails)}), 0)
         self._newest_s: float | None = None
         self._number = 0
         self._lock = threading.Lock()
@@ -294,7 +290,7 @@ class _StageData:
                 self._experiment.record(arm, replica=replica, **values)
             elif arm == self._plan.candidate:
                 self._n += 1
-                for name in self._names:
+                for name in self._n_missing:
                     self._n_missing[name] += finite(values.get(name)) is None
 
     def follow(self, number: int) -> None:
@@ -302,26 +298,24 @@ class _StageData:
             self._number = max(self._number, number)
 
     def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
-        """Return what is known of the stage, and the comparisons behind it."""
+        # and the comparisons behind it
+        plan = self._plan
         with self._lock:
             age_s = None if self._newest_s is None else now_s - self._newest_s
             if self._experiment is not None:
                 return self._compared(self._experiment.result(), age_s)
             missing = [
-                _too_few(name, self._n_missing[name], self._n, self._plan.candidate)
-                for name in self._names
-                if self._n_missing[name] > self._plan.most_missing * self._n
+                _too_few(name, lost, self._n, plan.candidate)
+                for name, lost in self._n_missing.items()
+                if lost > plan.most_missing * self._n
             ]
             return StageEvidence(self.epoch, self._number, age_s, 0, self._n, tuple(missing)), ()
 
     def _compared(
         self, result: ExperimentResult, age_s: float | None
     ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
-        """Return what an experiment shows of the stage.
-
-        A metric without which a regression could not be seen is missing: without data, with too few
-        values to compare, or of which too many are NaN.
-        """
+        # A metric without which a regression could not be seen is missing: without data, with too few
+        # values to compare, or of which too many are NaN.
         missing = []
         for row in result.rows:
             if row.verdict == "no data" or row.low is None:

@@ -123,7 +123,7 @@ def provider(flags: Flags) -> Any:
         ) from error
 
     def resolve(kinds: tuple[type, ...]) -> Any:
-        def found(self: Any, flag_key: str, default_value: Any, evaluation_context: Any = None) -> Any:
+        def details_of(self: Any, flag_key: str, default_value: Any, evaluation_context: Any = None) -> Any:
             try:
                 key = getattr(evaluation_context, "targeting_key", None) or ""
                 value, reason = flags.resolve(flag_key, key)
@@ -134,7 +134,7 @@ def provider(flags: Flags) -> Any:
                 raise errors.TypeMismatchError(f"{flag_key} is {type(value).__name__}")
             return details.FlagResolutionDetails(value=value, reason=reason)
 
-        return found
+        return details_of
 
     return type(
         "TraitsProvider",

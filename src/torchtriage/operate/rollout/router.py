@@ -59,9 +59,7 @@ class Router:
         if now is None:
             return False, 0
         split, state = now
-        if self._is_stale(state):
-            return False, state.epoch
-        return split.treats(id), state.epoch
+        return not self._is_stale(state) and split.treats(id), state.epoch
 
     @property
     def share(self) -> float:

@@ -35,15 +35,13 @@ class RolloutPlan:
 
     ``name`` : also the salt of the split: the same requests are the first ones at every step.
     ``steps`` : shares of requests that go to the candidate, growing, 1.0 at the end.
-    ``metric``, ``guardrails`` : what must not get worse at any step (see
-    :mod:`torchtriage.operate.experiment`).
+    ``metric``, ``guardrails`` : what must not get worse at any step (see :mod:`torchtriage.operate.experiment`).
     ``least_requests`` : requests of the candidate that a step needs, and as many of the control.
     ``least_s`` : how long a step is watched, seconds; time in which nobody watches does not count.
     ``fresh_s`` : evidence that is older counts as missing.
     ``most_missing`` : share of the candidate's requests without a metric above which that metric is missing.
-    ``alpha`` : chance that a candidate as good as the control is ever rolled back for a guardrail, over all
-    steps together; and again as much for the metric. Where several processes record, each takes its own
-    chance.
+    ``alpha`` : chance that a candidate as good as the control is ever rolled back for a guardrail, over all steps
+    together; and again as much for the metric. Where several processes record, each takes its own chance.
     ``control``, ``candidate`` : how people call the versions.
 
     Raises ``UsageError``: a plan that cannot be carried out.
@@ -144,13 +142,10 @@ def advance(state: RolloutState, evidence: StageEvidence | None, elapsed_s: floa
     if evidence.epoch != state.epoch:
         return replace(seen, waiting="the evidence is of another stage")
     if evidence.number <= state.last_number:
-        waiting = _stale(state.plan, evidence) or "nothing new since the last look"
-        return replace(seen, waiting=waiting)
+        return replace(seen, waiting=_stale(state.plan, evidence) or "nothing new since the last look")
     seen = replace(seen, last_number=evidence.number)
     held = _held(seen, evidence)
-    if held:
-        return replace(seen, waiting=held)
-    return climb(seen)
+    return replace(seen, waiting=held) if held else climb(seen)
 
 
 def climb(state: RolloutState) -> RolloutState:
@@ -172,10 +167,9 @@ def _moved(state: RolloutState, **changes: Any) -> RolloutState:
 
 
 def _held(state: RolloutState, evidence: StageEvidence) -> str:
-    """Return why the stage is not left yet; empty where it is."""
+    # why the stage is not left yet; empty where it is
     plan = state.plan
-    counts = (evidence.n_control, evidence.n_candidate)
-    if not all(math.isfinite(n) and n >= 0 for n in counts):
+    if not all(0 <= n < math.inf for n in (evidence.n_control, evidence.n_candidate)):
         return "the numbers of requests are no numbers"
     if stale := _stale(plan, evidence):
         return stale

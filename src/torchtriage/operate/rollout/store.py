@@ -1,9 +1,8 @@
 """Where rollouts are stored: one SQLite file with the state, its owner, and the history.
 
-Every change is one transaction that also writes its entry of the history: it is there whole or not
-at all, whoever is killed when. Only the holder of the lease moves a rollout upwards: each lease has
-a token, and a write with a token that is not the newest is refused, however late it arrives. To
-roll back needs no lease.
+Every change is one transaction that also writes its entry of the history: it is there whole or not at all, whoever is
+killed when. Only the holder of the lease moves a rollout upwards: each lease has a token, and a write with a token
+that is not the newest is refused, however late it arrives. To roll back needs no lease.
 """
 
 from __future__ import annotations
@@ -30,34 +29,16 @@ DEFAULT_STORE = ".torchtriage/rollouts.db"
 STORE_VARIABLE = "TORCHTRIAGE_ROLLOUTS"
 WAIT_S = 5.0  # how long a writer waits for others; a transaction takes some milliseconds
 LEASE_S = 10.0  # a dead owner is followed after so long; until then nothing is promoted, but all can roll back
-_SCHEMA = Schema(
-    (
-        (
-            """CREATE TABLE rollout (
-        name TEXT PRIMARY KEY,
-        state TEXT NOT NULL,
-        rows TEXT NOT NULL,
-        owner TEXT NOT NULL,
-        token INTEGER NOT NULL,
-        boot TEXT NOT NULL,
-        renewed_s REAL NOT NULL
-    )""",
-            """CREATE TABLE event (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        name TEXT NOT NULL REFERENCES rollout (name),
-        at_s REAL NOT NULL,
-        kind TEXT NOT NULL,
-        actor TEXT NOT NULL,
-        epoch INTEGER NOT NULL,
-        share_before REAL NOT NULL,
-        share_after REAL NOT NULL,
-        reason TEXT NOT NULL,
-        token INTEGER,
-        rows TEXT NOT NULL
-    )""",
-        ),
-    )
-)
+_ROLLOUT = """CREATE TABLE rollout (
+    name TEXT PRIMARY KEY, state TEXT NOT NULL, rows TEXT NOT NULL,
+    owner TEXT NOT NULL, token INTEGER NOT NULL, boot TEXT NOT NULL, renewed_s REAL NOT NULL
+)"""
+_EVENT = """CREATE TABLE event (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL REFERENCES rollout (name),
+    at_s REAL NOT NULL, kind TEXT NOT NULL, actor TEXT NOT NULL, epoch INTEGER NOT NULL,
+    share_before REAL NOT NULL, share_after REAL NOT NULL, reason TEXT NOT NULL, token INTEGER, rows TEXT NOT NULL
+)"""
+_SCHEMA = Schema(((_ROLLOUT, _EVENT),))
 Rows = tuple[ExperimentRow, ...]
 
 
@@ -93,7 +74,8 @@ class StoredRollout:
 class RolloutStore(AbstractContextManager["RolloutStore"]):
     """State and history of rollouts; made by :func:`open_rollouts`.
 
-    Any number of processes of one machine may have it open, and any thread may call it.
+    Any number of processes of one machine may have it open, and any thread may call it. All of it raises
+    ``StoreError`` where the file cannot be read or written, and ``UsageError`` where no rollout has the name.
     """
 
     def __init__(self, database: Database) -> None:
@@ -115,8 +97,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def start(self, plan: RolloutPlan, *, actor: str, at_s: float) -> RolloutState:
         """Begin a rollout, or return the state of the one that was begun with this plan.
 
-        Raises ``UsageError``: one of this name has another plan, and has not ended;
-        ``StoreError``: the store cannot be read or written.
+        Raises ``UsageError``: one of this name has another plan, and has not ended.
         """
         with self._database.transaction() as execute:
             stored = self._find(plan.name)
@@ -136,12 +117,9 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
             return self._restart(execute, stored, plan, actor, at_s, "")
 
     def restart(self, name: str, *, actor: str, at_s: float, reason: str = "") -> RolloutState:
-        """Begin a rollout that ended again, with its plan.
-
-        Raises ``UsageError``: there is none of this name, or it is running.
-        """
+        """Begin a rollout that ended again, with its plan; ``UsageError`` where it is running."""
         with self._database.transaction() as execute:
-            stored = self._known(name)
+            stored = self.read(name)
             if stored.state.status == "running":
                 raise UsageError("expected a rollout that ended, found it running", where=name)
             return self._restart(execute, stored, stored.state.plan, actor, at_s, reason)
@@ -155,12 +133,14 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
         return fresh
 
     def read(self, name: str) -> StoredRollout:
-        """Return a rollout as it is stored.
-
-        Raises ``UsageError``: there is none of this name;
-        ``StoreError``: the store cannot be read, or what it holds is damaged.
-        """
-        return self._known(name)
+        """Return a rollout as it is stored; ``StoreError`` also where that is damaged."""
+        stored = self._find(name)
+        if stored is None:
+            names = ", ".join(self.names()[:8])
+            raise UsageError(
+                f"no rollout is called {name!r}", where=self.name, hint=f"there are {names}" if names else ""
+            )
+        return stored
 
     def history(self, name: str) -> tuple[RolloutEvent, ...]:
         """Return all that happened to a rollout, oldest first."""
@@ -183,7 +163,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
         a clock that ran ahead, or one that was not renewed for ``ttl_s`` is free.
         """
         with self._database.transaction() as execute:
-            stored = self._known(name)
+            stored = self.read(name)
             held = stored.is_held(boot, now_s, ttl_s)
             if held and stored.owner != owner:
                 return None
@@ -208,52 +188,41 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
     def move(
         self, name: str, lease: Lease, before: RolloutState, after: RolloutState, rows: Rows, *, at_s: float
     ) -> bool:
-        """Write the state after a look; False where another one owns or has changed it.
-
-        Raises ``StoreError``: the store cannot be read or written.
-        """
+        """Write the state after a look; False where another one owns or has changed it."""
         with self._database.transaction() as execute:
-            stored = self._known(name)
+            stored = self.read(name)
             if stored.token != lease.token or stored.state.epoch != before.epoch:
                 return False
             if after.epoch == before.epoch:
                 self._put(execute, after, rows)
                 return True
             self._put(execute, after, ())
-            kind: EventKind = "promoted"
-            if after.status != "running":
-                kind = "done" if after.status == "done" else "rolled back"
+            kind: EventKind = "promoted" if after.status == "running" else after.status
             reason = after.waiting if kind == "rolled back" else ""
             self._note(execute, kind, before, after, lease.owner, at_s, reason, lease.token, rows)
             return True
 
     def roll_back(self, name: str, reason: str, *, actor: str, at_s: float, rows: Rows = ()) -> RolloutState:
-        """Send nothing to the candidate any more; needs no lease, and may come twice.
-
-        Raises ``UsageError``: there is none of this name.
-        """
+        """Send nothing to the candidate any more; needs no lease, and may come twice."""
         with self._database.transaction() as execute:
-            stored = self._known(name)
+            stored = self.read(name)
             after = roll_back(stored.state, reason)
             if after is not stored.state:
                 self._put(execute, after, ())
-                known = rows or stored.rows
-                self._note(execute, "rolled back", stored.state, after, actor, at_s, reason, None, known)
+                rows = rows or stored.rows
+                self._note(execute, "rolled back", stored.state, after, actor, at_s, reason, None, rows)
             return after
 
     def promote(self, name: str, reason: str, *, actor: str, at_s: float) -> RolloutState:
-        """Move up by one step because a person says so, whatever the evidence.
-
-        Raises ``UsageError``: there is none of this name, or it has ended.
-        """
+        """Move up by one step because a person says so, whatever the evidence; not once it has ended."""
         with self._database.transaction() as execute:
-            stored = self._known(name)
+            stored = self.read(name)
             state = stored.state
             if state.status != "running":
                 raise UsageError(f"expected a running rollout, found it {state.status}", where=name)
             after = climb(state)
             self._put(execute, after, ())
-            kind: EventKind = "done" if after.status == "done" else "promoted"
+            kind: EventKind = "promoted" if after.status == "running" else after.status
             self._note(execute, kind, state, after, actor, at_s, reason, None, stored.rows)
             return after
 
@@ -288,15 +257,6 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
                     *msgspec.convert(lease, tuple[str, int, str, float]),
                 )
         return None
-
-    def _known(self, name: str) -> StoredRollout:
-        stored = self._find(name)
-        if stored is None:
-            names = ", ".join(self.names()[:8])
-            raise UsageError(
-                f"no rollout is called {name!r}", where=self.name, hint=f"there are {names}" if names else ""
-            )
-        return stored
 
     def _undamaged(self) -> AbstractContextManager[None]:
         return undamaged(self.name, "what is stored", "choose another file")

@@ -19,10 +19,7 @@ def percent(share: float) -> str:
 
 
 def summary(store: RolloutStore, name: str) -> RolloutResult:
-    """Return what the store knows of a rollout.
-
-    Raises ``UsageError``: there is none of this name; ``StoreError``: the store cannot be read.
-    """
+    """Return what the store knows of a rollout; raises what :meth:`RolloutStore.read` does."""
     stored = store.read(name)
     events = store.history(name)
     state = stored.state
@@ -47,9 +44,9 @@ def summary(store: RolloutStore, name: str) -> RolloutResult:
 
 def _verdict(state: RolloutState, events: tuple[RolloutEvent, ...]) -> list[str]:
     plan = state.plan
-    last = events[-1] if events else None
     if state.status == "rolled back":
-        at = f" at {percent(last.share_before)}" if last and last.share_before else ""
+        share = events[-1].share_before if events else 0
+        at = f" at {percent(share)}" if share else ""
         return [f"Rolled back{at}: {plan.candidate} gets no requests", state.waiting]
     if state.status == "done":
         return [f"Done: {plan.candidate} answers all requests"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.operate.live.events import PageEvent, Tone, cut
@@ -36,11 +37,7 @@ class LadderCard:
         level = self._status.level
         if not self._changes or self._changes[-1][1] != level:
             self._changes.append((round(at_s, 3), level))
-        entries = []
-        for entry in reversed(self._ladder.entries):
-            if entry is self._last:
-                break
-            entries.append(entry)
+        entries = list(takewhile(lambda entry: entry is not self._last, reversed(self._ladder.entries)))
         if entries:
             self._last = entries[0]
         return [self._event(entry) for entry in reversed(entries)]
@@ -48,9 +45,8 @@ class LadderCard:
     def state(self) -> dict[str, Any]:
         """Return what the page draws, as JSON's types."""
         status = asdict(self._status)
-        status["why"] = cut(self._status.why)
-        for mode in status["modes"]:
-            mode["why"] = cut(mode["why"])
+        for part in (status, *status["modes"]):
+            part["why"] = cut(part["why"])
         return status | {"changes": list(self._changes)}
 
     def _event(self, entry: LadderEntry) -> PageEvent:

@@ -1,8 +1,7 @@
 """The page of a running service: a sink of the monitor that serves what it sees, as it comes.
 
-A browser gets one page, which asks for nothing but ``/events``, a stream of server-sent events:
-first everything of the last five minutes, then each second what is new, and what happens within a
-tenth of one.
+A browser gets one page, which asks for nothing but ``/events``, a stream of server-sent events: first everything of
+the last five minutes, then each second what is new, and what happens within a tenth of one.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ POINT_S = 1.0
 MAX_LISTENERS = 16  # streams at a time; further ones are refused, and counted
 MAX_CONNECTIONS = 32
 KEPT = 64  # messages a listener may be behind before it has to begin again
-MAX_TOLD = 200  # things that happened, the newest of which are kept
+MAX_EVENTS = 200  # things that happened, the newest of which are kept
 MAX_WATCHED = 8  # ladders, and rollouts, of which the newest are shown
 SEND_BUFFER = 65_536  # bytes the system may keep for a listener that does not read
 HEADERS = {
@@ -59,16 +58,15 @@ HEADERS = {
 class LivePage:
     """A page at ``http://host:port``: latencies, traffic, errors, alarms, ladders, rollouts.
 
-    It binds to this machine alone unless ``host`` says otherwise, and then asks for ``token``: as a
-    browser's password, whatever the user's name, or ``Authorization: Bearer ...``. ``port=0`` takes
-    a free one, ``.port`` says which. It shows the process that started it; a forked child goes on
-    without.
+    It binds to this machine alone unless ``host`` says otherwise, and then asks for ``token``: as a browser's
+    password, whatever the user's name, or ``Authorization: Bearer ...``. ``port=0`` takes a free one, ``.port`` says
+    which. It shows the process that started it; a forked child goes on without.
 
-    ``buttons`` : for demonstrations: functions that a person at this machine may call from the page, by their
-    labels. Each runs in a thread of the listener.
+    ``buttons`` : for demonstrations: functions that a person at this machine may call from the page, by their labels.
+    Each runs in a thread of the listener.
 
-    Raises ``UsageError``: a host beyond this machine without a token, or with buttons; when it starts, a port that
-    is taken.
+    Raises ``UsageError``: a host beyond this machine without a token, or with buttons; when it starts, a port that is
+    taken.
     """
 
     def __init__(
@@ -97,9 +95,9 @@ class LivePage:
         self._feed = EventFeed()
         self._history = MinuteHistory()
         self._memory: deque[dict[str, Any]] = deque(maxlen=round(KEPT_S / POINT_S))
-        self._told: deque[dict[str, Any]] = deque(maxlen=MAX_TOLD)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._new: list[dict[str, Any]] = []  # of what happened, what was not sent yet
-        self._n_told = 0
+        self._n_events = 0
         self._in_flight: list[list[Any]] = []
         self._n_listeners = 0
         self.n_failures = 0  # looks that failed
@@ -121,9 +119,9 @@ class LivePage:
         for subject in subjects:
             with self._lock:
                 if isinstance(subject, Ladder):
-                    _keep(self._ladders, subject.name, LadderCard(subject))
+                    _put(self._ladders, subject.name, LadderCard(subject))
                 elif isinstance(subject, Rollout):
-                    _keep(self._rollouts, subject.plan.name, RolloutCard(subject))
+                    _put(self._rollouts, subject.plan.name, RolloutCard(subject))
                 else:
                     raise UsageError(f"expected a Ladder or a Rollout to watch, found {subject!r}")
 
@@ -132,7 +130,7 @@ class LivePage:
         subject = f"{alert.model} {alert.version}".strip()
         text = alert.title().removeprefix(f"{subject}: ")
         with self._lock:
-            self._tell(PageEvent("alarm", cut(subject), cut(alert.kind), cut(text), "bad"))
+            self._add(PageEvent("alarm", cut(subject), cut(alert.kind), cut(text), "bad"))
 
     @property
     def n_refused(self) -> int:
@@ -207,17 +205,21 @@ class LivePage:
 
     def _look(self, over: bool) -> None:
         """Look at everything once, and send what is new; ``over`` : so is the second."""
-        # the monitor's lock is taken before this page's, never while it is held
-        measured = self._measured() if over else None
+        if over:
+            # the monitor's lock is taken before this page's, never while it is held
+            open_ = sorted(self._monitor.in_flight().items(), key=lambda pair: -pair[1])
+            in_flight = [[*key, n] for key, n in open_[:MAX_MODELS] if n]
+            values = process_metrics.read()
+            held = [[labels["device"], int(n)] for name, labels, n in values if name == "device_allocated_bytes"]
+            memory = {"rss_bytes": rss_bytes(), "devices": held}
         with self._lock:
             at_s = self._now()
-            watched: list[LadderCard | RolloutCard] = [*self._ladders.values(), *self._rollouts.values()]
-            for card in watched:
-                for event in card.look(at_s):
-                    self._tell(event)
-            if measured is not None:
-                self._memory.append(measured["memory"] | {"at_s": round(at_s, 3)})
-                self._in_flight = measured["in_flight"]
+            cards: list[LadderCard | RolloutCard] = [*self._ladders.values(), *self._rollouts.values()]
+            for event in (event for card in cards for event in card.look(at_s)):
+                self._add(event)
+            if over:
+                self._memory.append(memory | {"at_s": round(at_s, 3)})
+                self._in_flight = in_flight
             elif not self._new:
                 return
             new = {
@@ -228,21 +230,8 @@ class LivePage:
             self._new = []
             self._feed.put(_event("new", self._standing(at_s) | new))
 
-    def _measured(self) -> dict[str, Any]:
-        open_ = sorted(self._monitor.in_flight().items(), key=lambda pair: -pair[1])
-        values = process_metrics.read()
-        return {
-            "in_flight": [[*key, n] for key, n in open_[:MAX_MODELS] if n],
-            "memory": {
-                "rss_bytes": rss_bytes(),
-                "devices": [
-                    [labels["device"], int(value)] for name, labels, value in values if name == "device_allocated_bytes"
-                ],
-            },
-        }
-
     def _standing(self, at_s: float) -> dict[str, Any]:
-        """Return what is sent whole each time."""
+        # what is sent whole each time
         return {
             "at_s": round(at_s, 3),
             "in_flight": self._in_flight,
@@ -254,22 +243,22 @@ class LivePage:
         }
 
     def _all(self) -> tuple[int, bytes]:
-        """Return everything, and the number of the message that follows."""
+        # everything, and the number of the message that follows
         with self._lock:
             everything = self._standing(self._now()) | {
                 "wall_s": self._wall_s,
                 "models": self._history.models(),
                 "memory": list(self._memory),
-                "told": list(self._told),
+                "told": list(self._events),
             }
             n = self._feed.n
         return n, _event("all", everything)
 
-    def _tell(self, event: PageEvent) -> None:
-        self._n_told += 1
-        entry = event._asdict() | {"id": self._n_told, "at_s": round(self._now(), 3)}
-        self._told.append(entry)
-        self._new = [*self._new, entry][-MAX_TOLD:]
+    def _add(self, event: PageEvent) -> None:
+        self._n_events += 1
+        entry = event._asdict() | {"id": self._n_events, "at_s": round(self._now(), 3)}
+        self._events.append(entry)
+        self._new = [*self._new, entry][-MAX_EVENTS:]
 
     def _now(self) -> float:
         return time.monotonic() - self._start_s
@@ -345,11 +334,11 @@ class LivePage:
         client.answer(status, f"{why}\n".encode(), "text/plain", {**HEADERS, **headers})
 
 
-def _keep(watched: dict[str, Any], name: str, card: object) -> None:
-    watched.pop(name, None)
-    watched[name] = card
-    if len(watched) > MAX_WATCHED:
-        del watched[next(iter(watched))]
+def _put(cards: dict[str, Any], name: str, card: object) -> None:
+    cards.pop(name, None)
+    cards[name] = card
+    if len(cards) > MAX_WATCHED:
+        del cards[next(iter(cards))]
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:

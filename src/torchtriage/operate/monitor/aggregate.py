@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 __all__ = ["BOUNDS_S", "MAX_SIZES", "Aggregate", "Histogram", "RequestNote", "RequestRow", "error_name", "plain"]
 
-BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in (1, 2.5, 5))  # 10 us to 50 s
-"""Upper bounds of the classic buckets, seconds."""
+# upper bounds of the classic buckets: 10 us to 50 s
+BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in (1, 2.5, 5))
+# Of the fine buckets: each is 2.2 % wide (schema 5 of Prometheus' native histograms), so that a
+# quantile taken in a bucket's middle is at most 1.1 % off.
 STEPS_PER_DOUBLING = 32
-"""Of the fine buckets: each is 2.2 % wide (schema 5 of Prometheus' native histograms), so that a
-quantile taken in a bucket's middle is at most 1.1 % off."""
 MAX_ERRORS = 16  # kinds of errors kept apart per model; further ones are counted as ``other``
 MAX_SIZES = 256  # distinct sizes counted per model; from there on the count stays
 OTHER = "other"
@@ -41,8 +41,8 @@ def plain(row: RequestRow) -> RequestRow:
     start_ns, end_ns, size, note = row
     if note is not None:
         error: Any = note.error
-        error = error if isinstance(error, str) else error_name(error)
-        note = RequestNote(error, _converted(int, note.queued_ns), _converted(bool, note.nan))
+        name = error if isinstance(error, str) else error_name(error)
+        note = RequestNote(name, _converted(int, note.queued_ns), _converted(bool, note.nan))
     return start_ns, end_ns, _converted(int, size), note
 
 

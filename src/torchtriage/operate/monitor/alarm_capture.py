@@ -15,7 +15,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,9 +67,9 @@ class AlarmCapture:
         self._recorder = recorder
         self._tell = tell
         self._disturbs = disturbs
+        # alarms that armed it; requests recorded; alarms too soon after another, or beyond the day's number;
+        # arms for which no request came or the recorder declined; failures
         self.n_armed = self.n_captured = self.n_skipped = self.n_missed = self.n_failures = 0
-        """Alarms that armed it; requests recorded; alarms too soon after another, or beyond the
-        day's number; arms for which no request came or the recorder declined; failures."""
         self.last_error = ""
         self._lock = threading.Lock()
         self._alert: Alert | None = None
@@ -91,14 +91,8 @@ class AlarmCapture:
         """Have the next request on one of the rings recorded, unless that is too often."""
         self._times = [at_s for at_s in self._times if now_s - at_s < DAY_S]
         soon = bool(self._times) and now_s - self._times[-1] < APART_S
-        if soon or len(self._times) >= A_DAY or not rings:
-            self.n_skipped += 1
-            return
-        if not self._lock.acquire(blocking=False):
-            self.n_skipped += 1  # one is being recorded
-            return
-        try:
-            if self._alert is not None:
+        with self._if_free() as free:  # else a request is being recorded
+            if soon or len(self._times) >= A_DAY or not rings or not free or self._alert is not None:
                 self.n_skipped += 1
                 return
             self._times.append(now_s)
@@ -109,16 +103,14 @@ class AlarmCapture:
             for ring in rings:
                 _armed[id(ring)] = self
                 ring.__class__ = _RecordedRing
-        finally:
-            self._lock.release()
 
     def look(self, now_s: float) -> None:
         """Give up where no request came in time."""
         if self._alert is None or now_s < self._until_s:
             return
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        with self._if_free() as free:
+            if not free:
+                return
             if self._open is None:
                 self.n_missed += self._alert is not None
                 self._disarm()
@@ -128,8 +120,16 @@ class AlarmCapture:
                     self.n_missed += 1
                     self._open = None
                     self._disarm()
+
+    @contextlib.contextmanager
+    def _if_free(self) -> Iterator[bool]:
+        """Hold the lock if nobody does: nobody waits."""
+        free = self._lock.acquire(blocking=False)
+        try:
+            yield free
         finally:
-            self._lock.release()
+            if free:
+                self._lock.release()
 
     def _settle(self) -> None:
         disturbed, self._disturbed = self._disturbed, nullcontext()
@@ -146,29 +146,24 @@ class AlarmCapture:
 
     def begin(self, ring: Ring) -> None:
         """Begin to record, unless another request is being recorded. Never raises."""
-        if not self._lock.acquire(blocking=False):  # nobody waits
-            return
-        try:
-            if self._alert is None or self._open is not None:
+        with self._if_free() as free:
+            if not free or self._alert is None or self._open is not None:
                 return
-            self._disturbed = self._disturbs()
-            self._disturbed.__enter__()
-            context = self._recorder.request()
-            context.__enter__()
-            if self._recorder.capturing:
-                self._open = (ring, context)
-                self._captured = self._alert
-            else:  # it has its own bounds: another profiler, its cap on overhead
+            try:
+                self._disturbed = self._disturbs()
+                self._disturbed.__enter__()
+                context = self._recorder.request()
+                context.__enter__()
+                if self._recorder.capturing:
+                    self._open = (ring, context)
+                    self._captured = self._alert
+                    return
                 context.__exit__(None, None, None)
-                self.n_missed += 1
-                self._settle()
-                self._disarm()
-        except Exception as error:
-            self._failed(error)
+                self.n_missed += 1  # it has its own bounds: another profiler, its cap on overhead
+            except Exception as error:
+                self._failed(error)
             self._settle()
             self._disarm()
-        finally:
-            self._lock.release()
 
     def end(self, ring: Ring) -> None:
         """End what was begun on this ring. Never raises."""
@@ -211,18 +206,12 @@ class AlarmCapture:
                 self._failed(error)
 
     def _judge(self, path: Path) -> tuple[str, ...]:
-        """Return the recording's first findings, a sentence each."""
         command = [sys.executable, "-m", "torchtriage", "analyze", str(path.absolute())]
         command += ["--sarif", "--quiet", "--top", str(N_FINDINGS)]
         places = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
-        )
-        self._child = child
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        child = self._child = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, env=env)
         try:
             if hasattr(os, "setpriority"):
                 with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ SURE = 0.8  # share of the excess from which a cause is certain
 
 @dataclass(frozen=True)
 class AlertCode:
-    """The identity of a cause, its fix and what its page says."""
+    """The identity of a cause, its fix and what its page says: looks like, slow because, leave it when."""
 
     cause: Cause
     code: str

@@ -1,10 +1,9 @@
 """The cause of an alarm: the share of the requests' excess time that each possible cause accounts for.
 
-The slow requests are separated from those before them, and their time is compared with the expected
-time. Of that excess, garbage collection explains its pauses, compiling the requests during which
-something was compiled, the machine its threads' wait for a processor beyond the usual, other inputs
-the requests of sizes that were rare before. What explains half is the cause. A new version is the
-cause of what nothing measured explains.
+The slow requests are separated from those before them, and their time is compared with the expected time. Of that
+excess, garbage collection explains its pauses, compiling the requests during which something was compiled, the
+machine its threads' wait for a processor beyond the usual, other inputs the requests of sizes that were rare before.
+What explains half is the cause. A new version is the cause of what nothing measured explains.
 """
 
 from __future__ import annotations
@@ -108,7 +107,14 @@ def attribute(
     elif not slow or not excess_s:
         return Attribution("version change" if young else "unknown", {}, age)
     else:
-        shares = _shares(recent, slow, excess_s, evidence, sizes)
+        compiling = (request for request in slow if evidence.compiled(request.start_ns, request.end_ns))
+        explained: dict[Cause, float] = {
+            "GC": sum(evidence.paused_ns(request.start_ns, request.end_ns) * 1e-9 for request in slow),
+            "recompile": sum(request.excess_s for request in compiling),
+            "host contention": _waited_s(recent, slow, evidence),
+            "input mix": sum(request.excess_s for request in slow if sizes.rare(request.size)),
+        }
+        shares = {name: min(max(took_s / excess_s, 0.0), 1.0) + 0.0 for name, took_s in explained.items()}
     best = max(shares, key=lambda name: shares[name])
     cause: Cause = "version change" if young else "unknown"
     if shares[best] >= EXPLAINS:
@@ -123,14 +129,14 @@ def _log_excess(request: SlowRequest) -> float:
 
 
 def _stray(recent: Sequence[SlowRequest]) -> list[SlowRequest]:
-    """Return the requests that stand out as much as the last ones do."""
+    # those that stand out as much as the last ones do
     offs = [_log_excess(request) for request in recent]
     least = max(max(offs[-40:], default=0.0) / 2, 0.1)
     return [request for request, off in zip(recent, offs, strict=True) if off >= least]
 
 
 def _since_change(recent: Sequence[SlowRequest]) -> list[SlowRequest]:
-    """Return the requests since the level changed: the end whose mean leaves the old level most."""
+    # those at the end whose mean leaves the old level most
     offs = [_log_excess(request) for request in recent]
     means = [(sum(offs[-n:]) / n, n) for n in SPANS if n <= len(offs)]
     if not means:
@@ -146,25 +152,8 @@ def _since_change(recent: Sequence[SlowRequest]) -> list[SlowRequest]:
     return list(recent[start:])
 
 
-def _shares(
-    recent: Sequence[SlowRequest],
-    slow: Sequence[SlowRequest],
-    excess_s: float,
-    evidence: HostSampler,
-    sizes: SizeCounts,
-) -> dict[Cause, float]:
-    """Return the share of the excess that each cause explains, 0 to 1."""
-    explained: dict[Cause, float] = {
-        "GC": sum(evidence.paused_ns(request.start_ns, request.end_ns) * 1e-9 for request in slow),
-        "recompile": sum(request.excess_s for request in slow if evidence.compiled(request.start_ns, request.end_ns)),
-        "host contention": _waited_s(recent, slow, evidence),
-        "input mix": sum(request.excess_s for request in slow if sizes.rare(request.size)),
-    }
-    return {name: min(max(took_s / excess_s, 0.0), 1.0) + 0.0 for name, took_s in explained.items()}
-
-
 def _waited_s(recent: Sequence[SlowRequest], slow: Sequence[SlowRequest], evidence: HostSampler) -> float:
-    """Return how long the requests waited for a processor beyond the usual."""
+    # for a processor, beyond the usual
     usual, now = _host(slow, evidence)
     if now is None:
         return 0.0
@@ -173,12 +162,15 @@ def _waited_s(recent: Sequence[SlowRequest], slow: Sequence[SlowRequest], eviden
         return 0.0  # the process is in its own way
 
     def usually(name: str) -> float:
-        value = getattr(usual, name, None)
-        return 0.0 if value is None else float(value)
+        return float(getattr(usual, name, None) or 0.0)
 
     waited_s = 0.0
     if now.waited is not None:
-        waited_s = (now.waited - usually("waited")) * now.own_cores * now.seconds * _share_of_model(recent, now)
+        share_of_model = 1.0
+        if recent[0].end_ns < now.from_ns and now.requests_s > 0:  # else the older requests are forgotten
+            used_ns = sum(request.end_ns - request.start_ns for request in recent if request.end_ns > now.from_ns)
+            share_of_model = min(used_ns * 1e-9 / now.requests_s, 1.0)
+        waited_s = (now.waited - usually("waited")) * now.own_cores * now.seconds * share_of_model
     if now.stolen is not None:
         used_s = sum(request.end_ns - request.start_ns for request in slow) * 1e-9
         waited_s += (now.stolen - usually("stolen")) * used_s
@@ -190,19 +182,10 @@ def _waited_s(recent: Sequence[SlowRequest], slow: Sequence[SlowRequest], eviden
     return waited_s
 
 
-def _share_of_model(recent: Sequence[SlowRequest], now: HostUsage) -> float:
-    """Return this model's share of the time of all requests since a sample."""
-    if recent[0].end_ns >= now.from_ns or now.requests_s <= 0:
-        return 1.0  # the older requests are forgotten
-    used_ns = sum(request.end_ns - request.start_ns for request in recent if request.end_ns > now.from_ns)
-    return min(used_ns * 1e-9 / now.requests_s, 1.0)
-
-
 def _host(slow: Sequence[SlowRequest], evidence: HostSampler) -> tuple[HostUsage | None, HostUsage | None]:
     # before the slow requests, and since
     start_ns = min(request.start_ns for request in slow)
-    now = evidence.host(start_ns)
-    return evidence.host(start_ns - int(USUAL_S * 1e9), start_ns), now
+    return evidence.host(start_ns - int(USUAL_S * 1e9), start_ns), evidence.host(start_ns)
 
 
 def _facts(slow: Sequence[SlowRequest], excess_s: float, evidence: HostSampler, sizes: SizeCounts) -> dict[str, Any]:

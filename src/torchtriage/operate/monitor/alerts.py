@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import urllib.request
@@ -53,26 +54,18 @@ class Silence:
 
     def covers(self, alert: Alert) -> bool:
         """Return whether an alert falls under it."""
-        return (
-            alert.at_s < self.until_s
-            and self.model in ("", alert.model)
-            and self.kind in ("", alert.kind)
-            and self.cause in ("", alert.cause)
-        )
+        pairs = ((self.model, alert.model), (self.kind, alert.kind), (self.cause, alert.cause))
+        return alert.at_s < self.until_s and all(wanted in ("", own) for wanted, own in pairs)
 
 
 @dataclass
 class _Maintenance:
-    """A span of time that raises no alarms; ``end_ns`` : None while it lasts."""
-
     model: str
     start_ns: int
-    end_ns: int | None = None
+    end_ns: float = math.inf  # until it has ended
 
     def covers(self, model: str, row: RequestRow) -> bool:
-        """Return whether a request overlaps it."""
-        ended = self.end_ns is not None and row[0] >= self.end_ns
-        return self.model in ("", model) and row[1] > self.start_ns and not ended
+        return self.model in ("", model) and row[1] > self.start_ns and row[0] < self.end_ns
 
 
 Channel = Callable[[Alert], object]
@@ -83,10 +76,9 @@ class Detection:
 
     >>> Detection(log, Slack("https://hooks.slack.com/..."), print)  # doctest: +SKIP
 
-    A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind) within
-    ``repeat_s`` are sent once; the next says how many there were. ``capture`` : a sampler,
-    ``torchtriage.sample(folder, every_s=None)``, which records a request after an alarm; a second
-    alert says what the recording shows.
+    A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind) within ``repeat_s`` are sent
+    once; the next says how many there were. ``capture`` : a sampler, ``torchtriage.sample(folder, every_s=None)``,
+    which records a request after an alarm; a second alert says what the recording shows.
     """
 
     drain_s = DRAIN_S
@@ -99,8 +91,7 @@ class Detection:
             hint = "capture=torchtriage.sample(folder, every_s=None)"
             raise UsageError(f"expected a sampler to capture with, found {capture!r}", hint=hint)
         self._channels, self._repeat_s, self._recorder = channels, repeat_s, capture
-        self.capture: AlarmCapture | None = None
-        """Records requests after alarms, with its counts; None without a sampler."""
+        self.capture: AlarmCapture | None = None  # records requests after alarms, with its counts
         self.silences: list[Silence] = []
         self._evidence = HostSampler()
         self._reset()
@@ -141,7 +132,7 @@ class Detection:
         """
         span = _Maintenance(model, time.perf_counter_ns())
         oldest_ns = span.start_ns - int(FORGET_S * 1e9)
-        recent = [old for old in self._maintenance if old.end_ns is None or old.end_ns > oldest_ns]
+        recent = [old for old in self._maintenance if old.end_ns > oldest_ns]
         self._maintenance = [*recent, span]
         try:
             yield
@@ -153,7 +144,7 @@ class Detection:
 
         >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
         """
-        at_s, text = self._active.get(model, (-float("inf"), ""))
+        at_s, text = self._active.get(model, (-math.inf, ""))
         return text if time.monotonic() - at_s < ALARM_S else ""
 
     def metric(self, name: str, value: float) -> None:
@@ -171,7 +162,7 @@ class Detection:
         alarm = detector.update(Sample(float(value), at_s))
         if alarm is not None:
             cause: Cause = "stale metric" if alarm.kind in ("missing", "stuck") else "unknown"
-            self._raise(_alert(name, "", alarm, Attribution(cause, {}, {"value": float(value)}), at_s))
+            self._raise(_alert((name, ""), alarm, Attribution(cause, {}, {"value": float(value)}), at_s))
 
     # -- a sink of the monitor -------------------------------------------------------------
 
@@ -193,7 +184,13 @@ class Detection:
         if self.capture is not None:
             self.capture.look(time.monotonic())
         key = (model.name, model.version)
-        detector = self._detectors.get(key) or self._new_detector(*key)
+        detector = self._detectors.get(key)
+        if detector is None:
+            # a version that follows another is compared with it
+            before = self._detectors.get((model.name, self._newest_version.get(model.name, "")))
+            detector = self._detectors[key] = VersionDetector(evidence, before)
+            self._newest_version[model.name] = model.version
+            self._n_alarms[key] = dict.fromkeys(KINDS, 0)
         for row in rows:
             if self._maintenance and any(span.covers(model.name, row) for span in self._maintenance):
                 self.n_excused += 1
@@ -205,20 +202,11 @@ class Detection:
                     detector.alarm_text = f"{alarm.kind}: {alarm.message}"
                 evidence.sample(time.perf_counter_ns())
                 at_s = row[1] * 1e-9 + self._offset_s
-                alert = self._raise(_alert(*key, alarm, detector.cause(alarm), at_s))
+                alert = self._raise(_alert(key, alarm, detector.cause(alarm), at_s))
                 if alert is not None and self.capture is not None and not alarm.better:
                     self.capture.arm(alert, self._monitor.rings(model), time.monotonic())
-
         if detector.alarmed:
             self._active[model.name] = (time.monotonic(), detector.alarm_text)
-
-    def _new_detector(self, model: str, version: str) -> VersionDetector:
-        # a version that follows another is compared with it
-        before = self._detectors.get((model, self._newest_version.get(model, "")))
-        detector = self._detectors[model, version] = VersionDetector(self._evidence, before)
-        self._newest_version[model] = version
-        self._n_alarms[model, version] = dict.fromkeys(KINDS, 0)
-        return detector
 
     def close(self, deadline_s: float) -> None:
         """Send what is pending until then."""
@@ -244,7 +232,7 @@ class Detection:
         """Queue an alert; return it as it will be sent, None where it is not."""
         key = (alert.model, alert.version, alert.kind)
         with self._lock:
-            last_s, n_before = self._sent.get(key, (-float("inf"), 0))
+            last_s, n_before = self._sent.get(key, (-math.inf, 0))
             if alert.at_s - last_s < self._repeat_s:
                 self._sent[key] = (last_s, n_before + 1)
                 return None
@@ -281,12 +269,8 @@ class Detection:
                 return
 
 
-def _alert(model: str, version: str, alarm: Alarm, attribution: Attribution, at_s: float) -> Alert:
-    cause, shares, facts = attribution
-    return Alert(model, version, alarm.kind, alarm.message, cause, alarm.evidence, at_s, shares=shares, facts=facts)
-
-
-# -- channels ------------------------------------------------------------------------------
+def _alert(model: tuple[str, str], alarm: Alarm, why: Attribution, at_s: float) -> Alert:
+    return Alert(*model, alarm.kind, alarm.message, why.cause, alarm.evidence, at_s, 0, why.shares, why.facts)
 
 
 def log(alert: Alert) -> None:

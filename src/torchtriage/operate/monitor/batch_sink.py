@@ -40,10 +40,8 @@ class BatchSink:
     and later, up to every five seconds.
     """
 
-    batch = 500
-    """Records that go together."""
-    wait_s = 0.1
-    """How long the first record of a batch waits for company."""
+    batch = 500  # records that go together
+    wait_s = 0.1  # how long the first record of a batch waits for company
 
     def __init__(self, *, max_pending: int = MAX_PENDING) -> None:
         self._max_pending = max_pending
@@ -137,9 +135,14 @@ class BatchSink:
 
     def _send(self, batch: list[tuple[Model, RequestRow]]) -> bool:
         """Send a batch, or put it back; return whether it arrived."""
+        records = []
+        for model, (start_ns, end_ns, size, note) in batch:
+            at_s = round(start_ns * 1e-9 + self._offset_s, 6)
+            extra = () if note is None else (note.error, note.queued_ns, bool(note.nan))
+            records.append(RequestRecord(model.name, model.version, at_s, end_ns - start_ns, size, *extra))
         error_text = ""
         try:
-            self.send([self._record(*pair) for pair in batch])
+            self.send(records)
         except Exception as error:
             error_text = f"{type(error).__name__}: {error}"
         self.last_error = error_text
@@ -150,9 +153,3 @@ class BatchSink:
             else:
                 self._sent += len(batch)
         return not error_text
-
-    def _record(self, model: Model, row: RequestRow) -> RequestRecord:
-        start_ns, end_ns, size, note = row
-        at_s = round(start_ns * 1e-9 + self._offset_s, 6)
-        extra = () if note is None else (note.error, note.queued_ns, bool(note.nan))
-        return RequestRecord(model.name, model.version, at_s, end_ns - start_ns, size, *extra)

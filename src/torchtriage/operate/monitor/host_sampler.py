@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchtriage.core.machine import Reading, allowed_cpus, read_host, read_kernel_file
+from torchtriage.core.machine import Reading, allowed_cpus, read_host, read_kernel_file, use_between
 
 __all__ = ["HostSampler", "HostUsage", "UsageSample", "compilations"]
 
@@ -51,10 +51,9 @@ class UsageSample(NamedTuple):
 class HostUsage(NamedTuple):
     """What happened on the machine in a stretch of time, per second of it.
 
-    ``from_ns`` : its start, the sample before what was asked for. ``waited`` : seconds in the queue
-    for a processor per second on one, since what takes more turns waits more. ``own_cores``,
-    ``others_cores`` : processors used. ``stolen`` : share of the machine's CPU time that a
-    hypervisor took. None where it is not known.
+    ``from_ns`` : its start, the sample before what was asked for. ``waited`` : seconds in the queue for a processor
+    per second on one, since what takes more turns waits more. ``own_cores``, ``others_cores`` : processors used.
+    ``stolen`` : share of the machine's CPU time that a hypervisor took. None where it is not known.
     """
 
     from_ns: int
@@ -71,10 +70,10 @@ class HostSampler:
 
     def __init__(self) -> None:
         self.requests_s = 0.0  # time of all requests that ended; whoever sees them adds it
+        # garbage collections of 0.1 ms and more: (start_ns, end_ns)
         self.pauses: deque[tuple[int, int]] = deque(maxlen=N_PAUSES)
-        """Garbage collections of 0.1 ms and more, ``(start_ns, end_ns)``."""
+        # (from_ns, to_ns, n): so many graphs were begun to compile between two looks
         self.compilations: deque[tuple[int, int, int]] = deque(maxlen=N_COMPILATIONS)
-        """``(from_ns, to_ns, n)``: so many graphs were begun to compile between two looks."""
         self.moments: deque[UsageSample] = deque(maxlen=N_MOMENTS)
         self.n_cpus = allowed_cpus() or os.cpu_count() or 1
         self._pause_start_ns = 0
@@ -83,8 +82,6 @@ class HostSampler:
         self._waited_ns = 0
         self._n_compiled = 0
         self._looked_ns = time.perf_counter_ns()
-
-    # -- watching --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin; where it has begun, nothing changes."""
@@ -123,19 +120,15 @@ class HostSampler:
         self.moments.append(UsageSample(now_ns, time.process_time(), waited_s, self.requests_s, read_host()))
 
     def _list_threads(self) -> None:
-        """Learn which threads serve."""
-        own = {
-            thread.native_id
-            for thread in threading.enumerate()
-            if thread.name.startswith("torchtriage-")  # these wait for nobody's request
-        }
+        # those that serve: our own wait for nobody's request
+        own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("torchtriage-")}
         self._threads = []
         with contextlib.suppress(OSError):
             names = islice(os.listdir(TASKS), MAX_THREADS)  # noqa: PTH208
             self._threads = [int(name) for name in names if int(name) not in own]
 
     def _wait_s(self) -> float | None:
-        """Return how long the threads that serve have waited for a processor, all together."""
+        # how long the threads that serve have waited for a processor, all together
         if not self._threads:
             self._list_threads()
         waits: dict[int, int] = {}
@@ -147,14 +140,10 @@ class HostSampler:
                 continue
         if not waits:
             return None
-        first = not self._waits
-        for thread, wait_ns in waits.items():
-            before_ns = self._waits.get(thread, wait_ns if first else 0)
-            self._waited_ns += max(wait_ns - before_ns, 0)
+        before = self._waits or waits
+        self._waited_ns += sum(max(wait_ns - before.get(thread, 0), 0) for thread, wait_ns in waits.items())
         self._waits = waits
         return self._waited_ns * 1e-9
-
-    # -- asking ----------------------------------------------------------------------------
 
     def paused_ns(self, start_ns: int, end_ns: int) -> int:
         """Return how much of a stretch was garbage collection."""
@@ -191,13 +180,12 @@ def _between(before: UsageSample, after: UsageSample) -> HostUsage:
     seconds = (after.at_ns - before.at_ns) * 1e-9
     requests_s = after.requests_s - before.requests_s
     own_s = after.own_s - before.own_s
+    use = use_between(before.host, after.host, wall_s=seconds, own_s=own_s)
     waited = others = stolen = None
     if before.waited_s is not None and after.waited_s is not None and own_s > 0:
         waited = (after.waited_s - before.waited_s) / own_s
-    if before.host is not None and after.host is not None and seconds >= TICKS_S:
-        others = max(after.host.busy_s - before.host.busy_s - own_s, 0.0) / seconds
-        stolen = max(after.host.stolen_s - before.host.stolen_s, 0.0) / seconds
-        stolen /= after.host.n_cores
+    if use.others_s is not None and use.stolen_s is not None and seconds >= TICKS_S:
+        others, stolen = use.others_s / seconds, use.stolen_s / seconds / use.n_cores
     return HostUsage(before.at_ns, seconds, requests_s, own_s / seconds, waited, others, stolen)
 
 

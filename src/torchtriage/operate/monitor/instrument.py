@@ -22,13 +22,13 @@ from torchtriage.operate.monitor.aggregate import Aggregate, RequestNote, Reques
 
 __all__ = ["MAX_PENDING", "Model", "Request", "Ring"]
 
+# Finished requests a thread may hold before new ones are dropped, and counted: 20 s of 3 000
+# requests per second, 15 MB.
 MAX_PENDING = 65_536
-"""Finished requests a thread may hold before new ones are dropped, and counted: 20 s of 3 000
-requests per second, 15 MB."""
 
 Call = TypeVar("Call", bound=Callable[..., Any])
+# the last request begun by ``with model`` in this thread or task: they nest like their blocks
 _open: ContextVar[Request | None] = ContextVar("torchtriage_open_request", default=None)
-"""The last request begun by ``with model`` in this thread or task: they nest like their blocks."""
 
 
 class Ring:
@@ -64,21 +64,21 @@ def _abandoned(kind: type[BaseException]) -> bool:
 
 
 class Request:
-    """One request, from ``with`` to its end. Everything may be set while it runs."""
+    """One request, from ``with`` to its end. Everything may be set while it runs.
+
+    ``size`` : how much was asked for (batch, tokens): latency is judged by size. ``queued_ns`` : how
+    long it waited before it began. ``nan`` : whether its output holds NaN. None where unknown.
+    ``error`` : the kind of a failure that is no exception: a short fixed word.
+    """
 
     __slots__ = ("_local", "_start_ns", "error", "nan", "outer", "queued_ns", "size")
     _local: _Local
     _start_ns: int
     outer: Request | None
-
     size: int | None
-    """How much was asked for (batch, tokens): latency is judged by size."""
     queued_ns: int | None
-    """How long it waited before it began; None where unknown."""
     nan: bool | None
-    """Whether its output holds NaN; None where nobody checked."""
     error: str
-    """The kind of a failure that is no exception: a short fixed word."""
 
     def __enter__(self) -> Request:
         """Begin."""
@@ -100,9 +100,8 @@ class Request:
 class Model:
     """A model in a version, observed. A decorator, and a context manager.
 
-    It decorates functions, coroutine functions, generators and asynchronous generators; a
-    generator's request lasts from its first item to its end. ``size`` : a function of the call's
-    arguments that gives the request's size.
+    It decorates functions, coroutine functions, generators and asynchronous generators; a generator's request lasts
+    from its first item to its end. ``size`` : a function of the call's arguments that gives the request's size.
     """
 
     def __init__(

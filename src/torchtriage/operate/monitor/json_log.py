@@ -16,8 +16,8 @@ from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, Reque
 
 __all__ = ["JsonLog"]
 
+# fields of each line about torch.compile, by the metric's name
 STATUS = {"compile_recompiles_total": "recompiles", "compile_graph_breaks_total": "graph_breaks"}
-"""Fields of each line about torch.compile, by the metric's name."""
 MAX_FIELD = 2_000  # characters a text may have in a line: an exception's name is unbounded
 
 
@@ -66,7 +66,7 @@ class JsonLog(BatchSink):
         self._write("".join(lines).encode())
 
     def _write(self, data: bytes) -> None:
-        """Append all or nothing: half a batch would come twice when it is tried again."""
+        # all or nothing: half a batch would come twice when it is tried again
         if self._file is not None:
             try:
                 moved = not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
@@ -90,7 +90,7 @@ class JsonLog(BatchSink):
             raise
 
     def _rotate(self) -> None:
-        """Rename the file to ``.1``, that to ``.2``; the oldest goes."""
+        # to .1, that to .2; the oldest goes
         self.release()
         names = [self._path, *(Path(f"{self._path}.{n}") for n in range(1, self._n_files + 1))]
         for older, newer in reversed([*zip(names[1:], names, strict=False)]):

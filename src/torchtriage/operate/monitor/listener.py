@@ -152,14 +152,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.post(self)
 
     def _authorized(self) -> bool:
-        if not self.server.token or self._sent(self.server.token.encode()):
+        if not self.server.token or self._has(self.server.token.encode()):
             return True
         # a browser then asks its user: any name, and the token as the password
         challenge = {"WWW-Authenticate": 'Basic realm="torchtriage", charset="UTF-8"'}
         self.answer(401, b"a token is needed\n", "text/plain", challenge)
         return False
 
-    def _sent(self, token: bytes) -> bool:
+    def _has(self, token: bytes) -> bool:
         kind, _, text = self.headers.get("Authorization", "").partition(" ")
         secret = text.encode("latin-1", "replace")  # as it came
         if kind.lower() == "basic":

@@ -16,8 +16,6 @@ from torchtriage.operate.monitor.aggregate import BOUNDS_S
 __all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined", "expand", "metrics_of"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -33,6 +31,7 @@ class Metric:
 
 
 PREFIX = "torchtriage_"
+# name without prefix, kind and how to combine unless by adding, labels, help
 _TABLE = """\
 inference_duration_seconds | histogram | model version | Time of a request that succeeded, from its begin to its end.
 inference_queue_seconds | histogram | model version | Time a request waited before it began, where the caller told it.
@@ -66,7 +65,6 @@ monitor_start_time_seconds | gauge max |  | When the monitor began to count, of 
 monitor_refused_models_total | counter |  | Times a further model was counted as other, for want of room for more \
 names.
 """
-"""Name without prefix, kind and how to combine unless by adding, labels, help."""
 
 
 def _metric(line: str) -> Metric:
@@ -101,28 +99,21 @@ class Exposition:
         """Return the text of the models' states and of further values."""
         lines: dict[str, list[str]] = {name: [] for name in METRICS}
         for state in models:
-            for name, text in self._model(state).items():
+            key = (state["model"], state["version"])
+            now = (state["finished"], state["in_flight"], state["n_nan"])
+            if self._known.get(key, ((),))[0] != now:
+                self._known[key] = (now, _model_text(state))
+            for name, text in self._known[key][1].items():
                 lines[name].append(text)
         for name, labels, value in values:
             metric = METRICS[name]
             pairs = {label: labels[label] for label in metric.labels}
             lines[name].append(f"{metric.name}{_labels(pairs)} {_number(value)}\n")
-        parts = []
-        for name, metric in METRICS.items():
-            if lines[name]:
-                parts += [
-                    f"# HELP {metric.name} {metric.help}\n",
-                    f"# TYPE {metric.name} {metric.kind}\n",
-                    *lines[name],
-                ]
-        return "".join(parts).encode()
-
-    def _model(self, state: dict[str, Any]) -> dict[str, str]:
-        key = (state["model"], state["version"])
-        now = (state["finished"], state["in_flight"], state["n_nan"])
-        if self._known.get(key, ((),))[0] != now:
-            self._known[key] = (now, _model_text(state))
-        return self._known[key][1]
+        return "".join(
+            f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{''.join(lines[name])}"
+            for name, metric in METRICS.items()
+            if lines[name]
+        ).encode()
 
 
 def _model_text(state: dict[str, Any]) -> dict[str, str]:

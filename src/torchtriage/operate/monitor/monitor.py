@@ -58,8 +58,7 @@ class Accounts:
 class MonitorSnapshot:
     """One model's numbers at one moment. Times in seconds, NaN of no requests.
 
-    ``nan_outputs`` : None where no caller says whether an output held NaN. ``sizes`` : distinct ones,
-    up to a bound.
+    ``nan_outputs`` : None where no caller says whether an output held NaN. ``sizes`` : distinct ones, up to a bound.
     """
 
     model: str
@@ -78,9 +77,8 @@ class MonitorSnapshot:
 class Monitor(AbstractContextManager["Monitor"]):
     """Observes models and hands finished requests to ``sinks``, off the request path.
 
-    Everything slow happens in one daemon thread, which starts with the first request's model and,
-    after a fork, anew in the child. ``max_models`` bounds how many pairs of name and version are
-    kept apart.
+    Everything slow happens in one daemon thread, which starts with the first request's model and, after a fork, anew
+    in the child. ``max_models`` bounds how many pairs of name and version are kept apart.
     """
 
     def __init__(self, *sinks: Sink, max_models: int = MAX_MODELS) -> None:
@@ -192,8 +190,6 @@ class Monitor(AbstractContextManager["Monitor"]):
             model.aggregate.begun_by_ended += ring.begun
         return ended
 
-    # -- reading ---------------------------------------------------------------------------
-
     def accounts(self) -> Accounts:
         """Return where all finished requests are."""
         with self._lock:
@@ -250,8 +246,6 @@ class Monitor(AbstractContextManager["Monitor"]):
                     )
                 )
         return tuple(numbers)
-
-    # -- the end ---------------------------------------------------------------------------
 
     def close(self) -> None:
         """Hand over what is pending and stop; at most 0.2 s, whatever the sinks do."""

@@ -33,17 +33,15 @@ def register(source: MetricSource) -> None:
 
 def read() -> list[Value]:
     """Return what is known now; a part that fails is left out."""
-    alive = [source for reference in list(_sources) if (source := reference()) is not None]
     values: list[Value] = []
-    for part in (_devices, _compilation, *(source.metrics for source in alive)):
+    alive = [source.metrics for reference in list(_sources) if (source := reference()) is not None]
+    for part in (_devices, _compilation, *alive):
         try:
             values += part()
         except Exception:  # noqa: PERF203 - a lost GPU must not cost the other numbers
             continue
     return values
 
-
-# -- devices -------------------------------------------------------------------------------
 
 READINGS: dict[str, Callable[[Any, int], float]] = {
     "device_allocated_bytes": lambda cuda, at: int(cuda.memory_allocated(at)),
@@ -74,8 +72,6 @@ def _device_names(n: int) -> list[str]:
             return names
     return [str(at) for at in range(n)]
 
-
-# -- torch.compile -------------------------------------------------------------------------
 
 CACHES = {"autograd": ("aot_autograd", "autograd_cache"), "inductor": ("inductor", "fxgraph_cache")}
 

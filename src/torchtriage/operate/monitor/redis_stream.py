@@ -18,9 +18,8 @@ TIMEOUT_S = 1.0
 class RedisStream(BatchSink):
     """Adds one entry per batch to a stream: field ``requests``, a JSON list of records.
 
-    ``max_entries`` : the stream is trimmed to about so many. While Redis is away the records wait,
-    up to ``max_pending``; then the oldest are dropped, and counted. A batch whose answer was lost
-    may come twice.
+    ``max_entries`` : the stream is trimmed to about so many. While Redis is away the records wait, up to
+    ``max_pending``; then the oldest are dropped, and counted. A batch whose answer was lost may come twice.
     """
 
     def __init__(

@@ -211,8 +211,8 @@ ALERTS = (
 def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> list[AlertRule]:
     """Return all alerts.
 
-    ``errors`` : share of requests that may fail.
-    ``latency`` : seconds that 99 % of a model's requests may take; the name ``""`` stands for all others.
+    ``errors`` : share of requests that may fail. ``latency`` : seconds that 99 % of a model's requests may
+    take; the name ``""`` stands for all others.
 
     Raises ``UsageError``: a share that is none, or a time that is no positive number.
     """
@@ -248,14 +248,12 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
 
 def _too_slow(latency: Mapping[str, float]) -> str:
     parts = []
-    named = [model for model in latency if model]
     for model, seconds in latency.items():
-        if not (math.isfinite(seconds) and seconds > 0):
+        if not 0 < seconds < math.inf:
             raise UsageError(f"expected seconds above 0, found {seconds:g}")
-        asked = [f"model={json.dumps(model)}"]
-        if not model:
-            asked = [f"model!={json.dumps(name)}" for name in named]
-        parts.append(f"{LATENCY}:p99_5m{{{','.join(asked)}}} > {seconds:.15g}")
+        others = [f"model!={json.dumps(name)}" for name in latency if name]
+        matchers = f"model={json.dumps(model)}" if model else ",".join(others)
+        parts.append(f"{LATENCY}:p99_5m{{{matchers}}} > {seconds:.15g}")
     return " or ".join(parts)
 
 

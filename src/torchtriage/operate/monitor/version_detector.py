@@ -36,9 +36,8 @@ class VersionDetector:
         self._evidence = evidence
         self._detector = RequestDetector()
         self._sizes = SizeCounts()
-        self._followed = False
-        if before is not None and before._detector.settled:
-            self._followed = True
+        self._followed = before is not None and before._detector.settled
+        if before is not None and self._followed:
             self._detector = copy.deepcopy(before._detector)
             self._sizes = copy.deepcopy(before._sizes)
         self._n = 0
@@ -83,7 +82,7 @@ class VersionDetector:
     def cause(self, alarm: Alarm) -> Attribution:
         """Return why it was raised."""
         age = self._n if self._followed else None
-        failed = Counter(error for error in self._outcomes if error)
+        failed = Counter(filter(None, self._outcomes))
         return attribute(alarm.kind, list(self._recent), failed, self._evidence, self._sizes, age)
 
 

@@ -47,7 +47,6 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
 
     ``labels`` : a file, or a folder with ``<log's stem>.json`` or ``windows.json``. Without it, a
     log's own column ``label`` is taken where there is one.
-
     Raises ``SampleError``: the log or the labels cannot be read.
     """
     out = []

@@ -108,7 +108,6 @@ class Experiment:
 
         ``replica`` : the process, pod or machine that answered; without at least three per arm
         nobody can tell a version from where it ran.
-
         Raises ``UsageError``: an arm that the experiment does not have.
         """
         treated = self._treated(arm)
@@ -171,10 +170,7 @@ class Experiment:
             }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of an experiment with the same arms and metrics.
-
-        Raises ``StoreError``: it is no such state.
-        """
+        """Go on from the state of an experiment with the same arms and metrics; ``StoreError`` for any other."""
         try:
             if [tuple(arm) for arm in state["arms"]] != list(self.arms.items()):
                 raise ValueError(f"its arms are {state['arms']}")

@@ -57,7 +57,6 @@ class Shadow:
     ``share`` : of requests that are shadowed, by the id that is offered.
     ``compare`` : called as ``compare(control's answer, candidate's answer)``.
     ``backlog`` : requests that may wait; each holds its arguments and its answer.
-
     Raises ``UsageError``: a share out of 0 to 1, or a backlog below 1.
     """
 

@@ -52,10 +52,7 @@ class Split:
         self._limit = limit.to_bytes(4, "big") if limit < N_PLACES else b"\xff" * 33
 
     def place(self, id: str | int | bytes) -> int:
-        """Return where an id stands, 0 to 2^32 - 1.
-
-        Raises ``UsageError``: the id is no text, integer or bytes.
-        """
+        """Return where an id stands, 0 to 2^32 - 1; ``UsageError`` for what is no text, integer or bytes."""
         digest = self._salted.copy()
         digest.update(_bytes(id))
         place: int = _FIRST_FOUR(digest.digest())[0]

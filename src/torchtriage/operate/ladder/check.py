@@ -26,7 +26,6 @@ def answers_agree(
     ``least`` : share of answers that must agree.
     ``compare`` : called as ``compare(full's answer, lite's answer)``; for a detector or a classifier, one
     that knows what an equal answer is.
-
     Raises ``UsageError``: no inputs, or a share out of 0 to 1.
     """
     if not inputs or not 0 < least <= 1:

@@ -27,7 +27,6 @@ class Policy:
     ``budget`` : how many ladders of one store may be below their first mode at the same time.
     ``timeout_s`` : a call that takes longer is given up and answered by the next mode. Each call gets a
     thread of its own, where ``torch.no_grad()`` around the ladder does not reach: put it into the modes.
-
     Raises ``UsageError``: values that cannot be meant.
     """
 

@@ -76,10 +76,7 @@ class LadderReplay:
 
 
 def read_modes(text: str) -> tuple[AssumedMode, ...]:
-    """Return the modes of ``full,bf16=0.6,lite=0.2``.
-
-    Raises ``UsageError``: fewer than two, two of one name, or a share that is none.
-    """
+    """Return the modes of ``full,bf16=0.6,lite=0.2``; ``UsageError`` for what cannot be read so."""
     modes = []
     for part in text.split(","):
         name, _, times = part.strip().partition("=")

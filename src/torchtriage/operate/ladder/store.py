@@ -59,9 +59,6 @@ class LadderStore(Protocol):
     def mark(self, ladder: str) -> None:
         """Tell all workers that one of them is in trouble, for ``TROUBLE_S``."""
 
-    def close(self) -> None:
-        """Let go of it."""
-
 
 class LocalStore:
     """Ladders of one process share it: levels, dwell and budget."""
@@ -103,9 +100,6 @@ class LocalStore:
             if state.level != current.level:
                 self._switched_s[ladder] = now_s
             return Switched(state)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
 
 # KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand, dwell in ms, budget or -1
@@ -160,7 +154,6 @@ class RedisStore:
     ``url`` : ``redis://…``, ``rediss://…`` or ``unix://…``.
     ``prefix`` : of all keys: ``PREFIX:ladder:NAME``, ``PREFIX:ladders`` and the stream ``PREFIX:log``.
     ``timeout_s`` : after which Redis counts as lost. Nothing is tried twice: the next look does.
-
     Raises ``MissingExtraError``: without the extra ``redis``;
     ``StoreError``: a URL that is none. A server that is not there is no failure: workers keep their state.
     """

@@ -64,7 +64,6 @@ class LivePage:
 
     ``buttons`` : for demonstrations: functions that a person at this machine may call from the page, by their labels.
     Each runs in a thread of the listener.
-
     Raises ``UsageError``: a host beyond this machine without a token, or with buttons; when it starts, a port that is
     taken.
     """

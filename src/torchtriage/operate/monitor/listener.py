@@ -25,10 +25,7 @@ Answer = Callable[["Handler"], None]
 
 
 def check_host(host: str, token: str, what: str) -> None:
-    """Refuse a host beyond this machine without a token; ``what`` is the class that was called.
-
-    Raises ``UsageError``: there is no token.
-    """
+    """Refuse a host beyond this machine without a token (``UsageError``); ``what`` : the class that was called."""
     if not token and not is_loopback(host):
         raise UsageError(
             f"expected a token for a listener that other machines reach, found none for {host}",

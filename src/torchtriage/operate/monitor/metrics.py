@@ -174,12 +174,12 @@ PARTS = ("_bucket", "_count", "_sum")  # what a histogram's series are called
 
 
 def expand(query: str, matchers: Callable[[Metric], str] = lambda metric: "") -> str:
-    """Return the query with full names for ``@name``; ``matchers`` gives what to ask for beside what is asked.
+    """Return the query with full names for ``@name``; ``KeyError`` where that is no metric.
+
+    ``matchers`` : gives what to ask of a metric beside what the query asks.
 
     >>> expand("sum(rate(@alarms_total[5m]))")
     'sum(rate(torchtriage_alarms_total[5m]))'
-
-    Raises ``KeyError``: it names no metric.
     """
 
     def spell(match: re.Match[str]) -> str:

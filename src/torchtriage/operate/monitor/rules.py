@@ -213,7 +213,6 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
 
     ``errors`` : share of requests that may fail. ``latency`` : seconds that 99 % of a model's requests may
     take; the name ``""`` stands for all others.
-
     Raises ``UsageError``: a share that is none, or a time that is no positive number.
     """
     if not 0 < errors < 1:

@@ -47,7 +47,6 @@ class Rollout:
     somewhere else.
     ``owner`` : name of this controller, unique among all; a fork adds its process.
     ``clock``, ``wall`` : seconds since the machine's start, and since the epoch; the latter is only written down.
-
     Raises ``UsageError``: a running rollout of this name has another plan; ``StoreError``: the store cannot be read
     or written.
     """
@@ -104,10 +103,7 @@ class Rollout:
     # -- where answers are collected -----------------------------------------------------------
 
     def record(self, ticket: Ticket, /, *, replica: str | int | None = None, **values: Any) -> bool:
-        """Take in what a request showed; False where its stage is over.
-
-        Raises ``UsageError``: the ticket names no version of the plan.
-        """
+        """Take in what a request showed; False where its stage is over, ``UsageError`` where it names no version."""
         self._check_fork()
         arm, epoch = ticket
         stage = self._stage
@@ -130,7 +126,7 @@ class Rollout:
     def tick(self) -> RolloutState:
         """Look once: roll back, promote, or wait. At least every 5 s: a later look watched nothing.
 
-        Raises ``StoreError``: the store cannot be read or written.
+        ``StoreError`` where the store cannot be read or written.
         """
         self._check_fork()
         with self._lock:

@@ -73,14 +73,11 @@ class Flags:
             self._left[name] = (flag.default, rules)
 
     def value(self, name: str, key: str = "") -> Any:
-        """Return the value of a flag; ``key`` is what shares split: without one none applies.
-
-        Raises ``UsageError``: no flag is called so.
-        """
+        """Return the value of a flag; ``key`` is what shares split: without one none applies."""
         return self.resolve(name, key)[0]
 
     def resolve(self, name: str, key: str = "") -> tuple[Any, str]:
-        """Return the value and why: ``TARGETING_MATCH``, ``SPLIT`` or ``DEFAULT``."""
+        """Return the value and why: ``TARGETING_MATCH``, ``SPLIT``, ``DEFAULT``; ``UsageError`` for an unknown flag."""
         if name not in self._left:
             raise UsageError(f"no flag is called {name!r}", hint=f"there are {', '.join(self)}")
         default, rules = self._left[name]
@@ -107,11 +104,9 @@ def device_traits() -> dict[str, str]:
 
 
 def provider(flags: Flags) -> Any:
-    """Return these flags as a provider for the OpenFeature SDK.
+    """Return these flags as a provider for the OpenFeature SDK, which the extra ``flags`` installs.
 
     ``api.set_provider(provider(flags))``; the targeting key is what shares split.
-
-    Raises ``MissingExtraError``: without the extra ``flags``.
     """
     try:
         base: Any = import_module("openfeature.provider")

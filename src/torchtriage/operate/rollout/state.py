@@ -43,7 +43,6 @@ class RolloutPlan:
     ``alpha`` : chance that a candidate as good as the control is ever rolled back for a guardrail, over all steps
     together; and again as much for the metric. Where several processes record, each takes its own chance.
     ``control``, ``candidate`` : how people call the versions.
-
     Raises ``UsageError``: a plan that cannot be carried out.
     """
 

@@ -95,10 +95,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
         return tuple(row[0] for row in self._database.rows("SELECT name FROM rollout ORDER BY name"))
 
     def start(self, plan: RolloutPlan, *, actor: str, at_s: float) -> RolloutState:
-        """Begin a rollout, or return the state of the one that was begun with this plan.
-
-        Raises ``UsageError``: one of this name has another plan, and has not ended.
-        """
+        """Begin a rollout, or return the state of the one with this plan; ``UsageError`` where another runs."""
         with self._database.transaction() as execute:
             stored = self._find(plan.name)
             if stored is None:
@@ -268,7 +265,6 @@ def open_rollouts(where: str | Path | None = None, *, create: bool = True) -> Ro
     ``where`` : an SQLite file on a disk of this machine; without one the variable ``TORCHTRIAGE_ROLLOUTS``,
     else ``.torchtriage/rollouts.db``. ``:memory:`` is gone with the process.
     ``create`` : whether to make one where there is none.
-
     Raises ``StoreError``: it cannot be opened, or is something else.
     """
     place = str(where or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE)

@@ -195,7 +195,7 @@ def judged(item: tuple[RecordedStream, StreamLabels, Scoring], settings: dict[st
     detector = RequestDetector(**settings)
     rows = [at for at, one in enumerate(stream.samples) if detector.update(one) is not None]
     one = score(rows, labels, len(stream.samples), rules)
-    counted = tuple(found for found in one.found if found.fault.kind != "no effect")
+    counted = tuple(fault for fault in one.faults if fault.fault.kind != "no effect")
     return DetectionScore(counted, one.false_alarms, one.n_clean, one.benign_alarms, one.nab)
 
 
@@ -264,7 +264,7 @@ def main() -> None:
             ]
             total = DetectionScore.of(
                 DetectionScore(
-                    tuple(found for found in one.found if found.fault.kind != "no effect"),
+                    tuple(fault for fault in one.faults if fault.fault.kind != "no effect"),
                     one.false_alarms,
                     one.n_clean,
                     one.benign_alarms,
@@ -282,7 +282,7 @@ def main() -> None:
             )
             if arguments.missed and detector is ours:
                 by_kind: dict[str, list[str]] = {}
-                for found in total.found:
+                for found in total.faults:
                     text = f"{found.fault.detail or '-'}:{found.delay}"
                     by_kind.setdefault(found.fault.kind, []).append(text)
                 for kind, items in sorted(by_kind.items()):

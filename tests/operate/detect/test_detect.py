@@ -206,7 +206,7 @@ def test_a_score_counts_by_the_rules():
         (LabelledFault("shift", 1000, 1300), LabelledFault("clock", 3000, 3001, benign=True)), ((4000, 4100),)
     )
     judged = score([700, 1020, 1600, 2500, 3010, 4050], labels, 5000, Scoring.of(5000, is_requests=True))
-    assert [one.delay for one in judged.found] == [20]
+    assert [one.delay for one in judged.faults] == [20]
     assert judged.false_alarms == (700, 2500, 3010)
     assert judged.benign_alarms == (3010,)
     assert judged.n_clean == 5000 - 600 - 800 - 100

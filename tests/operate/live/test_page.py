@@ -22,8 +22,8 @@ from torchtriage.operate.ladder import Ladder, Mode, Policy
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.live import page as live_page
 from torchtriage.operate.live.events import LONGEST
-from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
-from torchtriage.operate.live.page import KEPT, MAX_LISTENERS, MAX_WATCHED, EventFeed
+from torchtriage.operate.live.minute_history import HISTORY_S, MAX_MODELS, MinuteHistory
+from torchtriage.operate.live.page import MAX_BEHIND, MAX_LISTENERS, MAX_WATCHED, EventFeed
 from torchtriage.operate.monitor import Alert, Monitor
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.listener import Handler
@@ -150,7 +150,7 @@ def test_history_is_bounded_in_time_and_in_models() -> None:
         history.close_point(float(at_s))
     (told,) = history.models()
     assert told["model"] == "steady"
-    assert len(told["points"]) == KEPT_S + 1
+    assert len(told["points"]) == HISTORY_S + 1
     for n in range(2 * MAX_MODELS):
         history.add(f"other {n:02}", "", [row()] * 2)
     assert len(history.close_point(1000.0)) == MAX_MODELS - 1
@@ -159,15 +159,15 @@ def test_history_is_bounded_in_time_and_in_models() -> None:
 
 def test_a_feed_lets_go_of_who_is_too_far_behind() -> None:
     feed = EventFeed()
-    for n in range(KEPT):
+    for n in range(MAX_BEHIND):
         feed.put(b"%d" % n)
-    assert len(feed.after(0, 0) or ()) == KEPT
-    assert feed.after(KEPT - 1, 0) == [b"%d" % (KEPT - 1)]
-    assert feed.after(KEPT, 0) == []
+    assert len(feed.after(0, 0) or ()) == MAX_BEHIND
+    assert feed.after(MAX_BEHIND - 1, 0) == [b"%d" % (MAX_BEHIND - 1)]
+    assert feed.after(MAX_BEHIND, 0) == []
     feed.put(b"one more")
     assert feed.after(0, 0) is None
     feed.end()
-    assert feed.after(KEPT + 1, DEADLINE_S) is None
+    assert feed.after(MAX_BEHIND + 1, DEADLINE_S) is None
 
 
 # -- what is told --------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_listener_that_never_reads_holds_nobody_up(
     with monitor.observe("detector").request():
         pass
     assert listener.find(lambda data: data["models"])
-    assert len(page._feed._messages) <= KEPT
+    assert len(page._feed._messages) <= MAX_BEHIND
     assert page._n_listeners == 1
     assert n > 0
     lazy.close()

@@ -200,7 +200,7 @@ def test_alarms_are_counted_from_zero_on_told_or_not():
             monitor.drain()
         kinds = {one[1]["kind"]: one[2] for one in detection.metrics() if one[0] == "alarms_total"}
     assert kinds["missing"] >= 1
-    assert detection.n_told <= 7
+    assert detection.n_sent <= 7
 
 
 def test_every_kind_of_alarm_is_counted():

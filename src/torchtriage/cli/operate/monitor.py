@@ -136,7 +136,7 @@ def _ladder(replayed: StreamReplay, modes: tuple[AssumedMode, ...], policy: Poli
         calls.append(RecordedCall(sample.at_s if timed else clock_s, took_s, alarm_))
     faults = None
     if replayed.score is not None:
-        faults = [(found.fault.start, found.fault.end) for found in replayed.score.found]
+        faults = [(entry.fault.start, entry.fault.end) for entry in replayed.score.faults]
     return replay_ladder(calls, modes, policy, faults)
 
 
@@ -233,7 +233,7 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
             mark = "  FALSE" if alarm.row in wrong else ""
             lines.append(f"  {alarm.row:>7}  {alarm.kind:<9}  {alarm.message}{cause}{mark}")
         if replayed.score:
-            missed = [found.fault for found in replayed.score.found if found.delay is None]
+            missed = [entry.fault for entry in replayed.score.faults if entry.delay is None]
             for fault in missed:
                 detail = f" ({fault.detail})" if fault.detail else ""
                 lines.append(f"  {fault.start:>7}  missed     {visible(fault.kind)}{detail}")
@@ -249,11 +249,11 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
 def _verdict(score: DetectionScore, *, metrics: bool) -> list[str]:
     hits = score.delays()
     lines = [
-        f"{len(hits)} of {format_count(len(score.found), 'fault')} found,"
+        f"{len(hits)} of {format_count(len(score.faults), 'fault')} found,"
         f" {format_count(len(score.false_alarms), 'false alarm')} in {score.n_clean:,} clean rows"
         f" ({score.per_10k:.2f} per 10,000)"
     ]
-    if score.found:
+    if score.faults:
         lines[0] += f"; random alarms of that rate would find {score.chance():.0%}"
     if hits:
         late = f"{hits[len(hits) // 2]} rows, 90 % within {hits[int(0.9 * len(hits))]}"

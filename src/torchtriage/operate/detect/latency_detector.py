@@ -147,7 +147,11 @@ class RequestDetector:
         warm = self._n > WARM_UP
         calm = self._unusual == 0 or self._relearning > 0
         level.memory = MEMORY if warm else WARM_MEMORY
-        outside = self._mix(size)
+        outside = False
+        if size is not None:
+            far = size > 1.9 * self._sizes.high or size < self._sizes.low / 1.9
+            self._outside += 0.2 * (far - self._outside)
+            outside = self._outside > 0.7
         if not warm or self._relearning:
             self._learn(logarithm, size)
         elif calm:
@@ -202,13 +206,6 @@ class RequestDetector:
         if size is not None:
             cut = CUT * level.scale
             self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut))
-
-    def _mix(self, size: float | None) -> bool:
-        if size is None:
-            return False
-        far = size > 1.9 * self._sizes.high or size < self._sizes.low / 1.9
-        self._outside += 0.2 * (far - self._outside)
-        return self._outside > 0.7
 
     def _wait(self, evidence: float, spread: float) -> None:
         """Learn nothing while something looks wrong, but not for ever."""

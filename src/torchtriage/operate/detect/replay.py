@@ -105,5 +105,5 @@ def _score(score: DetectionScore) -> dict[str, Any]:
         "n_clean": score.n_clean,
         "false_alarms": list(score.false_alarms),
         "benign_alarms": list(score.benign_alarms),
-        "faults": [asdict(found) for found in score.found],
+        "faults": [asdict(fault) for fault in score.faults],
     }

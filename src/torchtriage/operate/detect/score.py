@@ -43,7 +43,7 @@ class FaultDelay:
 class DetectionScore:
     """One stream's score; add them with :meth:`of`."""
 
-    found: tuple[FaultDelay, ...]
+    faults: tuple[FaultDelay, ...]
     false_alarms: tuple[int, ...]
     """Rows of the episodes that nothing explains."""
     n_clean: int
@@ -54,8 +54,8 @@ class DetectionScore:
     @property
     def recall(self) -> float:
         """Share of the faults that were found; NaN of none."""
-        hits = sum(fault.delay is not None for fault in self.found)
-        return hits / len(self.found) if self.found else math.nan
+        hits = sum(fault.delay is not None for fault in self.faults)
+        return hits / len(self.faults) if self.faults else math.nan
 
     @property
     def per_10k(self) -> float:
@@ -65,26 +65,26 @@ class DetectionScore:
     @property
     def nab_score(self) -> float:
         """NAB's score: 100 finds every window at its start, 0 does nothing."""
-        n = len(self.found)
+        n = len(self.faults)
         return 100 * (self.nab + n) / (2 * n) if n else math.nan
 
     def chance(self) -> float:
         """Return the recall that random alarms of this rate would have."""
-        lengths = sorted(found.fault.end - found.fault.start for found in self.found)
+        lengths = sorted(entry.fault.end - entry.fault.start for entry in self.faults)
         if not lengths or not self.n_clean:
             return math.nan
         return 1 - math.exp(-self.per_10k / 1e4 * lengths[len(lengths) // 2])
 
     def delays(self) -> list[int]:
         """Return the delays of the faults found, sorted."""
-        return sorted(found.delay for found in self.found if found.delay is not None)
+        return sorted(entry.delay for entry in self.faults if entry.delay is not None)
 
     @classmethod
     def of(cls, scores: Iterable[DetectionScore]) -> DetectionScore:
         """Return the score of several streams together."""
         every = list(scores)
         return cls(
-            tuple(found for score in every for found in score.found),
+            tuple(fault for score in every for fault in score.faults),
             tuple(row for score in every for row in score.false_alarms),
             sum(score.n_clean for score in every),
             tuple(row for score in every for row in score.benign_alarms),
@@ -114,16 +114,16 @@ def score(rows: Sequence[int], labels: StreamLabels, n_rows: int, rules: Scoring
         start, end = max(start, 0), min(end, n_rows)
         clean[start:end] = bytes(max(end - start, 0))
     judged = [fault for fault in faults if fault.start >= rules.warm_up]
-    found = []
+    delays = []
     for fault in judged:
         end = fault.start + SPIKE_ROWS if fault.kind == "spike" else fault.end
         hits = [row - fault.start for row in starts if fault.start <= row < end]
-        found.append(FaultDelay(fault, hits[0] if hits else None))
+        delays.append(FaultDelay(fault, hits[0] if hits else None))
     benign = [
         row for fault in labels.faults if fault.benign for row in starts if fault.start <= row < fault.end + rules.apart
     ]
     return DetectionScore(
-        tuple(found),
+        tuple(delays),
         tuple(row for row in starts if clean[row]),
         sum(clean),
         tuple(benign),

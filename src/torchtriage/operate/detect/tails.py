@@ -16,7 +16,7 @@ __all__ = ["RUNGS", "Cluster", "TailCounter"]
 
 RUNGS = tuple(4 * 1.5**step for step in range(11))  # 4 to 231 times the scale
 MEMORY = 5_000  # values over which rates are learned; then half of them are forgotten
-KEPT = 8  # last exceedances of a rung that are looked at together
+N_LAST = 8  # last exceedances of a rung that are looked at together
 PRIOR = 0.5  # exceedances assumed of a rung before any was seen
 DISPERSION = 3.0  # how much more the counts of a shared machine vary than those of independent events
 APART = 4  # exceedances closer than this are one event: a machine that is busy is so for a few requests
@@ -39,7 +39,7 @@ class TailCounter:
 
     def __init__(self, chance: float) -> None:
         self._log_chance = math.log(chance)
-        self._last: list[deque[int]] = [deque(maxlen=KEPT) for _ in RUNGS]
+        self._last: list[deque[int]] = [deque(maxlen=N_LAST) for _ in RUNGS]
         self._counts = [0.0] * len(RUNGS)
         self._n = 0.0
         self._at = 0

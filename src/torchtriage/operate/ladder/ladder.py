@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
-from typing import Any, Literal
+from typing import Any
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.ladder.policy import LadderState, Policy, decide, trouble
-from torchtriage.operate.ladder.result import LadderEntry, LadderStatus, ModeStatus
+from torchtriage.operate.ladder.result import Check, LadderEntry, LadderStatus, ModeStatus
 from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
@@ -25,8 +25,6 @@ N_LOG = 1000
 N_GIVEN_UP = 4  # calls that hang at the same time before no more are started in that mode
 N_BY_HAND = 5  # times a person's word is tried, where workers switch at the same moment
 QUICK_AGAIN = 10  # a mode that is left again within so many dwells was come back to too early
-
-Check = Literal["none", "not checked", "passed", "failed"]
 
 
 @dataclass(frozen=True)
@@ -285,54 +283,13 @@ class Ladder:
     def look(self) -> None:
         """Look once: read the shared level, then go down, try a better mode, or come back."""
         with self._look_lock:
-            if not self._read():
-                return
-            now_s = self._clock()
-            newest, probes = list(self._newest), list(self._probes)
-            view = LadderState(
-                level=self._shared.level,
-                alarm=self._pushed or self._asked(),
-                n_calls=len(newest),
-                n_late=sum(newest),
-                well_s=now_s - self._well_since_s,
-                n_probes=len(probes),
-                n_probes_late=sum(probes),
-                wait_s=self._wait_s,
-            )
-            troubled = bool(trouble(self.policy, view))
-            if troubled or self._shared.trouble:
-                # mine or another worker's: nobody tries a better mode meanwhile
-                self._well_since_s = now_s
-                self._stop_probing()
-                view = view._replace(well_s=0.0, n_probes=0, n_probes_late=0)
-            if self._shared.held:
-                self._probe_level = -1
-                return
-            if troubled and self._shared.level > 0:
-                try:
-                    self._store.mark(self.name)
-                except StoreError as error:
-                    self._lost(error)
-                    return
-            move = decide(self.policy, view)
-            if move.do == "down":
-                lower = range(self._shared.level + 1, len(self.modes))
-                self._go(next((level for level in lower if self._rungs[level].usable), None), move.why, now_s)
-            elif move.do == "up":
-                self._go(self._above(), move.why, now_s)
-            elif move.do == "probe" and self._probe_level < 0:
-                above = self._above()
-                self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
-                if self.dry_run:
-                    # the first mode answers every call: the newest ones are the trial
-                    self._probes.extend(self._newest)
-                else:
-                    self._probe_level = above
-            elif move.do == "give up":
-                self._stop_probing()
-                self._well_since_s = now_s
-                self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
-                self._log("give up", self._mode, self._mode, move.why)
+            try:
+                self._look()
+            except StoreError as error:
+                if self._connected:
+                    self._connected = False
+                    self._probe_level = -1
+                    self._log("lost", self._mode, self._mode, f"{error.message}: keeping the mode")
 
     def status(self) -> LadderStatus:
         """Return where it stands."""
@@ -373,24 +330,54 @@ class Ladder:
             self._wake.wait(every_s)
             self._wake.clear()
 
-    def _read(self) -> bool:
-        # whether the store answered
-        try:
-            shared = self._store.read(self.name)
-        except StoreError as error:
-            self._lost(error)
-            return False
+    def _look(self) -> None:
+        shared = self._store.read(self.name)
         if not self._connected:
             self._connected = True
             self._log("found", self._mode, self._mode, "the store answers again")
         self._take(shared)
-        return True
-
-    def _lost(self, error: StoreError) -> None:
-        if self._connected:
-            self._connected = False
+        now_s = self._clock()
+        newest, probes = list(self._newest), list(self._probes)
+        view = LadderState(
+            level=self._shared.level,
+            alarm=self._pushed or self._asked(),
+            n_calls=len(newest),
+            n_late=sum(newest),
+            well_s=now_s - self._well_since_s,
+            n_probes=len(probes),
+            n_probes_late=sum(probes),
+            wait_s=self._wait_s,
+        )
+        troubled = bool(trouble(self.policy, view))
+        if troubled or self._shared.trouble:
+            # mine or another worker's: nobody tries a better mode meanwhile
+            self._well_since_s = now_s
+            self._stop_probing()
+            view = view._replace(well_s=0.0, n_probes=0, n_probes_late=0)
+        if self._shared.held:
             self._probe_level = -1
-            self._log("lost", self._mode, self._mode, f"{error.message}: keeping the mode")
+            return
+        if troubled and self._shared.level > 0:
+            self._store.mark(self.name)
+        move = decide(self.policy, view)
+        if move.do == "down":
+            lower = range(self._shared.level + 1, len(self.modes))
+            self._go(next((level for level in lower if self._rungs[level].usable), None), move.why, now_s)
+        elif move.do == "up":
+            self._go(self._above(), move.why, now_s)
+        elif move.do == "probe" and self._probe_level < 0:
+            above = self._above()
+            self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
+            if self.dry_run:
+                # the first mode answers every call: the newest ones are the trial
+                self._probes.extend(self._newest)
+            else:
+                self._probe_level = above
+        elif move.do == "give up":
+            self._stop_probing()
+            self._well_since_s = now_s
+            self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
+            self._log("give up", self._mode, self._mode, move.why)
 
     def _take(self, shared: Shared) -> None:
         if shared.level >= len(self.modes):
@@ -435,11 +422,7 @@ class Ladder:
         rises = level < self._shared.level
         before, after = self._mode, Shared(level, why=why, actor=self._actor)
         budget = None if rises else self.policy.budget
-        try:
-            switched = self._store.switch(self.name, self._shared, after, dwell_s=self.policy.dwell_s, budget=budget)
-        except StoreError as error:
-            self._lost(error)
-            return
+        switched = self._store.switch(self.name, self._shared, after, dwell_s=self.policy.dwell_s, budget=budget)
         if switched.refused:
             self._once("refused", self.modes[level].name, f"{why}; {switched.refused}")
             self._take(switched.state)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LadderEntry", "LadderStatus", "ModeStatus"]
+__all__ = ["Check", "LadderEntry", "LadderStatus", "ModeStatus"]
+
+Check = Literal["none", "not checked", "passed", "failed"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class ModeStatus:
     """One mode; ``check`` is ``none`` for one that needs no check."""
 
     name: str
-    check: Literal["none", "not checked", "passed", "failed"]
+    check: Check
     why: str
     n_calls: int
     n_late: int

@@ -104,25 +104,25 @@ class LocalStore:
 
 # KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand, dwell in ms, budget or -1
 _SWITCH = """
-local found = redis.call('GET', KEYS[1])
+local stored = redis.call('GET', KEYS[1])
 local epoch, switched, level = 0, nil, 0
-if found then
-  local state = cjson.decode(found)
+if stored then
+  local state = cjson.decode(stored)
   epoch, switched, level = state.epoch, state.switched_ms, state.level
 end
-if epoch ~= tonumber(ARGV[2]) then return {found or '', 'another worker has switched'} end
+if epoch ~= tonumber(ARGV[2]) then return {stored or '', 'another worker has switched'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[5] == '0' then
   if switched and now < switched then
-    local state = cjson.decode(found)
+    local state = cjson.decode(stored)
     state.switched_ms = now
-    found = cjson.encode(state)
-    redis.call('SET', KEYS[1], found)
-    return {found, 'the clock of Redis went back'}
+    stored = cjson.encode(state)
+    redis.call('SET', KEYS[1], stored)
+    return {stored, 'the clock of Redis went back'}
   end
   if switched and now - switched < tonumber(ARGV[6]) then
-    return {found, 'the last switch is not ' .. tonumber(ARGV[6]) / 1000 .. ' s ago'}
+    return {stored, 'the last switch is not ' .. tonumber(ARGV[6]) / 1000 .. ' s ago'}
   end
   local budget = tonumber(ARGV[7])
   if budget >= 0 and tonumber(ARGV[4]) > 0 then
@@ -132,7 +132,7 @@ if ARGV[5] == '0' then
       if levels[i] ~= ARGV[1] and tonumber(levels[i + 1]) > 0 then others = others + 1 end
     end
     if others + 1 > budget then
-      return {found or '', others .. ' other ladders are down, ' .. budget .. ' may be'}
+      return {stored or '', others .. ' other ladders are down, ' .. budget .. ' may be'}
     end
   end
 end

@@ -9,9 +9,9 @@ from typing import Any
 
 from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow
 
-__all__ = ["KEPT_S", "MAX_MODELS", "MinuteHistory"]
+__all__ = ["HISTORY_S", "MAX_MODELS", "MinuteHistory"]
 
-KEPT_S = 300.0
+HISTORY_S = 300.0
 MAX_MODELS = 12  # pairs of model and version that are shown; requests of further ones are counted together
 QUANTILES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
 
@@ -50,7 +50,7 @@ class MinuteHistory:
         for key, aggregate in ended.items():
             self._points.setdefault(key, deque()).append(_point(aggregate, at_s, span_s))
         for key, points in list(self._points.items()):
-            while points and points[0]["at_s"] < at_s - KEPT_S:
+            while points and points[0]["at_s"] < at_s - HISTORY_S:
                 points.popleft()
             if not points:
                 del self._points[key]

@@ -22,7 +22,7 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.process import rss_bytes
 from torchtriage.core.version import __version__
 from torchtriage.operate.live.events import PageEvent, cut
-from torchtriage.operate.live.minute_history import KEPT_S, MAX_MODELS, MinuteHistory
+from torchtriage.operate.live.minute_history import HISTORY_S, MAX_MODELS, MinuteHistory
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.instrument import Model
@@ -43,7 +43,7 @@ LOOK_S = 0.1  # how often ladders, rollouts and alarms are looked for
 POINT_S = 1.0
 MAX_LISTENERS = 16  # streams at a time; further ones are refused, and counted
 MAX_CONNECTIONS = 32
-KEPT = 64  # messages a listener may be behind before it has to begin again
+MAX_BEHIND = 64  # messages a listener may be behind before it has to begin again
 MAX_EVENTS = 200  # things that happened, the newest of which are kept
 MAX_WATCHED = 8  # ladders, and rollouts, of which the newest are shown
 SEND_BUFFER = 65_536  # bytes the system may keep for a listener that does not read
@@ -93,7 +93,7 @@ class LivePage:
         self._lock = threading.Lock()  # of all that is shown
         self._feed = EventFeed()
         self._history = MinuteHistory()
-        self._memory: deque[dict[str, Any]] = deque(maxlen=round(KEPT_S / POINT_S))
+        self._memory: deque[dict[str, Any]] = deque(maxlen=round(HISTORY_S / POINT_S))
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._new: list[dict[str, Any]] = []  # of what happened, what was not sent yet
         self._n_events = 0
@@ -153,7 +153,7 @@ class LivePage:
         script, style = template("live.js"), template("page.css") + template("live.css")
         self._policy = policy(style, script, connect="'self'") + "; frame-ancestors 'none'"
         self._key = secrets.token_urlsafe()
-        data = {"key": self._key, "buttons": list(self._buttons), "keptS": KEPT_S}
+        data = {"key": self._key, "buttons": list(self._buttons), "keptS": HISTORY_S}
         parts = {"version": __version__, "style": style, "script": script, "data": as_data(data)}
         self._page = filled("live.html", parts).encode()
         self._listener = Listener(
@@ -349,7 +349,7 @@ class EventFeed:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._messages: deque[bytes] = deque(maxlen=KEPT)
+        self._messages: deque[bytes] = deque(maxlen=MAX_BEHIND)
         self.n = 0  # messages so far
         self.ended = False
 

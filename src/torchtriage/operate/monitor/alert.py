@@ -44,7 +44,7 @@ Source: requests observed while the service runs; see ``docs/detection.md`` for 
 """
 
 
-_EACH = (
+_CODES = (
     AlertCode(
         "version change",
         "LIV001",
@@ -136,12 +136,18 @@ _EACH = (
         leave="the excess is of no concern.",
     ),
 )
-CODES: dict[str, AlertCode] = {code.cause: code for code in _EACH}
+CODES: dict[str, AlertCode] = {code.cause: code for code in _CODES}
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An alarm of a model, as channels get it."""
+    """An alarm of a model, as channels get it.
+
+    ``at_s`` : wall-clock time. ``n_before`` : equal alarms since the last one that was sent. ``shares`` : share of the
+    excess time that each cause explains, 0 to 1; empty where that says nothing. ``facts`` : measured: requests,
+    collections, compilations, use of the machine. ``capture`` : the recording of a request after the alarm, in the
+    follow-up of an earlier alert, and ``captured`` its first findings, a sentence each.
+    """
 
     model: str
     version: str
@@ -150,17 +156,11 @@ class Alert:
     cause: str
     evidence: float
     at_s: float
-    """Wall-clock time."""
     n_before: int = 0
-    """Equal alarms since the last one that was sent."""
     shares: dict[str, float] = field(default_factory=dict, hash=False)
-    """Share of the excess time that each cause explains, 0 to 1; empty where that says nothing."""
     facts: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Measured: requests, collections, compilations, use of the machine."""
     capture: str = ""
-    """The recording of a request after the alarm, in the follow-up of an earlier alert."""
     captured: tuple[str, ...] = ()
-    """The recording's first findings, a sentence each."""
 
     def title(self) -> str:
         """Return one line for people."""
@@ -179,6 +179,7 @@ class Alert:
     def finding(self) -> Finding:
         """Return the alert as a finding, with a fix."""
         code = CODES.get(self.cause, CODES["unknown"])
+        own = {"model": self.model, "version": self.version, "kind": self.kind, "explains": self.shares}
         return Finding(
             code=code.code,
             name=code.name,
@@ -189,13 +190,7 @@ class Alert:
             message=self.message,
             place=Place(),
             cost=None,
-            evidence={
-                "model": self.model,
-                "version": self.version,
-                "kind": self.kind,
-                "explains": self.shares,
-                **self.facts,
-            },
+            evidence=own | self.facts,
             fix=code.fix,
             n_events=int(self.facts.get("requests", 0)),
         )

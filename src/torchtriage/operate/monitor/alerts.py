@@ -97,7 +97,7 @@ class Detection:
         self._reset()
 
     def _reset(self) -> None:
-        self.n_told = self.n_silenced = self.n_dropped = self.n_failures = 0
+        self.n_sent = self.n_silenced = self.n_dropped = self.n_failures = 0
         self.n_excused = 0  # requests during declared maintenance
         self._evidence.stop()  # a fork copied it
         self._evidence = HostSampler()
@@ -264,7 +264,7 @@ class Detection:
                         channel(alert)
                     except Exception:  # noqa: PERF203 - one channel's failure is not the others'
                         self.n_failures += 1
-                self.n_told += 1
+                self.n_sent += 1
             if self._stop:
                 return
 

@@ -240,12 +240,15 @@ def test_what_cannot_record_is_refused():
 def test_an_alarm_of_a_served_model_is_followed_by_what_its_recording_shows(recorder, tmp_path, monkeypatch):
     monkeypatch.setattr(AlarmCapture, "_judge", lambda self, path: (f"SYN001 {path.name}",))
     told = []
-    detection = Detection(told.append, capture=recorder)
+    detection = Detection(told.append, repeat_s=0.5, capture=recorder)
     with Monitor(detection) as monitor:
         model = monitor.observe("detector", version="2.1")
         call = model(lambda s: time.sleep(s))
+        # on a busy machine there may be an alarm of this, too, which is not to be recorded
+        capture, detection.capture = detection.capture, None
         for _ in range(700):
             call(0.0001)
+        detection.capture = capture
         end_s = time.monotonic() + 60
         while not recorder.recorded:
             assert time.monotonic() < end_s
@@ -256,8 +259,7 @@ def test_an_alarm_of_a_served_model_is_followed_by_what_its_recording_shows(reco
             time.sleep(0.01)
     (after,) = [one for one in told if one.capture]
     assert after.captured == ("SYN001 sample-1.json.gz",)
-    before = next(one for one in told if one.kind == after.kind)
-    assert dataclasses.replace(after, capture="", captured=()) == before
+    assert any(dataclasses.replace(after, n_before=one.n_before, capture="", captured=()) == one for one in told)
     assert "recorded after" in after.title()
     document = json.loads(json.dumps(after.document(), allow_nan=False))
     jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))

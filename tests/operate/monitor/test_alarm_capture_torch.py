@@ -18,7 +18,7 @@ def test_a_model_that_gets_slow_is_recorded_once_and_its_alert_says_why(tmp_path
     layer, rows = torch.nn.Linear(16, 16), torch.ones(64, 16)
     with tt.sample(tmp_path, every_s=None, heavy=True) as sampler:
         told = []
-        detection = Detection(told.append, capture=sampler)
+        detection = Detection(told.append, repeat_s=0.5, capture=sampler)
         with Monitor(detection) as monitor, torch.inference_mode():
 
             @monitor.observe("detector", version="2.1")
@@ -31,8 +31,11 @@ def test_a_model_that_gets_slow_is_recorded_once_and_its_alert_says_why(tmp_path
                         total += layer(row).sum().item()
                 return total
 
+            # on a busy machine there may be an alarm of this, too, which is not to be recorded
+            capture, detection.capture = detection.capture, None
             for _ in range(700):
                 detect(False)
+            detection.capture = capture
             end_s = time.monotonic() + 200
             while not any(one.capture for one in told):
                 assert time.monotonic() < end_s, (told, vars(detection.capture))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,18 @@ def test_a_profiler_of_the_script_stays() -> None:
         assert sys.getprofile() is listen
     finally:
         sys.setprofile(None)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="locals are no copies there")
+def test_where_another_thread_runs_code_of_the_users_nothing_is_compared() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=lambda: over.wait(60))
+    other.start()
+    try:
+        assert not CallProbe().start()
+    finally:
+        over.set()
+        other.join()
 
 
 def test_what_cannot_be_read_does_no_harm() -> None:

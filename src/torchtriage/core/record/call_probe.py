@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from _thread import get_ident
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
@@ -19,7 +20,7 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
-from torchtriage.core.record.stacks import is_library
+from torchtriage.core.record.stacks import callers, current_frames, is_library
 
 __all__ = ["CallProbe", "ProbedCall"]
 
@@ -76,8 +77,8 @@ class CallProbe:
         self._until_ns = 0
 
     def start(self) -> bool:
-        """Begin, if nobody else listens to calls; return whether."""
-        if sys.getprofile() is not None:
+        """Begin, unless somebody else listens to calls or another thread runs code of the user's; return whether."""
+        if sys.getprofile() is not None or (sys.version_info < (3, 13) and _others_run()):
             return False
         self._until_ns = time.perf_counter_ns() + int(LONGEST_S * 1e9)
         sys.setprofile(self._event)
@@ -163,6 +164,16 @@ class CallProbe:
             call = ProbedCall(file, function, first_line, caller_file, caller_line, n_calls, ns, *parts, large)
             judged.append(call)
         return sorted(judged, key=lambda call: -call.ns)
+
+
+def _others_run() -> bool:
+    """Return whether another thread is in code of the user's.
+
+    Python before 3.13 copies a frame's locals for each event, and back: what another thread has assigned to a variable
+    of a closure meanwhile would be lost (CPython issue 74929).
+    """
+    others = (innermost for thread, innermost in current_frames().items() if thread != get_ident())
+    return any(not is_library(frame.f_code.co_filename) for innermost in others for frame in callers(innermost))
 
 
 def _kind(code: CodeType) -> int:

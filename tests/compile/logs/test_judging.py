@@ -527,9 +527,9 @@ def test_every_shared_log_is_read_and_reconciled(logs: Path) -> None:
 def test_damaged_json_loses_its_entry_alone(logs: Path) -> None:
     (fine,), _ = read_logs([str(logs / "torch_trace" / "simple.log.gz")])
     (harmed,), _ = read_logs([str(logs / "torch_trace" / "simple_corrupted_json.log.gz")])
-    assert harmed.tally.n_read == fine.tally.n_read
-    lost = fine.tally.n_used - harmed.tally.n_used
-    assert lost == harmed.tally.skipped["damaged: chromium_event"] > 0
+    assert harmed.n_read == fine.n_read
+    lost = fine.n_used - harmed.n_used
+    assert lost == harmed.skipped["damaged: chromium_event"] > 0
     assert judge([harmed]).notes[0].code == "log-damaged"
 
 

@@ -17,7 +17,7 @@ def schedules(logs: Sequence[ProcessLog]) -> dict[int, dict[str, str]]:
     by_rank: dict[int, dict[str, str]] = {}
     for log in sorted(logs, key=lambda log: log.started):
         if log.schedules:
-            by_rank[log.told_rank or 0] = log.schedules
+            by_rank[log.rank or 0] = log.schedules
     return by_rank
 
 
@@ -25,7 +25,7 @@ def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list
     """Return what ranks did differently; empty with one rank, or where all did the same."""
     by_rank: dict[int, list[ProcessLog]] = defaultdict(list)
     for log in logs:
-        by_rank[log.told_rank or 0].append(log)
+        by_rank[log.rank or 0].append(log)
     if len(by_rank) < 2:
         return []
 
@@ -43,7 +43,10 @@ def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list
     compare("recompilations", lambda log: log.n_recompile_records)
     compare(
         "cache hits and misses",
-        lambda log: {name: (cache.hits, cache.misses, cache.bypasses) for name, cache in sorted(log.caches.items())},
+        lambda log: {
+            name: tuple(log.caches[name, what] for what in ("hit", "miss", "bypass"))
+            for name in sorted({name for name, _ in log.caches})
+        },
     )
     compare("graphs", lambda log: dict(sorted(log.n_graphs.items())))
     spent: dict[int, float] = defaultdict(float)

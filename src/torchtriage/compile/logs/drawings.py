@@ -121,8 +121,8 @@ def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
     """Return what tells a process from the others; empty where there is one."""
     if len(logs) < 2:
         return ""
-    rank = log.told_rank
-    same = [other for other in logs if other.told_rank == rank]
+    rank = log.rank
+    same = [other for other in logs if other.rank == rank]
     if rank is None:
         return Path(log.path).name
     again = next(place for place, other in enumerate(same) if other is log)

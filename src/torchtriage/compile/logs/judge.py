@@ -101,7 +101,7 @@ def _unlogged(logs: Sequence[ProcessLog]) -> dict[str, list[ProcessLog]]:
     """
     texts = [log for log in logs if log.form == "text"]
     return {
-        name: [log for log in texts if not any(log.tally.kinds[kind] for kind in kinds)]
+        name: [log for log in texts if not any(log.kinds[kind] for kind in kinds)]
         for name, (_, kinds) in CHANNELS.items()
     }
 
@@ -186,11 +186,9 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
     for log in logs:
         where = f" ({log.path})" if len(logs) > 1 else ""
         damaged = sum(
-            count
-            for reason, count in log.tally.skipped.items()
-            if reason.startswith(("damaged", "header with", "payload"))
+            count for reason, count in log.skipped.items() if reason.startswith(("damaged", "header with", "payload"))
         )
-        n_damaged = log.tally.n_damaged
+        n_damaged = log.n_damaged
         parts = [f"{format_count(damaged, 'entry', 'entries')} could not be read"] if damaged else []
         parts += [f"{format_count(n_damaged, 'payload')} did not match its checksum"] if n_damaged else []
         if parts:
@@ -219,11 +217,12 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
             )
         if log.end:
             yield Note("log-cut", "warn", f"{log.end}{where}", "copy the log again")
-        if log.named_rank is not None and log.rank is not None and log.named_rank != log.rank:
+        if log.named_rank is not None and log.logged_rank not in (None, log.named_rank):
             yield Note(
                 "log-rank",
                 "info",
-                f"the file's name says rank {log.named_rank}, its records rank {log.rank}; the name is taken{where}",
+                f"the file's name says rank {log.named_rank}, its records rank {log.logged_rank};"
+                f" the name is taken{where}",
             )
 
 
@@ -249,5 +248,5 @@ def _not_checked(logs: Sequence[ProcessLog], unlogged: Mapping[str, list[Process
         where = f" of {_named(texts)}" if len(texts) < len(logs) else ""
         missing = (f"structured log{where}",)
         yield NotChecked(OVERHEAD[0], "compile time, kernels, caches", missing, how)
-    elif logs and not any(log.phases.totals for log in logs):
+    elif logs and not any(log.phases.n_marks for log in logs):
         yield NotChecked("CMP032", "compile time by phase", ("chromium events",), f"{how}, torch 2.5 or later")

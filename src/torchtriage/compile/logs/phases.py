@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["OTHER", "PHASES", "Phases", "Total", "phase_of"]
+__all__ = ["OTHER", "PHASES", "Phases", "phase_of"]
 
 PHASES = (
     (
@@ -62,21 +62,6 @@ class _Event(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Total:
-    """Of one mark: ``total_ns`` of the outermost ones, ``self_ns`` without marks inside."""
-
-    count: int = 0
-    total_ns: int = 0
-    self_ns: int = 0
-
-    def add(self, other: Total) -> None:
-        """Count another process's mark of the same name too."""
-        self.count += other.count
-        self.total_ns += other.total_ns
-        self.self_ns += other.self_ns
-
-
-@dataclass(slots=True)
 class _Open:
     name: str
     start_ns: int
@@ -88,14 +73,17 @@ class _Open:
 class Phases:
     """Marks of one process, closed as they come.
 
+    By name: ``n_marks``, ``total_ns`` of the outermost of them, ``self_ns`` without marks inside.
     ``spans`` : the longest (dur_ns, start_ns, depth, name, compile id). ``outer_ns`` : what the outermost marks
     took together, so what all ``self_ns`` add up to. ``n_unended`` : marks that were taken to end with the last
     that the log tells of their compilation.
     """
 
-    totals: dict[str, Total] = field(default_factory=lambda: defaultdict(Total))
+    n_marks: Counter[str] = field(default_factory=Counter)
+    total_ns: Counter[str] = field(default_factory=Counter)
+    self_ns: Counter[str] = field(default_factory=Counter)
     spans: list[tuple[int, int, int, str, str]] = field(default_factory=list)
-    by_compile_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    by_compile_ns: Counter[str] = field(default_factory=Counter)
     outer_ns: int = 0
     n_unended: int = 0
     _open: dict[tuple[object, object], list[_Open]] = field(default_factory=lambda: defaultdict(list))
@@ -146,11 +134,10 @@ class Phases:
     def _close(self, stack: list[_Open], end_ns: int) -> None:
         mark = stack.pop()
         dur_ns = max(end_ns - mark.start_ns, 0)
-        total = self.totals[mark.name]
-        total.count += 1
-        total.self_ns += max(dur_ns - mark.inside_ns, 0)
+        self.n_marks[mark.name] += 1
+        self.self_ns[mark.name] += max(dur_ns - mark.inside_ns, 0)
         if not any(above.name == mark.name for above in stack):
-            total.total_ns += dur_ns
+            self.total_ns[mark.name] += dur_ns
         depth = len(stack)
         # marks inside are longer than what holds them where an end was lost
         spent_ns = max(dur_ns, mark.inside_ns)

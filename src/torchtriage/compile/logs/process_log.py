@@ -1,11 +1,8 @@
-"""What one process's compile log tells, whichever reader filled it; bounded by what is distinct.
-
-Every entry is used, or skipped with a reason; :class:`Tally` holds the books.
-"""
+"""What one process's compile log tells, whichever reader filled it; bounded by what is distinct."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,26 +13,10 @@ from torchtriage.compile.logs.phases import Phases
 from torchtriage.compile.logs.recompiles import TENSOR_CAUSES, GuardFailure
 from torchtriage.core.finding import Frame
 
-__all__ = ["BreakGroup", "CacheCounts", "Compilation", "FunctionKey", "ProcessLog", "RecompileGroup", "StageCounts"]
+__all__ = ["BreakGroup", "Compilation", "FunctionKey", "ProcessLog", "RecompileGroup"]
 
-MAX_IDS = 50
 FunctionKey = tuple[str, str, int]
 """Name, file and first line."""
-
-
-@dataclass
-class EntryTally:
-    """The books of a file: ``n_read`` is ``n_used`` and all of ``skipped`` together.
-
-    ``damaged`` : payloads that are not those whose checksum the header names; used where they could be read.
-    ``kinds`` : entries by kind.
-    """
-
-    n_read: int = 0
-    n_used: int = 0
-    n_damaged: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -86,80 +67,54 @@ class Compilation:
 
 @dataclass
 class BreakGroup:
-    """Breaks of one cause at one line."""
+    """Breaks of one cause at one line, each with its compilation and the function that its stack names."""
 
     first: Break
-    count: int = 0
-    ids: list[str] = field(default_factory=list)
     records: list[tuple[Compilation, FunctionKey]] = field(default_factory=list)
-    functions: Counter[FunctionKey] = field(default_factory=Counter)
 
 
 @dataclass
 class RecompileGroup:
-    """Recompilations of one function for one kind of guard, in order."""
+    """Recompilations of one function for one kind of guard, in order; ``others`` : causes that failed beside it."""
 
     function: FunctionKey
-    first: GuardFailure
-    count: int = 0
     compilations: list[Compilation] = field(default_factory=list)
     failures: list[GuardFailure] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
-class CacheCounts:
-    """One cache: how often it had what was asked for."""
-
-    hits: int = 0
-    misses: int = 0
-    bypasses: int = 0
-    saved_ns: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: CacheCounts) -> None:
-        """Count another process's use of the same cache too."""
-        self.hits += other.hits
-        self.misses += other.misses
-        self.bypasses += other.bypasses
-        self.saved_ns += other.saved_ns
-        self.reasons.update(other.reasons)
-
-
-@dataclass
-class StageCounts:
-    """What a group of passes did to all graphs together."""
-
-    n_graphs: int = 0
-    before: Counter[str] = field(default_factory=Counter)
-    after: Counter[str] = field(default_factory=Counter)
-
-    def add(self, before: Counter[str], after: Counter[str], n_graphs: int = 1) -> None:
-        """Count more graphs."""
-        self.n_graphs += n_graphs
-        self.before.update(before)
-        self.after.update(after)
-
-
-@dataclass
 class ProcessLog:
-    """What one process's log tells."""
+    """What one process's log tells.
+
+    Entries: ``n_read`` is ``n_used`` and all of ``skipped`` (by reason) together; ``n_damaged`` : payloads used though
+    their checksum is not the header's. ``caches`` : by name and ``hit``, ``miss`` or ``bypass``, and ``bypasses`` by
+    name and reason. ``n_staged`` : graphs before and after a group of passes; their operators by group and name.
+    """
 
     path: str
     size_bytes: int = 0
     form: str = "structured"
-    rank: int | None = None
+    logged_rank: int | None = None
     named_rank: int | None = None
     torch: str = ""
     started: str = ""
-    tally: EntryTally = field(default_factory=EntryTally)
+    n_read: int = 0
+    n_used: int = 0
+    n_damaged: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     compilations: list[Compilation] = field(default_factory=list)
     breaks: dict[tuple[Any, ...], BreakGroup] = field(default_factory=dict)
     recompiles: dict[tuple[Any, ...], RecompileGroup] = field(default_factory=dict)
     reasons: list[tuple[Compilation, GuardFailure, tuple[str, ...]]] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
-    caches: dict[str, CacheCounts] = field(default_factory=lambda: defaultdict(CacheCounts))
-    stages: dict[str, StageCounts] = field(default_factory=lambda: defaultdict(StageCounts))
+    caches: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bypasses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cache_saved_ns: Counter[str] = field(default_factory=Counter)
+    n_staged: Counter[str] = field(default_factory=Counter)
+    ops_before: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ops_after: Counter[tuple[str, str]] = field(default_factory=Counter)
     n_output_codes: int = 0
     n_generated: Counter[str] = field(default_factory=Counter)
     n_fused: int = 0
@@ -180,9 +135,9 @@ class ProcessLog:
     _shown: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
 
     @property
-    def told_rank(self) -> int | None:
-        """Return the rank that the file's name tells, else its records; None where none does."""
-        return self.named_rank if self.named_rank is not None else self.rank
+    def rank(self) -> int | None:
+        """Return the rank that the file's name has, else its records; None where none does."""
+        return self.named_rank if self.named_rank is not None else self.logged_rank
 
     def compilation(self, compile_id: str) -> Compilation:
         """Return the latest compilation with this id; it is made when it is first named."""
@@ -215,10 +170,7 @@ class ProcessLog:
             self._shown.setdefault(key[: 1 + len(place)], key)
         elif not seen.first.stack and graph_break.stack:
             seen.first = graph_break
-        seen.count += 1
         seen.records.append((where, function))
-        if where.id and len(seen.ids) < MAX_IDS:
-            seen.ids.append(where.id)
 
     def saw_recompile(self, failures: list[GuardFailure], where: Compilation) -> None:
         """Note a recompilation for the guard of the nearest graph that failed.
@@ -231,19 +183,15 @@ class ProcessLog:
         self.reasons.append((where, first, others))
 
     def finish(self) -> None:
-        """Give breaks and recompilations their functions, which are named after them."""
+        """Group recompilations by their function, and place breaks: both are named after them."""
         self._name_compilations()
         for where, first, others in self.reasons:
             named = where if where.name else self._now.get(first.graph, where)
-            seen = self.recompiles.setdefault((named.part, *first.key), RecompileGroup(named.part, first))
-            seen.count += 1
+            seen = self.recompiles.setdefault((named.part, *first.key), RecompileGroup(named.part))
             seen.others.update(others)
             seen.compilations.append(where)
             seen.failures.append(first)
         self.reasons.clear()
-        for broken in self.breaks.values():
-            for where, function in broken.records:
-                broken.functions[where.function if where.name else function] += 1
         self._place_breaks()
 
     def _name_compilations(self) -> None:

@@ -132,7 +132,7 @@ def _read(path: str, progress: Progress | None) -> ProcessLog:
         log = ProcessLog(name, size_bytes, "structured" if form == "structured" else "text", named_rank=_rank_of(path))
         if n_before:
             reason = "line of the program" if form == "text" else "line that is no record"
-            log.tally.n_read = log.tally.skipped[reason] = n_before
+            log.n_read = log.skipped[reason] = n_before
         whole = _Rewound(head, stream)
         return _reader(form)(log, whole, progress and (lambda n_bytes: progress(n_bytes, size_bytes)))
 

@@ -113,15 +113,14 @@ _DEFECTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError,
 def read_structured(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
     """Take in all entries of a structured log; what cannot be read is counted and left out."""
     reader = _EntryReader(log)
-    tally = log.tally
     try:
         for entry in read_entries(stream, progress=progress):
-            tally.n_read += 1
+            log.n_read += 1
             reason = reader.take(entry)
             if reason is None:
-                tally.n_used += 1
+                log.n_used += 1
             else:
-                tally.skipped[reason] += 1
+                log.skipped[reason] += 1
     except (EOFError, OSError) as error:
         log.end = f"the file cannot be read to its end: {error}"
     reader.finish()
@@ -164,9 +163,9 @@ class _EntryReader:
             self.envelope = _ENVELOPE.decode(entry.json)
         except _DEFECTS:
             return "header with damaged JSON"
-        self.log.tally.kinds[entry.kind] += 1
-        if self.log.rank is None:
-            self.log.rank = entry.rank if self.envelope.rank is None else self.envelope.rank
+        self.log.kinds[entry.kind] += 1
+        if self.log.logged_rank is None:
+            self.log.logged_rank = entry.rank if self.envelope.rank is None else self.envelope.rank
         take = self.kinds.get(entry.kind)
         if take is None:
             return f"not part of this report: {entry.kind}"
@@ -198,7 +197,7 @@ class _EntryReader:
         data = entry.payload
         digest = self.envelope.has_payload
         if digest is not None and not entry.is_whole(digest):
-            self.log.tally.n_damaged += 1
+            self.log.n_damaged += 1
         return data.decode("utf-8", "replace")
 
     def _text(self, entry: LogEntry, _: str) -> None:
@@ -279,8 +278,8 @@ class _EntryReader:
 
     def _artifact(self, entry: LogEntry, compile_id: str) -> str | None:
         name = _ARTIFACT.decode(entry.json).artifact.name
-        self.log.tally.kinds["artifact"] -= 1
-        self.log.tally.kinds[f"artifact {name}"] += 1
+        self.log.kinds["artifact"] -= 1
+        self.log.kinds[f"artifact {name}"] += 1
         if name == "recompile_reasons":
             return self._recompile(entry, compile_id)
         if name == "dynamo_graph_break_reason":
@@ -316,24 +315,20 @@ class _EntryReader:
         return None
 
     def _cache(self, name: str, what: str, compile_id: str, entry: LogEntry) -> None:
-        seen = self.log.caches[name]
+        self.log.caches[name, what] += 1
         self.log.compilation(compile_id).cache[f"{name} {what}"] += 1
         facts: Any = None
         if entry.indented:
             try:
                 facts = _ANY.decode(entry.indented)
             except _DEFECTS:
-                self.log.tally.n_damaged += 1
+                self.log.n_damaged += 1
         facts = facts if isinstance(facts, dict) else {}
-        if what == "hit":
-            seen.hits += 1
-            saved = facts.get("time_saved_ns")
-            seen.saved_ns += saved if isinstance(saved, int) and 0 <= saved < MAX_NUMBER else 0
-        elif what == "miss":
-            seen.misses += 1
-        else:
-            seen.bypasses += 1
-            seen.reasons[str(facts.get("cache_bypass_reason") or "not told")[:300]] += 1
+        saved = facts.get("time_saved_ns")
+        if what == "hit" and isinstance(saved, int) and 0 <= saved < MAX_NUMBER:
+            self.log.cache_saved_ns[name] += saved
+        elif what == "bypass":
+            self.log.bypasses[name, str(facts.get("cache_bypass_reason") or "not told")[:300]] += 1
 
     def _stage(self, name: str, compile_id: str, text: str) -> None:
         stage, side = _STAGES[name]
@@ -342,7 +337,9 @@ class _EntryReader:
         if side == 0:
             self.before[key] = counted
         elif key in self.before:
-            self.log.stages[stage].add(self.before.pop(key), counted)
+            self.log.n_staged[stage] += 1
+            self.log.ops_before.update({(stage, op): n for op, n in self.before.pop(key).items()})
+            self.log.ops_after.update({(stage, op): n for op, n in counted.items()})
 
     def _graph(self, entry: LogEntry, compile_id: str) -> None:
         text = self._payload(entry)

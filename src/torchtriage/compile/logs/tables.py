@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,15 +12,8 @@ from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.fixes import WRAPPER_FIX, break_id, fix_inside, fix_of, known, recompile_fix
 from torchtriage.compile.logs.guards import PYTHON_GUARDS
 from torchtriage.compile.logs.locations import is_library, is_wrapper, resumed, user_frame, whole_name
-from torchtriage.compile.logs.phases import OTHER, PHASES, Total, phase_of
-from torchtriage.compile.logs.process_log import (
-    CacheCounts,
-    Compilation,
-    FunctionKey,
-    ProcessLog,
-    RecompileGroup,
-    StageCounts,
-)
+from torchtriage.compile.logs.phases import OTHER, PHASES, phase_of
+from torchtriage.compile.logs.process_log import Compilation, FunctionKey, ProcessLog, RecompileGroup
 from torchtriage.compile.logs.result import (
     Cache,
     CompiledFunction,
@@ -51,6 +45,7 @@ __all__ = [
 N_SHOWN = 50
 _MS = 1e-6
 Group = TypeVar("Group")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def _counts(counter: Counter[str], limit: int = N_SHOWN) -> tuple[Count, ...]:
@@ -58,11 +53,15 @@ def _counts(counter: Counter[str], limit: int = N_SHOWN) -> tuple[Count, ...]:
     return tuple(Count(name, count) for name, count in rows[:limit] if count)
 
 
-def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
+def _sum(counters: Iterable[Counter[Key]]) -> Counter[Key]:
+    total: Counter[Key] = Counter()
     for counter in counters:
         total.update(counter)
     return total
+
+
+def _of(name: str, counter: Counter[tuple[str, str]]) -> Counter[str]:
+    return Counter({key: count for (owner, key), count in counter.items() if owner == name})
 
 
 def _by_key(rows: Iterable[tuple[Hashable, ProcessLog, Group]]) -> Iterable[list[tuple[ProcessLog, Group]]]:
@@ -81,21 +80,21 @@ def _ms(dur_ns: float | None) -> float:
 
 
 def _ranks(logs: Iterable[ProcessLog]) -> tuple[int, ...]:
-    return tuple(sorted({log.told_rank or 0 for log in logs}))
+    return tuple(sorted({log.rank or 0 for log in logs}))
 
 
 def coverage_of(logs: Sequence[ProcessLog]) -> LogCoverage:
     """Return where every entry of the logs went."""
-    skipped = _sum(log.tally.skipped for log in logs)
+    skipped = _sum(log.skipped for log in logs)
     return LogCoverage(
-        n_read=sum(log.tally.n_read for log in logs),
-        n_used=sum(log.tally.n_used for log in logs),
+        n_read=sum(log.n_read for log in logs),
+        n_used=sum(log.n_used for log in logs),
         n_skipped=sum(skipped.values()),
-        n_damaged=sum(log.tally.n_damaged for log in logs),
+        n_damaged=sum(log.n_damaged for log in logs),
         n_breaks=sum(log.n_break_records for log in logs),
         n_recompiles=sum(log.n_recompile_records for log in logs),
         skipped=_counts(skipped, 500),
-        kinds=_counts(_sum(log.tally.kinds for log in logs), 500),
+        kinds=_counts(_sum(log.kinds for log in logs), 500),
     )
 
 
@@ -109,20 +108,20 @@ def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
     """Return a row for each log, by rank and restart."""
     restarts: Counter[int] = Counter()
     rows = []
-    for log in sorted(logs, key=lambda log: (log.told_rank or 0, log.started, log.path)):
+    for log in sorted(logs, key=lambda log: (log.rank or 0, log.started, log.path)):
         is_text = log.form == "text"
         ran = [
             compilation for compilation in log.compilations if compilation.dur_ns is not None or compilation.backward_ns
         ]
         cold = [compilation.total_ns for compilation in ran if _warmth(compilation) == "cold"]
         warm = [compilation.total_ns for compilation in ran if _warmth(compilation) == "warm"]
-        rank = log.told_rank or 0
+        rank = log.rank or 0
         rows.append(
             Process(
                 path=log.path,
                 size_bytes=log.size_bytes,
                 form=log.form,
-                rank=log.told_rank,
+                rank=log.rank,
                 restart=restarts[rank],
                 torch=log.torch,
                 started=log.started,
@@ -164,9 +163,9 @@ def breaks_of(logs: Sequence[ProcessLog]) -> list[GraphBreak]:
     for group in _by_key((key, log, seen) for log in logs for key, seen in log.breaks.items()):
         first = next((seen.first for _, seen in group if seen.first.stack), group[0][1].first)
         registered = known(first)
-        functions: Counter[FunctionKey] = Counter()
-        for _, seen in group:
-            functions.update(seen.functions)
+        records = [record for _, seen in group for record in seen.records]
+        functions = Counter(ran.function if ran.name else function for ran, function in records)
+        ids = [[ran.id for ran, _ in seen.records if ran.id][:N_SHOWN] for _, seen in group]
         rows.append(
             GraphBreak(
                 id=break_id(first),
@@ -179,8 +178,8 @@ def breaks_of(logs: Sequence[ProcessLog]) -> list[GraphBreak]:
                 caller=first.caller if first.caller != first.frame else None,
                 stack=first.stack[:30],
                 functions=tuple(_frame(function) for function, _ in functions.most_common(20) if function[0]),
-                count=sum(seen.count for _, seen in group),
-                compile_ids=_first_ids(compile_id for _, seen in group for compile_id in seen.ids),
+                count=len(records),
+                compile_ids=_first_ids(itertools.chain(*ids)),
                 ranks=_ranks(log for log, _ in group),
                 fix=fix_of(first),
             )
@@ -198,9 +197,9 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
     rows = []
     for group in _by_key((key, log, seen) for log in logs for key, seen in log.recompiles.items()):
         seen = group[0][1]
-        first = seen.first
+        first = seen.failures[0]
         # of one process: whether it goes on is not a matter of how many ranks there are
-        most = max(other.count for _, other in group)
+        most = max(len(other.failures) for _, other in group)
         automatic = all(log.automatic_dynamic for log, _ in group)
         remedy = recompile_fix(first.cause, first.source, first.dim, most, automatic=automatic, guard=first.guard)
         if first.cause == "object" and first.source == "fn" and is_wrapper(seen.function):
@@ -218,7 +217,7 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
                 code=first.code,
                 hint=first.hint,
                 values=_values(seen),
-                count=sum(other.count for _, other in group),
+                count=len(again),
                 compile_ids=_first_ids(ran.id for ran in again),
                 ranks=_ranks(log for log, _ in group),
                 total_ms=_ms(sum(ran.total_ns for ran in again)),
@@ -247,7 +246,7 @@ def _inside(seen: RecompileGroup, arguments: dict[tuple[str, str], set[str]], br
     """Return the remedy where the guard is on a value that is made inside of a function."""
     name, file, _ = seen.function
     line = resumed(name)
-    first = seen.first
+    first = seen.failures[0]
     root = re.match(r"(?!self\b|G\b|len\b)[A-Za-z_]\w*", first.source)
     if line is None or root is None:
         return None
@@ -375,41 +374,28 @@ def guards_of(logs: Sequence[ProcessLog]) -> Guards:
 
 def phases_of(logs: Sequence[ProcessLog]) -> list[LogPhase]:
     """Return compile time by what it was for; the rows add up to all marks."""
-    marks: dict[str, Total] = defaultdict(Total)
-    for log in logs:
-        for name, total in log.phases.totals.items():
-            marks[name].add(total)
-    by_phase: dict[str, list[tuple[str, Total]]] = defaultdict(list)
-    for name, total in marks.items():
-        by_phase[phase_of(name)].append((name, total))
-    whole = max(sum(total.self_ns for total in marks.values()), 1)
+    n_marks, self_ns = _sum(log.phases.n_marks for log in logs), _sum(log.phases.self_ns for log in logs)
+    by_phase: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(self_ns, key=lambda name: (-self_ns[name], name)):
+        by_phase[phase_of(name)].append(name)
+    whole = max(self_ns.total(), 1)
     rows = []
     for phase in [name for name, _ in PHASES] + [OTHER]:
-        inside = sorted(by_phase.get(phase, ()), key=lambda item: (-item[1].self_ns, item[0]))
-        self_ns = sum(total.self_ns for _, total in inside)
-        if inside:
-            longest = tuple((name, total.count, _ms(total.self_ns)) for name, total in inside[:20])
-            rows.append(LogPhase(phase, _ms(self_ns), round(self_ns / whole, 6), longest))
+        if names := by_phase[phase]:
+            phase_ns = sum(self_ns[name] for name in names)
+            longest = tuple((name, n_marks[name], _ms(self_ns[name])) for name in names[:20])
+            rows.append(LogPhase(phase, _ms(phase_ns), round(phase_ns / whole, 6), longest))
     return rows
 
 
 def inductor_of(logs: Sequence[ProcessLog]) -> Inductor:
     """Return what Inductor made of the graphs."""
-    passes: dict[str, Total] = defaultdict(Total)
-    caches: dict[str, CacheCounts] = defaultdict(CacheCounts)
-    stages: dict[str, StageCounts] = defaultdict(StageCounts)
-    autotune_ns = 0.0
-    for log in logs:
-        for name, total in log.phases.totals.items():
-            if "pass" in name.lower():
-                passes[name].add(total)
-            if phase_of(name) == "Autotuning":
-                autotune_ns += total.self_ns
-        for name, cache in log.caches.items():
-            caches[name].add(cache)
-        for name, stage in log.stages.items():
-            stages[name].add(stage.before, stage.after, stage.n_graphs)
-    timed = sorted(passes.items(), key=lambda item: (-item[1].total_ns, item[0]))
+    n_marks, total_ns = _sum(log.phases.n_marks for log in logs), _sum(log.phases.total_ns for log in logs)
+    self_ns = _sum(log.phases.self_ns for log in logs)
+    caches, bypasses = _sum(log.caches for log in logs), _sum(log.bypasses for log in logs)
+    saved_ns, n_staged = _sum(log.cache_saved_ns for log in logs), _sum(log.n_staged for log in logs)
+    before, after = _sum(log.ops_before for log in logs), _sum(log.ops_after for log in logs)
+    passes = sorted((name for name in n_marks if "pass" in name.lower()), key=lambda name: (-total_ns[name], name))
     return Inductor(
         n_modules=sum(log.n_output_codes for log in logs),
         generated=_counts(_sum(log.n_generated for log in logs)),
@@ -417,23 +403,29 @@ def inductor_of(logs: Sequence[ProcessLog]) -> Inductor:
         fallback=_counts(_sum(log.fallback for log in logs)),
         n_fused_ops=sum(log.n_fused for log in logs),
         n_fused_kernels=sum(log.n_fused_into for log in logs),
-        autotune_ms=_ms(autotune_ns),
+        autotune_ms=_ms(sum(self_ns[name] for name in self_ns if phase_of(name) == "Autotuning")),
         stages=tuple(
             PassStage(
                 name,
-                stage.n_graphs,
-                stage.before.total(),
-                stage.after.total(),
-                _counts(stage.before - stage.after, 12),
-                _counts(stage.after - stage.before, 12),
+                n_graphs,
+                _of(name, before).total(),
+                _of(name, after).total(),
+                _counts(_of(name, before) - _of(name, after), 12),
+                _counts(_of(name, after) - _of(name, before), 12),
             )
-            for name, stage in stages.items()
-            if stage.n_graphs
+            for name, n_graphs in n_staged.items()
         ),
-        passes=tuple((name, total.count, _ms(total.total_ns)) for name, total in timed[:40]),
+        passes=tuple((name, n_marks[name], _ms(total_ns[name])) for name in passes[:40]),
         caches=tuple(
-            Cache(name, cache.hits, cache.misses, cache.bypasses, _ms(cache.saved_ns), _counts(cache.reasons, 10))
-            for name, cache in sorted(caches.items())
+            Cache(
+                name,
+                caches[name, "hit"],
+                caches[name, "miss"],
+                caches[name, "bypass"],
+                _ms(saved_ns[name]),
+                _counts(_of(name, bypasses), 10),
+            )
+            for name in sorted({name for name, _ in caches})
         ),
         cudagraph_skips=_counts(_sum(log.cudagraph_skips for log in logs)),
     )

@@ -94,7 +94,7 @@ class _MessageReader:
         self.recompiled: dict[str, str] = {}
 
     def take(self, line: str) -> None:
-        self.log.tally.n_read += 1
+        self.log.n_read += 1
         match = _LINE.match(line)
         if match is None:
             self._plain(line)
@@ -102,8 +102,8 @@ class _MessageReader:
         kind, compile_id, text = match["kind"] or "", match["id"] or "", match["text"] or ""
         if not self.log.started:
             self.log.started = match["stamp"]
-        if self.log.rank is None and match["rank"]:
-            self.log.rank = int(match["rank"][:9])
+        if self.log.logged_rank is None and match["rank"]:
+            self.log.logged_rank = int(match["rank"][:9])
         if not kind:
             kind = "limit" if _BEGINS["limit"].match(text) or self.kind == "limit" else ""
         begins = _BEGINS.get(kind)
@@ -130,7 +130,7 @@ class _MessageReader:
 
     def _skip(self, reason: str) -> None:
         self.close()
-        self.log.tally.skipped[reason] += 1
+        self.log.skipped[reason] += 1
 
     def _begin(self, kind: str, compile_id: str, lines: list[str]) -> None:
         self.close()
@@ -148,11 +148,11 @@ class _MessageReader:
         if not kind:
             return
         reason = self._use(kind, "\n".join(lines))
-        self.log.tally.kinds[kind] += 1
+        self.log.kinds[kind] += 1
         if reason is None:
-            self.log.tally.n_used += number
+            self.log.n_used += number
         else:
-            self.log.tally.skipped[reason] += number
+            self.log.skipped[reason] += number
 
     def _use(self, kind: str, text: str) -> str | None:
         log, compile_id = self.log, self.id
@@ -229,18 +229,17 @@ def read_explain(log: ProcessLog, stream: Readable, progress: Callable[[int], No
             where=log.path,
             hint="write it again; a file that was cut is not repaired",
         ) from None
-    tally = log.tally
     for reasons in _break_reasons(document):
-        tally.kinds["explain"] += 1
+        log.kinds["explain"] += 1
         for entry in reasons:
-            tally.n_read += 1
+            log.n_read += 1
             text = entry.get("reason") if isinstance(entry, dict) else entry
             if not isinstance(text, str) or not text.strip():
-                tally.skipped["graph break that cannot be read"] += 1
+                log.skipped["graph break that cannot be read"] += 1
                 continue
             log.saw_break(parse_break(text) or parse_restart(text), log.compilation(""))
-            tally.n_used += 1
-            tally.kinds["graph_breaks"] += 1
+            log.n_used += 1
+            log.kinds["graph_breaks"] += 1
     log.finish()
     return log
 

@@ -131,7 +131,7 @@ def saved(*hashes: str) -> list[SavedGraph]:
 
 
 def test_counts_add_up_and_graphs_of_later_steps_are_told_apart() -> None:
-    found = count(
+    found, _ = count(
         "lazy",
         [step([(["triage:end"], 0)], 1), step([(["triage:end"], 2)], 1), step([], 1)],
         [],
@@ -149,7 +149,7 @@ def test_counts_add_up_and_graphs_of_later_steps_are_told_apart() -> None:
 
 
 def test_what_is_in_no_dump_is_not_guessed() -> None:
-    found = count("lazy", [step([(["triage:end"], 0)], 2)], [], [[]], [[]], train=False)
+    found, _ = count("lazy", [step([(["triage:end"], 0)], 2)], [], [[]], [[]], train=False)
     (graph,) = found.graphs
     assert (graph.hash, graph.n_ops, graph.per_step) == ("", None, None)
     assert (found.steps[0].executed, found.steps[0].executed_told, found.n_steady) == (2, 0, 0)
@@ -160,8 +160,10 @@ def test_graphs_that_dynamo_runs_are_told_by_debug_output() -> None:
     run = Analysis("execution", "dynamo is executing a compiled program", "a")
     lowered = [SavedGraph("a", (LOWER,), module())]
     stack = ["triage:fx:0", "triage:lower", "triage:part:1"]
-    found = count("openxla", [step([(stack, 0)], 1), step([], 1)], [fx], [[run], [run]], [lowered, []], train=False)
+    found, (fx_graph,) = count(
+        "openxla", [step([(stack, 0)], 1), step([], 1)], [fx], [[run], [run]], [lowered, []], train=False
+    )
     (graph,) = found.graphs
     assert (graph.cause, graph.extra, graph.first_step, graph.per_step) == ("fx graph", False, 1, 1)
     assert graph.reason == "FX graph 0/0 inference"
-    assert found.fx[0].hlo == (0,)
+    assert fx_graph.hlo == (0,)

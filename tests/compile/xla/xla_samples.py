@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from tests.report.sample_result import HOSTILE
 
-from torchtriage.compile.logs.result import GraphBreak
+from torchtriage.compile.logs.result import Count, GraphBreak
 from torchtriage.compile.xla.result import (
     AnswerCheck,
     CountedStep,
     Fallback,
     FxGraph,
     HloGraph,
-    NamedCount,
     Route,
     RouteTimes,
     XlaModel,
@@ -111,7 +110,7 @@ def model(name: str = HOSTILE, *, train: bool = False, executed: float = 3.0) ->
         ranks=(),
         fix=Fix("leave it out"),
     )
-    cut = (NamedCount("aten.median.default", 1),)
+    cut = (Count("aten.median.default", 1),)
     fx = FxGraph("0/0 inference", "0/0", "inference", 14, (4, 5), cut, (0, 1), 0)
     return XlaModel(
         target=f"models.py:{name}",
@@ -144,8 +143,8 @@ def program() -> XlaProgram:
         from_device_bytes=468 * 2.0**20,
         fallbacks=(Fallback(HOSTILE, "not lowered", 12, None),),
         graphs=(replace(graph(0, "read", extra=True), per_step=None),),
-        counters=(NamedCount("MarkStep", 2),),
-        skipped=(NamedCount("lines", 3),),
+        counters=(Count("MarkStep", 2),),
+        skipped=(Count("lines", 3),),
         notes=(Note("counts-differ", "warn", f"differ {HOSTILE}", "add more"),),
     )
 

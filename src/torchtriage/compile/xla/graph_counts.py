@@ -4,44 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from torchtriage.compile.logs.result import Count
 from torchtriage.compile.xla.causes import CauseReason, again, from_profile, is_lowering, kind_of, user_line
 from torchtriage.compile.xla.dumps import Analysis, HloModule, SavedGraph
-from torchtriage.compile.xla.result import CountedStep, Fallback, FxGraph, HloGraph, NamedCount, RouteName
+from torchtriage.compile.xla.result import Cause, CountedStep, Fallback, FxGraph, HloGraph, Route, RouteName
 from torchtriage.core.finding import Frame
 
-__all__ = ["RouteCounts", "count", "fallbacks_of"]
-
-
-@dataclass(frozen=True)
-class RouteCounts:
-    """The counting session of one route."""
-
-    steps: tuple[CountedStep, ...] = ()
-    n_steady: int = 0
-    graphs: tuple[HloGraph, ...] = ()
-    fx: tuple[FxGraph, ...] = ()
-    fallbacks: tuple[Fallback, ...] = ()
-
-
-@dataclass
-class _CompiledGraph:
-    """A compilation, as all sources together tell it."""
-
-    step: int
-    ns: float
-    stack: list[str]
-    aliased: int | None
-    hash: str = ""
-    frames: tuple[Frame, ...] = ()
-    module: HloModule | None = None
-    asked: CauseReason = field(default_factory=lambda: CauseReason("unknown", ""))
-    cause: Any = "unknown"
-    reason: str = ""
-    extra: bool = True
-    sent_before: bool = False
+__all__ = ["count", "fallbacks_of"]
 
 
 def count(
@@ -52,84 +23,104 @@ def count(
     saved: Sequence[Sequence[SavedGraph]],
     *,
     train: bool,
-) -> RouteCounts:
-    """Return counts and causes.
+) -> tuple[Route, tuple[FxGraph, ...]]:
+    """Return counts and causes of a route, which is not timed yet, and its FX graphs.
 
     ``steps`` : what ``XlaSession.step`` returned. ``graphs`` : FX graphs, as ``XlaSession.graphs`` returned them at
     the end. ``analyses`` : of ``PT_XLA_DEBUG``, for each step. ``saved`` : for each step, graphs that LazyTensor
     was about to run, or dynamo to compile.
     """
-    compiled = [
-        _CompiledGraph(at, compilation["ns"], compilation["stack"], compilation["aliased"])
-        for at, step in enumerate(steps)
-        for compilation in step["compiles"]
-    ]
-    _name(compiled, analyses, saved)
-    for compilation in compiled:
-        compilation.asked = from_profile(
-            compilation.stack, compilation.frames, route, steps[compilation.step]["fallbacks"]
-        )
-        compilation.cause, compilation.extra = compilation.asked.cause, not compilation.asked.expected
-    _find_repeats(compiled)
-    for compilation in compiled:
-        compilation.reason = _reason(compilation, graphs, train)
     runs = [_runs(*both) for both in zip(analyses, saved, strict=True)]
     rows = tuple(_step(step, run) for step, run in zip(steps, runs, strict=True))
     last = max((at for at, row in enumerate(rows) if row.compiled), default=-1)
     n_steady = len(rows) - 1 - last
-    return RouteCounts(
-        rows,
-        n_steady,
-        _graphs(compiled, graphs, analyses, runs, n_steady),
-        _fx(compiled, graphs),
-        fallbacks_of([step["fallbacks"] for step in steps], n_steady),
+    steady, steady_runs = rows[last + 1 :], runs[last + 1 :]
+    sizes = {analysis.hash: analysis for step in analyses for analysis in step}
+    compiles = [(at, compilation) for at, step in enumerate(steps) for compilation in step["compiles"]]
+    hlo, asked = [], []
+    before: dict[tuple[Any, ...], tuple[int, int | None, HloModule | None]] = {}
+    lowered = set()
+    for number, (name, frames, module) in enumerate(_sources(len(compiles), analyses, saved)):
+        at, compilation = compiles[number]
+        why = from_profile(compilation["stack"], frames, route, steps[at]["fallbacks"])
+        asked.append(why)
+        line, aliased = user_line(frames), compilation["aliased"]
+        cause, reason, extra = why.cause, _reason(why, graphs, train), not why.expected
+        if cause == "pending":
+            lowered.add(at)
+        place = (cause, why.op, why.fx, why.part, line and (line.file, line.line))
+        earlier, its_aliased, its_module = before.get(place, (at, None, None))
+        before[place] = at, aliased, module
+        if earlier < at and cause != "new sizes":  # what differs is why
+            cause, extra = again(its_module, module, (its_aliased, aliased)), True
+            if cause != why.cause:
+                reason = _reason_again(why, cause, at, sent_before=earlier in lowered)
+        size = sizes.get(name)
+        graph = HloGraph(
+            number=number,
+            hash=name,
+            cause=cause,
+            reason=reason,
+            extra=extra,
+            op=why.op,
+            fx=_fx_name(graphs, why.fx),
+            frame=line,
+            step=at,
+            n_inputs=size.n_inputs if size else len(module.inputs) if module else None,
+            n_outputs=size.n_outputs if size else len(module.outputs) if module else None,
+            n_aliased=aliased,
+            n_ops=module.n_ops if module else None,
+            compile_ms=compilation["ns"] / 1e6,
+            first_step=runs[0][name] if name else 0,
+            per_step=sum(run[name] for run in steady_runs) / n_steady if n_steady and name else None,
+        )
+        hlo.append(graph)
+    counted = Route(
+        name=route,
+        failure="",
+        steps=rows,
+        n_compiled=sum(row.compiled for row in rows),
+        n_steady=n_steady,
+        executed_per_step=sum(row.executed for row in steady) / n_steady if steady else None,
+        execute_ms_per_step=sum(row.execute_ms for row in steady) / n_steady if steady else None,
+        first_compiled_unwatched=None,
+        graphs=tuple(hlo),
+        fallbacks=fallbacks_of([step["fallbacks"] for step in steps], n_steady),
+        times=None,
+        answers=None,
+    )
+    return counted, tuple(
+        FxGraph(
+            id=_fx_name(graphs, number),
+            compile_id=fx_graph["compile_id"],
+            kind=fx_graph["kind"],
+            n_ops=fx_graph["n_ops"],
+            parts=tuple(fx_graph["parts"]),
+            not_lowered=tuple(Count(*each) for each in Counter(fx_graph["unsupported"]).items()),
+            hlo=tuple(n for n, why in enumerate(asked) if why.fx == number and why.cause in ("fx graph", "part")),
+            step=fx_graph["step"],
+        )
+        for number, fx_graph in enumerate(graphs)
     )
 
 
-def _name(
-    compiled: Sequence[_CompiledGraph], analyses: Sequence[Sequence[Analysis]], saved: Sequence[Sequence[SavedGraph]]
-) -> None:
-    """Give each compilation its hash, frames and module: sources agree on the order."""
+def _sources(
+    n: int, analyses: Sequence[Sequence[Analysis]], saved: Sequence[Sequence[SavedGraph]]
+) -> list[tuple[str, tuple[Frame, ...], HloModule | None]]:
+    """Return hash, frames and module of each of ``n`` compilations, whose order is the same in all sources."""
     first: dict[str, SavedGraph] = {}
-    for graph in (entry for step in saved for entry in step):
+    for graph in (graph for step in saved for graph in step):
         first.setdefault(graph.hash, graph)
-    reported = [entry for step in analyses for entry in step if entry.kind == "compilation"]
+    reported = [analysis for step in analyses for analysis in step if analysis.kind == "compilation"]
     names = list(first)
-    if len(names) != len(compiled):  # what was dumped before or after the steps
+    if len(names) != n:  # what was dumped before or after the steps
         names = [analysis.hash for analysis in reported]
-    if len(names) != len(compiled):
-        return
+    if len(names) != n:
+        return [("", (), None)] * n
     frames = {analysis.hash: analysis.frames for analysis in reported}
-    for compilation, name in zip(compiled, names, strict=True):
-        compilation.hash = name
-        if name in first:
-            compilation.frames, compilation.module = first[name].frames, first[name].module
-        compilation.frames = compilation.frames or frames.get(name, ())
-
-
-def _place(compilation: _CompiledGraph) -> tuple[Any, ...]:
-    line = user_line(compilation.frames)
-    return (
-        compilation.asked.cause,
-        compilation.asked.op,
-        compilation.asked.fx,
-        compilation.asked.part,
-        line and (line.file, line.line),
-    )
-
-
-def _find_repeats(compiled: Sequence[_CompiledGraph]) -> None:
-    """Mark graphs of later steps whose place had one in an earlier step: what differs is why."""
-    before: dict[tuple[Any, ...], _CompiledGraph] = {}
-    lowered = {compilation.step for compilation in compiled if compilation.asked.cause == "pending"}
-    for compilation in compiled:
-        place = _place(compilation)
-        earlier = before.get(place)
-        if earlier is not None and earlier.step < compilation.step and compilation.cause != "new sizes":
-            compilation.cause = again(earlier.module, compilation.module, (earlier.aliased, compilation.aliased))
-            compilation.extra = True
-            compilation.sent_before = compilation.cause == "new operations" and earlier.step in lowered
-        before[place] = compilation
+    nothing = SavedGraph("", (), None)
+    graphs = [(name, first.get(name, nothing)) for name in names]
+    return [(name, graph.frames or frames.get(name, ()), graph.module) for name, graph in graphs]
 
 
 _OF_STEP = {
@@ -141,22 +132,24 @@ _OF_STEP = {
     "fallback": "the operations before {op}",
     "input": "an input of an FX graph",
 }
+_DIFFERS = {
+    "new sizes": "with tensors of other sizes",
+    "aliasing": "with other inputs donated to outputs",
+    "new constants": "with the same operations and sizes: a constant in it changed",
+    "new operations": "with other operations",
+}
 
 
-def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train: bool) -> str:
-    asked = compilation.asked
+def _reason_again(asked: CauseReason, cause: Cause, step: int, *, sent_before: bool) -> str:
+    what = _OF_STEP.get(asked.cause, "the same place").format(op=asked.op)
+    how = _DIFFERS.get(cause, "differing in an unknown way")
+    if sent_before and cause == "new operations":
+        how += f": in step {step}, lowering had sent some of them off before"
+    return f"{what} again in step {step + 1}, {how}"
+
+
+def _reason(asked: CauseReason, graphs: Sequence[dict[str, Any]], train: bool) -> str:
     fx = _fx_name(graphs, asked.fx)
-    if compilation.cause != asked.cause:
-        what = _OF_STEP.get(asked.cause, "the same place").format(op=asked.op)
-        how = {
-            "new sizes": "with tensors of other sizes",
-            "aliasing": "with other inputs donated to outputs",
-            "new constants": "with the same operations and sizes: a constant in it changed",
-            "new operations": "with other operations",
-        }.get(compilation.cause, "differing in an unknown way")
-        if compilation.sent_before:
-            how += f": in step {compilation.step}, lowering had sent some of them off before"
-        return f"{what} again in step {compilation.step + 1}, {how}"
     names = list(dict.fromkeys(graphs[asked.fx]["unsupported"])) if asked.fx is not None else []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     cuts = (", ".join(names[:3]) + more) or "an unknown operator"
@@ -178,7 +171,7 @@ def _reason(compilation: _CompiledGraph, graphs: Sequence[dict[str, Any]], train
         "new sizes": f"FX graph {fx} called with sizes that it was not lowered for",
     }
     at = f" ({asked.op})" if asked.op else ""
-    return known.get(compilation.cause, f"unknown: neither a mark nor an operator around it tells{at}")
+    return known.get(asked.cause, f"unknown: neither a mark nor an operator around it tells{at}")
 
 
 def _fx_name(graphs: Sequence[dict[str, Any]], number: int | None) -> str:
@@ -197,13 +190,9 @@ def _runs(analyses: Sequence[Analysis], saved: Sequence[SavedGraph]) -> Counter[
     LazyTensor saves a graph before it runs it, whatever thread that is; dynamo when it compiles it, and
     ``PT_XLA_DEBUG`` tells when it runs.
     """
-    lazy = (entry.hash for entry in saved if not is_lowering(entry.frames))
-    dynamo = (
-        analysis.hash
-        for analysis in analyses
-        if analysis.kind == "execution" and "dynamo is executing" in analysis.cause
-    )
-    return Counter(lazy) + Counter(dynamo)
+    ran = [analysis for analysis in analyses if analysis.kind == "execution"]
+    dynamo = Counter(analysis.hash for analysis in ran if "dynamo is executing" in analysis.cause)
+    return dynamo + Counter(graph.hash for graph in saved if not is_lowering(graph.frames))
 
 
 def _step(step: dict[str, Any], run: Counter[str]) -> CountedStep:
@@ -221,66 +210,10 @@ def _step(step: dict[str, Any], run: Counter[str]) -> CountedStep:
     )
 
 
-def _graphs(
-    compiled: Sequence[_CompiledGraph],
-    graphs: Sequence[dict[str, Any]],
-    analyses: Sequence[Sequence[Analysis]],
-    runs: Sequence[Counter[str]],
-    n_steady: int,
-) -> tuple[HloGraph, ...]:
-    sizes = {entry.hash: entry for step in analyses for entry in step}
-    found = []
-    for number, compilation in enumerate(compiled):
-        size = sizes.get(compilation.hash)
-        module = compilation.module
-        steady = sum(run[compilation.hash] for run in runs[len(runs) - n_steady :]) if n_steady else 0
-        found.append(
-            HloGraph(
-                number=number,
-                hash=compilation.hash,
-                cause=compilation.cause,
-                reason=compilation.reason,
-                extra=compilation.extra,
-                op=compilation.asked.op,
-                fx=_fx_name(graphs, compilation.asked.fx),
-                frame=user_line(compilation.frames),
-                step=compilation.step,
-                n_inputs=size.n_inputs if size else len(module.inputs) if module else None,
-                n_outputs=size.n_outputs if size else len(module.outputs) if module else None,
-                n_aliased=compilation.aliased,
-                n_ops=module.n_ops if module else None,
-                compile_ms=compilation.ns / 1e6,
-                first_step=runs[0][compilation.hash] if compilation.hash else 0,
-                per_step=steady / n_steady if n_steady and compilation.hash else None,
-            )
-        )
-    return tuple(found)
-
-
-def _fx(compiled: Sequence[_CompiledGraph], graphs: Sequence[dict[str, Any]]) -> tuple[FxGraph, ...]:
-    return tuple(
-        FxGraph(
-            id=_fx_name(graphs, number),
-            compile_id=fx_graph["compile_id"],
-            kind=fx_graph["kind"],
-            n_ops=fx_graph["n_ops"],
-            parts=tuple(fx_graph["parts"]),
-            not_lowered=tuple(NamedCount(*each) for each in Counter(fx_graph["unsupported"]).items()),
-            hlo=tuple(
-                n
-                for n, graph in enumerate(compiled)
-                if graph.asked.fx == number and graph.asked.cause in ("fx graph", "part")
-            ),
-            step=fx_graph["step"],
-        )
-        for number, fx_graph in enumerate(graphs)
-    )
-
-
 def fallbacks_of(steps: Sequence[dict[str, int]], n_steady: int) -> tuple[Fallback, ...]:
     """Return operators that ran on the host, most often first; counts of each step."""
     names = sorted({name for step in steps for name in step})
-    steady = steps[len(steps) - n_steady :] if n_steady else []
+    steady = steps[len(steps) - n_steady :]
     rows = [
         Fallback(
             name,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torchtriage.compile.logs.result import Count
 from torchtriage.compile.xla.causes import CauseReason, from_dump, is_lowering, kind_of, user_line
 from torchtriage.compile.xla.dumps import (
     Analysis,
@@ -26,7 +27,7 @@ from torchtriage.compile.xla.dumps import (
     read_module,
     read_saved,
 )
-from torchtriage.compile.xla.result import Fallback, HloGraph, NamedCount, XlaProgram
+from torchtriage.compile.xla.result import Fallback, HloGraph, XlaProgram
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame, Note
 
@@ -80,10 +81,20 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
         if folder and path.name.startswith("module_") and not _MODULE_FILE.match(path.name):
             read.skipped["files of an XLA dump that are no HLO text"] += 1
             continue
-        text = _text(path, folder=folder)
-        if text is None:
+        try:
+            text = _text(path)
+        except OSError as error:
+            raise LogError(
+                f"expected a readable file, found: {error.strerror or error}",
+                where=str(path),
+                hint="check the path and its permissions",
+            ) from error
+        except LogError:
+            if not folder:
+                raise
             read.skipped["files that are not text, damaged or too large"] += 1
-        elif _take(read, path, text):
+            continue
+        if _take(read, path, text):
             read.paths.append(str(path))
         elif folder:
             read.skipped["files without a dump"] += 1
@@ -95,35 +106,20 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
     return _summary(name, read)
 
 
-def _text(path: Path, *, folder: bool) -> str | None:
-    """Return a file's text; None for one of a folder that has none."""
+def _text(path: Path) -> str:
+    if path.stat().st_size > MAX_BYTES:
+        raise LogError(f"expected at most {MAX_BYTES >> 20} MiB", where=str(path))
+    data = path.read_bytes()
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise LogError(f"expected at most {MAX_BYTES >> 20} MiB", where=str(path))
-        data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except LogError:
-        if folder:
-            return None
-        raise
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        if folder:
-            return None
         raise LogError(
             f"expected a whole gzip, found one that cannot be read: {error}",
             where=str(path),
             hint="copy the file again; it was cut or damaged on its way",
         ) from error
-    except OSError as error:
-        raise LogError(
-            f"expected a readable file, found: {error.strerror or error}",
-            where=str(path),
-            hint="check the path and its permissions",
-        ) from error
     if b"\0" in data[:4096]:
-        if folder:
-            return None
         raise LogError("expected text, found a binary file", where=str(path), hint=HOW)
     return data.decode("utf-8", "replace")
 
@@ -188,8 +184,8 @@ def _summary(name: str, read: _Read) -> XlaProgram:
         from_device_bytes=total("InboundData"),
         fallbacks=tuple(sorted(host, key=lambda row: (-row.first_step, row.name))),
         graphs=_graphs(read),
-        counters=tuple(NamedCount(key, count) for key, count in sorted(counters.items())),
-        skipped=tuple(NamedCount(key, count) for key, count in read.skipped.items()),
+        counters=tuple(Count(key, count) for key, count in sorted(counters.items())),
+        skipped=tuple(Count(key, count) for key, count in read.skipped.items()),
         notes=tuple(_notes(read)),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtriage.compile.logs.result import GraphBreak, Recompile
+from torchtriage.compile.logs.result import Count, GraphBreak, Recompile
 from torchtriage.core.finding import Fix, Frame, Note
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "FallbackKind",
     "FxGraph",
     "HloGraph",
-    "NamedCount",
     "Route",
     "RouteName",
     "RouteTimes",
@@ -58,14 +57,6 @@ Cause = Literal[
 
 
 @dataclass(frozen=True)
-class NamedCount:
-    """A number with its name."""
-
-    name: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Fallback:
     """An operator that ran on the host: ``aten::`` counters of torch_xla.
 
@@ -95,7 +86,7 @@ class FxGraph:
     kind: str
     n_ops: int | None
     parts: tuple[int, ...]
-    not_lowered: tuple[NamedCount, ...]
+    not_lowered: tuple[Count, ...]
     hlo: tuple[int, ...]
     step: int
 
@@ -252,8 +243,8 @@ class XlaProgram:
     from_device_bytes: float | None
     fallbacks: tuple[Fallback, ...]
     graphs: tuple[HloGraph, ...]
-    counters: tuple[NamedCount, ...]
-    skipped: tuple[NamedCount, ...]
+    counters: tuple[Count, ...]
+    skipped: tuple[Count, ...]
     notes: tuple[Note, ...]
     breaks: tuple[GraphBreak, ...] = ()
     """Of a script that was run: dynamo's graph breaks."""

@@ -18,10 +18,10 @@ from torchtriage.compile.logs.judge import judge
 from torchtriage.compile.logs.read import read_logs
 from torchtriage.compile.logs.result import CompileResult
 from torchtriage.compile.xla.dumps import read_debug, read_saved
-from torchtriage.compile.xla.graph_counts import RouteCounts, count
+from torchtriage.compile.xla.graph_counts import count
 from torchtriage.compile.xla.programs import read_dumps
 from torchtriage.compile.xla.python_env import module_command, session
-from torchtriage.compile.xla.result import AnswerCheck, Route, RouteName, RouteTimes, XlaModel, XlaProgram
+from torchtriage.compile.xla.result import AnswerCheck, FxGraph, Route, RouteName, RouteTimes, XlaModel, XlaProgram
 from torchtriage.core.errors import LogError, UsageError
 from torchtriage.core.finding import Note
 from torchtriage.core.isolate.session_client import SessionClient, SessionError
@@ -79,8 +79,8 @@ def measure(plan: XlaPlan, progress: Progress | None = None) -> tuple[list[XlaMo
 def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tuple[XlaModel, list[Note]]:
     notes: list[Note] = []
     failures: dict[RouteName, str] = {}
-    answers: dict[RouteName, AnswerCheck] = {}
-    counted: dict[RouteName, RouteCounts] = {}
+    counted: dict[RouteName, Route] = {}
+    fx: tuple[FxGraph, ...] = ()
     compiled: CompileResult | None = None
     facts: dict[str, str] = {}
     n = 2 + 3 * plan.rounds
@@ -88,7 +88,7 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
         progress(f"counting, {route}", done / n)
         with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
             try:
-                counted[route], answers[route], more = _count(plan, Path(name), target, route, train)
+                counted[route], fx, more = _count(plan, Path(name), target, route, train)
                 facts |= more
             except SessionError as error:
                 failures[route] = _failed(error, "counting")
@@ -97,18 +97,14 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                     break
             if route == "openxla":
                 compiled = _compile_log(Path(name) / "trace", target, notes)
-    times, unwatched = _times(plan, target, train, failures, progress)
-    routes = tuple(
-        _route(
-            name,
-            failures.get(name, ""),
-            counted.get(name, RouteCounts()),
-            answers.get(name),
-            times.get(name),
-            unwatched.get(name),
-        )
-        for name in get_args(RouteName)
-    )
+    timed = _times(plan, target, train, failures, progress)
+    routes = []
+    for name in get_args(RouteName):
+        row = counted.get(name) or Route(name, "", (), 0, 0, None, None, None, (), (), None, None)
+        if name in timed:
+            first = timed[name][0]["first"]["compiled"]
+            row = replace(row, times=_summary(timed[name]), first_compiled_unwatched=first)
+        routes.append(replace(row, failure=failures.get(name, "")))
     for row in routes:
         first = row.steps[0].compiled if row.steps else None
         if None not in (first, row.first_compiled_unwatched) and first != row.first_compiled_unwatched:
@@ -120,7 +116,6 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                     f" {row.first_compiled_unwatched} when timed",
                 )
             )
-    fx = counted.get("openxla", RouteCounts()).fx
     known = compiled is not None and "openxla" in counted
     return XlaModel(
         target=target,
@@ -130,7 +125,7 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
         breaks=compiled.breaks if compiled is not None else (),
         recompiles=compiled.recompiles if compiled is not None else (),
         fx=fx,
-        routes=routes,
+        routes=tuple(routes),
         facts=tuple(facts.items()),
     ), notes
 
@@ -196,7 +191,7 @@ def run_script(command: Sequence[str], python: str, device: str, timeout_s: floa
 
 def _count(
     plan: XlaPlan, folder: Path, target: str, route: RouteName, train: bool
-) -> tuple[RouteCounts, AnswerCheck, dict[str, str]]:
+) -> tuple[Route, tuple[FxGraph, ...], dict[str, str]]:
     files = {"debug": folder / "debug.txt", "saved": folder / "saved.txt.0"}
     environment = _environment(plan.device, _dumping(folder))
     with session(plan.python, folder, environment, plan.threads) as worker:
@@ -205,7 +200,7 @@ def _count(
         )
         begins = [worker.ask("written", plan.timeout_s)]
         steps = [worker.ask("step", plan.timeout_s)]
-        found = worker.ask("answers", plan.timeout_s)
+        check = worker.ask("answers", plan.timeout_s)
         begins.append(worker.ask("written", plan.timeout_s))
         while len(steps) < plan.steps:
             steps.append(worker.ask("step", plan.timeout_s))
@@ -218,16 +213,16 @@ def _count(
 
     analyses = [list(read_debug(lines("debug", *span))) for span in zip(begins, steps, strict=False)]
     saved = [list(read_saved(lines("saved", *span))) for span in zip(begins, steps, strict=False)]
-    counted = count(route, steps, graphs, analyses, saved, train=train)
+    counted, fx = count(route, steps, graphs, analyses, saved, train=train)
     answers = AnswerCheck(
-        verdict=found["verdict"],
-        of=found.get("of", ""),
-        error=found.get("error"),
-        eager_error=found.get("eager_error"),
-        worst_at=found.get("worst_at", ""),
-        reason=found.get("reason", ""),
+        verdict=check["verdict"],
+        of=check.get("of", ""),
+        error=check.get("error"),
+        eager_error=check.get("eager_error"),
+        worst_at=check.get("worst_at", ""),
+        reason=check.get("reason", ""),
     )
-    return counted, answers, begun["facts"]
+    return replace(counted, answers=answers), fx, begun["facts"]
 
 
 def _compile_log(folder: Path, target: str, notes: list[Note]) -> CompileResult | None:
@@ -241,9 +236,9 @@ def _compile_log(folder: Path, target: str, notes: list[Note]) -> CompileResult 
 
 def _times(
     plan: XlaPlan, target: str, train: bool, failures: dict[RouteName, str], progress: Progress
-) -> tuple[dict[RouteName, RouteTimes], dict[RouteName, int | None]]:
+) -> dict[RouteName, list[dict[str, Any]]]:
     """Time the routes in turns, in fresh processes; which one begins goes round."""
-    found: dict[RouteName, list[dict[str, Any]]] = {}
+    timed: dict[RouteName, list[dict[str, Any]]] = {}
     names: list[RouteName] = [name for name in get_args(RouteName) if name not in failures]
     n = 2 + 3 * plan.rounds
     for number in range(plan.rounds):
@@ -255,11 +250,10 @@ def _times(
             with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
                 try:
                     with session(plan.python, Path(name), _environment(plan.device, {}), plan.threads) as worker:
-                        found.setdefault(route, []).append(_timed(plan, worker, target, route, train))
+                        timed.setdefault(route, []).append(_timed(plan, worker, target, route, train))
                 except SessionError as error:
                     failures[route] = _failed(error, "timing")
-    unwatched = {route: rows[0]["first"]["compiled"] for route, rows in found.items()}
-    return {route: _summary(rows) for route, rows in found.items()}, unwatched
+    return timed
 
 
 def _timed(plan: XlaPlan, worker: SessionClient, target: str, route: RouteName, train: bool) -> dict[str, Any]:
@@ -286,29 +280,4 @@ def _summary(rows: Sequence[dict[str, Any]]) -> RouteTimes:
         n_queued=rows[0]["n"] if queued else 0,
         n_steps=sum(row["n"] for row in rows),
         n_processes=len(rows),
-    )
-
-
-def _route(
-    name: RouteName,
-    failure: str,
-    counted: RouteCounts,
-    answers: AnswerCheck | None,
-    times: RouteTimes | None,
-    unwatched: int | None,
-) -> Route:
-    steady = counted.steps[len(counted.steps) - counted.n_steady :] if counted.n_steady else ()
-    return Route(
-        name=name,
-        failure=failure,
-        steps=counted.steps,
-        n_compiled=sum(step.compiled for step in counted.steps),
-        n_steady=counted.n_steady,
-        executed_per_step=sum(step.executed for step in steady) / len(steady) if steady else None,
-        execute_ms_per_step=sum(step.execute_ms for step in steady) / len(steady) if steady else None,
-        first_compiled_unwatched=unwatched,
-        graphs=counted.graphs,
-        fallbacks=counted.fallbacks,
-        times=times,
-        answers=answers,
     )

@@ -8,7 +8,7 @@ from compile.logs.log_builder import break_text
 
 from torchtriage.compile.logs import fixes
 from torchtriage.compile.logs.breaks import Break, parse_break, parse_restart
-from torchtriage.compile.logs.fixes import break_id, fix_of, recompile_fix
+from torchtriage.compile.logs.fixes import completed, fix_of, recompile_fix
 from torchtriage.compile.logs.graphs import count_ops, kernels_of, nodes_of
 from torchtriage.compile.logs.guards import parse_guards
 from torchtriage.compile.logs.recompiles import parse_failures
@@ -73,9 +73,9 @@ def test_every_type_that_the_installed_torch_knows_has_the_fix_that_was_chosen()
     known = fixes._registry()
     assert len(known) > 200
     wrong = {
-        kind: fix_text(kind, one.explanation)
-        for kind, one in known.items()
-        if kind not in chosen and not fix_text(kind, one.explanation).startswith("Move this line")
+        kind: fix_text(kind, explanation)
+        for kind, (_, explanation, _) in known.items()
+        if kind not in chosen and not fix_text(kind, explanation).startswith("Move this line")
     }
     assert wrong == {}
 
@@ -108,7 +108,7 @@ def test_breaks_of_other_versions(text: str, kind: str, gb: str) -> None:
     one = parse_break(text)
     assert one is not None
     assert one.type == kind
-    assert break_id(one) == gb
+    assert completed(one).id == gb
     assert one.frame is not None
     assert one.frame.line == 5
 

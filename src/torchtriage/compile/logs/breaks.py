@@ -87,7 +87,7 @@ class Break:
 
 
 def parse_break(text: str) -> Break | None:
-    """Return the break that a ``dynamo_graph_break_reason`` tells, None where it tells none."""
+    """Return the break in a ``dynamo_graph_break_reason``, None where there is none."""
     if not re.match(r"\s*Graph [Bb]reak", text):
         return None
     place = _PLACE.search(text)
@@ -95,7 +95,10 @@ def parse_break(text: str) -> Break | None:
     body = text[reason.start("reason") :] if reason else text.partition(":")[2].lstrip()
     unresumed = _UNRESUMED.match(body)
     if unresumed is not None:
-        return _unresumed(unresumed[0], body)
+        below = _CODE_BELOW.search(body)
+        explanation = " ".join(unresumed[0].split())
+        graph_break = Break(type="Cannot resume after a graph break", explanation=explanation)
+        return _with_stack(graph_break, body[below.end() :] if below else "")
     end = _END.search(body)
     traceback = ""
     if end is not None:
@@ -103,15 +106,12 @@ def parse_break(text: str) -> Break | None:
         # what follows the user's traceback is dynamo's own
         traceback = re.split(r"\n(?:Traceback \(most recent|NoneType: None)", rest, maxsplit=1)[0]
     stack = parse_traceback(traceback)
-    found = _parts(body)
+    frame = stack[0] if stack else None
     if place is not None:
-        line = int(place["line"][:9])
-        inner = next((frame for frame in stack if (frame.file, frame.line) == (place["file"], line)), None)
-        frame: Frame | None = inner or Frame(place["file"], line, "", True)
-    else:
-        frame = stack[0] if stack else None
+        named = Frame(place["file"], int(place["line"][:9]), "", True)
+        frame = next((inner for inner in stack if (inner.file, inner.line) == (named.file, named.line)), named)
     return replace(
-        found,
+        _parts(body),
         frame=frame,
         stack=stack,
         caller=user_frame(stack) or (frame if frame and not is_library(frame.file) else None),
@@ -119,20 +119,13 @@ def parse_break(text: str) -> Break | None:
     )
 
 
-def _unresumed(sentence: str, body: str) -> Break:
-    """Return the break after which dynamo could not go on in the same function."""
-    below = _CODE_BELOW.search(body)
-    found = Break(type="Cannot resume after a graph break", explanation=" ".join(sentence.split()))
-    return _with_stack(found, body[below.end() :] if below else "")
-
-
-def _with_stack(found: Break, traceback: str) -> Break:
+def _with_stack(graph_break: Break, traceback: str) -> Break:
     stack = parse_traceback(traceback)
-    return replace(found, stack=stack, frame=stack[0] if stack else None, caller=user_frame(stack))
+    return replace(graph_break, stack=stack, frame=stack[0] if stack else None, caller=user_frame(stack))
 
 
 def parse_restart(text: str) -> Break:
-    """Return the break that a ``restart_reasons`` of older logs tells; it names no line."""
+    """Return the break in a ``restart_reasons`` of older logs, which names no line."""
     user = _FROM_USER.search(text)
     if user is None:
         return _parts(text)

@@ -6,14 +6,14 @@ import importlib.util
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.recompiles import Cause
 from torchtriage.core.finding import Fix
 
-__all__ = ["WRAPPER_FIX", "RecompileFix", "RegistryEntry", "break_id", "fix_inside", "fix_of", "known", "recompile_fix"]
+__all__ = ["WRAPPER_FIX", "RecompileFix", "completed", "fix_inside", "fix_of", "recompile_fix"]
 
 _BREAKS_PAGE = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.graph_breaks_index.html"
@@ -23,7 +23,7 @@ _RECOMPILES_PAGE = (
 )
 _GB_PAGE = "https://meta-pytorch.github.io/compile-graph-break-site/gb/{}.html"
 
-# Ids of PyTorch's registry, for logs that do not tell them read where torch is not installed.
+# Ids of PyTorch's registry, for logs that have none and are read where torch is not installed.
 _IDS = {
     "Attempted to call function marked as skipped": "GB0007",
     "Attempted to inline function marked as skipped": "GB0008",
@@ -186,18 +186,9 @@ _GENERIC = (
 )
 
 
-@dataclass(frozen=True)
-class RegistryEntry:
-    """What PyTorch's registry says about a type of break."""
-
-    id: str
-    explanation: str
-    hints: tuple[str, ...]
-
-
-@lru_cache(maxsize=1)
-def _registry() -> dict[str, RegistryEntry]:
-    """Return the registry of the installed torch by type; nothing without torch, nor is it run."""
+@cache
+def _registry() -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Return the installed torch's registry, which is read and not imported: by type id, explanation and hints."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -205,7 +196,7 @@ def _registry() -> dict[str, RegistryEntry]:
         file = Path(spec.origin).parent / "_dynamo" / "graph_break_registry.json"
         rows = json.loads(file.read_text("utf-8"))
         return {
-            str(entry["Gb_type"]): RegistryEntry(name, str(entry["Explanation"]), tuple(map(str, entry["Hints"])))
+            str(entry["Gb_type"]): (name, str(entry["Explanation"]), tuple(map(str, entry["Hints"])))
             for name, entries in rows.items()
             for entry in reversed(entries)
         }
@@ -213,14 +204,20 @@ def _registry() -> dict[str, RegistryEntry]:
         return {}
 
 
-def known(graph_break: Break) -> RegistryEntry | None:
-    """Return what the installed torch's registry says about a break's type, if it knows it."""
-    return _registry().get(graph_break.type)
+def completed(graph_break: Break) -> Break:
+    """Return the break with what its log leaves out and PyTorch's registry has: id, explanation, hints."""
+    number, explanation, hints = _registry().get(graph_break.type, (_IDS.get(graph_break.type, ""), "", ()))
+    return replace(
+        graph_break,
+        id=graph_break.id or number,
+        explanation=graph_break.explanation or explanation,
+        hints=graph_break.hints or hints,
+    )
 
 
 def fix_of(graph_break: Break) -> Fix:
     """Return our fix for a break: what to change, in words and in code."""
-    gb_id = break_id(graph_break)
+    gb_id = completed(graph_break).id
     link = _GB_PAGE.format(gb_id.lower()) if gb_id else _BREAKS_PAGE
     # old versions have one sentence and no more, which says what the type does not
     rest = graph_break.context if graph_break.context or graph_break.hints else graph_break.explanation
@@ -229,14 +226,6 @@ def fix_of(graph_break: Break) -> Fix:
         if re.search(pattern, about, re.MULTILINE):  # kept compiled by re, once a break is there
             return Fix(words, code, link)
     return Fix(_GENERIC, "model = torch.compile(model, fullgraph=True)  # raises at the first", link)
-
-
-def break_id(graph_break: Break) -> str:
-    """Return PyTorch's id of a break: the log's own, the registry's, or that of an old sentence."""
-    if graph_break.id:
-        return graph_break.id
-    registered = known(graph_break)
-    return registered.id if registered is not None else _IDS.get(graph_break.type, "")
 
 
 @dataclass(frozen=True)

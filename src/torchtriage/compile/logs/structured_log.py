@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.json import decode
 
 from torchtriage.compile.logs.breaks import parse_break, parse_restart
 from torchtriage.compile.logs.entries import LogEntry, Readable, read_entries
@@ -47,6 +48,11 @@ _GRAPHS = {
     "inductor_post_grad_graph": "after autograd",
     "compiled_autograd_graph": "compiled autograd",
 }
+
+
+_TEXTS = ("fail_type", "fail_reason")
+_NUMBERS = ("guard_count", "graph_op_count", "guard_latency_us")
+MAX_NUMBER = 1 << 53
 
 
 class _Envelope(msgspec.Struct):
@@ -102,11 +108,6 @@ class _WithSpecial(msgspec.Struct):
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
-_START = msgspec.json.Decoder(_Start)
-_ARTIFACT = msgspec.json.Decoder(_WithArtifact)
-_TEXT = msgspec.json.Decoder(_Text)
-_SPECIAL = msgspec.json.Decoder(_WithSpecial, strict=False)
-_ANY = msgspec.json.Decoder()
 _DEFECTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, KeyError, TypeError)
 
 
@@ -201,11 +202,11 @@ class _EntryReader:
         return data.decode("utf-8", "replace")
 
     def _text(self, entry: LogEntry, _: str) -> None:
-        text, number = _TEXT.decode(entry.json).text
+        text, number = decode(entry.json, type=_Text).text
         self.files[number] = text
 
     def _start(self, entry: LogEntry, compile_id: str) -> None:
-        calls = _START.decode(entry.json).dynamo_start.stack
+        calls = decode(entry.json, type=_Start).dynamo_start.stack
         compilation = self.log.compilation(compile_id)
         if compilation.has_metrics or (compilation.is_started and not self.envelope.attempt):
             compilation = self._again(compile_id)  # after a reset
@@ -229,7 +230,7 @@ class _EntryReader:
         return self.log.begin(compile_id)
 
     def _metrics(self, entry: LogEntry, compile_id: str) -> str | None:
-        values = _ANY.decode(entry.json)[entry.kind]
+        values = decode(entry.json)[entry.kind]
         if not isinstance(values, dict):
             raise ValueError("expected an object")
         compilation = self.log.compilation(compile_id)
@@ -256,7 +257,11 @@ class _EntryReader:
             compilation.file = str(values["co_filename"])
             line = values.get("co_firstlineno")
             compilation.line = line if isinstance(line, int) and 0 <= line < 1 << 31 else compilation.line
-        compilation.metrics = _used_metrics(values)
+        metrics = {name: values[name] for name in _TEXTS if values.get(name) and isinstance(values[name], str)}
+        metrics |= {name: values[name] for name in _NUMBERS if _is_number(values.get(name))}
+        if isinstance(values.get("has_guarded_code"), bool):
+            metrics["has_guarded_code"] = values["has_guarded_code"]
+        compilation.metrics = metrics
         fail = str(values.get("fail_reason") or "")
         if _AT_LIMIT.search(fail):
             compilation.limit = fail.split("\n", 1)[0]
@@ -269,7 +274,7 @@ class _EntryReader:
         return None
 
     def _runtime(self, entry: LogEntry, compile_id: str) -> str | None:
-        values = _ANY.decode(entry.json)[entry.kind]
+        values = decode(entry.json)[entry.kind]
         skip = values.get("cudagraph_skip_reason") if isinstance(values, dict) else None
         if not skip:
             return "not part of this report: compilation_metrics_runtime"
@@ -277,7 +282,7 @@ class _EntryReader:
         return None
 
     def _artifact(self, entry: LogEntry, compile_id: str) -> str | None:
-        name = _ARTIFACT.decode(entry.json).artifact.name
+        name = decode(entry.json, type=_WithArtifact).artifact.name
         self.log.kinds["artifact"] -= 1
         self.log.kinds[f"artifact {name}"] += 1
         if name == "recompile_reasons":
@@ -292,7 +297,7 @@ class _EntryReader:
         elif cache := _CACHE.match(name):
             self._cache(cache["name"], cache["what"], compile_id, entry)
         elif name == "torch_version":
-            self.log.torch = str(_ANY.decode(entry.payload).get("pytorch_version") or "")
+            self.log.torch = str(decode(entry.payload).get("pytorch_version") or "")
         elif name == "dynamo_error":
             lines = self._payload(entry).strip().split("\n")
             errors = [line for line in lines if _ERROR.match(line)]
@@ -305,7 +310,7 @@ class _EntryReader:
 
     def _recompile(self, entry: LogEntry, compile_id: str) -> str | None:
         text = self._payload(entry)
-        logged = _ANY.decode(text) if text.lstrip()[:1] in ("[", '"') else text
+        logged = decode(text) if text.lstrip()[:1] in ("[", '"') else text
         reasons = [logged] if isinstance(logged, str) else map(str, logged)
         failures = [failure for reason in reasons for failure in parse_failures(reason)]
         if not failures:
@@ -320,12 +325,12 @@ class _EntryReader:
         facts: Any = None
         if entry.indented:
             try:
-                facts = _ANY.decode(entry.indented)
+                facts = decode(entry.indented)
             except _DEFECTS:
                 self.log.n_damaged += 1
         facts = facts if isinstance(facts, dict) else {}
         saved = facts.get("time_saved_ns")
-        if what == "hit" and isinstance(saved, int) and 0 <= saved < MAX_NUMBER:
+        if what == "hit" and isinstance(saved, int) and _is_number(saved):
             self.log.cache_saved_ns[name] += saved
         elif what == "bypass":
             self.log.bypasses[name, str(facts.get("cache_bypass_reason") or "not told")[:300]] += 1
@@ -369,31 +374,18 @@ class _EntryReader:
         self.log.compilation(compile_id).guards = parse_guards(self._payload(entry))
 
     def _old_guards(self, entry: LogEntry, compile_id: str) -> None:
-        rows = _ANY.decode(entry.indented)
+        rows = decode(entry.indented)
         compilation = self.log.compilation(compile_id)
         if compilation.guards is None:
             compilation.guards = parse_old_guards([str(row.get("code") or "") for row in rows])
 
     def _special(self, entry: LogEntry, _: str) -> None:
-        special = _SPECIAL.decode(entry.json).symbolic_shape_specialization
+        special = decode(entry.json, type=_WithSpecial, strict=False).symbolic_shape_specialization
         self.log.specialized[f"{', '.join(special.sources) or special.symbol} = {special.value}"] += 1
 
 
-_TEXTS = ("fail_type", "fail_reason")
-_NUMBERS = ("guard_count", "graph_op_count", "guard_latency_us")
-MAX_NUMBER = 1 << 53
-
-
-def _used_metrics(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are used, where they are of the kind they should be."""
-
-    def is_valid(name: str, value: Any) -> bool:
-        if name in _NUMBERS:
-            return isinstance(value, int | float) and 0 <= value < MAX_NUMBER
-        return isinstance(value, str) and bool(value) if name in _TEXTS else isinstance(value, bool)
-
-    names = (*_TEXTS, *_NUMBERS, "has_guarded_code")
-    return {name: values[name] for name in names if name in values and is_valid(name, values[name])}
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < MAX_NUMBER
 
 
 def _duration_ns(values: dict[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from torchtriage.compile.logs.breaks import Break
-from torchtriage.compile.logs.fixes import WRAPPER_FIX, break_id, fix_inside, fix_of, known, recompile_fix
+from torchtriage.compile.logs.fixes import WRAPPER_FIX, completed, fix_inside, fix_of, recompile_fix
 from torchtriage.compile.logs.guards import PYTHON_GUARDS
 from torchtriage.compile.logs.locations import is_library, is_wrapper, resumed, user_frame, whole_name
 from torchtriage.compile.logs.phases import OTHER, PHASES, phase_of
@@ -162,16 +162,16 @@ def breaks_of(logs: Sequence[ProcessLog]) -> list[GraphBreak]:
     rows = []
     for group in _by_key((key, log, seen) for log in logs for key, seen in log.breaks.items()):
         first = next((seen.first for _, seen in group if seen.first.stack), group[0][1].first)
-        registered = known(first)
+        whole = completed(first)
         records = [record for _, seen in group for record in seen.records]
         functions = Counter(ran.function if ran.name else function for ran, function in records)
         ids = [[ran.id for ran, _ in seen.records if ran.id][:N_SHOWN] for _, seen in group]
         rows.append(
             GraphBreak(
-                id=break_id(first),
+                id=whole.id,
                 type=first.type,
-                explanation=first.explanation or (registered.explanation if registered else ""),
-                hints=first.hints or (registered.hints if registered else ()),
+                explanation=whole.explanation,
+                hints=whole.hints,
                 context=first.context[:2000],
                 trying=first.trying,
                 frame=first.frame,
@@ -353,19 +353,19 @@ def guards_of(logs: Sequence[ProcessLog]) -> Guards:
         if compilation.guards is None and "guard_count" in compilation.metrics
     ]
     kinds = _sum(tree.kinds for tree in trees)
-    slowest: tuple[float, str] | None = None
+    latency_us, slowest = None, ""
     for compilation in ran:
         latency = compilation.guards.latency_us if compilation.guards is not None else None
         if latency is None:
             latency = compilation.metrics.get("guard_latency_us")
-        if latency is not None and (slowest is None or float(latency) > slowest[0]):
-            slowest = float(latency), f"{compilation.id} {compilation.function[0]}".strip()
+        if latency is not None and (latency_us is None or latency > latency_us):
+            latency_us, slowest = float(latency), f"{compilation.id} {compilation.function[0]}".strip()
     return Guards(
         n_guards=kinds.total() + sum(counted),
         n_graphs=len(trees) + len(counted),
         n_python=sum(kinds[name] for name in PYTHON_GUARDS),
-        latency_us=slowest[0] if slowest else None,
-        slowest=slowest[1] if slowest else "",
+        latency_us=latency_us,
+        slowest=slowest,
         kinds=_counts(kinds),
         places=_counts(_sum(tree.places for tree in trees), 20),
         sources=_counts(_sum(tree.sources for tree in trees), 20),

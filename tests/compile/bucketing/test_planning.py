@@ -209,8 +209,9 @@ def test_two_axes_drift_too() -> None:
                 planner.review()
     assert planner.plan is not None
     assert planner.n_replans >= 1
-    assert planner.bucket_of({"batch": 4, "seq": 78}) is not None
-    assert planner.bucket_of({"seq": 61}) is not None
+    assert planner.plan is not None
+    assert planner.plan.bucket_of({"batch": 4, "seq": 78}) is not None
+    assert planner.plan.bucket_of({"seq": 61}) is not None
 
 
 def test_given_buckets_never_change() -> None:

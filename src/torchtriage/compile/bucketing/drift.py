@@ -14,6 +14,8 @@ __all__ = ["Revision", "revise"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_Choice = tuple[float, tuple[int, ...]]
+"""What new buckets save, and their sizes."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +51,27 @@ def revise(
     itself with one and with two more, and the gains are combined. Buckets over ``max_buckets`` are then dropped,
     cheapest first.
 
-    Parameters
-    ----------
-    buckets : ints
-        In use, ascending.
-    sizes : int[n]
-        Of the latest requests.
-    weights : float64[n], optional
-        What each request counts: of several axes, the product of the others' padded sizes.
-    compile_cost, multiple_of, work, fallback
-        As in :func:`~torchtriage.compile.bucketing.planning.plan`; compiling counts for each new bucket.
-    min_gain : float
-        Share of the present cost that must be saved (after compiling): without it noise in a
-        histogram would replan for ever.
+    ``buckets`` : in use. ``sizes`` : int[n], of the latest requests. ``weights`` : float64[n], what each request
+    counts: of several axes, the product of the others' padded sizes. ``min_gain`` : share of the present cost that
+    must be saved (after compiling): without it noise in a histogram would replan for ever. Others are as in
+    :func:`~torchtriage.compile.bucketing.planning.plan`; compiling counts for each new bucket.
     """
     now = sorted(set(buckets))
     column = -(-np.asarray(sizes, np.int64) // multiple_of) * multiple_of
-    found, where = np.unique(column, return_inverse=True)
+    distinct, where = np.unique(column, return_inverse=True)
     counts = np.bincount(where, weights).astype(np.float64)
-    price = _Prices(found, counts, np.asarray(work(found), np.float64), work, fallback)
-    present = price.of(now)
-    options = _options(price, now, max_new)
+    cost = np.asarray(work(distinct), np.float64)
+
+    def price_of(buckets: Sequence[int]) -> float:
+        known = np.array(buckets, np.int64)
+        if not len(known):
+            return float((fallback * cost * counts).sum())
+        at = np.searchsorted(known, distinct)
+        padded = np.asarray(work(known), np.float64)[np.minimum(at, len(known) - 1)]
+        return float((np.where(at < len(known), padded, fallback * cost) * counts).sum())
+
+    present = price_of(now)
+    options = _options(distinct, counts, cost, work, fallback, now, max_new)
     net = 0.0
     added: tuple[int, ...] = ()
     for way in _ways(options, max_new):
@@ -81,70 +83,49 @@ def revise(
         return None
     after = sorted({*now, *added})
     while len(after) > max_buckets:
-        after.remove(min(after, key=lambda bucket: (price.of([b for b in after if b != bucket]), bucket)))
-    saved = present - price.of(after)
-    kept = tuple(size for size in added if size in after)
-    if not kept or saved - compile_cost * len(kept) < max(min_gain * present, 1e-12):
+        after.remove(min(after, key=lambda bucket: (price_of([b for b in after if b != bucket]), bucket)))
+    saved = present - price_of(after)
+    new = tuple(size for size in added if size in after)
+    if not new or saved - compile_cost * len(new) < max(min_gain * present, 1e-12):
         return None
     dropped = tuple(size for size in now if size not in after)
-    return Revision(tuple(after), kept, dropped, saved / present)
+    return Revision(tuple(after), new, dropped, saved / present)
 
 
-@dataclass(frozen=True)
-class _Prices:
-    """What the latest requests cost: ``sizes`` ascending, with ``counts`` and ``cost`` each."""
-
-    sizes: Ints
-    counts: Floats
-    cost: Floats
-    work: Work
-    fallback: float
-
-    def of(self, buckets: Sequence[int]) -> float:
-        """Return the cost of all requests with these buckets."""
-        known = np.array(sorted(buckets), np.int64)
-        if not len(known):
-            return float((self.fallback * self.cost * self.counts).sum())
-        at = np.searchsorted(known, self.sizes)
-        priced = np.asarray(self.work(known), np.float64)[np.minimum(at, len(known) - 1)]
-        each = np.where(at < len(known), priced, self.fallback * self.cost)
-        return float((each * self.counts).sum())
-
-
-def _options(price: _Prices, now: list[int], max_new: int) -> list[list[tuple[float, tuple[int, ...]]]]:
+def _options(
+    sizes: Ints, counts: Floats, cost: Floats, work: Work, fallback: float, now: list[int], max_new: int
+) -> list[list[_Choice]]:
     """Return for each gap between buckets what one, two ... more would save there, and where."""
     options = []
     edges: list[int | None] = [*now, None]
     low = 0
     for high in edges:
-        inside = (price.sizes > low) & ((price.sizes < high) if high is not None else True)
+        inside = (sizes > low) & ((sizes < high) if high is not None else True)
         low = high if high is not None else low
         if not inside.any():
             continue
-        sizes, counts, cost = price.sizes[inside], price.counts[inside], price.cost[inside]
+        n, each = counts[inside], cost[inside]
         if high is not None:  # what is not in a new bucket is padded to this one
-            end = float(np.asarray(price.work(np.array([high])), np.float64)[0])
+            end = float(np.asarray(work(np.array([high])), np.float64)[0])
         gap = []
         for n_new in range(1, max_new + 1):
             if high is None:
-                at, after = least_cost(cost, counts, n_new, 0.0, price.fallback)
-                before = price.fallback * float((cost * counts).sum())
+                at, after = least_cost(each, n, n_new, 0.0, fallback)
+                before = fallback * float((each * n).sum())
             else:
-                at, after = least_cost(np.append(cost, end), np.append(counts, 0.0), n_new + 1, 0.0, None)
-                before = end * float(counts.sum())
-                at = at[at < len(sizes)]
+                at, after = least_cost(np.append(each, end), np.append(n, 0.0), n_new + 1, 0.0, None)
+                before = end * float(n.sum())
+                at = at[at < len(n)]
             if len(at):
-                gap.append((before - after, tuple(sizes[at].tolist())))
+                gap.append((before - after, tuple(sizes[inside][at].tolist())))
         options.append(gap)
     return options
 
 
-def _ways(
-    options: list[list[tuple[float, tuple[int, ...]]]], max_new: int
-) -> list[list[tuple[float, tuple[int, ...]]]]:
+def _ways(options: list[list[_Choice]], max_new: int) -> list[list[_Choice]]:
     """Return the choices worth a look: for each number of new buckets, the best of the gaps."""
     # best[k] : the most that k new ones save in the gaps so far
-    best: list[tuple[float, list[tuple[float, tuple[int, ...]]]]] = [(0.0, [])]
+    best: list[tuple[float, list[_Choice]]] = [(0.0, [])]
     for gap in options:
         longer = list(best)
         for k, (gain, way) in enumerate(best):

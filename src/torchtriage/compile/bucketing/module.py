@@ -49,36 +49,32 @@ class BucketedModule(_Module):  # type: ignore[misc]
 
     Parameters
     ----------
-    model : nn.Module
-        What is called.
     pad : int or dict
-        Dimensions whose size varies: ``1`` (of every tensor input), ``{"x": 1}``, or with names
-        where several vary, ``{"ids": {0: "batch", 1: "seq"}}``. Inputs are named as ``forward``'s
-        parameters, with dots into containers: ``batch.ids``, ``pair.0``.
+        Dimensions whose size varies: ``1`` (of every tensor input), ``{"x": 1}``, or with names where several vary,
+        ``{"ids": {0: "batch", 1: "seq"}}``. Inputs are named as ``forward``'s parameters, with dots into containers:
+        ``batch.ids``, ``pair.0``.
     buckets : "auto", ints, dict or Plan
-        Sizes to pad to, for each axis. ``"auto"`` chooses them from the first requests, or from
-        what :meth:`precompile` is given, and follows when sizes drift.
+        Sizes to pad to, for each axis. ``"auto"`` chooses them from the first requests, or from what
+        :meth:`precompile` is given, and follows when sizes drift.
     crop : int or dict, optional
-        What to cut off outputs, as for ``pad``; a function of axes where a dimension is not the
-        size itself (``{2: lambda seq: seq // 2}``). Found out by comparing shapes when not given.
+        What to cut off outputs, as for ``pad``; a function of axes where a dimension is not the size itself
+        (``{2: lambda seq: seq // 2}``). Found out by comparing shapes when not given.
     fill : number or dict
         The padding's value, for each input: ``{"input_ids": 50256, "labels": -100}``.
     mask : str or dict, optional
-        Inputs that say what is real: made where a call has none, padded where it has.
-        ``"attention_mask"``, or ``{"key_padding_mask": Mask(False, True)}``.
+        Inputs that say what is real: made where a call has none, padded where it has. ``"attention_mask"``, or
+        ``{"key_padding_mask": Mask(False, True)}``.
     check : "first", "always" or "never"
-        Compare with the unpadded answer: before a bucket is first used, in every call (for tests:
-        raises ``PaddingError``), or not at all.
+        Compare with the unpadded answer: before a bucket is first used, in every call (for tests: raises
+        ``PaddingError``), or not at all.
     background : bool
-        Compile in a thread and answer by the fallback meanwhile. In training mode, where running
-        the model twice would change it, calls wait for their compilation.
+        Compile in a thread and answer by the fallback meanwhile. In training mode, where running the model twice
+        would change it, calls wait for their compilation.
     fallback : "eager" or "dynamic"
         What serves sizes without a bucket: the model itself, or a graph with dynamic sizes.
-    max_buckets, max_graphs : int
-        Sizes that ``"auto"`` may plan (combinations, of several axes), and graphs that are kept:
-        the one not used for longest is dropped.
-    multiple_of : int
-        Buckets of ``"auto"`` are multiples of it.
+    max_buckets, max_graphs, multiple_of : int
+        Sizes that ``"auto"`` may plan (combinations, of several axes), graphs that are kept: the one not used for
+        longest is dropped; what buckets of ``"auto"`` are multiples of.
     work : function
         What a request costs by size, linear unless given; see :func:`torchtriage.compile.bucketing.plan`.
     **options
@@ -160,26 +156,13 @@ class BucketedModule(_Module):  # type: ignore[misc]
     def precompile(self, sizes: Any = None, example: Any = None, *, wait: bool = True) -> Stats:
         """Compile the buckets before requests come, in the context (grad mode, autocast) they have.
 
-        Parameters
-        ----------
-        sizes : ints or dict of ints, optional
-            The size of each request to expect. With ``buckets="auto"`` the plan is made from them;
-            given buckets are compiled as far as a size falls into them. Without, what was seen so
-            far, or every bucket.
-        example : tensor, tuple or dict, optional
-            One call: an argument, a tuple of arguments, or named ones. Its values are cut or
-            repeated to each size. Without, an earlier call's.
-        wait : bool
-            Return when all are ready; else at once, while the background thread compiles.
+        ``sizes`` : of each request to expect. With ``buckets="auto"`` the plan is made from them; given buckets are
+        compiled as far as a size falls into them. Without, what was seen so far, or every bucket. ``example`` : one
+        call: an argument, a tuple of arguments, or a dict of named ones, whose values are cut or repeated to each
+        size. Without, an earlier call's. ``wait`` : return when all are ready, not at once.
 
-        Raises
-        ------
-        PaddingError
-            The check found that an output depends on the padding.
-        TriageError
-            A bucket could not be compiled.
-        UsageError
-            There is no example, there are no sizes, or the model is in training mode.
+        Raises PaddingError: an output depends on the padding; TriageError: a bucket could not be compiled; UsageError:
+        there is no example, there are no sizes, or the model is in training mode.
         """
         if self._orig_mod.training:
             raise UsageError(
@@ -254,10 +237,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
 
         Compiles a dynamic graph and takes some seconds: not for a thread that serves requests.
 
-        Raises
-        ------
-        UsageError
-            Nothing was seen or compiled yet.
+        Raises UsageError: nothing was seen or compiled yet.
         """
         server, planner = self._server, self._server.planner
         example, history = server.example, sorted(planner.history)
@@ -269,13 +249,14 @@ class BucketedModule(_Module):  # type: ignore[misc]
         context = ready[-1][0][2]
         graphs = {key[0]: entry for key, entry in ready if key[1:] == (example.kind, context)}
         seconds: dict[str, list[float]] = {"buckets": [], "dynamic": [], "eager": []}
+        assert planner.plan is not None  # it is what is ready
         with context.entered(example.devices):
             dynamic = BucketGraph({})
             again = server.reader.read(*tensors.resized(example, example.sizes))
             dynamic_compile_s = server.make_dynamic(dynamic, again)
             for sizes in (history[i * len(history) // 15] for i in range(15)):
                 named = dict(zip(planner.axes, sizes, strict=True))
-                entry = graphs.get(tuple((planner.bucket_of(named) or {}).values()))
+                entry = graphs.get(tuple((planner.plan.bucket_of(named) or {}).values()))
                 if entry is None:
                     continue
                 call = server.reader.read(*tensors.resized(example, named))
@@ -317,10 +298,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         ``precompile()`` then finds most of its work done. Caches hold code that will run: load only files you would
         import.
 
-        Raises
-        ------
-        UsageError
-            The file is no saved plan, or it is for other axes.
+        Raises UsageError: the file is no saved plan, or it is for other axes.
         """
         plan_, history, warned = cache_file.load(path, self._server.reader.axes)
         if warned:

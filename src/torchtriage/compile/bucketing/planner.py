@@ -144,35 +144,23 @@ class Planner:
         self.n_replans += 1
         return True
 
-    def bucket_of(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """Return the bucket of a call, which may lack axes; None where it has none."""
-        assert self.plan is not None
-        part = self.plan
-        if len(sizes) < len(self.axes):
-            part = BucketPlan({axis: all_ for axis, all_ in part.buckets.items() if axis in sizes})
-        found = part.bucket_of(sizes)
-        return None if found is None else dict(zip(part.buckets, found, strict=True))
-
     def wanted(self) -> list[dict[str, int]]:
         """Return the buckets that the latest requests fall into, most frequent first."""
         assert self.plan is not None
-        found: Counter[Sizes] = Counter()
-        for sizes in self.history:
-            bucket = self.plan.bucket_of(dict(zip(self.axes, sizes, strict=True)))
-            if bucket is not None:
-                found[bucket] += 1
-        return [dict(zip(self.plan.buckets, bucket, strict=True)) for bucket, _ in found.most_common()]
+        buckets = (self.plan.bucket_of(dict(zip(self.axes, sizes, strict=True))) for sizes in self.history)
+        counts = Counter(tuple(bucket.items()) for bucket in buckets if bucket is not None)
+        return [dict(bucket) for bucket, _ in counts.most_common()]
 
     def least(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """Return the smallest sizes seen that fall into a bucket: there padding is most."""
         assert self.plan is not None
-        found = {}
+        sizes_seen = {}
         for at, axis in enumerate(self.axes):
             below = [size for size in self.plan.buckets[axis] if size < bucket[axis]]
             low = max(below, default=0)
             inside = [sizes[at] for sizes in self.history if low < sizes[at] <= bucket[axis]]
-            found[axis] = min(inside, default=low + 1 if below else max(1, bucket[axis] // 2))
-        return found
+            sizes_seen[axis] = min(inside, default=low + 1 if below else max(1, bucket[axis] // 2))
+        return sizes_seen
 
     def work_of(self, sizes: Mapping[str, int]) -> float:
         """Return what a request of these sizes costs, in the unit of ``work``."""

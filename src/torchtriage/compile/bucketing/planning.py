@@ -50,15 +50,17 @@ class BucketPlan:
     exact: bool = True
     n_requests: int = 0
 
-    def bucket_of(self, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-        """Return the bucket of a request, one size for each axis; None where one has none."""
-        found = []
+    def bucket_of(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """Return the bucket of a request, a size for each axis it has; None where one has none."""
+        bucket = {}
         for axis, buckets in self.buckets.items():
+            if axis not in sizes:
+                continue
             at = bisect_left(buckets, sizes[axis])
             if at == len(buckets) or sizes[axis] < 1:
                 return None
-            found.append(buckets[at])
-        return tuple(found)
+            bucket[axis] = buckets[at]
+        return bucket
 
     def __str__(self) -> str:
         """Return the buckets and what they cost: ``size 104, 152, 200; padding 12 %``."""
@@ -81,32 +83,17 @@ def plan(
 ) -> BucketPlan:
     """Return the buckets that cost least for a history of sizes.
 
-    Parameters
-    ----------
-    sizes : int[n], or one such array for each axis
-        The size of each request, in any order. For one axis the answer is exact; for several (equal
-        lengths) each axis is solved exactly with the others held, in turn until nothing improves.
-    max_buckets : int
-        At most so many; for several axes, so many combinations.
-    compile_cost : float
-        What one more bucket costs, in the unit of ``work``; 0 uses all that are allowed.
-    multiple_of : int
-        Buckets are multiples of it (8 or 16 suits tensor cores).
-    work : function
-        What each size costs, growing: linear by default; ``np.square`` suits attention.
-    fallback : float, optional
-        How many times as much a size costs without a bucket; of several axes every size gets
-        one, as without it.
+    ``sizes`` : of each request, in any order; for several axes one such array each, of equal lengths. For one axis
+    the answer is exact; for several each is solved exactly with the others held, in turn until nothing improves.
+    ``max_buckets`` : for several axes, at most so many combinations. ``compile_cost`` : what one more bucket costs, in
+    the unit of ``work``; 0 uses all that are allowed. ``multiple_of`` : 8 or 16 suits tensor cores. ``work`` : what
+    each size costs, growing; ``np.square`` suits attention. ``fallback`` : how many times as much a size costs without
+    a bucket; of several axes every size gets one, as without it.
 
-    Raises
-    ------
-    UsageError
-        No sizes, sizes that are not positive whole numbers, or a limit below 1.
+    Raises UsageError: no sizes, sizes that are not positive whole numbers, or a limit below 1.
 
-    References
-    ----------
-    The exact solution is the dynamic programme of one-dimensional clustering; its layers have
-    monotone minima (the cost is a Monge array), so each takes O(n log n).
+    The exact solution is the dynamic programme of one-dimensional clustering; its layers have monotone minima (the
+    cost is a Monge array), so each takes O(n log n).
     """
     if max_buckets < 1 or multiple_of < 1:
         raise UsageError("expected max_buckets and multiple_of of at least 1")
@@ -170,13 +157,8 @@ def least_cost(
     """Return which of the sizes to make buckets, and the cost of all requests then.
 
     ``work`` : float64[n], of each distinct size, growing. ``counts`` : float64[n], requests of each size.
-    ``max_buckets``, ``compile_cost``, ``fallback`` : as in :func:`plan`.
-
-    Returns
-    -------
-    at : int64[k]
-        Indices of the buckets, ascending; k may be 0 if the fallback is cheapest for all.
-    cost : float
+    ``max_buckets``, ``compile_cost``, ``fallback`` : as in :func:`plan`. The indices are ascending; there may be none
+    if the fallback is cheapest for all.
     """
     if (np.diff(work) < 0).any() or not np.isfinite(work).all():
         raise UsageError("expected work that grows with size", hint="work=np.square, for example")

@@ -128,7 +128,7 @@ class Server:
             self.example = self.reader.read(*tensors.resized(call, call.sizes))
         if self.planner.plan is None:
             return None, _NO_PLAN
-        bucket = self.planner.bucket_of(call.sizes)
+        bucket = self.planner.plan.bucket_of(call.sizes)
         if bucket is None:
             return None, _RARE
         key = (tuple(bucket.values()), call.kind, context)

@@ -183,17 +183,14 @@ class Reader:
         self.axes = tuple(dict.fromkeys(axis for dims in pad.values() for axis in dims.values()))
         self._model = model
         kinds = {name: parameter.kind for name, parameter in inspect.signature(model.forward).parameters.items()}
-        only, either, rest, by_name = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            inspect.Parameter.VAR_POSITIONAL,
-            inspect.Parameter.VAR_KEYWORD,
-        )
+        kind_of = inspect.Parameter
         self._order = names = list(kinds)
-        self._positional = [name for name, kind in kinds.items() if kind in (only, either)]
-        self._names = [] if {only, rest} & {*kinds.values()} else self._positional
-        self._rest = next((name for name, kind in kinds.items() if kind is rest), "")
-        if by_name not in kinds.values():
+        positional = (kind_of.POSITIONAL_ONLY, kind_of.POSITIONAL_OR_KEYWORD)
+        self._positional = [name for name, kind in kinds.items() if kind in positional]
+        has_no_names = {kind_of.POSITIONAL_ONLY, kind_of.VAR_POSITIONAL} & {*kinds.values()}
+        self._names = [] if has_no_names else self._positional
+        self._rest = next((name for name, kind in kinds.items() if kind is kind_of.VAR_POSITIONAL), "")
+        if kind_of.VAR_KEYWORD not in kinds.values():
             for what, rules in (("pad", pad), ("fill", fill), ("mask", masks)):
                 odd = next((name for name in rules if name and name.split(".")[0] not in names), None)
                 if odd is not None:
@@ -267,13 +264,13 @@ class Reader:
             return tuple((dim, axis) for dim, axis in rule.items() if 0 <= dim < leaf.ndim)
         if rule is None:
             return ()
-        found = []
+        dims = []
         for dim, axis in rule.items():
             if -leaf.ndim <= dim < leaf.ndim:
-                found.append((dim % leaf.ndim, axis))
+                dims.append((dim % leaf.ndim, axis))
             elif path in self.pad:
                 raise UsageError(f"{path} has {leaf.ndim} dimensions; pad names dimension {dim} of it")
-        return tuple(found)
+        return tuple(dims)
 
     def padded(self, call: ModelCall, bucket: Mapping[str, int]) -> Arguments:
         """Return the arguments at the bucket's sizes, masks added."""
@@ -336,10 +333,9 @@ def _padded(leaf: Tensor, dims: Mapping[int, int], value: Any) -> Tensor:
 
 def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
     """Return copies of a call's arguments at other sizes: cut short, or repeated."""
-    leaves = []
-    for at, leaf in enumerate(call.leaves):
+    leaves = list(call.leaves)
+    for at, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
-            leaves.append(leaf)
             continue
         made = leaf.detach()
         for dim, axis in call.dims.get(at, ()):
@@ -347,7 +343,7 @@ def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
             if size != made.shape[dim]:
                 where = torch.arange(size, device=leaf.device) % made.shape[dim]
                 made = made.index_select(dim, where)
-        leaves.append(made.clone().requires_grad_(leaf.requires_grad))
+        leaves[at] = made.clone().requires_grad_(leaf.requires_grad)
     return _with_leaves(call, leaves)
 
 

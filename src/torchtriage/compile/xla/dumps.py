@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics
     return out
 
 
-def _keep(out: Metrics, where: dict[str, Kept], name: str, value: Kept) -> None:
+def _keep(out: Metrics, where: dict[str, Value], name: str, value: Value) -> None:
     if name in where:
         out.repeated.add(name)
     where[name] = value
@@ -123,7 +123,6 @@ class Analysis:
     """``compilation`` or ``execution``."""
     cause: str = ""
     hash: str = ""
-    name: str = ""
     n_inputs: int | None = None
     n_outputs: int | None = None
     frames: tuple[Frame, ...] = ()
@@ -174,8 +173,6 @@ def read_debug(lines: Iterable[str]) -> Iterator[Analysis]:
                 now.frames += (Frame(frame["file"], int(frame["line"]), frame["name"].strip(), True),)
         elif colon and name == "Graph Hash":
             now.hash = value.strip()
-        elif colon and name == "Graph Name":
-            now.name = value.strip()
         elif name == "Number of Graph Inputs" and value.strip().isdecimal():
             now.n_inputs = int(value)
         elif name == "Number of Graph Outputs" and value.strip().isdecimal():

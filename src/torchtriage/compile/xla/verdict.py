@@ -169,39 +169,32 @@ def _of_programs(programs: Sequence[XlaProgram]) -> tuple[str, str, str]:
 
 
 def _correlations(models: Sequence[XlaModel]) -> tuple[Correlation, ...]:
-    def executed(model: XlaModel, name: RouteName) -> float | None:
-        route = model.route(name)
-        return route.executed_per_step if route else None
-
-    def compiled(model: XlaModel, name: RouteName) -> float | None:
-        route = model.route(name)
-        return float(route.steps[0].compiled) if route and route.steps else None
-
-    def times(model: XlaModel, name: RouteName) -> tuple[float | None, float | None]:
-        route = model.route(name)
-        return (route.times.first_ms, route.times.steady_ms) if route and route.times else (None, None)
-
+    routes = {name: [model.route(name) for model in models] for name in TITLES}
+    times = {name: [route.times if route else None for route in column] for name, column in routes.items()}
+    first_ms = {name: [time.first_ms if time else None for time in column] for name, column in times.items()}
+    steady_ms = {name: [time.steady_ms if time else None for time in column] for name, column in times.items()}
+    executed = {name: [route.executed_per_step if route else None for route in routes[name]] for name in COUNTED}
+    compiled = {
+        name: [float(route.steps[0].compiled) if route and route.steps else None for route in routes[name]]
+        for name in COUNTED
+    }
     rows = []
     for name in COUNTED:
         title = TITLES[name]
-        graphs = [executed(model, name) for model in models]
-        ratios = [_over(times(model, name)[1], times(model, "eager")[1]) for model in models]
-        rows.append(
-            _correlation(f"HLO graphs per steady step, {title}", f"steady step, {title} over eager", graphs, ratios)
-        )
-        graphs = [compiled(model, name) for model in models]
-        firsts = [times(model, name)[0] for model in models]
+        ratios = _over(steady_ms[name], steady_ms["eager"])
+        of, with_ = f"HLO graphs per steady step, {title}", f"steady step, {title} over eager"
+        rows.append(_correlation(of, with_, executed[name], ratios))
         of, with_ = f"HLO graphs compiled in the first step, {title}", f"time of the first step, {title}"
-        rows.append(_correlation(of, with_, graphs, firsts))
+        rows.append(_correlation(of, with_, compiled[name], first_ms[name]))
     over = "openxla over LazyTensor"
-    graphs = [_over(executed(model, "openxla"), executed(model, "lazy")) for model in models]
-    ratios = [_over(times(model, "openxla")[1], times(model, "lazy")[1]) for model in models]
+    graphs = _over(executed["openxla"], executed["lazy"])
+    ratios = _over(steady_ms["openxla"], steady_ms["lazy"])
     rows.append(_correlation(f"HLO graphs per steady step, {over}", f"steady step, {over}", graphs, ratios))
     return tuple(rows)
 
 
-def _over(numerator: float | None, other: float | None) -> float | None:
-    return None if numerator is None or not other else numerator / other
+def _over(above: Sequence[float | None], below: Sequence[float | None]) -> list[float | None]:
+    return [None if x is None or not y else x / y for x, y in zip(above, below, strict=True)]
 
 
 def _correlation(of: str, with_: str, xs: Sequence[float | None], ys: Sequence[float | None]) -> Correlation:

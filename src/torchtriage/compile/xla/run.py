@@ -88,7 +88,8 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
         progress(f"counting, {route}", done / n)
         with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
             try:
-                counted[route], fx, more = _count(plan, Path(name), target, route, train)
+                counted[route], handed, more = _count(plan, Path(name), target, route, train)
+                fx = handed if route == "openxla" else ()
                 facts |= more
             except SessionError as error:
                 failures[route] = _failed(error, "counting")

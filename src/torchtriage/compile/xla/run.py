@@ -251,7 +251,8 @@ def _times(
             with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
                 try:
                     with session(plan.python, Path(name), _environment(plan.device, {}), plan.threads) as worker:
-                        timed.setdefault(route, []).append(_timed(plan, worker, target, route, train))
+                        row = _timed(plan, worker, target, route, train)
+                        timed.setdefault(route, []).append(row)
                 except SessionError as error:
                     failures[route] = _failed(error, "timing")
     return timed

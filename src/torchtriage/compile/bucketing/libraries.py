@@ -37,17 +37,17 @@ def processor() -> str:
 
 def compiled() -> dict[str, Path]:
     """Return the libraries of the kernels that this process compiled, by ``kind/file``."""
-    found: dict[str, Path] = {}
+    libraries: dict[str, Path] = {}
     if "torch._inductor.codecache" not in sys.modules:  # another backend compiled
-        return found
+        return libraries
     for kind, torchs in _kinds().items():
         for key in list(torchs.cache):
             for path in _folder(key).glob(f"{key}.*"):
                 if path.suffix in _ENDS:
-                    found[f"{kind}/{path.name}"] = path
-    if found:
-        found.update({f"{_CHECK}/{path.name}": path for path in _checks()})
-    return found
+                    libraries[f"{kind}/{path.name}"] = path
+    if libraries:
+        libraries.update({f"{_CHECK}/{path.name}": path for path in _checks()})
+    return libraries
 
 
 def restore(saved: Mapping[str, bytes]) -> None:

@@ -107,5 +107,5 @@ def _below(reader: Reader, call: ModelCall, bucket: Mapping[str, int]) -> ModelC
 
 
 def _versions(call: ModelCall) -> list[int]:
-    found = (leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
-    return [leaf._version for leaf in found if not leaf.is_inference()]
+    inputs = (leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
+    return [leaf._version for leaf in inputs if not leaf.is_inference()]

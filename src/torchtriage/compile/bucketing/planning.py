@@ -122,17 +122,17 @@ def powers_of_two(sizes: Sequence[int] | Ints) -> tuple[int, ...]:
 
 
 def _sizes(sizes: Any, axis: str) -> Ints:
-    found = np.asarray(sizes)
-    if found.ndim != 1 or not found.size:
+    column = np.asarray(sizes)
+    if column.ndim != 1 or not column.size:
         raise UsageError(
             f"expected a list of sizes for axis {axis}, found {sizes!r:.60}",
             hint="give the size of each request: [128, 97, 131]",
         )
-    if found.dtype.kind not in "iu" or int(found.min()) < 1 or int(found.max()) > _MAX_SIZE:
-        fine = [type(size) is int and 1 <= size <= _MAX_SIZE for size in found.tolist()]
-        odd = found.tolist()[fine.index(False)]
+    if column.dtype.kind not in "iu" or int(column.min()) < 1 or int(column.max()) > _MAX_SIZE:
+        fine = [type(size) is int and 1 <= size <= _MAX_SIZE for size in column.tolist()]
+        odd = column.tolist()[fine.index(False)]
         raise UsageError(f"expected positive whole sizes for axis {axis}, found {odd!r:.60}")
-    return found.astype(np.int64)
+    return column.astype(np.int64)
 
 
 def _one_axis(

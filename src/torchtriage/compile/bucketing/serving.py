@@ -268,8 +268,8 @@ class Server:
         return bool(self.settings["background"]) and not context.training and not records
 
     def _later(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        kept = self.reader.read(*tensors.resized(call, call.sizes))
-        self.thread.submit(partial(self.prepare, entry, kept, context))
+        example = self.reader.read(*tensors.resized(call, call.sizes))
+        self.thread.submit(partial(self.prepare, entry, example, context))
 
     def _again(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
         """Compile once more, for what has changed since; after some times, give up."""

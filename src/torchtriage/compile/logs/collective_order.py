@@ -59,10 +59,10 @@ def differences(schedules: Schedules) -> Iterator[tuple[str, dict[tuple[str, ...
 
 def finding(schedules: Schedules) -> Finding | None:
     """Return the finding on ranks whose orders differ; None where they agree."""
-    found = list(differences(schedules))
-    if not found:
+    differing = list(differences(schedules))
+    if not differing:
         return None
-    compile_id, orders = found[0]
+    compile_id, orders = differing[0]
     ordered = sorted(orders.items(), key=lambda item: (-len(item[1]), item[1]))
     (usual, ranks), (other, odd) = ordered[0], ordered[1]
     place = next(place for place, pair in enumerate(zip_longest(usual, other)) if pair[0] != pair[1])
@@ -76,16 +76,16 @@ def finding(schedules: Schedules) -> Finding | None:
         message=(
             f"compilation {compile_id}: number {place + 1} is {_at(usual, place)} on"
             f" {_ranks(ranks)}, {_at(other, place)} on {_ranks(odd)}; such a job can hang"
-            + (f"; {format_count(len(found) - 1, 'compilation')} more" if len(found) > 1 else "")
+            + (f"; {format_count(len(differing) - 1, 'compilation')} more" if len(differing) > 1 else "")
         ),
         place=Place(),
         cost=None,
         evidence={
-            "compile_ids": [compile_id for compile_id, _ in found[:50]],
+            "compile_ids": [compile_id for compile_id, _ in differing[:50]],
             "orders": [{"ranks": some, "collectives": list(names[:200])} for names, some in ordered],
         },
         fix=FIX,
-        n_events=len(found),
+        n_events=len(differing),
     )
 
 

@@ -76,32 +76,32 @@ def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawi
         for graph_break in result.breaks
         for compile_id in graph_break.compile_ids
     }
-    found: dict[tuple[object, ...], Drawing] = {}
+    drawings: dict[tuple[object, ...], Drawing] = {}
     n_shown = 0
     most = MAX_DRAWINGS
     for place, log in enumerate(logs):
         name = _process(log, logs)
         if place:
-            most = len(found) + max((2 * MAX_DRAWINGS - len(found)) // (len(logs) - place), 1)
+            most = len(drawings) + max((2 * MAX_DRAWINGS - len(drawings)) // (len(logs) - place), 1)
         met: Counter[tuple[str, str]] = Counter()
         for compile_id, kind, text in log.graphs:
             key = (compile_id, kind, met[compile_id, kind], _DEVICE.sub("", text))
             met[compile_id, kind] += 1
-            known = found.get(key)
+            known = drawings.get(key)
             if known is not None:
-                found[key] = replace(known, processes=(*known.processes, name))
+                drawings[key] = replace(known, processes=(*known.processes, name))
                 n_shown += 1
                 continue
             nodes = nodes_of(text)
             if len(nodes) < 2:  # nothing to see
                 n_shown += 1
-            elif len(found) < most:
+            elif len(drawings) < most:
                 of = part_name(log.compilation(compile_id).name)
                 title = f"{compile_id} {of}: {_KINDS.get(kind, kind)}".strip()
                 end = ended.get(compile_id, "") if kind == "dynamo" else ""
                 boxes, edges, how = _collapsed(nodes)
                 placed, width, height = _placed(boxes, edges)
-                found[key] = Drawing(
+                drawings[key] = Drawing(
                     title=f"{title}, {format_count(len(nodes), 'node')}{how}",
                     kind=kind,
                     compile_id=compile_id,
@@ -114,7 +114,7 @@ def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawi
                     processes=(name,) if name else (),
                 )
                 n_shown += 1
-    return tuple(found.values()), n_shown
+    return tuple(drawings.values()), n_shown
 
 
 def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
@@ -174,13 +174,13 @@ def _function(node: FxNode) -> str:
 
 def _runs(keys: Iterable[str]) -> list[object]:
     """Return keys of which only neighbours share one."""
-    found: list[object] = []
+    runs: list[object] = []
     last, number = None, 0
     for key in keys:
         number += key != last
-        found.append(key if key in ("inputs", "outputs", "get_attrs") else (number, key))
+        runs.append(key if key in ("inputs", "outputs", "get_attrs") else (number, key))
         last = key
-    return found
+    return runs
 
 
 def _box(group: Sequence[FxNode]) -> _Box:

@@ -91,15 +91,15 @@ def read_entries(stream: Readable, *, progress: Callable[[int], None] | None = N
 
 def _entry(data: bytes, dropped: bool) -> LogEntry:
     head, _, indented = data.partition(b"\n")
-    found = _HEADER.match(head.rstrip(b"\r"))
-    if found is None:
+    header = _HEADER.match(head.rstrip(b"\r"))
+    if header is None:
         return LogEntry("", head, indented, is_cut=dropped)
-    kind = _KIND.match(found["json"])
+    kind = _KIND.match(header["json"])
     return LogEntry(
         kind[1].decode() if kind else "?",
-        found["json"],
+        header["json"],
         indented,
-        found["date"] + b" " + found["time"],
-        int(found["rank"]) if found["rank"] else None,
+        header["date"] + b" " + header["time"],
+        int(header["rank"]) if header["rank"] else None,
         dropped,
     )

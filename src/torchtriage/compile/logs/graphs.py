@@ -62,17 +62,17 @@ def _op(value: str) -> str:
 
 def count_ops(text: str) -> Counter[str]:
     """Return how often each operator stands in a printed graph; aliases are none."""
-    found = Counter(_op(match["value"]) for match in _NODE.finditer(text))
-    found.pop("", None)
-    return found
+    ops = Counter(_op(match["value"]) for match in _NODE.finditer(text))
+    ops.pop("", None)
+    return ops
 
 
 def nodes_of(text: str) -> list[FxNode]:
     """Return the nodes of a printed graph: inputs, operators in order, the output."""
     head = _INPUTS.search(text)
     inputs = _INPUT.finditer(head["inputs"]) if head is not None else ()
-    found = [FxNode(parameter["name"], "input", parameter["type"], ()) for parameter in inputs]
-    known = {node.name: node.name for node in found}
+    nodes = [FxNode(parameter["name"], "input", parameter["type"], ()) for parameter in inputs]
+    known = {node.name: node.name for node in nodes}
 
     def uses_of(value: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(known[word] for word in _WORD.findall(value) if word in known))
@@ -87,12 +87,12 @@ def nodes_of(text: str) -> list[FxNode]:
         if not op and value in known:  # another name of the same node
             known[match["name"]] = known[value]
             continue
-        found.append(FxNode(match["name"], op or "other", match["type"] or "", uses_of(value), place, function, code))
+        nodes.append(FxNode(match["name"], op or "other", match["type"] or "", uses_of(value), place, function, code))
         known[match["name"]] = match["name"]
     returned = _RETURNED.search(text)
     if returned is not None:
-        found.append(FxNode("output", "output", "", uses_of(_COMMENT.sub("", returned["value"]))))
-    return found
+        nodes.append(FxNode("output", "output", "", uses_of(_COMMENT.sub("", returned["value"]))))
+    return nodes
 
 
 def inlined(text: str) -> set[tuple[str, str]]:

@@ -255,7 +255,7 @@ def _inside(seen: RecompileGroup, arguments: dict[tuple[str, str], set[str]], br
     if known is not None and root[0] in known:
         return None
     frames = ((graph_break, frame) for graph_break in broken for frame in (graph_break.frame, *graph_break.stack))
-    before = next((found for found, frame in frames if frame and (frame.file, frame.line) == (file, line)), None)
+    before = next((ended for ended, frame in frames if frame and (frame.file, frame.line) == (file, line)), None)
     return fix_inside(first.cause, first.source, whole, before, is_known=known is not None)
 
 

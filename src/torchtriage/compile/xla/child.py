@@ -231,8 +231,8 @@ def _metrics() -> dict[str, tuple[float, float]]:
 
     out = {}
     for name in (*TIMES, *SIZES):
-        found = metrics.metric_data(name)
-        out[name] = (found[0], found[1]) if found else (0, 0.0)
+        data = metrics.metric_data(name)
+        out[name] = (data[0], data[1]) if data else (0, 0.0)
     return out
 
 
@@ -243,18 +243,18 @@ def _compiles(n: int, spans: list[tuple[int, int, str]]) -> list[dict[str, Any]]
     if not n:
         return []
     aliased: Any = (metrics.metric_data("InputOutputAliasCount") or (0, 0, []))[2][-n:]
-    found = []
+    compiles = []
     for number, (end_s, dur_ns) in enumerate(metrics.metric_data("CompileTime")[2][-n:]):
         at = int(end_s * 1e9) - CLOSE_NS
         stack = sorted((begun, -ended, name) for begun, ended, name in spans if begun <= at < ended)
-        found.append(
+        compiles.append(
             {
                 "ns": dur_ns,
                 "stack": [name for *_, name in stack],
                 "aliased": int(aliased[number][1]) if len(aliased) == n else None,
             }
         )
-    return found
+    return compiles
 
 
 if __name__ == "__main__":

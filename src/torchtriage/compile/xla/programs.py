@@ -64,15 +64,15 @@ def read_dumps(paths: Sequence[str]) -> list[XlaProgram]:
 
     Raises LogError: there is no dump of torch_xla or XLA among them.
     """
-    found = []
+    programs = []
     files = [Path(path) for path in paths if not Path(path).is_dir()]
     if files:
         name = str(files[0]) if len(files) == 1 else f"{len(files)} files"
-        found.append(_program(name, files))
+        programs.append(_program(name, files))
     for folder in (Path(path) for path in paths if Path(path).is_dir()):
         inside = sorted(file for file in folder.rglob("*") if file.is_file())
-        found.append(_program(str(folder), inside, folder=True))
-    return found
+        programs.append(_program(str(folder), inside, folder=True))
+    return programs
 
 
 def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaProgram:
@@ -99,8 +99,8 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
         elif folder:
             read.skipped["files without a dump"] += 1
         else:
-            found = "other text" if text.strip() else "an empty file"
-            raise LogError(f"expected a dump of torch_xla or XLA, found {found}", where=str(path), hint=HOW)
+            what = "other text" if text.strip() else "an empty file"
+            raise LogError(f"expected a dump of torch_xla or XLA, found {what}", where=str(path), hint=HOW)
     if not read.paths:
         raise LogError(f"expected dumps of torch_xla or XLA, found none in {len(files)} files", where=name, hint=HOW)
     return _summary(name, read)
@@ -160,8 +160,8 @@ def _summary(name: str, read: _Read) -> XlaProgram:
         return metrics[key].n if key in metrics else None
 
     def total(key: str, scale: float = 1.0) -> float | None:
-        found = metrics[key].total if key in metrics else None
-        return None if found is None else found * scale
+        value = metrics[key].total if key in metrics else None
+        return None if value is None else value * scale
 
     if read.metrics is not None and read.metrics.n_skipped:
         read.skipped["lines that are no part of the metrics report"] += read.metrics.n_skipped

@@ -203,10 +203,10 @@ def _correlation(of: str, with_: str, xs: Sequence[float | None], ys: Sequence[f
         why = f"{format_count(len(pairs), 'pair')}, and it takes {MIN_PAIRS}"
         return Correlation(of, with_, len(pairs), None, None, None, why)
     try:
-        found = rank_correlation(*np.array(pairs, dtype=float).T)
+        rank = rank_correlation(*np.array(pairs, dtype=float).T)
     except ValueError as error:
         return Correlation(of, with_, len(pairs), None, None, None, str(error))
-    return Correlation(of, with_, len(pairs), found.rho, found.low, found.high, "")
+    return Correlation(of, with_, len(pairs), rank.rho, rank.low, rank.high, "")
 
 
 def _notes(models: Sequence[XlaModel]) -> Iterable[Note]:

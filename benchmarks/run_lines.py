@@ -45,7 +45,7 @@ def sampled(program: Program, python: str, py_spy: str, loop: range) -> Counter[
         script = Path(scratch) / f"{program.name.rpartition('_')[0]}.py"
         shutil.copy(program.path, script)
         raw = Path(scratch) / "stacks.txt"
-        command = [py_spy, "record", "-q", "-r", "100", "-f", "raw", "--threads", "--idle", "--full-filenames"]
+        command = [py_spy, "record", "-r", "100", "-f", "raw", "--threads", "--idle", "--full-filenames"]
         subprocess.run(
             [*command, "-o", str(raw), "--", python, script.name],
             cwd=scratch,

@@ -6,6 +6,8 @@ import io
 import json
 from typing import Any
 
+from invariants import check_trace
+
 from torchtriage.core.trace import Trace, read_trace
 
 HOST = 100
@@ -207,7 +209,7 @@ class TraceBuilder:
 
     def build(self) -> Trace:
         trace = read_trace(io.BytesIO(self.json()))
-        trace.check()
+        check_trace(trace)
         return trace
 
     def _next(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from invariants import check_trace
 
 from torchtriage.cli.learn.dataset import command
 from torchtriage.core import intervals
@@ -107,7 +108,7 @@ def test_the_same_bytes_every_time(folder: Path, kept: dict[str, Kept]) -> None:
 def test_a_reader_finds_nothing_wrong(kept: dict[str, Kept]) -> None:
     for one in kept.values():
         trace = one.trace
-        trace.check()
+        check_trace(trace)
         assert trace.origin.vendor == "cuda"
         assert len(trace.steps) == N_STEPS
         launched = trace.links.call[np.flatnonzero(trace.works)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invariants import check_trace
 from tests.core.trace.test_parallel import assert_same, mixed
 
 from torchtriage.core.errors import TraceFormatError
@@ -52,7 +53,7 @@ def test_the_cache_gives_the_same_trace(trace_file: Path, decoded: list[str]) ->
     assert decoded == [str(trace_file)]
     assert_same(first, second)
     assert_same(first, read_trace(trace_file))
-    second.check()
+    check_trace(second)
     assert second.args(3) == first.args(3)
     assert sorted(p.name for p in trace_file.parent.iterdir()) == ["trace.json.gz", "trace.json.gz.torchtriage-cache"]
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
 from tests.core.trace.test_parallel import assert_same, mixed
 
@@ -73,7 +74,7 @@ def read_both(text: bytes, **options: Any) -> Trace | str:
 def readable(text: bytes, **options: Any) -> Trace:
     trace = read_both(text, **options)
     assert isinstance(trace, Trace)
-    trace.check()
+    check_trace(trace)
     return trace
 
 

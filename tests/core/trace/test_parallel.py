@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
 
 from torchtriage.core.errors import UsageError
@@ -87,7 +88,7 @@ def read_both(text: bytes, **options: Any) -> Trace:
     one = read_trace(io.BytesIO(text), processes=1, **options)
     other = read_trace(io.BytesIO(text), processes=2, **options)
     assert_same(one, other)
-    one.check()
+    check_trace(one)
     return one
 
 

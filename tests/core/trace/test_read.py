@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
 from tests.core.trace.plain import events_of, parse, plain_meta, plain_phases, plain_rows, read_file
 
@@ -363,7 +364,7 @@ def test_fields_of_unexpected_types_do_not_lose_the_event() -> None:
         assert trace.report.n_events == len(events)
         assert len(trace) == 8
         assert trace.names[trace.name[1]] == "1"
-        trace.check()
+        check_trace(trace)
 
 
 def test_numbers_as_text_are_read() -> None:

@@ -369,12 +369,6 @@ class Trace:
                     return 1
         return 1000
 
-    def check(self) -> None:
-        """Raise AssertionError unless the invariants of the columns and trees hold."""
-        from torchtriage.core.trace.invariants import check_trace
-
-        check_trace(self)
-
 
 _LISTS = frozenset({"dims", "types", "concrete", "strides", "grid", "block"})
 

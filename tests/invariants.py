@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from torchtriage.core import intervals
-
-if TYPE_CHECKING:
-    from torchtriage.core.trace.columns import Trace
-
-__all__ = ["check_trace"]
+from torchtriage.core.trace import Trace
 
 
 def check_trace(trace: Trace) -> None:

@@ -32,13 +32,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from torchtriage.core.trace import read
 
     seen: list[str] = []
-    real = read._read
+    real = read.open_source
 
-    def spy(opened: Any, name: str, *rest: Any) -> Any:
+    def spy(opened: Any, *, name: str, max_bytes: int) -> Any:
         seen.append(name)
-        return real(opened, name, *rest)
+        return real(opened, name=name, max_bytes=max_bytes)
 
-    monkeypatch.setattr(read, "_read", spy)
+    monkeypatch.setattr(read, "open_source", spy)
     return seen
 
 

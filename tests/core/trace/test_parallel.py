@@ -109,7 +109,7 @@ def test_the_workers_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ColumnBuilder, "take", lambda self, part: (taken.append(part), take(self, part))[1])
     monkeypatch.setattr(ColumnBuilder, "add", None)
     trace = read_trace(io.BytesIO(TEXT), processes=2, chunk_bytes=8192)
-    assert sum(part.phases["X"] for part in taken) == trace.report.phases["X"] == 3000
+    assert sum(part._phases["X"] for part in taken) == trace.report.phases["X"] == 3000
     assert len(taken) > 20
 
 

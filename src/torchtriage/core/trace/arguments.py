@@ -62,14 +62,14 @@ def _read_rows(trace: Trace, index: int) -> list[bytes]:
     names = [trace.names[name] for name in trace.name[first:stop].tolist()]
     start_ns = trace.start_ns[first:stop]
     for chunk in _read_chunk(trace, offset, size, is_last=index + 1 == len(chunks)):
-        kept = [i for i, event in enumerate(chunk.events) if is_row(event)]
+        stored = [i for i, event in enumerate(chunk.events) if is_row(event)]
         rows = [event for event in chunk.events if isinstance(event, EventRow) and is_row(event)]
         found_ns = ExactTimes(chunk).starts(rows)
         if [elide(row.name, LONGEST) for row in rows] == names and (
             (found_ns == start_ns) | (found_ns == NO_TIME_NS)
         ).all():
-            args = chunk.text_args()
-            return [args[i] for i in kept]
+            raw = chunk.raw()
+            return [bytes(raw[i].args) for i in stored]
     raise TraceFormatError(
         f"expected the text that was read, found another at byte {offset}",
         where=trace.report.path,

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
+from torchtriage.core.trace.schema import COLUMN_TYPES
 
 __all__ = ["SUFFIX", "cache_path", "digest_of", "load", "store"]
 
@@ -33,17 +34,7 @@ _MAGIC = b"ttcache\0"
 _CHECKSUM_BYTES = 20
 _SIZE = struct.Struct("<Q")
 # the widest first, so that each array is aligned
-_COLUMNS: dict[str, Any] = {
-    "start_ns": np.int64,
-    "dur_ns": np.int64,
-    "key": np.int64,
-    "value": np.int64,
-    "name": np.int32,
-    "lane": np.int32,
-    "detail": np.int32,
-    "cat": np.int16,
-    "kind": np.uint8,
-}
+_COLUMNS = dict(sorted(COLUMN_TYPES.items(), key=lambda item: -item[1].itemsize))
 
 
 class _Header(msgspec.Struct):

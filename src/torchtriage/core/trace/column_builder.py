@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,22 +38,17 @@ from torchtriage.core.trace.event_types import (
     whole,
 )
 from torchtriage.core.trace.events import Chunk
-from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, Kind
+from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, COLUMN_TYPES, Kind
 
-__all__ = ["COLUMN_TYPES", "ColumnBuilder", "ColumnPart", "Stretch", "is_row"]
+if TYPE_CHECKING:
+    from torchtriage.core.trace.native import ScannedRows
+
+__all__ = ["READ_COLUMNS", "ColumnBuilder", "is_row"]
 
 T = TypeVar("T")
 
-COLUMN_TYPES: dict[str, Any] = {
-    "start_ns": np.int64,
-    "dur_ns": np.int64,
-    "name": np.int32,
-    "cat": np.int16,
-    "lane": np.int32,
-    "key": np.int64,
-    "value": np.int64,
-    "detail": np.int32,
-}
+READ_COLUMNS = {name: dtype for name, dtype in COLUMN_TYPES.items() if name != "kind"}
+"""The columns that chunks are read into; the kind follows from category and name."""
 
 MEMORY = "[memory]"
 _NO_INPUTS = b"\0" * 3
@@ -107,42 +103,11 @@ class _ClassCodes(dict[type[Event], int]):
         return code
 
 
-class ColumnPart(msgspec.Struct):
-    """Columns and tables of a stretch of a trace, as worker processes hand them over."""
-
-    columns: dict[str, bytes]
-    names: list[str]
-    cats: list[str]
-    lanes: list[tuple[Any, ...]]
-    details: list[bytes]
-    memory: bytes
-    marks: list[tuple[int, bool, int, int]]
-    labels: list[tuple[str, str, str, str]]
-    phases: dict[str, int]
-    chunks: list[tuple[int, int, int]]
-    n_no_dur: int
-    n_negative: int
-
-
-class Stretch(Protocol):
-    """Rows that are held elsewhere until the trace is put together."""
-
-    @property
-    def n_rows(self) -> int:
-        """How many they are."""
-
-    def copy(self, column: str, out: NDArray[Any]) -> None:
-        """Write a column's values."""
-
-    def drop(self, column: str) -> None:
-        """Let go of a column: nobody asks for it again."""
-
-
 class ColumnBuilder:
     """Collects chunks of events as numpy parts; ``finish`` joins them into a trace."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[NDArray[Any] | Stretch]] = {name: [] for name in COLUMN_TYPES}
+        self._columns: dict[str, list[NDArray[Any] | ScannedRows]] = {name: [] for name in READ_COLUMNS}
         self._names = _Codes()
         self._cats = _Codes(MAX_CATEGORIES)
         self._lanes = _Codes()
@@ -213,16 +178,9 @@ class ColumnBuilder:
                 mark_rows.append(-1)
         if memory:
             args = [event.args or NO_ARGS for event in memory]
-            columns = [
-                times.starts(memory),
-                int64_of([a.memory_bytes for a in args]),
-                int64_of([a.addr for a in args]),
-                int64_of([a.allocated for a in args]),
-                int64_of([a.reserved for a in args]),
-                int64_of([a.device_type for a in args]),
-                int64_of([a.device_id for a in args]),
-            ]
-            self._keep_memory(np.stack(columns, axis=1))
+            fields = ("memory_bytes", "addr", "allocated", "reserved", "device_type", "device_id")
+            numbers = [int64_of(list(map(attrgetter(field), args))) for field in fields]
+            self._keep_memory(np.stack([times.starts(memory), *numbers], axis=1))
         for mark, row, at_ns in zip(marks, mark_rows, times.starts(marks).tolist(), strict=True):
             self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
         return rows
@@ -286,7 +244,7 @@ class ColumnBuilder:
                         for row, a in zip(chosen, args, strict=True)
                     ]
         parts: tuple[NDArray[Any], ...] = (start, dur, name, cat, lane, key, value, detail)
-        for column, values in zip(COLUMN_TYPES, parts, strict=True):
+        for column, values in zip(READ_COLUMNS, parts, strict=True):
             self._columns[column].append(values)
         self._n_rows += n
 
@@ -313,48 +271,25 @@ class ColumnBuilder:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def part(self) -> ColumnPart:
-        """Return everything collected so far."""
-        columns = {
-            name: _join(name, parts, np.empty(self._n_rows, COLUMN_TYPES[name])).tobytes()
-            for name, parts in self._columns.items()
-        }
-        return ColumnPart(
-            columns=columns,
-            names=list(self._names),
-            cats=list(self._cats),
-            lanes=list(self._lanes),
-            details=list(self._details),
-            memory=np.concatenate(self._memory).tobytes() if self._memory else b"",
-            marks=self._marks,
-            labels=[(*where, text) for where, text in self._labels.items()],
-            phases=dict(self._phases),
-            chunks=self._chunks,
-            n_no_dur=self._n_no_dur,
-            n_negative=self._n_negative,
-        )
-
-    def take(self, part: ColumnPart) -> None:
-        """Append a part that was built elsewhere."""
-        recoded = self.codes_of(names=part.names, cats=part.cats, lanes=map(tuple, part.lanes), details=part.details)
+    def take(self, other: ColumnBuilder) -> None:
+        """Append what another builder has collected."""
+        recoded = self.codes_of(names=other._names, cats=other._cats, lanes=other._lanes, details=other._details)
         # the last entry is what -1 reads
         recoded["detail"] = np.append(recoded["detail"], np.int32(-1))
-        n_rows = 0
-        for column, dtype in COLUMN_TYPES.items():
-            values: Any = np.frombuffer(part.columns[column], dtype)
+        for column, dtype in READ_COLUMNS.items():
+            values = _join(column, other._columns[column], np.empty(other._n_rows, dtype))
             if column in recoded:
                 values = recoded[column][values].astype(dtype)
             self._columns[column].append(values)
-            n_rows = len(values)
         lanes = recoded["lane"].tolist()
-        self._labels.update({(what, pid, tid): text for what, pid, tid, text in part.labels})
+        self._labels.update(other._labels)
         self._take_rest(
-            n_rows,
-            memory=np.frombuffer(part.memory, np.int64).reshape(-1, 7),
-            marks=[(at_ns, opens, lanes[lane], row) for at_ns, opens, lane, row in part.marks],
-            chunks=part.chunks,
+            other._n_rows,
+            memory=other._all_memory(),
+            marks=[(at_ns, opens, lanes[lane], row) for at_ns, opens, lane, row in other._marks],
+            chunks=other._chunks,
         )
-        self.take_counts(part.phases, part.n_no_dur, part.n_negative)
+        self.take_counts(other._phases, other._n_no_dur, other._n_negative)
 
     def codes_of(
         self, *, names: Iterable[str], cats: Iterable[str], lanes: Iterable[tuple[Any, ...]], details: Iterable[bytes]
@@ -367,7 +302,7 @@ class ColumnBuilder:
             "detail": self._details.add(details),
         }
 
-    def take_rows(self, rows: Stretch, **rest: Any) -> None:
+    def take_rows(self, rows: ScannedRows, **rest: Any) -> None:
         """Append rows that are held elsewhere, and what else their text says.
 
         Rows in ``marks`` and ``chunks`` count from the first of these.
@@ -404,6 +339,9 @@ class ColumnBuilder:
             self._memory[self._n_joined :] = [np.concatenate(loose)]
             self._n_joined += 1
 
+    def _all_memory(self) -> NDArray[np.int64]:
+        return np.concatenate(self._memory) if self._memory else np.empty((0, 7), np.int64)
+
     # -- the whole -------------------------------------------------------------------------
 
     def finish(self, meta: dict[str, Any], report: ReadReport, source: Any = None) -> Trace:
@@ -411,9 +349,10 @@ class ColumnBuilder:
 
         ``source`` is what arguments are read from again, when asked for.
         """
-        columns: dict[str, Any] = {}
-        for name, dtype in COLUMN_TYPES.items():
-            columns[name] = _join(name, self._columns.pop(name), np.empty(self._n_rows, dtype))
+        columns: dict[str, Any] = {
+            name: _join(name, self._columns.pop(name), np.empty(self._n_rows, dtype))
+            for name, dtype in READ_COLUMNS.items()
+        }
         n_unpaired = self._pair(columns)
         timeless = columns["start_ns"] == NO_TIME_NS
         kinds = np.array([_kind_of(text) for text in self._cats], np.uint8)
@@ -430,7 +369,7 @@ class ColumnBuilder:
         # ids are numbers in some events of a file and text in others
         columns["lane"], lanes = _renumber(columns["lane"], [_lane(key) for key in self._lanes])
         columns["detail"], details = _renumber(columns["detail"], list(self._details))
-        memory = np.concatenate(self._memory) if self._memory else np.empty((0, 7), np.int64)
+        memory = self._all_memory()
         report = msgspec.structs.replace(
             report,
             n_events=self._phases.total(),
@@ -477,7 +416,7 @@ class ColumnBuilder:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def _join(column: str, parts: list[NDArray[Any] | Stretch], out: NDArray[Any]) -> NDArray[Any]:
+def _join(column: str, parts: list[NDArray[Any] | ScannedRows], out: NDArray[Any]) -> NDArray[Any]:
     """Return the parts of a column as one, written to ``out``."""
     first = 0
     for part in parts:
@@ -558,12 +497,10 @@ _GROUPS[list(GROUP_OF)] = list(GROUP_OF.values())
 
 def _lane(key: tuple[Any, ...]) -> Lane:
     if len(key) == 3:
-        _, device, stream = key
-        return Lane("stream", str(device), str(stream), whole(device), whole(stream))
+        return Lane("stream", str(key[1]), str(key[2]), whole(key[1]), whole(key[2]))
     return Lane("thread", str(key[0]), str(key[1]), -1, -1)
 
 
 def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, ...]:
-    if not args.collective:
-        return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), b"", b"", b""
-    return tuple(map(bytes, (args.collective, args.nelems, args.dtype, args.group, args.ranks, args.seq)))
+    group = (args.group, args.ranks, args.seq) if args.collective else (b"", b"", b"")
+    return tuple(map(bytes, (args.collective, args.nelems, args.dtype, *group)))

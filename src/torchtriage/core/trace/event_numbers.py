@@ -69,8 +69,8 @@ class ExactTimes:
     @cached_property
     def _exact(self) -> dict[int, tuple[int, int]]:
         return {
-            id(event): (_exact_ns(times.ts, NO_TIME_NS), _exact_ns(times.dur, NO_DUR_NS))
-            for event, times in zip(self._chunk.events, self._chunk.text_times(), strict=True)
+            id(event): (_exact_ns(bytes(raw.ts), NO_TIME_NS), _exact_ns(bytes(raw.dur), NO_DUR_NS))
+            for event, raw in zip(self._chunk.events, self._chunk.raw(), strict=True)
         }
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from types import GenericAlias
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,12 +40,11 @@ __all__ = [
     "Label",
     "OldInstant",
     "OpArgs",
-    "Times",
-    "decode_args",
+    "RawEvent",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
-    "decode_times",
+    "decode_raw",
     "error_position",
     "event_size",
     "is_complete",
@@ -297,14 +296,9 @@ class LooseEvent(msgspec.Struct, gc=False):
     args: msgspec.Raw = _NO_TEXT
 
 
-class Times(NamedTuple):
-    """``ts`` and ``dur`` as written."""
+class RawEvent(msgspec.Struct, gc=False):
+    """Times and arguments as written."""
 
-    ts: bytes
-    dur: bytes
-
-
-class _RawEvent(msgspec.Struct, gc=False):
     ts: msgspec.Raw = _NO_TEXT
     dur: msgspec.Raw = _NO_TEXT
     args: msgspec.Raw = _NO_TEXT
@@ -343,7 +337,7 @@ decode_by_category: Decode = msgspec.json.Decoder(_list_of(CATEGORIES.values()))
 decode_by_phase: Decode = msgspec.json.Decoder(_list_of(PHASES.values())).decode
 """Decode an array of events; ValidationError when a field has another type than it should."""
 _decode_loose = msgspec.json.Decoder(list[LooseEvent]).decode
-_decode_raw = msgspec.json.Decoder(list[_RawEvent]).decode
+decode_raw = msgspec.json.Decoder(list[RawEvent]).decode
 _decode_one = msgspec.json.Decoder(LooseEvent).decode
 _decode_args = msgspec.json.Decoder(InstantArgs).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -353,16 +347,6 @@ _decode_shape = msgspec.json.Decoder(list[_Shape]).decode
 def decode_loosely(document: bytes) -> list[Event]:
     """Decode an array of events whose fields may have any type."""
     return [_tight(event) for event in _decode_loose(document)]
-
-
-def decode_times(document: bytes) -> list[Times]:
-    """Return the times of an array of events as written."""
-    return [Times(bytes(event.ts), bytes(event.dur)) for event in _decode_raw(document)]
-
-
-def decode_args(document: bytes) -> list[bytes]:
-    """Return the arguments of an array of events as written."""
-    return [bytes(event.args) for event in _decode_raw(document)]
 
 
 def is_event(text: bytes | memoryview) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,17 +23,16 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.event_types import (
     BROKEN,
     Event,
-    Times,
-    decode_args,
+    RawEvent,
     decode_by_category,
     decode_by_phase,
     decode_loosely,
-    decode_times,
+    decode_raw,
     error_position,
     is_complete,
     is_cut_short,
 )
-from torchtriage.core.trace.input import EXPORT
+from torchtriage.core.trace.input import EXPORT, Source
 from torchtriage.core.trace.salvage import MAX_MENDED_BYTES, closes_list, find_start, mend, walk
 from torchtriage.core.units import format_bytes
 
@@ -45,7 +44,6 @@ __all__ = [
     "EventReader",
     "Loss",
     "TextBlock",
-    "TextSource",
     "UnfinishedBlock",
 ]
 
@@ -110,34 +108,16 @@ class Chunk:
     by_category: bool = False
     """Whether the classes of the events stand for their categories."""
 
-    def text_times(self) -> list[Times]:
-        """Return the times of every event as written, for clocks that a double cannot hold."""
+    def raw(self) -> list[RawEvent]:
+        """Return times and arguments of every event as written."""
         try:
-            return decode_times(self.document)
+            return decode_raw(self.document)
         except BROKEN:  # so deeply nested that it depends on who asks
-            return [Times(b"", b"")] * len(self.events)
-
-    def text_args(self) -> list[bytes]:
-        """Return the arguments of every event as written."""
-        try:
-            return decode_args(self.document)
-        except BROKEN:
-            return [b""] * len(self.events)
+            return [RawEvent()] * len(self.events)
 
 
 class UnfinishedBlock(Exception):  # noqa: N818 - not an error: the block is cut inside an event
     """A block of text ends inside an event: what looked like a boundary was none."""
-
-
-class TextSource(Protocol):
-    """What a reader needs of its input."""
-
-    name: str
-    truncated: str
-    """Why the text ends early, empty while it does not."""
-
-    def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes; empty at the end."""
 
 
 class TextBlock(BytesIO):
@@ -156,7 +136,7 @@ class EventReader:
     """
 
     def __init__(
-        self, source: TextSource, chunk_bytes: int = CHUNK_BYTES, *, offset: int = 0, is_block: bool = False
+        self, source: Source | TextBlock, chunk_bytes: int = CHUNK_BYTES, *, offset: int = 0, is_block: bool = False
     ) -> None:
         self.chunk_bytes = chunk_bytes
         self.meta: dict[str, Any] = {}
@@ -181,10 +161,6 @@ class EventReader:
         self.open()
         yield from self.chunks()
         self.close()
-
-    def open(self) -> None:
-        """Move to the first event; refuse text that is no trace."""
-        self._find_events()
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks from here on, up to the end of the list or of the text."""
@@ -296,8 +272,8 @@ class EventReader:
 
     # -- before and behind the events ------------------------------------------------------
 
-    def _find_events(self) -> None:
-        """Move to the first event, keeping the keys before it as metadata."""
+    def open(self) -> None:
+        """Move to the first event, keeping the keys before it as metadata; refuse text that is no trace."""
         while not (start := self._buffer.lstrip()) and self._more():
             self._pos = len(self._buffer) - len(self._buffer.lstrip())
         self._pos = len(self._buffer) - len(start)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.trace.column_builder import COLUMN_TYPES, ColumnBuilder
+from torchtriage.core.trace.column_builder import READ_COLUMNS, ColumnBuilder
 from torchtriage.core.trace.columns import Detail
 from torchtriage.core.trace.event_types import GROUP_OF, InstantArgs, decode_by_phase, decode_loosely
 from torchtriage.core.trace.events import MAX_EVENT_BYTES, SEPARATOR, EventReader
@@ -46,9 +46,8 @@ class Totals(ctypes.Structure):
     """How much a scanner has found so far."""
 
     _fields_ = (
-        *((name, c_uint64) for name in ("rows", "names", "cats", "lanes", "details")),
-        *((name, c_uint64) for name in ("memory", "marks", "labels", "label_order", "chunks")),
-        *((name, c_uint64) for name in ("n_no_dur", "n_negative")),
+        *((name, c_uint64) for name in ("rows", "names", "cats", "lanes", "details", "memory", "marks", "labels")),
+        *((name, c_uint64) for name in ("label_order", "chunks", "n_no_dur", "n_negative")),
         ("phases", c_uint64 * 128),
     )
 
@@ -71,10 +70,11 @@ _NUMBERS = (
 )
 
 
-_COLUMNS = {name: index for index, name in enumerate(COLUMN_TYPES)}
+_COLUMNS = {name: index for index, name in enumerate(READ_COLUMNS)}
 _Ends = POINTER(c_uint64)
-_NAMES, _CATS, _LANES, _DETAILS, _LABELS = range(5)
-_MEMORY, _MARKS, _CHUNKS, _LABEL_ORDER = range(4)
+_TABLES = ("names", "cats", "lanes", "details", "labels")
+_RECORDS = {"memory": 7, "marks": 3, "chunks": 3, "label_order": 1}
+"""Numbers in each record, in the order of the library."""
 
 
 class Found(NamedTuple):
@@ -84,15 +84,8 @@ class Found(NamedTuple):
     """How much of the text is done; -1 when the library is broken."""
     was: Totals
     now: Totals
-    names: list[bytes]
-    cats: list[bytes]
-    lanes: list[bytes]
-    details: list[bytes]
-    labels: list[bytes]
-    label_order: NDArray[np.int64]
-    memory: NDArray[np.int64]
-    marks: NDArray[np.int64]
-    chunks: NDArray[np.int64]
+    tables: list[list[bytes]]
+    records: list[NDArray[np.int64]]
 
 
 class Scanner:
@@ -100,7 +93,6 @@ class Scanner:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._handle = None
         schema = _schema()
         self._handle = library.tt_new(schema, len(schema))
         if not self._handle:
@@ -120,22 +112,14 @@ class Scanner:
         n_used = self._library.tt_scan(self._handle, block.room.ctypes.data, block.size + PADDING, block.offset, step)
         if n_used <= 0:
             self._library.tt_roll_back(self._handle, byref(self._now))
-        was, self._now = self._now, self._totals()
-        now = self._now
-        return Found(
-            n_used,
-            was,
-            now,
-            self._texts(_NAMES, was.names, now.names),
-            self._texts(_CATS, was.cats, now.cats),
-            self._texts(_LANES, was.lanes, now.lanes),
-            self._texts(_DETAILS, was.details, now.details),
-            self._texts(_LABELS, was.labels, now.labels),
-            self._records(_LABEL_ORDER, 1, was.label_order, now.label_order)[:, 0],
-            self._records(_MEMORY, 7, was.memory, now.memory),
-            self._records(_MARKS, 3, was.marks, now.marks),
-            self._records(_CHUNKS, 3, was.chunks, now.chunks),
-        )
+        was, now = self._now, self._totals()
+        self._now = now
+        tables = [self._texts(i, getattr(was, name), getattr(now, name)) for i, name in enumerate(_TABLES)]
+        records = [
+            self._records(i, width, getattr(was, name), getattr(now, name))
+            for i, (name, width) in enumerate(_RECORDS.items())
+        ]
+        return Found(n_used, was, now, tables, records)
 
     def _totals(self) -> Totals:
         totals = Totals()
@@ -154,9 +138,8 @@ class Scanner:
         data, ends = c_void_p(), _Ends()
         self._library.tt_table(self._handle, which, byref(data), byref(ends))
         limits = [ends[start - 1] if start else 0, *ends[start:stop]]
-        base = data.value or 0
-        blob = ctypes.string_at(base + limits[0], limits[-1] - limits[0])
         first = limits[0]
+        blob = ctypes.string_at((data.value or 0) + first, limits[-1] - first)
         return [blob[low - first : high - first] for low, high in pairwise(limits)]
 
     def _records(self, which: int, width: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -206,13 +189,15 @@ class ScannedRows(NamedTuple):
 def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
     """Append what a scanner found in its next block."""
     was, now = found.was, found.now
+    names, cats, lane_texts, details, labels = found.tables
+    memory, marks, chunks, label_order = found.records
     scanner.taken = now
     codes = scanner.codes
     new = builder.codes_of(
-        names=[text.decode() for text in found.names],
-        cats=[text.decode() for text in found.cats],
-        lanes=[_lane(text) for text in found.lanes],
-        details=[text[:-1] for text in found.details],
+        names=[text.decode() for text in names],
+        cats=[text.decode() for text in cats],
+        lanes=map(_lane, lane_texts),
+        details=[text[:-1] for text in details],
     )
     for column, more in new.items():
         if len(more):
@@ -220,23 +205,18 @@ def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
     lanes = codes["lane"]
     builder.take_rows(
         ScannedRows(scanner, was.rows, now.rows - was.rows),
-        memory=found.memory,
+        memory=memory,
         marks=[
             (at_ns, row >= 0, int(lanes[lane]), row - was.rows if row >= 0 else -1)
-            for at_ns, row, lane in found.marks.tolist()
+            for at_ns, row, lane in marks.tolist()
         ],
-        chunks=[(row - was.rows, offset, size) for row, offset, size in found.chunks.tolist()],
+        chunks=[(row - was.rows, offset, size) for row, offset, size in chunks.tolist()],
     )
-    scanner.labels += map(_decode_label, found.labels)
-    order = found.label_order
-    if not len(order):
-        return
+    scanner.labels += map(_decode_label, labels)
+    order = label_order[:, 0].tolist()
     # the order of the first ones is the table's, what the last ones say stays
-    for codes_in_order in (order, order[::-1]):
-        distinct, first = np.unique(codes_in_order, return_index=True)
-        by_place = distinct[np.argsort(first)]
-        for code in (by_place if codes_in_order is order else by_place[::-1]).tolist():
-            builder.take_label(scanner.labels[code])
+    for code in (*dict.fromkeys(order), *reversed(dict.fromkeys(reversed(order)))):
+        builder.take_label(scanner.labels[code])
 
 
 def _lane(text: bytes) -> tuple[str | int, ...]:

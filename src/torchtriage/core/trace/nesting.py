@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.engine import find_engine
-from torchtriage.core.trace.schema import HOST_KINDS, Kind
+from torchtriage.core.trace.schema import COLUMN_TYPES, HOST_KINDS, Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
@@ -264,14 +264,13 @@ def frame_tree(trace: Trace) -> Tree:
     return Tree(trace, members, parent)
 
 
+_GIVEN = ("lane", "start_ns", "dur_ns", "kind", "key", "value")
+
+
 class _Columns(ctypes.Structure):
     """What the library is given of a trace."""
 
-    _fields_ = (
-        ("n", ctypes.c_size_t),
-        *((name, ctypes.c_void_p) for name in ("lane", "start_ns", "dur_ns", "kind")),
-        *((name, ctypes.c_void_p) for name in ("key", "value")),
-    )
+    _fields_ = (("n", ctypes.c_size_t), *((name, ctypes.c_void_p) for name in _GIVEN))
 
 
 def _native_tree(trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree | None:
@@ -281,12 +280,12 @@ def _native_tree(trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree 
         return None
     n = len(trace)
     # the library reads plain memory: columns of the width it knows, without gaps
-    held = {name: np.ascontiguousarray(getattr(trace, name), dtype) for name, dtype in _WIDTHS.items()}
+    held = [np.ascontiguousarray(getattr(trace, name), COLUMN_TYPES[name]) for name in _GIVEN]
     ranks = np.zeros(256, np.uint8)
     ranks[list(kinds)] = _OUTER_FIRST[list(kinds)] + 1
     members, parent = np.empty(n, np.int64), np.empty(n, np.int32)
     n_members = library.tt_tree(
-        ctypes.byref(_Columns(n, *(column.ctypes.data for column in held.values()))),
+        ctypes.byref(_Columns(n, *(column.ctypes.data for column in held))),
         ranks.ctypes.data,
         len(trace.lanes),
         # a child's rounded end may pass its parent's by one unit
@@ -296,16 +295,6 @@ def _native_tree(trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree 
         parent.ctypes.data,
     )
     return Tree(trace, members[:n_members].copy(), parent) if n_members >= 0 else None
-
-
-_WIDTHS: dict[str, Any] = {
-    "lane": np.int32,
-    "start_ns": np.int64,
-    "dur_ns": np.int64,
-    "kind": np.uint8,
-    "key": np.int64,
-    "value": np.int64,
-}
 
 
 def _ordered(trace: Trace, rows: Ints) -> Ints:

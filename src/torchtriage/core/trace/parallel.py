@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from torchtriage.core.errors import UsageError
-from torchtriage.core.trace.column_builder import ColumnBuilder, ColumnPart
+from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import EventReader, Loss, TextBlock, UnfinishedBlock
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 
@@ -29,7 +29,7 @@ BLOCK_CHUNKS = 16
 class Settled(NamedTuple):
     """What a worker made of a block."""
 
-    part: ColumnPart
+    builder: ColumnBuilder
     n_used: int
     ended: bool
     loss: Loss
@@ -79,7 +79,7 @@ def read_parallel(reader: EventReader, builder: ColumnBuilder, n_workers: int) -
             except (WorkerLostError, OSError):
                 settled, alive = None, False
             if settled is not None:
-                builder.take(settled.part)
+                builder.take(settled.builder)
                 reader.loss.add(settled.loss)
             if settled is None or settled.ended:
                 # the blocks behind started at what may be no boundary: read on from here
@@ -112,4 +112,4 @@ def settle(offset: int, text: bytes, chunk_bytes: int) -> Settled | None:
             builder.add(chunk)
     except UnfinishedBlock:
         return None
-    return Settled(builder.part(), reader.offset - offset, reader.ended, reader.loss)
+    return Settled(builder, reader.offset - offset, reader.ended, reader.loss)

@@ -57,26 +57,14 @@ def read_trace(
         The input cannot be read, is something else, or holds no event.
     """
     opened, name = reopenable(path)
-    if not cache or not isinstance(opened, str) or not Path(opened).is_file():
-        return _read(opened, name, max_bytes, progress, processes, chunk_bytes)
-    from torchtriage.core.trace.cache import digest_of, load, store
+    file = opened if cache and isinstance(opened, str) and Path(opened).is_file() else None
+    if file is not None:
+        from torchtriage.core.trace.cache import digest_of, load, store
 
-    digest = digest_of(opened)
-    trace = load(opened, digest, name)
-    if trace is None or trace.report.text_bytes > max_bytes:
-        trace = _read(opened, name, max_bytes, progress, processes, chunk_bytes)
-        store(trace, opened, digest)
-    return trace
-
-
-def _read(
-    opened: Input,
-    name: str,
-    max_bytes: int,
-    progress: Callable[[int, int], None] | None,
-    processes: int | None,
-    chunk_bytes: int,
-) -> Trace:
+        digest = digest_of(file)
+        trace = load(file, digest, name)
+        if trace is not None and trace.report.text_bytes <= max_bytes:
+            return trace
     engine = find_engine()
     with open_source(opened, max_bytes=max_bytes, name=name) as source:
         reader = EventReader(source, chunk_bytes)
@@ -87,10 +75,6 @@ def _read(
             for _ in blocks:
                 if progress is not None:
                     progress(source.n_read, source.size_bytes)
-        for chunk in reader.chunks():
-            builder.add(chunk)
-            if progress is not None:
-                progress(source.n_read, source.size_bytes)
         reader.close()
         report = ReadReport(
             path=source.name,
@@ -110,15 +94,20 @@ def _read(
             hint="call prof.step() in the loop and export inside on_trace_ready: after the last"
             " cycle of a schedule the buffer is empty",
         )
+    if file is not None:
+        store(trace, file, digest)
     return trace
 
 
 def _read_blocks(
     reader: EventReader, source: Source, builder: ColumnBuilder, engine: Engine, processes: int | None
 ) -> Generator[None, None, None]:
-    """Read as much as goes faster than chunk by chunk; yields after each block."""
+    """Read as much as goes faster than chunk by chunk, then chunk by chunk; yields after each piece."""
     if engine.library is not None:
         n_threads = count_workers(source.likely_text_bytes, processes, worth_it_bytes=THREADS_WORTH_IT_BYTES)
         yield from read_native(reader, source, builder, engine.library, n_threads)
     elif (n_workers := count_workers(source.likely_text_bytes, processes)) > 1:
         yield from read_parallel(reader, builder, n_workers)
+    for chunk in reader.chunks():
+        builder.add(chunk)
+        yield

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
+import numpy as np
+
+__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "COLUMN_TYPES", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
 
 
 class Kind(IntEnum):
@@ -115,3 +117,4 @@ COLUMNS: tuple[Column, ...] = (
         "index into `details`: dims, types, concrete inputs, strides, grid, block, collective; -1",
     ),
 )
+COLUMN_TYPES: dict[str, Any] = {column.name: np.dtype(column.dtype) for column in COLUMNS}

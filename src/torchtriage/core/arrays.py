@@ -15,9 +15,9 @@ T = TypeVar("T", bound=np.generic)
 def distinct(values: NDArray[T]) -> NDArray[T]:
     """Return the distinct values of a one-dimensional array, in order.
 
-    What ``numpy.unique`` returns, but for NaN, of which all stay. From numpy 2.3 on that goes
-    through a hash table, which among a million values takes five times as long as sorting where few
-    are distinct and fifty times where most are (measured with numpy 2.4).
+    What ``numpy.unique`` returns, but for NaN, of which all stay. From numpy 2.3 on that goes through a hash table,
+    which among a million values takes five times as long as sorting where few are distinct and fifty times where most
+    are (measured with numpy 2.4).
     """
     ordered: NDArray[Any] = np.sort(values, axis=None)
     is_first = np.empty(len(ordered), np.bool_)

@@ -68,8 +68,8 @@ class Database(Protocol):
 class Schema:
     """The tables of a store, and the steps that make them of any version before.
 
-    ``{bytes}`` in a statement is the database's type for raw bytes. ``table`` : holds the version;
-    without one it is SQLite's ``user_version``. Never change a released step: add one.
+    ``{bytes}`` in a statement is the database's type for raw bytes. ``table`` : holds the version; without one it is
+    SQLite's ``user_version``. Never change a released step: add one.
     """
 
     steps: tuple[tuple[str, ...], ...]
@@ -112,19 +112,10 @@ class Schema:
 def open_sqlite(place: str | Path, *, wait_s: float, hint: str, absent: StoreError | None = None) -> Database:
     """Open an SQLite file, or ``:memory:``; parent folders are made.
 
-    Parameters
-    ----------
-    wait_s : float
-        How long a writer waits for others.
-    hint : str
-        How to choose another place.
-    absent : StoreError, optional
-        Raised where there is no file yet, instead of making one.
+    ``wait_s`` : how long a writer waits for others. ``hint`` : how to choose another place. ``absent`` : raised where
+    there is no file yet, instead of making one.
 
-    Raises
-    ------
-    StoreError
-        It cannot be opened.
+    Raises StoreError: it cannot be opened.
     """
     path = Path(place)
     try:
@@ -224,12 +215,7 @@ class _Sqlite:
 def open_postgres(url: str, *, wait_s: float) -> Database:
     """Open a PostgreSQL database, which several machines may share.
 
-    Raises
-    ------
-    StoreError
-        It cannot be reached.
-    MissingExtraError
-        Without the extra ``postgres``.
+    Raises StoreError: it cannot be reached; MissingExtraError: without the extra ``postgres``.
     """
     return _Postgres(url, wait_s)
 
@@ -325,12 +311,7 @@ def without_password(url: str) -> str:
 def connect_redis(url: str, *, timeout_s: float, missing: MissingExtraError, decode: bool = False) -> Any:
     """Return a client of Redis that tries nothing twice, which would take seconds where a server is down.
 
-    Raises
-    ------
-    MissingExtraError
-        ``missing``, without redis-py.
-    ValueError
-        It is no URL of Redis.
+    Raises MissingExtraError: ``missing``, without redis-py; ValueError: it is no URL of Redis.
     """
     try:
         redis, retry, backoff = (import_module(name) for name in ("redis", "redis.retry", "redis.backoff"))

@@ -39,14 +39,8 @@ __all__ = [
 class TriageError(Exception):
     """Base of everything torchtriage raises on purpose.
 
-    Parameters
-    ----------
-    message : str
-        What was expected and what was found.
-    where : str
-        File and position, empty when there is none.
-    hint : str
-        What to try next, empty when there is nothing useful to say.
+    ``message`` : what was expected and what was found. ``where`` : file and position, empty when there is none.
+    ``hint`` : what to try next, empty when there is nothing useful to say.
     """
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:

@@ -1,7 +1,7 @@
 """The one currency: a problem, where it is, what it costs and how to fix it, whatever was analysed.
 
-These dataclasses are part of every JSON output: field names here are field names there. Times are ``_ns``
-integers on the trace's own clock, or ``_ms`` floats where people compare them.
+These dataclasses are part of every JSON output: field names here are field names there. Times are ``_ns`` integers on
+the trace's own clock, or ``_ms`` floats where people compare them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Quote = Callable[[str, str, int], str]
 class Cost:
     """What fixing one finding gives back: an interval with its denominator.
 
-    ``low_ms``/``high_ms`` are per ``per``; ``of_ms`` is the wall time of one ``per`` (the mean
-    steady step, the window, or the whole run), so ``share_low = low_ms / of_ms``. ``naive_ms`` is the plain sum of
-    durations, for contrast. ``basis`` says how sure the arithmetic is, ``method`` how it was done.
+    ``low_ms``/``high_ms`` are per ``per``; ``of_ms`` is the wall time of one ``per`` (the mean steady step, the window,
+    or the whole run), so ``share_low = low_ms / of_ms``. ``naive_ms`` is the plain sum of durations, for contrast.
+    ``basis`` says how sure the arithmetic is, ``method`` how it was done.
     """
 
     low_ms: float
@@ -149,8 +149,7 @@ class Finding:
     evidence: dict[str, Any]
     fix: Fix
     idle_ns: int = 0
-    """Idle time of the main device in the judged steps that this finding explains; each idle
-    nanosecond has one owner."""
+    """Idle time of the main device in the judged steps that this finding explains; each nanosecond has one owner."""
     n_events: int = 0
     also_explains: tuple[str, ...] = ()
     ranks: RankSpread | None = None
@@ -188,8 +187,8 @@ class Crash:
 class Note:
     """One fact about the recording's quality.
 
-    ``level`` is ``refuse`` when no verdict can be given, ``warn`` when numbers are limited, else
-    ``info``. ``fix`` says how to record better.
+    ``level`` is ``refuse`` when no verdict can be given, ``warn`` when numbers are limited, else ``info``. ``fix`` says
+    how to record better.
     """
 
     code: str

@@ -1,8 +1,7 @@
 r"""What every page is made of: templates, a policy of its own, and data that cannot break out.
 
-A page asks no server for anything. Its policy lets the one script and the one style sheet that it
-holds run, named by their hashes; the data block cannot be closed from inside, for ``<`` is written
-``\u003c`` there.
+A page asks no server for anything. Its policy lets the one script and the one style sheet that it holds run, named by
+their hashes; the data block cannot be closed from inside, for ``<`` is written ``\u003c`` there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Half-open time intervals as ``int64[k, 2]`` arrays of nanoseconds.
 
-Every function returns sorted, disjoint, non-empty intervals unless it says otherwise, and
-every function is linear in its inputs up to a sort. Unions, never sums of durations: work on
-one device overlaps in real traces.
+Every function returns sorted, disjoint, non-empty intervals unless it says otherwise, and every function is linear in
+its inputs up to a sort. Unions, never sums of durations: work on one device overlaps in real traces.
 """
 
 from __future__ import annotations
@@ -78,17 +77,7 @@ def subtract(left: Spans, right: Spans) -> Spans:
 def covered(values: Spans, cover: Spans) -> Ints:
     """Return for each row of ``values`` (any order) how many ns of it ``cover`` covers.
 
-    Parameters
-    ----------
-    values : int64[k, 2]
-        Intervals in any order, overlaps allowed.
-    cover : int64[m, 2]
-        Sorted and disjoint.
-
-    Returns
-    -------
-    int64[k]
-        Nanoseconds.
+    ``values`` : int64[k, 2], intervals in any order, overlaps allowed. ``cover`` : int64[m, 2], sorted and disjoint.
     """
     if not len(cover):
         return np.zeros(len(values), dtype=np.int64)

@@ -1,7 +1,7 @@
 """The machine that measures: what makes its times comparable, and whether others disturbed it.
 
-Facts come from files of the kernel and from ``nvidia-smi``; what cannot be learned is left out,
-never guessed. Needs no torch.
+Facts come from files of the kernel and from ``nvidia-smi``; what cannot be learned is left out, never guessed. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ class Reading:
 class HostUse:
     """What the machine did while one process ran.
 
-    ``own_s`` : CPU time of the process and its children; ``others_s`` of all others; ``stolen_s``
-    taken by the hypervisor. ``others_s`` and ``stolen_s`` are None where the kernel tells nothing.
+    ``own_s`` : CPU time of the process and its children; ``others_s`` of all others; ``stolen_s`` taken by the
+    hypervisor. ``others_s`` and ``stolen_s`` are None where the kernel tells nothing.
     """
 
     wall_s: float
@@ -256,7 +256,6 @@ def read_host(root: Path = ROOT) -> Reading | None:
 
 @cache
 def _calls() -> Any:
-    """Return the C library's calls, made without giving up the interpreter's lock."""
     import ctypes
 
     library = ctypes.PyDLL(None, use_errno=True)
@@ -269,8 +268,8 @@ def _calls() -> Any:
 def read_kernel_file(path: str) -> bytes:
     """Return what is in a file of ``/proc``; raises OSError.
 
-    The usual way gives the interpreter's lock up at each of some five calls, and where threads are
-    busy waits for a turn each time, tens of milliseconds; such a file is read in microseconds.
+    The usual way gives the interpreter's lock up at each of some five calls, and where threads are busy waits for a
+    turn each time, tens of milliseconds; such a file is read in microseconds.
     """
     if sys.platform == "win32":
         return Path(path).read_bytes()
@@ -305,10 +304,10 @@ def use_between(before: Reading | None, after: Reading | None, *, wall_s: float,
 def judge_noise(uses: Sequence[HostUse]) -> Noise:
     """Say whether the machine was quiet while these processes ran.
 
-    Noisy is: the hypervisor took more than 1 % of CPU time; others used a quarter of it, or a tenth
-    of a core while 85 % was in use; or wall times of programs that compute vary by more than 5 %
-    (quartile range over median, five processes or more) where their CPU times vary by a third of
-    that or less. What varies with its CPU time is the program's own.
+    Noisy is: the hypervisor took more than 1 % of CPU time; others used a quarter of it, or a tenth of a core while
+    85 % was in use; or wall times of programs that compute vary by more than 5 % (quartile range over median, five
+    processes or more) where their CPU times vary by a third of that or less. What varies with its CPU time is the
+    program's own.
     """
     if not uses:
         return Noise("not checked", ("nothing was run",))

@@ -1,8 +1,8 @@
 """Names as people can read them: kernels shortened, control characters made visible.
 
-Event names come from the traced program and from whoever sent the file. ``visible`` is what every
-name passes through on its way to a screen; ``short_name`` turns a kernel's C++ signature, mangled
-symbol or generated name into the part that tells it from its neighbours.
+Event names come from the traced program and from whoever sent the file. ``visible`` is what every name passes through
+on its way to a screen; ``short_name`` turns a kernel's C++ signature, mangled symbol or generated name into the part
+that tells it from its neighbours.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def file_name(path: str) -> str:
 def visible(text: str) -> str:
     r"""Return ``text`` with every unprintable character written out: ESC becomes ``\x1b``.
 
-    Covers C0 and C1 controls, line breaks, bidirectional overrides, zero-width characters and
-    lone surrogates, so the result prints on one line and encodes as UTF-8.
+    Covers C0 and C1 controls, line breaks, bidirectional overrides, zero-width characters and lone surrogates, so the
+    result prints on one line and encodes as UTF-8.
     """
     if text.isprintable():
         return text
@@ -82,8 +82,8 @@ def visible(text: str) -> str:
 def mask_secrets(words: Sequence[str]) -> list[str]:
     """Return a command's words with ``***`` for what options such as ``--hf-token`` are given.
 
-    Also for the values of settings such as ``HF_TOKEN=…``, and in URLs for passwords, users without one
-    (they are often keys) and values of queries such as ``?api_key=…``.
+    Also for the values of settings such as ``HF_TOKEN=…``, and in URLs for passwords, users without one (they are often
+    keys) and values of queries such as ``?api_key=…``.
     """
     out: list[str] = []
     masks_next = False
@@ -116,9 +116,9 @@ def elide(text: str, width: int = WIDTH) -> str:
 def short_name(name: str, width: int = WIDTH) -> str:
     """Return a kernel's distinctive part, at most ``width`` characters, safe to print.
 
-    ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(…)``
-    becomes ``vectorized_elementwise_kernel<CUDAFunctor_add<float>>``. Names that are no C++
-    signature (``triton_poi_fused_add_3``, ``Memcpy HtoD (Pinned -> Device)``) keep their words.
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(…)`` becomes
+    ``vectorized_elementwise_kernel<CUDAFunctor_add<float>>``. Names that are no C++ signature
+    (``triton_poi_fused_add_3``, ``Memcpy HtoD (Pinned -> Device)``) keep their words.
     """
     name = visible(name[:_MAX_SIGNATURE]).strip()
     if name.startswith("Cijk_"):

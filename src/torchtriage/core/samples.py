@@ -1,8 +1,8 @@
 """Measured samples as they are stored, exchanged and compared: plain frozen values.
 
-A ``Run`` is one benchmark measured once on one machine at one commit. It holds one ``Series`` per
-metric, and a series one ``Session`` per fresh process: the process session is the unit of analysis,
-never the single value. The dataclasses are the JSON document ``torchtriage-samples/1``.
+A ``Run`` is one benchmark measured once on one machine at one commit. It holds one ``Series`` per metric, and a series
+one ``Session`` per fresh process: the process session is the unit of analysis, never the single value. The dataclasses
+are the JSON document ``torchtriage-samples/1``.
 """
 
 from __future__ import annotations
@@ -47,16 +47,9 @@ COMPARABLE = frozenset({"cpu", "cores", "memory", "architecture", "os", "gpu", "
 class Session:
     """What one fresh process measured of one metric.
 
-    Parameters
-    ----------
-    values : tuple of float
-        Consecutive values in time order, in the unit of the series.
-    cpu_values : tuple of float, optional
-        CPU time of each value, in the same unit; as many as ``values``.
-    round : int, optional
-        The interleaved round it belongs to, from 0; None where runs were not interleaved.
-    started_s : float, optional
-        When the process was started, seconds since the epoch.
+    ``values`` : consecutive values in time order, in the unit of the series. ``cpu_values`` : CPU time of each value,
+    in the same unit; as many as ``values``. ``round`` : the interleaved round it belongs to, from 0; None where runs
+    were not interleaved. ``started_s`` : when the process was started, seconds since the epoch.
     """
 
     values: tuple[float, ...]
@@ -69,8 +62,8 @@ class Session:
 class Series:
     """All sessions of one metric.
 
-    ``unit`` : of every value: ``s ms us ns``, ``1/s``, ``B``, ``1`` ... Series of unlike units are
-    never compared. ``better`` : which way is an improvement.
+    ``unit`` : of every value: ``s ms us ns``, ``1/s``, ``B``, ``1`` ... Series of unlike units are never compared.
+    ``better`` : which way is an improvement.
     """
 
     metric: str
@@ -110,10 +103,10 @@ class Machine:
 class Run:
     """One benchmark, measured once.
 
-    ``commit`` and ``branch`` : empty where the code is under no version control. ``parent`` : the
-    commit before. ``recorded_at_s`` : seconds since the epoch. ``environment`` : names and values
-    of what is not the machine: versions, thread settings, whether the host was noisy. ``traces`` :
-    paths of recordings of the same code, kept so that a culprit can be named.
+    ``commit`` and ``branch`` : empty where the code is under no version control. ``parent`` : the commit before.
+    ``recorded_at_s`` : seconds since the epoch. ``environment`` : names and values of what is not the machine:
+    versions, thread settings, whether the host was noisy. ``traces`` : paths of recordings of the same code, kept so
+    that a culprit can be named.
     """
 
     benchmark: str
@@ -135,12 +128,8 @@ class Run:
     def check(self) -> None:
         """Refuse what nothing can be concluded from.
 
-        Raises
-        ------
-        SampleError
-            No series, a metric twice, a session without values or with other numbers of CPU times,
-            NaN or infinity, zero or less where a metric has to be above, no unit, an unknown kind,
-            text that no file can hold.
+        Raises SampleError: no series, a metric twice, a session without values or with other numbers of CPU times, NaN
+        or infinity, zero or less where a metric has to be above, no unit, an unknown kind, text that no file can hold.
         """
         where = self.benchmark
         if not where:

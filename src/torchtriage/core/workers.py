@@ -44,10 +44,7 @@ def n_cores() -> int:
 class Workers:
     """Processes that call a module's function; one that is lost is replaced.
 
-    Raises
-    ------
-    OSError
-        The system has no more processes or memory.
+    Raises OSError: the system has no more processes or memory.
     """
 
     def __init__(self, n_workers: int, function: Callable[..., Any]) -> None:

@@ -88,8 +88,7 @@ class SessionClient:
     def ask(self, name: str, timeout_s: float, **command: Any) -> Any:
         """Return the answer to a command.
 
-        Raises SessionError: it failed, its process ended, or there was no answer in time: the process is ended
-        then.
+        Raises SessionError: it failed, its process ended, or there was no answer in time: the process is ended then.
         """
         begun = time.monotonic()
         assert self.process.stdin is not None

@@ -223,7 +223,6 @@ class ModelSession:
         return answers.compare(self.case, self.model, self._compiled, train=self.train, finer=finer)
 
     def _compiled(self) -> Any:
-        """Return the model as the setting says, compiled when it is first called."""
         import torch
 
         if not self.way["backend"]:

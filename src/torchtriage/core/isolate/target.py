@@ -176,7 +176,6 @@ def _device_hint(text: str) -> str:
 
 
 def _takes(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return which of the names we know it takes."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Which call sites an observed sequence of calls can have come from.
 
-The calls that one instance of a frame made, in time order, are a word; the body is an automaton
-(``sites.py``). A run that reads the whole word says for each call the site it came from; all runs
-together say the possible sites. Exact when they agree on one line, however many runs there are.
+The calls that one instance of a frame made, in time order, are a word; the body is an automaton (``sites.py``). A run
+that reads the whole word says for each call the site it came from; all runs together say the possible sites. Exact when
+they agree on one line, however many runs there are.
 """
 
 from __future__ import annotations
@@ -67,18 +67,9 @@ def align(
 ) -> Alignment:
     """Return the sites that calls can have come from.
 
-    Parameters
-    ----------
-    flow : Flow
-        The body.
-    word : sequence of Called
-        All calls one instance of the frame made, in time order.
-    wanted : sequence of int, optional
-        Which of them to resolve; all when not given.
-    resumed_line : int, optional
-        The frame was entered in the middle, at this line.
-    cut_start, cut_end : bool
-        Calls before the first or after the last were not seen.
+    ``flow`` : the body. ``word`` : all calls one instance of the frame made, in time order. ``wanted`` : which of them
+    to resolve; all when not given. ``resumed_line`` : the frame was entered in the middle, at this line. ``cut_start``,
+    ``cut_end`` : calls before the first or after the last were not seen.
     """
     asked = range(len(word)) if wanted is None else wanted
     letters = sorted(set(word), key=lambda item: (item.kind, item.name, item.file, item.line))
@@ -122,8 +113,8 @@ _UNSURE = frozenset(CONSTRUCTORS)
 class _Machine:
     """The automaton of a body read by the letters of one word; sets of states are bit masks.
 
-    A site that some call is named after runs no calls of other names, unless its own name is
-    ``doubtful`` (None: all are).
+    A site that some call is named after runs no calls of other names, unless its own name is ``doubtful`` (None: all
+    are).
     """
 
     def __init__(self, flow: Flow, letters: Sequence[Called], plain: Set[Called], *, doubtful: Set[str] | None) -> None:
@@ -300,7 +291,6 @@ def _never_resumed(word: Sequence[Called]) -> Set[Called]:
 
 
 def _strong(site: Site, one: Called) -> bool:
-    """Return whether a call is named after the text of a site."""
     if one.kind == "op":
         return one.name in site.ops
     if one.kind == "module":
@@ -310,7 +300,6 @@ def _strong(site: Site, one: Called) -> bool:
 
 
 def _weak(site: Site, one: Called, has_named: bool, seen: bool) -> bool:
-    """Return whether a call can have come from a site that is not named after it."""
     if seen and site.kind == "call":
         # what it calls is known by name
         return False

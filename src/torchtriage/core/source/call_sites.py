@@ -1,8 +1,8 @@
 """The call sites of one function body, and the orders in which they can run.
 
-A body becomes a small nondeterministic automaton: its edges are call sites, its paths are the runs
-that branches, loops, exceptions and early returns allow. It is generous where Python is: what may
-leave no trace (operators on plain numbers, C types, cached functions) can be passed by in silence.
+A body becomes a small nondeterministic automaton: its edges are call sites, its paths are the runs that branches,
+loops, exceptions and early returns allow. It is generous where Python is: what may leave no trace (operators on plain
+numbers, C types, cached functions) can be passed by in silence.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ __all__ = ["flow_of"]
 def flow_of(function: Function, module: ast.Module) -> Flow:
     """Return the automaton of a function's own body; what it defines inside is not part of it.
 
-    Raises
-    ------
-    RecursionError
-        Expressions nest too deep.
+    Raises RecursionError: expressions nest too deep.
     """
     return _Builder(function, module).build()
 
@@ -72,7 +69,6 @@ class _Builder(FlowBuilder):
     # -- sites -----------------------------------------------------------------------------
 
     def silent(self, at: int, node: ast.AST, name: str, names: Iterable[str], ops: Iterable[str] = ()) -> int:
-        """Add a site that may leave nothing, or several frames."""
         line = getattr(node, "lineno", self.line)
         site = Site(line, "silent", name, frozenset(names), frozenset(ops))
         return self.passing(at, site)
@@ -122,7 +118,6 @@ class _Builder(FlowBuilder):
         return self.step(at, site)
 
     def test(self, node: ast.expr, at: int) -> int:
-        """Add an expression whose truth is asked for."""
         if isinstance(node, ast.Constant):
             return at
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -139,14 +134,12 @@ class _Builder(FlowBuilder):
     # -- expressions -----------------------------------------------------------------------
 
     def exprs(self, nodes: Iterable[ast.expr | None], at: int) -> int:
-        """Add expressions one after the other."""
         for node in nodes:
             if node is not None:
                 at = self.expr(node, at)
         return at
 
     def expr(self, node: ast.expr, at: int) -> int:
-        """Add an expression in the order it is evaluated."""
         outer, self.line = self.line, node.lineno
         at = self._expr(node, at)
         self.line = outer
@@ -365,7 +358,6 @@ class _Builder(FlowBuilder):
         return at
 
     def unpacked(self, target: ast.expr, at: int) -> int:
-        """Add what storing to a target calls."""
         if isinstance(target, ast.Name):
             return at
         if isinstance(target, ast.Starred):
@@ -493,7 +485,6 @@ class _Builder(FlowBuilder):
                 self.skip(at, handler)
 
     def finish(self, at: int) -> None:
-        """Return from the function, maybe through ``finally`` and ``__exit__``."""
         self.raises(at)
         if self.handlers:
             self.skip(at, self.flow.exit)

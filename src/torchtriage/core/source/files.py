@@ -1,7 +1,7 @@
 """Source files on disk: found from the path a recording holds, read as Python, or a reason why not.
 
-Recorded paths are untrusted and shortened by ``sys.path`` prefixes (``train.py``, ``pkg/net.py``):
-only regular ``.py`` files of a sensible size are opened, and nothing is ever imported.
+Recorded paths are untrusted and shortened by ``sys.path`` prefixes (``train.py``, ``pkg/net.py``): only regular ``.py``
+files of a sensible size are opened, and nothing is ever imported.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Sources:
     def find(self, file: str) -> list[SourceFile]:
         """Return what a recorded path may be on this disk, the likeliest first.
 
-        ``/workspace/net/train.py`` is looked for as itself, and as ``workspace/net/train.py``,
-        ``net/train.py`` and ``train.py`` below each root.
+        ``/workspace/net/train.py`` is looked for as itself, and as ``workspace/net/train.py``, ``net/train.py`` and
+        ``train.py`` below each root.
         """
         if _CELL.search(file):
             return [SourceFile(file, reason="a notebook cell, which is in no file")]

@@ -50,8 +50,8 @@ class Edge:
 class Flow:
     """The automaton of one body.
 
-    ``skips`` : states that follow without any call. ``entries`` : states a resumed generator or
-    coroutine starts from, with the line it waits on; ``leaves`` : states it can be left at.
+    ``skips`` : states that follow without any call. ``entries`` : states a resumed generator or coroutine starts from,
+    with the line it waits on; ``leaves`` : states it can be left at.
     """
 
     edges: list[Edge] = field(default_factory=list)

@@ -31,8 +31,7 @@ COMPREHENSIONS: dict[type[ast.AST], str] = {
 class Function:
     """One code object: ``name`` and ``first_line`` are its ``co_name`` and ``co_firstlineno``.
 
-    ``owner`` is the class whose body it stands in, if any. A decorated function starts at its first
-    decorator.
+    ``owner`` is the class whose body it stands in, if any. A decorated function starts at its first decorator.
     """
 
     name: str

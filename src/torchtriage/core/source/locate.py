@@ -1,8 +1,8 @@
 """From recorded frames to lines of the user's code: the one step that reads source files.
 
-The profiler names the first line of a function. The calls that one instance of it made, in order,
-are held against its body on disk (``core/source/align.py``): what is left over is the line of the call,
-or a few lines it can be. The same walk gives modules the path people write (``layer.3.attention``).
+The profiler names the first line of a function. The calls that one instance of it made, in order, are held against its
+body on disk (``core/source/align.py``): what is left over is the line of the call, or a few lines it can be. The same
+walk gives modules the path people write (``layer.3.attention``).
 """
 
 from __future__ import annotations
@@ -196,7 +196,6 @@ class Locator:
 
 
 def _index(calls: Calls, below: int) -> int | None:
-    """Return which of a frame's calls a row is; None for calls that no operator or frame shows."""
     return next((index for index, call in enumerate(calls.calls) if call.row == below), None)
 
 

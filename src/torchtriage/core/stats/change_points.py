@@ -1,9 +1,9 @@
 """Where the level of a benchmark's history changed.
 
-Split generously, merge strictly, as Hunter and apache/otava do (Fleming et al. 2023): a partition
-of least squares proposes changes, then the weakest is taken back until each of those that are left
-is significant. The test knows that the place was chosen among many, and how long the noise's memory
-is. No random numbers: the same history always gives the same answer.
+Split generously, merge strictly, as Hunter and apache/otava do (Fleming et al. 2023): a partition of least squares
+proposes changes, then the weakest is taken back until each of those that are left is significant. The test knows that
+the place was chosen among many, and how long the noise's memory is. No random numbers: the same history always gives
+the same answer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ RESOLUTION = 1e-9
 class ChangePoint(NamedTuple):
     """A change of level: value number ``at`` (from 0) is the first of the new one.
 
-    ``before``, ``after`` : geometric means of the stretches on either side, outliers cut off, in
-    the unit of the values. ``ratio`` : after over before. ``p_value`` : the chance of such a change
-    somewhere in the two stretches if nothing changed.
+    ``before``, ``after`` : geometric means of the stretches on either side, outliers cut off, in the unit of the
+    values. ``ratio`` : after over before. ``p_value`` : the chance of such a change somewhere in the two stretches if
+    nothing changed.
     """
 
     at: int
@@ -50,37 +50,21 @@ class ChangePoint(NamedTuple):
 def find(values: Floats, *, min_effect: float = 0.0, risk: float = 0.003, min_size: int = 4) -> tuple[ChangePoint, ...]:
     """Return the changes of level, first to last.
 
-    Parameters
-    ----------
-    values : float64[n]
-        One positive value per commit, in order; NaN where there was none.
-    min_effect : float
-        Changes of a smaller share are of no interest.
-    risk : float
-        The chance of a false change in a history without any, at one look. Looking again after
-        every commit multiplies it; docs/statistics.md has the figures.
-    min_size : int
-        Fewest values between two changes, and after the last.
+    ``values`` : float64[n], one positive value per commit, in order; NaN where there was none. ``min_effect`` : changes
+    of a smaller share are of no interest. ``risk`` : the chance of a false change in a history without any, at one
+    look. Looking again after every commit multiplies it; docs/statistics.md has the figures. ``min_size`` : fewest
+    values between two changes, and after the last.
 
-    Returns
-    -------
-    tuple of ChangePoint
-        None with fewer than ``2 * min_size`` values, or where all values are alike.
+    Returns nothing with fewer than ``2 * min_size`` values, or where all values are alike.
 
-    Notes
-    -----
-    Works on logarithms. Single outliers are cut off at 3 deviations from the median of five
-    neighbours (Hampel 1974). Partition: Jackson et al. (2005). Test: Student's t with the variance
-    pooled over all stretches, and for the choice of place the factor of Miller and Siegmund (1982)
-    for the maximum of the standardised differences. Noise with a memory is allowed for by the
-    variance of means under a first-order autoregression where the residuals show one. A host that
-    jumps between states is not noise of that kind: its jumps are found, as changes. Measure such
-    histories against a reference in the same rounds.
+    Works on logarithms. Single outliers are cut off at 3 deviations from the median of five neighbours (Hampel 1974).
+    Partition: Jackson et al. (2005). Test: Student's t with the variance pooled over all stretches, and for the choice
+    of place the factor of Miller and Siegmund (1982) for the maximum of the standardised differences. Noise with a
+    memory is allowed for by the variance of means under a first-order autoregression where the residuals show one. A
+    host that jumps between states is not noise of that kind: its jumps are found, as changes. Measure such histories
+    against a reference in the same rounds.
 
-    Raises
-    ------
-    ValueError
-        Infinite values, or values that are not positive.
+    Raises ValueError: infinite values, or values that are not positive.
     """
     if not 0 < risk < 1 or min_size < 2 or not min_effect >= 0:
         raise ValueError(
@@ -146,8 +130,8 @@ def _memory(left: Floats) -> float:
 def _deviation(logs: Floats) -> float:
     """Return the noise as differences of neighbours show it, which a few changes do not touch.
 
-    Their 80th percentile: one value in ten may be an outlier. The median would take noise that
-    jumps between two states at random for calm with outliers.
+    Their 80th percentile: one value in ten may be an outlier. The median would take noise that jumps between two states
+    at random for calm with outliers.
     """
     return float(np.quantile(np.abs(np.diff(logs)), 0.8)) / 1.2816 / math.sqrt(2)
 

@@ -1,7 +1,7 @@
 """The tests people ask for. They are reported beside the verdict and never make it.
 
-All assume independent values, which iterations of one process are not: of equal programs in two
-processes on a busy machine they call about half different (docs/statistics.md).
+All assume independent values, which iterations of one process are not: of equal programs in two processes on a busy
+machine they call about half different (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ class MannWhitney(NamedTuple):
 def welch(before: Floats, after: Floats) -> Welch:
     """Return Welch's t-test (1947) for unequal variances; NaN where neither side varies.
 
-    Raises
-    ------
-    ValueError
-        Fewer than 2 values on a side, or values that are not finite.
+    Raises ValueError: fewer than 2 values on a side, or values that are not finite.
     """
     _check(before, after)
     errors = [float(item.var(ddof=1)) / len(item) for item in (before, after)]
@@ -55,10 +52,7 @@ def welch(before: Floats, after: Floats) -> Welch:
 def cohen_d(before: Floats, after: Floats) -> float:
     """Return Cohen's d (1988), after minus before in pooled deviations; NaN where neither varies.
 
-    Raises
-    ------
-    ValueError
-        Fewer than 2 values on a side, or values that are not finite.
+    Raises ValueError: fewer than 2 values on a side, or values that are not finite.
     """
     _check(before, after)
     n, m = len(before), len(after)
@@ -71,10 +65,7 @@ def cohen_d(before: Floats, after: Floats) -> float:
 def mann_whitney(before: Floats, after: Floats) -> MannWhitney:
     """Return the rank-sum test of Mann and Whitney (1947), with ties, normally approximated.
 
-    Raises
-    ------
-    ValueError
-        Fewer than 2 values on a side, or values that are not finite.
+    Raises ValueError: fewer than 2 values on a side, or values that are not finite.
     """
     _check(before, after)
     n, m = len(before), len(after)

@@ -1,9 +1,8 @@
 """How far a difference between two series of step times can be trusted.
 
-Steps follow each other: a slow one is often followed by a slow one (clocks, caches, neighbours on
-the machine), so they must not be shuffled one by one. Blocks of consecutive steps are resampled
-instead, as long as the series' own memory, and the interval is widened for the few blocks that a
-recording holds.
+Steps follow each other: a slow one is often followed by a slow one (clocks, caches, neighbours on the machine), so they
+must not be shuffled one by one. Blocks of consecutive steps are resampled instead, as long as the series' own memory,
+and the interval is widened for the few blocks that a recording holds.
 """
 
 from __future__ import annotations
@@ -42,30 +41,18 @@ class Interval(NamedTuple):
 def difference_of_means(before: Floats, after: Floats, *, level: float = 0.95, seed: int = 0) -> Interval:
     """Return where the difference of the means, after minus before, lies.
 
-    Parameters
-    ----------
-    before, after : float64[n, k] and float64[m, k]
-        Consecutive values (rows) of ``k`` quantities that share their moments, such as the parts
-        of a step. Any unit.
-    level : float
-        How often the interval holds the true difference.
-    seed : int
-        Equal input and seed give equal output; swapped series give the mirrored interval.
+    ``before``, ``after`` : float64[n, k] and float64[m, k], consecutive values (rows) of ``k`` quantities that share
+    their moments, such as the parts of a step. Any unit. ``level`` : how often the interval holds the true difference.
+    ``seed`` : equal input and seed give equal output; swapped series give the mirrored interval.
 
-    Returns
-    -------
-    Interval
-        In the unit of the input; NaN with fewer than 2 values on a side.
+    The result is in the unit of the input; NaN with fewer than 2 values on a side.
 
-    Notes
-    -----
-    Assumes that each series is stationary with a memory much shorter than itself, and that the two
-    are independent. The standard error is that of a circular block bootstrap (Politis and Romano
-    1992) with Carlstein's block length (1986); the interval is Student's with the degrees of
-    freedom of Welch (1947), counting blocks in place of values, because resamples of a few steps
-    have too short tails (Hesterberg 2015). Where the assumption fails, a drift within a series
-    widens the interval, but a change between two recordings of one program (another machine state)
-    cannot be seen from inside them: callers add an allowance for that.
+    Assumes that each series is stationary with a memory much shorter than itself, and that the two are independent. The
+    standard error is that of a circular block bootstrap (Politis and Romano 1992) with Carlstein's block length (1986);
+    the interval is Student's with the degrees of freedom of Welch (1947), counting blocks in place of values, because
+    resamples of a few steps have too short tails (Hesterberg 2015). Where the assumption fails, a drift within a series
+    widens the interval, but a change between two recordings of one program (another machine state) cannot be seen from
+    inside them: callers add an allowance for that.
     """
     return _difference(before, after, _means, level, seed)
 
@@ -73,21 +60,10 @@ def difference_of_means(before: Floats, after: Floats, *, level: float = 0.95, s
 def difference_of_medians(before: Floats, after: Floats, *, level: float = 0.95, seed: int = 0) -> Interval:
     """Return where the difference of the medians, after minus before, lies.
 
-    Parameters
-    ----------
-    before, after : float64[n, k] and float64[m, k]
-    level, seed
-        As in :func:`difference_of_means`.
+    ``before``, ``after`` : float64[n, k] and float64[m, k]. ``level``, ``seed`` : as in :func:`difference_of_means`.
 
-    Returns
-    -------
-    Interval
-
-    Notes
-    -----
-    As :func:`difference_of_means`; a single outlier moves it little, and it does not add up over
-    the parts of a step. Resampled medians of a few values jump, so intervals are too wide rather
-    than too narrow below ten values.
+    As :func:`difference_of_means`; a single outlier moves it little, and it does not add up over the parts of a step.
+    Resampled medians of a few values jump, so intervals are too wide rather than too narrow below ten values.
     """
     return _difference(before, after, _medians, level, seed)
 
@@ -95,14 +71,8 @@ def difference_of_medians(before: Floats, after: Floats, *, level: float = 0.95,
 def block_length(values: Floats) -> int:
     """Return how many consecutive values to keep together, 1 for values without memory.
 
-    Parameters
-    ----------
-    values : float64[n]
-
-    Notes
-    -----
-    Carlstein (1986): ``(2 r / (1 - r^2))^(2/3) n^(1/3)`` is optimal for the mean of a first-order
-    autoregression with lag-one correlation ``r``. At most a third of the series.
+    Carlstein (1986): ``(2 r / (1 - r^2))^(2/3) n^(1/3)`` is optimal for the mean of a first-order autoregression with
+    lag-one correlation ``r``. At most a third of the series.
     """
     n = len(values)
     centred = values - values.mean() if n else values
@@ -123,8 +93,8 @@ def block_length(values: Floats) -> int:
 def student_quantile(probability: float, df: float) -> float:
     """Return the quantile of Student's t, for ``df`` from 1 to 200 (more are as good as normal).
 
-    With ``x = sqrt(df) tan(a)`` the density is ``cos(a)^(df - 1)``; integrated by the trapezoid
-    rule, which is right to four digits for probabilities from 0.001 to 0.999.
+    With ``x = sqrt(df) tan(a)`` the density is ``cos(a)^(df - 1)``; integrated by the trapezoid rule, which is right to
+    four digits for probabilities from 0.001 to 0.999.
     """
     df = min(max(df, 1.0), 200.0)
     angle = np.linspace(0.0, np.pi / 2, 4001)

@@ -16,14 +16,10 @@ EXACT = 1000
 def median_interval(values: NDArray[np.integer] | NDArray[np.float64]) -> tuple[float, float, float]:
     """Return (low, median, high): the median, and order statistics around it.
 
-    For independent values of any distribution the true median lies between them in at least 90 % of
-    samples (W. J. Conover, Practical Nonparametric Statistics, 3.2). Below 5 values that cannot be
-    had: the extremes are returned.
+    For independent values of any distribution the true median lies between them in at least 90 % of samples (W. J.
+    Conover, Practical Nonparametric Statistics, 3.2). Below 5 values that cannot be had: the extremes are returned.
 
-    Raises
-    ------
-    ValueError
-        There are no values.
+    Raises ValueError: there are no values.
     """
     ordered = np.sort(np.asarray(values, float))
     n = len(ordered)

@@ -17,20 +17,12 @@ Method = Literal["holm", "benjamini-hochberg"]
 def adjust(p_values: Sequence[float] | Floats, *, method: Method = "holm") -> Floats:
     """Return p-values that may each be held against the level meant for all of them together.
 
-    Parameters
-    ----------
-    p_values : float64[k]
-        NaN where a metric could not be tested; it stays NaN and is not counted.
-    method : str
-        ``holm``: the chance of even one false alarm in a check (Holm 1979; whatever the metrics
-        have in common). ``benjamini-hochberg``: the expected share of false alarms among alarms
-        (1995; independent or positively dependent metrics, as metrics of one run are). Where
-        nothing changed the two say the same.
+    ``p_values`` : float64[k], NaN where a metric could not be tested; it stays NaN and is not counted. ``method`` :
+    ``holm``: the chance of even one false alarm in a check (Holm 1979; whatever the metrics have in common).
+    ``benjamini-hochberg``: the expected share of false alarms among alarms (1995; independent or positively dependent
+    metrics, as metrics of one run are). Where nothing changed the two say the same.
 
-    Raises
-    ------
-    ValueError
-        A p-value outside 0 to 1, or an unknown method.
+    Raises ValueError: a p-value outside 0 to 1, or an unknown method.
     """
     p = np.asarray(p_values, dtype=np.float64)
     known = ~np.isnan(p)

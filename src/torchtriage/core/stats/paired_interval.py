@@ -26,33 +26,20 @@ class Ratio(NamedTuple):
 def ratio_of_pairs(before: NDArray[np.float64], after: NDArray[np.float64], *, level: float = 0.95) -> Ratio:
     """Return by what factor ``after`` differs from ``before``.
 
-    Parameters
-    ----------
-    before, after : float64[n]
-        One positive value of each program per round; the rounds follow each other in time, and
-        within a round the two programs ran one right after the other. Any unit.
-    level : float
-        How often the interval holds the true ratio.
+    ``before``, ``after`` : float64[n], one positive value of each program per round; the rounds follow each other in
+    time, and within a round the two programs ran one right after the other. Any unit. ``level`` : how often the
+    interval holds the true ratio.
 
-    Returns
-    -------
-    Ratio
-        The geometric mean of the rounds' ratios; its ends are NaN below ``LEAST_PAIRS`` rounds.
+    Returns the geometric mean of the rounds' ratios; its ends are NaN below ``LEAST_PAIRS`` rounds.
 
-    Notes
-    -----
-    Student's t on the logarithms of the rounds' ratios (Fieller's problem avoided: Kalibera and
-    Jones 2013 discuss ratios of means; pairing is Georges et al. 2007 made immune to drift). What a
-    whole round shares, such as the machine's clock or a busy neighbour, cancels. Assumes that the
-    ratios are independent from round to round and not too skewed; one disturbed run in few rounds
-    widens the interval rather than moving it unseen. Who adds rounds until the interval is narrow,
-    whatever it says, loses about three points of coverage (Chow and Robbins 1965) and should ask
-    for ``level=0.98`` to have 0.95 (both simulated in the tests).
+    Student's t on the logarithms of the rounds' ratios (Fieller's problem avoided: Kalibera and Jones 2013 discuss
+    ratios of means; pairing is Georges et al. 2007 made immune to drift). What a whole round shares, such as the
+    machine's clock or a busy neighbour, cancels. Assumes that the ratios are independent from round to round and not
+    too skewed; one disturbed run in few rounds widens the interval rather than moving it unseen. Who adds rounds until
+    the interval is narrow, whatever it says, loses about three points of coverage (Chow and Robbins 1965) and should
+    ask for ``level=0.98`` to have 0.95 (both simulated in the tests).
 
-    Raises
-    ------
-    ValueError
-        The series are of different lengths, empty, or hold what is not positive.
+    Raises ValueError: the series are of different lengths, empty, or hold what is not positive.
     """
     if before.shape != after.shape or before.ndim != 1 or not len(before):
         raise ValueError(f"expected two series of one length, found {len(before)} and {len(after)}")

@@ -58,33 +58,17 @@ def session_quantile(values: Floats, q: float) -> float:
 def quantile_interval(sessions: Sequence[Floats] | Floats, q: float, level: float = 0.95) -> QuantileInterval:
     """Return quantile ``q`` of one session, or of a typical one of several, and its interval.
 
-    Parameters
-    ----------
-    sessions : float64[n], or a sequence of them
-        The values of each session in the order they were measured, warm-up left out.
-    q : float
-        0.95 for P95.
-    level : float
-        How often the interval holds the true quantile.
+    ``sessions`` : float64[n], or a sequence of them, the values of each session in the order they were measured,
+    warm-up left out. ``q`` : 0.95 for P95. ``level`` : how often the interval holds the true quantile.
 
-    Returns
-    -------
-    QuantileInterval
+    Several sessions: Student's t on the logarithm of each session's quantile; the geometric mean over sessions, so that
+    one bad process does not set it. One session: order statistics; how many values lie below the quantile is binomial
+    (Conover 3.2), here with the number of independent values that the session's memory leaves (blocks as in
+    ``difference.block_length``). An end beyond the extremes is NaN: nothing was seen there. P95 has an upper end from
+    72 values on, P99 from 368.
 
-    Notes
-    -----
-    Several sessions: Student's t on the logarithm of each session's quantile; the geometric mean
-    over sessions, so that one bad process does not set it. One session: order statistics; how many
-    values lie below the quantile is binomial (Conover 3.2), here with the number of independent
-    values that the session's memory leaves (blocks as in ``difference.block_length``). An end
-    beyond the extremes is NaN: nothing was seen there. P95 has an upper end from 72 values on, P99
-    from 368.
-
-    Raises
-    ------
-    ValueError
-        Fewer than :func:`least_values` in any session, or values that are not finite or, with
-        several sessions, not positive.
+    Raises ValueError: fewer than :func:`least_values` in any session, or values that are not finite or, with several
+    sessions, not positive.
     """
     if isinstance(sessions, np.ndarray) and sessions.ndim == 1:
         sessions = [sessions]

@@ -28,21 +28,13 @@ class RankCorrelation(NamedTuple):
 def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
     """Return Spearman's rho of pairs, ties at their mean rank, with a 95 % interval.
 
-    Parameters
-    ----------
-    one, other : float64[n]
-        Pairs, which must be independent: one for each model, not one for each step.
+    ``one``, ``other`` : float64[n], pairs, which must be independent: one for each model, not one for each step.
 
-    Raises
-    ------
-    ValueError
-        Fewer than ``MIN_PAIRS`` pairs, values that are not finite, or a side that is constant.
+    Raises ValueError: fewer than ``MIN_PAIRS`` pairs, values that are not finite, or a side that is constant.
 
-    Notes
-    -----
-    Fisher's transform with the variance ``(1 + rho^2 / 2) / (n - 3)`` of Bonett and Wright (2000),
-    Psychometrika 65, 23-28. Coverage falls short where ``|rho|`` exceeds 0.9; ties, as counts of
-    graphs have many, make it somewhat less precise.
+    Fisher's transform with the variance ``(1 + rho^2 / 2) / (n - 3)`` of Bonett and Wright (2000), Psychometrika 65,
+    23-28. Coverage falls short where ``|rho|`` exceeds 0.9; ties, as counts of graphs have many, make it somewhat less
+    precise.
     """
     if len(one) != len(other) or len(one) < MIN_PAIRS:
         raise ValueError(f"expected {MIN_PAIRS} or more pairs, found {min(len(one), len(other))}")
@@ -60,7 +52,6 @@ def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Return ranks from 1, equal values at the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse.ravel()]
     return ranks

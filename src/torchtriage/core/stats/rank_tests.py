@@ -65,15 +65,9 @@ def rank_sum_below(n: int, m: int) -> Floats:
 def centre_and_interval(shifts: Floats, below: Floats, level: float) -> tuple[float, float, float]:
     """Return (centre, low, high): the median of ``shifts`` and the interval that a test inverts to.
 
-    Parameters
-    ----------
-    shifts : float64[k]
-        Walsh averages, or all differences between two groups (Hodges and Lehmann 1963).
-    below : float64[k + 1]
-        The null distribution of how many of them are above zero.
-    level : float
-        The chance of the interval to hold the truth is at least this; its ends are NaN where so few
-        values cannot give that.
+    ``shifts`` : float64[k], Walsh averages, or all differences between two groups (Hodges and Lehmann 1963).
+    ``below`` : float64[k + 1], the null distribution of how many of them are above zero. ``level`` : the chance of the
+    interval to hold the truth is at least this; its ends are NaN where so few values cannot give that.
     """
     ordered = np.sort(shifts)
     k = int(np.searchsorted(below, (1 - level) / 2 * (1 + 1e-9), side="right"))

@@ -1,8 +1,8 @@
 """Measure pair after pair and stop as soon as it is clear, at the error rate of a single look.
 
-Whoever looks after every pair and stops at the first p < 0.05 is wrong far more often than 5 %. A
-group-sequential plan fixes beforehand when to look, and asks at each look for a stricter level, so
-that all looks together keep the promise (Jennison and Turnbull 2000, chapters 2, 9 and 19).
+Whoever looks after every pair and stops at the first p < 0.05 is wrong far more often than 5 %. A group-sequential plan
+fixes beforehand when to look, and asks at each look for a stricter level, so that all looks together keep the promise
+(Jennison and Turnbull 2000, chapters 2, 9 and 19).
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ __all__ = ["Decision", "StoppingPlan", "decide"]
 Floats = NDArray[np.float64]
 
 SHAPE = 0.25
-"""Wang and Tsiatis (1987): 0.5 asks the same level at every look (Pocock), 0 almost all at the end
-(O'Brien and Fleming). Between them both the mean and the largest number of pairs are near their
-least."""
+"""Wang and Tsiatis (1987): 0.5 asks the same level at every look (Pocock), 0 almost all at the end (O'Brien and
+Fleming). Between them both the mean and the largest number of pairs are near their least."""
 
 
 @dataclass(frozen=True)
 class StoppingPlan:
     """When to look, and what to ask for. A look after every pair from ``first_pairs`` on.
 
-    ``level`` : 0.98 leaves 1 % for a false regression over all looks together. ``min_effect`` :
-    as in ``sessions.verdict``. ``miss`` : how often a regression of ``min_effect`` may be called
-    "same", over all looks together; larger than the other because it ends most checks of code that
-    did not change.
+    ``level`` : 0.98 leaves 1 % for a false regression over all looks together. ``min_effect`` : as in
+    ``sessions.verdict``. ``miss`` : how often a regression of ``min_effect`` may be called "same", over all looks
+    together; larger than the other because it ends most checks of code that did not change.
     """
 
     max_pairs: int = 20
@@ -76,9 +74,9 @@ class StoppingPlan:
 class Decision(NamedTuple):
     """What to do after a pair.
 
-    ``change`` is None before the first look; its interval is one of the plan's repeated confidence
-    intervals: all of them hold the truth together at ``Plan.level``. ``n_more`` : pairs that would
-    probably settle it where ``verdict`` is inconclusive, else 0.
+    ``change`` is None before the first look; its interval is one of the plan's repeated confidence intervals: all of
+    them hold the truth together at ``Plan.level``. ``n_more`` : pairs that would probably settle it where ``verdict``
+    is inconclusive, else 0.
     """
 
     stop: bool
@@ -98,23 +96,14 @@ def decide(
 ) -> Decision:
     """Return whether the pairs so far settle it, and what they say.
 
-    Parameters
-    ----------
-    before, after : sequences of float64[n]
-        One session each per pair, in the order they ran (see ``sessions.compare_sessions``).
-    plan : Plan
-        The same at every call.
+    ``before``, ``after`` : sequences of float64[n], one session each per pair, in the order they ran (see
+    ``sessions.compare_sessions``). ``plan`` : the same at every call.
 
-    Notes
-    -----
-    Repeated confidence intervals (Jennison and Turnbull 1989): a verdict is given where the
-    interval of this look gives one. Assumes what ``compare_sessions`` assumes of pairs. To stop for
-    any other reason, or to go on after a verdict, costs pairs but not the error rate.
+    Repeated confidence intervals (Jennison and Turnbull 1989): a verdict is given where the interval of this look gives
+    one. Assumes what ``compare_sessions`` assumes of pairs. To stop for any other reason, or to go on after a verdict,
+    costs pairs but not the error rate.
 
-    Raises
-    ------
-    ValueError
-        As ``compare_sessions``; more pairs than the plan has.
+    Raises ValueError: as ``compare_sessions``; more pairs than the plan has.
     """
     n = len(before)
     if n < plan.first_pairs:
@@ -150,8 +139,8 @@ def _bound(first: int, end: int, risk: float) -> float:
 def _crossing(first: int, end: int, bound: float) -> float:
     """Return the chance that a sum of standard normals passes its upper bound at some look.
 
-    Armitage, McPherson and Rowe (1969): the density of the sum, given that no bound was passed, is
-    carried from look to look, here on Gauss and Legendre's nodes, two to a standard deviation.
+    Armitage, McPherson and Rowe (1969): the density of the sum, given that no bound was passed, is carried from look to
+    look, here on Gauss and Legendre's nodes, two to a standard deviation.
     """
     nodes, weights = _nodes(20 + math.ceil(4 * bound * math.sqrt(end)))
     inside, density, crossed, last = np.zeros(1), np.ones(1), 0.0, 0

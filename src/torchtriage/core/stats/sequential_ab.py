@@ -1,10 +1,10 @@
 """Compare two arms while they run, with a look after every request, at the error rate of one look.
 
-Whoever peeks at a t-test after every hundred of 10,000 requests sees a difference between equal
-versions in 37 % of the cases, and always where requests remember the ones before. These statistics
-are e-processes instead: under "no difference" the chance that one ever exceeds ``1 / alpha`` is at
-most ``alpha`` (Ville 1939), however often it is looked at and whenever one stops. All keep a
-constant amount of memory, and are plain numbers inside, so that they can be stored and go on.
+Whoever peeks at a t-test after every hundred of 10,000 requests sees a difference between equal versions in 37 % of the
+cases, and always where requests remember the ones before. These statistics are e-processes instead: under "no
+difference" the chance that one ever exceeds ``1 / alpha`` is at most ``alpha`` (Ville 1939), however often it is looked
+at and whenever one stops. All keep a constant amount of memory, and are plain numbers inside, so that they can be
+stored and go on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LEAST_BLOCKS = 12
 MEMORY = 1.5
 """Standard errors by which the correlation of neighbouring blocks may exceed none."""
 PRIOR = 0.014
-"""Variance of the effect that is looked for, in variances of one request in each arm: the interval
-is the narrowest for effects of an eighth of those, such as 5 % where requests vary by 30 %."""
+"""Variance of the effect that is looked for, in variances of one request in each arm: the interval is the narrowest for
+effects of an eighth of those, such as 5 % where requests vary by 30 %."""
 LARGEST = 1e150
 """Squares of larger values overflow."""
 LEAST_FOR_SLOPE = 50
@@ -36,16 +36,15 @@ MULTIPLES = (1.25, 1.6, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0)
 N_ASSUMED = 100
 """Requests that the planned share weighs; the measured one takes over."""
 SPREAD = 1000
-"""Of the shares that a wrong split is looked for in, as a number of requests: 1.6 points around one
-half."""
+"""Of the shares that a wrong split is looked for in, as a number of requests: 1.6 points around one half."""
 
 
 class Estimate(NamedTuple):
     """Treated minus control, an interval that holds at all looks together, and what it rests on.
 
-    ``low`` and ``high`` are infinite before there is enough to tell. ``n_control`` and
-    ``n_treated`` : values in closed blocks. ``block`` : values of the rarer arm that make one
-    independent block, more than 5 where neighbours are alike; the least it can be where infinite.
+    ``low`` and ``high`` are infinite before there is enough to tell. ``n_control`` and ``n_treated`` : values in closed
+    blocks. ``block`` : values of the rarer arm that make one independent block, more than 5 where neighbours are alike;
+    the least it can be where infinite.
     """
 
     centre: float
@@ -128,19 +127,16 @@ class _Level:
 class Difference:
     """Difference of the means of two arms. Values come in the order of the requests.
 
-    Notes
-    -----
-    A block closes when both arms have ``BLOCK`` values; its difference of means frees it from what
-    both arms share, such as a load wave. Blocks are joined two by two until neighbours are no
-    longer alike (lag-one correlation within ``MEMORY`` standard errors of none); what is left of it
-    widens the interval by ``(1 + r) / (1 - r)``. On these blocks runs the sequential t-test with a
-    normal prior on the effect (Lai 1976; Wang and Ramdas 2023), exact for independent normal
-    blocks of unknown variance from the first one on. That the length of the blocks is chosen from
+    A block closes when both arms have ``BLOCK`` values; its difference of means frees it from what both arms share,
+    such as a load wave. Blocks are joined two by two until neighbours are no longer alike (lag-one correlation within
+    ``MEMORY`` standard errors of none); what is left of it widens the interval by ``(1 + r) / (1 - r)``. On these
+    blocks runs the sequential t-test with a normal prior on the effect (Lai 1976; Wang and Ramdas 2023), exact for
+    independent normal blocks of unknown variance from the first one on. That the length of the blocks is chosen from
     the data, and how far they are from normal, is covered by simulation (``docs/experiment.md``).
 
-    With a covariate, a value known before the request such as its size, the part of the difference
-    that it explains is taken off (CUPED: Deng et al. 2013), by a slope from earlier requests only,
-    so nothing that is looked at can be fitted. The version must not change the covariate.
+    With a covariate, a value known before the request such as its size, the part of the difference that it explains is
+    taken off (CUPED: Deng et al. 2013), by a slope from earlier requests only, so nothing that is looked at can be
+    fitted. The version must not change the covariate.
     """
 
     arms: tuple[Moments, Moments] = field(default_factory=lambda: (Moments(), Moments()))
@@ -151,10 +147,7 @@ class Difference:
     def add(self, treated: bool, value: float, covariate: float = 0.0) -> bool:
         """Take in one value; return whether a block closed, and with it there is more to see.
 
-        Raises
-        ------
-        ValueError
-            A value that is not finite, or beyond 1e150.
+        Raises ValueError: a value that is not finite, or beyond 1e150.
         """
         if not (abs(value) <= LARGEST and abs(covariate) <= LARGEST):
             raise ValueError(f"expected finite values, found {value} and {covariate}")
@@ -233,21 +226,13 @@ class Difference:
 class EventRatio:
     """Evidence that events come more than ``worse_than`` times as often in the treated arm.
 
-    Parameters
-    ----------
-    worse_than : float
-        The ratio of rates that is still allowed.
-    share : float
-        Of requests that are planned to be treated.
+    ``worse_than`` : the ratio of rates that is still allowed. ``share`` : of requests that are planned to be treated.
 
-    Notes
-    -----
-    Given that an event happens and requests are assigned at random, it falls into the treated arm
-    with chance ``w s / (w s + 1 - s)`` at most, whatever the rate: a binomial test of each event,
-    with no start-up and no smallest number. The bet is spread over ``MULTIPLES`` of that odds; each
-    part is a supermartingale where the ratio is allowed. ``s`` is the share of requests before this
-    one. Errors that come in bursts in both arms do no harm; a burst that one arm alone has counts
-    against it. ``pause`` counts no further event of an arm for so many of its requests, for events
+    Given that an event happens and requests are assigned at random, it falls into the treated arm with chance ``w s /
+    (w s + 1 - s)`` at most, whatever the rate: a binomial test of each event, with no start-up and no smallest number.
+    The bet is spread over ``MULTIPLES`` of that odds; each part is a supermartingale where the ratio is allowed. ``s``
+    is the share of requests before this one. Errors that come in bursts in both arms do no harm; a burst that one arm
+    alone has counts against it. ``pause`` counts no further event of an arm for so many of its requests, for events
     that follow each other because their values do.
     """
 
@@ -297,10 +282,8 @@ class EventRatio:
 class SplitCheck:
     """Evidence that requests do not arrive in the planned shares (sample-ratio mismatch).
 
-    Notes
-    -----
-    The multinomial e-process of Lindon and Malek (2022) for two arms: a beta prior around the
-    planned share against that share alone.
+    The multinomial e-process of Lindon and Malek (2022) for two arms: a beta prior around the planned share against
+    that share alone.
     """
 
     share: float

@@ -1,8 +1,8 @@
 """Whether one program is slower than another, from processes that each measured it many times.
 
-What repeats from iteration to iteration is the same process: its memory layout, its neighbours on
-the machine. The unit of analysis is therefore the session, one fresh process, summed up by one
-number; thousands of iterations in one process are one observation (Kalibera and Jones 2013).
+What repeats from iteration to iteration is the same process: its memory layout, its neighbours on the machine. The unit
+of analysis is therefore the session, one fresh process, summed up by one number; thousands of iterations in one process
+are one observation (Kalibera and Jones 2013).
 """
 
 from __future__ import annotations
@@ -88,43 +88,24 @@ def compare_sessions(
 ) -> Change:
     """Return by what factor ``after`` differs from ``before``.
 
-    Parameters
-    ----------
-    before, after : sequences of float64[n]
-        One array per session, in the order they ran; warm-up left out. Positive, of any one unit.
-    paired : bool
-        Session i of either ran in the same round, in turns: what a round shares cancels.
-    level : float
-        How often the interval holds the true ratio. 0.98 leaves 1 % at either end: of equal
-        programs at most one in a hundred is called slower.
-    floor : float
-        What two runs of one program may differ by on this machine however many sessions they have,
-        as a share (see :func:`noise_floor`): the interval is never narrower. 0 for pairs.
-    statistic : str
-        What sums up a session. ``low``: the mean of its lowest tenth; neighbours on the machine
-        only ever add time, so the fast iterations carry the program (Chen and Revels 2016).
-        ``peak``: its largest value, for memory.
+    ``before``, ``after`` : sequences of float64[n], one array per session, in the order they ran; warm-up left out.
+    Positive, of any one unit. ``paired`` : session i of either ran in the same round, in turns: what a round shares
+    cancels. ``level`` : how often the interval holds the true ratio. 0.98 leaves 1 % at either end: of equal programs
+    at most one in a hundred is called slower. ``floor`` : what two runs of one program may differ by on this machine
+    however many sessions they have, as a share (see :func:`noise_floor`): the interval is never narrower. 0 for pairs.
+    ``statistic`` : what sums up a session. ``low``: the mean of its lowest tenth; neighbours on the machine only ever
+    add time, so the fast iterations carry the program (Chen and Revels 2016). ``peak``: its largest value, for memory.
 
-    Returns
-    -------
-    Change
-
-    Notes
-    -----
-    Paired: the Hodges-Lehmann estimate and the exact interval of Wilcoxon's signed ranks on the
-    logarithms of the rounds' ratios. Equal programs that are run in random or alternating order
-    make every sign a fair coin, so the error rate is exact whatever the noise: heavy tails, drift
-    over rounds and rounds that resemble each other are all allowed. At most 1 % at either end needs
-    7 pairs. Unpaired: the two-sample form (Mann and Whitney; Moses), which assumes that sessions
-    of both could be swapped. A machine that changed between two recordings breaks that and only
+    Paired: the Hodges-Lehmann estimate and the exact interval of Wilcoxon's signed ranks on the logarithms of the
+    rounds' ratios. Equal programs that are run in random or alternating order make every sign a fair coin, so the error
+    rate is exact whatever the noise: heavy tails, drift over rounds and rounds that resemble each other are all
+    allowed. At most 1 % at either end needs 7 pairs. Unpaired: the two-sample form (Mann and Whitney; Moses), which
+    assumes that sessions of both could be swapped. A machine that changed between two recordings breaks that and only
     ``floor`` covers it.
 
-    Raises
-    ------
-    ValueError
-        Fewer than 2 sessions on a side, unequal numbers of paired ones, values that are not finite
-        or not positive, sessions that are all alike (a clock that stands still; allowed for
-        ``peak``), or a tail quantile of too few values.
+    Raises ValueError: fewer than 2 sessions on a side, unequal numbers of paired ones, values that are not finite or
+    not positive, sessions that are all alike (a clock that stands still; allowed for ``peak``), or a tail quantile of
+    too few values.
     """
     from_, to = (np.array([session_value(item, statistic) for item in side]) for side in (before, after))
     return compare_values(from_, to, paired=paired, level=level, floor=floor, statistic=statistic)
@@ -141,17 +122,10 @@ def compare_values(
 ) -> Change:
     """Return the same of sessions that are summed up already.
 
-    Parameters
-    ----------
-    before, after : float64[n]
-        What :func:`session_value` says of each session, above zero.
-    paired, level, floor, statistic
-        As in :func:`compare_sessions`.
+    ``before``, ``after`` : float64[n], what :func:`session_value` says of each session, above zero. ``paired``,
+    ``level``, ``floor``, ``statistic`` : as in :func:`compare_sessions`.
 
-    Raises
-    ------
-    ValueError
-        As :func:`compare_sessions`.
+    Raises ValueError: as :func:`compare_sessions`.
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, found {level}")
@@ -233,10 +207,9 @@ def least_sessions(level: float, *, paired: bool) -> int:
 def pairs_needed(change: Change, effect: float) -> int:
     """Return how many pairs would show a true change of ``effect`` (a share) 8 times in 10.
 
-    To show it is to exclude equality; that the estimate also reaches ``effect``, as
-    :func:`verdict` asks, happens for a change of just that size half the time. From the spread seen
-    so far, which is itself uncertain: from 10 pairs the number may be half or double. Guenther's
-    (1981) approximation; never fewer than could prove anything.
+    To show it is to exclude equality; that the estimate also reaches ``effect``, as :func:`verdict` asks, happens for a
+    change of just that size half the time. From the spread seen so far, which is itself uncertain: from 10 pairs the
+    number may be half or double. Guenther's (1981) approximation; never fewer than could prove anything.
     """
     if not (math.isfinite(effect) and effect > 0):
         raise ValueError(f"expected an effect above 0, found {effect}")
@@ -260,10 +233,10 @@ def pairs_needed(change: Change, effect: float) -> int:
 def pairs_to_tell(change: Change, limit: float, *, miss: float) -> int | None:
     """Return how many pairs would settle, 8 times in 10, what is inconclusive now.
 
-    If the true change is the one estimated now (no change where it seems better). One below
-    ``limit`` (a share) is settled once the limit is excluded at a risk of ``miss``; one of
-    ``limit`` or more once equality is, and the estimate stays beyond the limit. None where no
-    number of pairs would: the estimate is the limit, or within the floor of it. More is worse.
+    If the true change is the one estimated now (no change where it seems better). One below ``limit`` (a share) is
+    settled once the limit is excluded at a risk of ``miss``; one of ``limit`` or more once equality is, and the
+    estimate stays beyond the limit. None where no number of pairs would: the estimate is the limit, or within the floor
+    of it. More is worse.
     """
     seen, edge = max(math.log(change.ratio), 0.0), math.log1p(limit)
     allowed = math.log1p(change.floor)
@@ -284,23 +257,14 @@ def pairs_to_tell(change: Change, limit: float, *, miss: float) -> int | None:
 def newest_level(values: Floats) -> tuple[int, int]:
     """Return where the newest level of a few values begins, and where the one before it began.
 
-    Parameters
-    ----------
-    values : float64[n]
-        One per recording, oldest first, above zero.
+    ``values`` : float64[n], one per recording, oldest first, above zero.
 
-    Returns
-    -------
-    tuple of int
-        ``values[begin:]`` is the newest level, ``values[first:begin]`` the one before; 0 and 0
-        where all are of one level.
+    Of the two numbers (begin, first), ``values[begin:]`` is the newest level and ``values[first:begin]`` the one
+    before; 0 and 0 where all are of one level.
 
-    Notes
-    -----
-    Student's t of the logarithms between any two neighbouring stretches of which the second is the
-    newest, Bonferroni's correction for their number: of histories without a change 0.3 % are cut.
-    A single newest value may be a level of its own, unlike in ``change_points``, which waits for
-    four: a change that was accepted counts from then on.
+    Student's t of the logarithms between any two neighbouring stretches of which the second is the newest, Bonferroni's
+    correction for their number: of histories without a change 0.3 % are cut. A single newest value may be a level of
+    its own, unlike in ``change_points``, which waits for four: a change that was accepted counts from then on.
     """
     first, begin = 0, 0
     while len(values) - begin >= 3:
@@ -340,24 +304,15 @@ def noise_floor(
 ) -> float:
     """Return by what share two runs of one program differ on this machine, at ``level``.
 
-    Parameters
-    ----------
-    runs : sequences of sessions
-        Earlier runs of the same program on the same machine, each with its sessions; at least 3.
-    change : int
-        The run from which on the level was another one (see :func:`newest_level`); 0 for none. The
-        spread is that around the level of either stretch.
+    ``runs`` : earlier runs of the same program on the same machine, each with its sessions; at least 3.
+    ``change`` : the run from which on the level was another one (see :func:`newest_level`); 0 for none. The spread is
+    that around the level of either stretch.
 
-    Notes
-    -----
-    The spread of the runs' medians, sessions' noise included, as Student's prediction interval for
-    the difference of two further ones. Assumes that the next run is as far from these as they are
-    from each other, and has as many sessions or more.
+    The spread of the runs' medians, sessions' noise included, as Student's prediction interval for the difference of
+    two further ones. Assumes that the next run is as far from these as they are from each other, and has as many
+    sessions or more.
 
-    Raises
-    ------
-    ValueError
-        Fewer than 3 runs, or 4 with a change.
+    Raises ValueError: fewer than 3 runs, or 4 with a change.
     """
     levels = 2 if change else 1
     if len(runs) < levels + 2:
@@ -374,10 +329,7 @@ def noise_floor(
 def session_value(values: Floats, statistic: Statistic) -> float:
     """Return the one number that sums up a session.
 
-    Raises
-    ------
-    ValueError
-        No values, values that are not finite or not positive, or too few for a tail quantile.
+    Raises ValueError: no values, values that are not finite or not positive, or too few for a tail quantile.
     """
     values = np.asarray(values, dtype=np.float64).ravel()
     if statistic not in STATISTICS:

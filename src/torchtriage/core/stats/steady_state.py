@@ -31,9 +31,8 @@ PENALTY = 15.0
 class Steady(NamedTuple):
     """Where the steady state begins.
 
-    ``begin`` : index of the first steady value; None where there is no steady state. ``level`` :
-    median of the steady values, or of the last quarter without. ``reason`` : why there is none,
-    empty otherwise.
+    ``begin`` : index of the first steady value; None where there is no steady state. ``level`` : median of the steady
+    values, or of the last quarter without. ``reason`` : why there is none, empty otherwise.
     """
 
     begin: int | None
@@ -44,31 +43,18 @@ class Steady(NamedTuple):
 def find_steady(times: NDArray[np.floating] | NDArray[np.integer]) -> Steady:
     """Return where the steady state of a series of positive values begins.
 
-    Parameters
-    ----------
-    times : float64[n] or int64[n]
-        Times of consecutive steps from the very first one, in any unit.
+    ``times`` : float64[n] or int64[n], times of consecutive steps from the very first one, in any unit.
 
-    Returns
-    -------
-    Steady
+    After Barrett, Bolz-Tereick, Killick, Mount and Tratt, "Virtual Machine Warmup Blows Hot and Cold" (OOPSLA 2017):
+    change points by penalised likelihood cut the series into stretches; stretches at its end whose levels are
+    equivalent are the steady state, if they are a quarter of the series or more (half, where levels went up and down
+    before). Three changes make it fit for short and for very long series: values are binned, each bin 3 % longer than
+    what lies before it allows, because the end of warm-up is wanted relative to its length; levels are medians, so rare
+    outliers make no stretch; and equivalent means within 3 % rather than within a fixed time. A steady state whose last
+    half still drifts is none. Assumes a memory of few steps; where steps are alike over long stretches by chance, there
+    is no steady state to be told, and none is found.
 
-    Notes
-    -----
-    After Barrett, Bolz-Tereick, Killick, Mount and Tratt, "Virtual Machine Warmup Blows Hot and
-    Cold" (OOPSLA 2017): change points by penalised likelihood cut the series into stretches;
-    stretches at its end whose levels are equivalent are the steady state, if they are a quarter of
-    the series or more (half, where levels went up and down before). Three changes make it fit for
-    short and for very long series: values are binned, each bin 3 % longer than what lies before it
-    allows, because the end of warm-up is wanted relative to its length; levels are medians, so rare
-    outliers make no stretch; and equivalent means within 3 % rather than within a fixed time. A
-    steady state whose last half still drifts is none. Assumes a memory of few steps; where steps
-    are alike over long stretches by chance, there is no steady state to be told, and none is found.
-
-    Raises
-    ------
-    ValueError
-        A value is not finite and positive.
+    Raises ValueError: a value is not finite and positive.
     """
     values = np.asarray(times, float)
     if not (np.isfinite(values).all() and (values > 0).all()):
@@ -131,8 +117,8 @@ def _noise(middle: Floats, width: Floats) -> float:
 def _partition(middle: Floats, width: Floats, noise: float) -> list[int]:
     """Return where stretches of one level begin, in bins, and the end (optimal partitioning).
 
-    Residuals are squared up to three standard deviations and linear beyond in effect: bins are
-    clipped at that distance from the median of their neighbours first, so one slow step is none.
+    Residuals are squared up to three standard deviations and linear beyond in effect: bins are clipped at that distance
+    from the median of their neighbours first, so one slow step is none.
     """
     n = len(middle)
     around = np.array([np.median(middle[max(i - 2, 0) : i + 3]) for i in range(n)])
@@ -162,9 +148,9 @@ def _partition(middle: Floats, width: Floats, noise: float) -> list[int]:
 def _along_decay(middle: Floats, width: Floats, edges: NDArray[np.int64], cuts: list[int], first: int) -> int:
     """Return where the steady state begins, if its approach is smooth rather than a step.
 
-    Stretches cut an exponential approach ``c + a exp(-t / tau)`` at places of their own. Where it
-    fits better than they do around the last cut, with the fewer parameters, the steady state begins
-    where it comes within the tolerance of its end.
+    Stretches cut an exponential approach ``c + a exp(-t / tau)`` at places of their own. Where it fits better than they
+    do around the last cut, with the fewer parameters, the steady state begins where it comes within the tolerance of
+    its end.
     """
     begin = int(edges[cuts[first]])
     from_ = int(np.searchsorted(edges[:-1], max(begin // 4, 2)))

@@ -35,23 +35,14 @@ class Hinge(NamedTuple):
 def sen_slope(x: Floats, y: Floats, *, z: float = 1.96) -> Slope:
     """Return the median of the slopes between all pairs, and where the true slope lies.
 
-    Parameters
-    ----------
-    x, y : float64[n]
-        Increasing places, and values. At most 400 points are used, evenly picked.
-    z : float
-        Standard normal quantile of the interval; 1.96 gives 95 %.
+    ``x``, ``y`` : float64[n], increasing places, and values. At most 400 points are used, evenly picked.
+    ``z`` : standard normal quantile of the interval; 1.96 gives 95 %.
 
-    Returns
-    -------
-    Slope
-        NaN with fewer than 3 points.
+    Returns NaN with fewer than 3 points.
 
-    Notes
-    -----
-    P. K. Sen (1968): order statistics of the pairwise slopes, ``z sqrt(n (n-1) (2n+5) / 18)`` pairs
-    apart. Assumes independent errors of one distribution; up to 29 % of the points may be wild.
-    Where errors are alike over stretches, the interval is too narrow: take block minima first.
+    P. K. Sen (1968): order statistics of the pairwise slopes, ``z sqrt(n (n-1) (2n+5) / 18)`` pairs apart. Assumes
+    independent errors of one distribution; up to 29 % of the points may be wild. Where errors are alike over stretches,
+    the interval is too narrow: take block minima first.
     """
     if len(x) > MAX_POINTS:
         pick = np.linspace(0, len(x) - 1, MAX_POINTS).astype(np.int64)
@@ -70,16 +61,10 @@ def sen_slope(x: Floats, y: Floats, *, z: float = 1.96) -> Slope:
 def block_minima(x: Floats, y: Floats, n_blocks: int) -> tuple[Floats, Floats]:
     """Return where each block of equal length in ``x`` is lowest: its middle, and that value.
 
-    Parameters
-    ----------
-    x, y : float64[n]
-        Increasing places, and values without NaN.
-    n_blocks : int
-        How many blocks the span of ``x`` is cut into; those without a point are left out.
+    ``x``, ``y`` : float64[n], increasing places, and values without NaN. ``n_blocks`` : how many blocks the span of
+    ``x`` is cut into; those without a point are left out.
 
-    Returns
-    -------
-    middle, lowest : float64[k], k <= n_blocks
+    Returns ``middle``, ``lowest`` : float64[k], k <= n_blocks.
     """
     if not len(x):
         return np.empty(0), np.empty(0)
@@ -94,15 +79,9 @@ def block_minima(x: Floats, y: Floats, n_blocks: int) -> tuple[Floats, Floats]:
 def hinge(x: Floats, y: Floats) -> Hinge:
     """Return the level-then-line that fits best in the mean absolute sense.
 
-    Parameters
-    ----------
-    x, y : float64[n]
-        Increasing places, and values; n >= 4.
+    ``x``, ``y`` : float64[n], increasing places, and values; n >= 4.
 
-    Notes
-    -----
-    Every place is tried as the corner; level and slope are medians, so a few wild points do not
-    move the corner.
+    Every place is tried as the corner; level and slope are medians, so a few wild points do not move the corner.
     """
     best = Hinge(float(x[0]), float(y[0]), 0.0, float("inf"))
     for corner in range(len(x) - 2):

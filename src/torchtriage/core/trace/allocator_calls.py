@@ -45,16 +45,11 @@ def outside_capture(trace: Trace, rows: Ints) -> Ints:
 def idle_behind(trace: Trace, calls: Ints) -> tuple[Spans, Floats]:
     """Return the host-late gaps behind host calls and how much of each they explain.
 
-    Between two launches of a thread the host spends some time in ``calls``; without them the second
-    launch comes that much earlier, and the device's gap before it is that much shorter, at most
-    gone. A call that the device's own work hides explains nothing.
+    Between two launches of a thread the host spends some time in ``calls``; without them the second launch comes that
+    much earlier, and the device's gap before it is that much shorter, at most gone. A call that the device's own work
+    hides explains nothing.
 
-    Returns
-    -------
-    spans : int64[k, 2]
-        Gaps of the main device.
-    share : float64[k]
-        0-1.
+    Returns ``spans`` : int64[k, 2], gaps of the main device; ``share`` : float64[k], 0-1.
     """
     gaps = trace.devices[0].gaps
     late = np.flatnonzero(gaps.blame == HOST_LATE)

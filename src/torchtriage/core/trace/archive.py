@@ -45,11 +45,8 @@ def open_member(
 ) -> Iterator[tuple[str, Member]]:
     """Yield the name of the one file of these endings in an archive, and the file.
 
-    Raises
-    ------
-    TriageError
-        Of the type ``error``: the archive cannot be read, there are none or several such files, or
-        it is a checkpoint of torch.
+    Raises TriageError: of the type ``error``: the archive cannot be read, there are none or several such files, or it
+    is a checkpoint of torch.
     """
     try:
         archive = zipfile.ZipFile(raw)

@@ -29,12 +29,7 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
 
     Decodes the chunk of text that holds the row, and keeps the latest one.
 
-    Raises
-    ------
-    TraceFormatError
-        The file is gone, or is no longer the one that was read.
-    IndexError
-        There is no such row.
+    Raises TraceFormatError: the file is gone, or is no longer the one that was read; IndexError: there is no such row.
     """
     if not 0 <= row < len(trace):
         raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
@@ -55,7 +50,6 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
 
 
 def _read_rows(trace: Trace, index: int) -> list[bytes]:
-    """Return the text of the arguments of a chunk's rows, checked against the columns."""
     chunks = trace.report.chunks
     first, offset, size = chunks[index].tolist()
     stop = int(chunks[index + 1, 0]) if index + 1 < len(chunks) else len(trace)

@@ -1,7 +1,7 @@
 """The columns of a trace in a file beside it, for whoever asks: reading again takes no decoding.
 
-A cache is known by the digest of the trace's bytes and by the format's version. One that is stale,
-damaged or not ours is read over as if it were not there. JSON and plain arrays, never a pickle.
+A cache is known by the digest of the trace's bytes and by the format's version. One that is stale, damaged or not ours
+is read over as if it were not there. JSON and plain arrays, never a pickle.
 
 Layout: magic, checksum of the rest, size of the header, header (JSON, padded), arrays.
 """
@@ -72,14 +72,8 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 def load(path: str | os.PathLike[str], digest: str, name: str) -> Trace | None:
     """Return the cached trace of a file with this digest, None when there is none that fits.
 
-    Parameters
-    ----------
-    path : path
-        The trace, not the cache.
-    digest : str
-        Of the trace's bytes now.
-    name : str
-        What the trace is called in messages now.
+    ``path`` : the trace, not the cache. ``digest`` : of the trace's bytes now. ``name`` : what the trace is called in
+    messages now.
     """
     try:
         with cache_path(path).open("rb") as stream:

@@ -37,10 +37,10 @@ _MAX_BYTES = 1 << 50  # what a damaged file gives as a size need not be one
 class Collectives:
     """The collectives of one recording.
 
-    ``rows`` : int64[k], kernels of the main device, or rows of host threads where there is no
-    device. ``size_bytes`` : int64[k], -1 where not recorded. ``exposed`` : int64[m, 2], disjoint
-    time in which a collective runs and nothing is computed; ``source`` : int64[m], whose it is, an
-    index into ``rows``. ``computing`` : int64[c, 2], time in which something is.
+    ``rows`` : int64[k], kernels of the main device, or rows of host threads where there is no device.
+    ``size_bytes`` : int64[k], -1 where not recorded. ``exposed`` : int64[m, 2], disjoint time in which a collective
+    runs and nothing is computed; ``source`` : int64[m], whose it is, an index into ``rows``. ``computing`` : int64[c,
+    2], time in which something is.
     """
 
     trace: Trace
@@ -93,8 +93,7 @@ class Collectives:
     def fastest_ns(self) -> Ints:
         """int64[k], ns: what the fastest of at least three equal ones took, 0 where unknown.
 
-        A collective lasts from its first rank to its last: the fastest comes closest to the
-        transfer itself.
+        A collective lasts from its first rank to its last: the fastest comes closest to the transfer itself.
         """
         dur = np.maximum(self.trace.dur_ns[self.rows], 1)
         known = self.equal >= 0
@@ -175,8 +174,8 @@ def _pieces(trace: Trace, rows: Ints, exposed: Spans) -> tuple[Spans, Ints]:
 def _waiting(trace: Trace, rows: Ints, computing: Spans) -> tuple[Spans, Ints]:
     """Return when the host does nothing until a collective ends, and which one that is.
 
-    Not in an op while a collective runs is not enough: the host may be in Python. It waits where
-    it computes nothing up to the moment the collective ends.
+    Not in an op while a collective runs is not enough: the host may be in Python. It waits where it computes nothing up
+    to the moment the collective ends.
     """
     idle = intervals.subtract(trace.time_of(rows), computing)
     if not len(idle):

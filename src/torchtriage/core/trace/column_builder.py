@@ -417,7 +417,6 @@ class ColumnBuilder:
 
 
 def _join(column: str, parts: list[NDArray[Any] | ScannedRows], out: NDArray[Any]) -> NDArray[Any]:
-    """Return the parts of a column as one, written to ``out``."""
     first = 0
     for part in parts:
         if isinstance(part, np.ndarray):

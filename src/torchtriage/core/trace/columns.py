@@ -1,8 +1,8 @@
 """The trace: arrays, string tables, and the structure computed from them when first asked.
 
-The one circle of this package: ``Trace`` imports the modules of its seven structures (``tree``,
-``frames``, ``links``, ``steps``, ``devices``, ``waits``, ``origin``) on first use, and they name
-``Trace`` in annotations only. So each is computed once, and reading a trace imports none of them.
+The one circle of this package: ``Trace`` imports the modules of its seven structures (``tree``, ``frames``, ``links``,
+``steps``, ``devices``, ``waits``, ``origin``) on first use, and they name ``Trace`` in annotations only. So each is
+computed once, and reading a trace imports none of them.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class Trace:
     def details_of(self, what: str, rows: Sequence[int] | Ints) -> list[Any]:
         """Return one decoded detail per row, None where it was not recorded (or is no list).
 
-        ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``,
-        ``grid``, ``block``, ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
+        ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``, ``grid``, ``block``,
+        ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
         """
         index = Detail._fields.index(what)
         out: list[Any] = []

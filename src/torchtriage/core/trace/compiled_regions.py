@@ -30,8 +30,8 @@ _COMPILES = r"^dynamo$|^entire_frame_compile(_|$| \()|_compile\.compile_inner( \
 class Regions:
     """Calls of compiled code; masks are bool[n] over the rows of the trace.
 
-    ``rows`` : int64[k], the regions in time order. ``frame``/``version`` : int64[k], the two
-    numbers of ``Torch-Compiled Region: frame/version``, -1 in builds that do not write them.
+    ``rows`` : int64[k], the regions in time order. ``frame``/``version`` : int64[k], the two numbers of
+    ``Torch-Compiled Region: frame/version``, -1 in builds that do not write them.
     """
 
     trace: Trace
@@ -103,15 +103,7 @@ def find_regions(trace: Trace) -> Regions:
 def next_on_lane(trace: Trace, rows: Ints, among: Ints) -> Ints:
     """Return for each row the first of ``among`` that starts once it has ended, on its thread.
 
-    Parameters
-    ----------
-    rows : int64[k]
-    among : int64[m]
-
-    Returns
-    -------
-    int64[k]
-        Rows of ``among``, -1 without one.
+    Returns int64[k]: rows of ``among``, -1 without one.
     """
     found = np.full(len(rows), -1, np.int64)
     for lane in distinct(trace.lane[rows]).tolist():

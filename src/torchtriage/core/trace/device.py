@@ -27,8 +27,8 @@ BACK_TO_BACK_NS = 2_000
 """Gaps up to this are the device's own turn-around: 0.8-2 us on CUDA, ~0 on ROCm (measured)."""
 
 LAUNCH_SLACK_NS = 50_000
-"""Longest time from a launch call's return to the start of its work on an idle device: medians
-are 6-20 us on NVIDIA and 9-38 us on ROCm (measured)."""
+"""Longest time from a launch call's return to the start of its work on an idle device: medians are 6-20 us on NVIDIA
+and 9-38 us on ROCm (measured)."""
 
 HOST_LATE, QUEUED, UNKNOWN = 0, 1, 2
 
@@ -37,9 +37,9 @@ HOST_LATE, QUEUED, UNKNOWN = 0, 1, 2
 class Gaps:
     """Idle gaps between pieces of work, arrays of equal length, in time order.
 
-    ``next_row`` : the work that ends the gap. ``blame`` : ``HOST_LATE`` when its launch call
-    returned after the device had run dry, ``QUEUED`` when it was enqueued in time or the gap is
-    back-to-back, ``UNKNOWN`` when the launch was not recorded.
+    ``next_row`` : the work that ends the gap. ``blame`` : ``HOST_LATE`` when its launch call returned after the device
+    had run dry, ``QUEUED`` when it was enqueued in time or the gap is back-to-back, ``UNKNOWN`` when the launch was not
+    recorded.
     """
 
     spans: Spans

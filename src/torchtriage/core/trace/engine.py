@@ -1,7 +1,7 @@
 """Which engine reads traces: the native library where it is built, else Python alone.
 
-The library (``native/``, Rust without dependencies) holds the scanner and what is slow in numpy. It
-is optional, and nothing depends on which engine is at work: the results are the same.
+The library (``native/``, Rust without dependencies) holds the scanner and what is slow in numpy. It is optional, and
+nothing depends on which engine is at work: the results are the same.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class Engine(NamedTuple):
 def find_engine() -> Engine:
     """Return the engine to read with.
 
-    Raises
-    ------
-    UsageError
-        ``$TORCHTRIAGE_READER`` asks for one that is not there, or that does not exist.
+    Raises UsageError: ``$TORCHTRIAGE_READER`` asks for one that is not there, or that does not exist.
     """
     wanted = os.environ.get(READER_VARIABLE, "")
     if wanted == "python":

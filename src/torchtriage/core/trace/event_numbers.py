@@ -75,7 +75,6 @@ class ExactTimes:
 
 
 def _exact_ns(text: bytes, missing: int) -> int:
-    """Return decimal microseconds as exact integer nanoseconds."""
     us, _, decimals = text.partition(b".")
     if us.isdigit() and len(decimals) == 3 and decimals.isdigit() and len(us) < 16:
         return int(us) * 1000 + int(decimals)

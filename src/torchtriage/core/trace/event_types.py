@@ -1,8 +1,7 @@
 """What an event may hold, as the classes its JSON is decoded into.
 
-Three ways, the cheaper first: by category, where each class has the arguments of its kind and no
-others; by phase, where a call may have any category; and loosely, where nothing is what it should
-be. All three give the same columns.
+Three ways, the cheaper first: by category, where each class has the arguments of its kind and no others; by phase,
+where a call may have any category; and loosely, where nothing is what it should be. All three give the same columns.
 """
 
 from __future__ import annotations
@@ -388,7 +387,6 @@ _ARG_FIELDS = {
 
 
 def _tight(loose: LooseEvent) -> Event:
-    """Return a typed event from one whose fields may have any type."""
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
     if kind is End:
         return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, None))

@@ -130,9 +130,9 @@ class TextBlock(BytesIO):
 class EventReader:
     """Iterate over a source's events as chunks; then ``meta`` holds the other top-level keys.
 
-    A chunk ends at the first event boundary at or after a multiple of ``chunk_bytes`` in the
-    text, so where it ends does not depend on where reading began. With ``offset`` the source starts
-    there, between two events; as a block it also ends between two.
+    A chunk ends at the first event boundary at or after a multiple of ``chunk_bytes`` in the text, so where it ends
+    does not depend on where reading began. With ``offset`` the source starts there, between two events; as a block it
+    also ends between two.
     """
 
     def __init__(
@@ -312,7 +312,6 @@ class EventReader:
         raise self._refusal(found)
 
     def _refuse_other_json(self) -> None:
-        """Name the JSON files that people mistake for traces."""
         keys = set(_top_keys(self._buffer))
         if "nodes" in keys:
             raise self._refusal("a PyTorch execution trace (ExecutionTraceObserver)")
@@ -390,7 +389,6 @@ class EventReader:
         return self._salvage(text, is_tail=is_tail)
 
     def _decode(self, document: bytes) -> Chunk:
-        """Decode complete events and move behind them."""
         size = len(document) - 2
         chunk = Chunk(self.offset, size, [], document)
         if self._doubt < MAX_DOUBT:
@@ -475,7 +473,6 @@ def _shown(text: bytes | bytearray) -> str:
 
 
 def _describe(head: bytes | bytearray) -> str:
-    """Say what a text that is no JSON seems to be."""
     start = head.lstrip()
     if not start:
         return "only white space"

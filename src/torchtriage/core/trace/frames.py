@@ -97,8 +97,8 @@ def frame_label(name: str) -> str:
 class FrameCall:
     """One call a frame makes, as recorded.
 
-    ``kind`` : ``python`` (a function), ``builtin`` (of C), ``module`` (an ``nn.Module``, by class),
-    ``op`` (an operator without a call of its own, such as ``a @ b``). ``row`` : of the trace.
+    ``kind`` : ``python`` (a function), ``builtin`` (of C), ``module`` (an ``nn.Module``, by class), ``op`` (an operator
+    without a call of its own, such as ``a @ b``). ``row`` : of the trace.
     """
 
     kind: Literal["python", "builtin", "module", "op"]
@@ -144,8 +144,8 @@ def open_rows(trace: Trace, row: int) -> list[int]:
 class Calls:
     """What one frame calls, in time order: frames, and operators it runs without a call.
 
-    ``before``, ``after`` : there are calls that are not listed, because they are very many or came
-    after the recording had stopped.
+    ``before``, ``after`` : there are calls that are not listed, because they are very many or came after the recording
+    had stopped.
     """
 
     calls: tuple[FrameCall, ...]
@@ -259,17 +259,10 @@ def module_path(trace: Trace, row: int) -> str:
 def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
     """Return how long each frame of a thread was open, and running itself, inside some time.
 
-    Parameters
-    ----------
-    lane : int
-        The thread.
-    within : int64[k, 2]
-        Sorted and disjoint.
+    ``lane`` : the thread. ``within`` : int64[k, 2], sorted and disjoint.
 
-    Returns
-    -------
-    total_ns, own_ns : int64[n]
-        With and without the frames it called; 0 for rows that are not frames of this thread.
+    Returns ``total_ns``, ``own_ns`` : int64[n], with and without the frames it called; 0 for rows that are not frames
+    of this thread.
     """
     total = np.zeros(len(trace), np.int64)
     rows = trace.frames.members

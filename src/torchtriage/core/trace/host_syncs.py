@@ -1,9 +1,9 @@
 """Host calls that wait for the device, and what each wait costs.
 
-Where the wait hides differs (catalogue 1.5, measured): a copy to pageable memory blocks inside
-``cudaMemcpyAsync``; a pageable upload and newer pinned readbacks block in the stream sync that
-follows; ROCm puts both into ``hipMemcpyWithStream``. A wait costs nothing by itself: it costs the
-device the time it stays idle because the host could not run ahead.
+Where the wait hides differs (catalogue 1.5, measured): a copy to pageable memory blocks inside ``cudaMemcpyAsync``; a
+pageable upload and newer pinned readbacks block in the stream sync that follows; ROCm puts both into
+``hipMemcpyWithStream``. A wait costs nothing by itself: it costs the device the time it stays idle because the host
+could not run ahead.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
 FOLLOW_NS = 50_000
 """A stream sync this soon after a copy, inside the same op, belongs to it (catalogue 1.5)."""
 LEAD_LOW = 0.5
-"""Of the idle time further on at the low end: a host that lags behind catches up by itself, or
-meets something else that holds it up."""
+"""Of the idle time further on at the low end: a host that lags behind catches up by itself, or meets something else
+that holds it up."""
 MISSED = 0.05
-"""Of the time waited. Where less of it is missed later, device work hid the waits: in one public
-recording they held the host for 233 ms with the device 99 % busy, and 3 ms were missed."""
+"""Of the time waited. Where less of it is missed later, device work hid the waits: in one public recording they held
+the host for 233 ms with the device 99 % busy, and 3 ms were missed."""
 LEAD_NS = 10_000
 """Less idle time than this further on is the latency of a launch (medians 6-20 us)."""
 STRETCH_NS = 1_000_000
 """Of the host without operators or calls: HST020 has the evidence."""
 BLIND_NS = 1_000_000
-"""A longer wait over a device that shows less than half of it busy waits for something that was
-not recorded: 463 ms with 0 % busy in a sliced file, 95-100 % in complete ones (catalogue 1.5)."""
+"""A longer wait over a device that shows less than half of it busy waits for something that was not recorded: 463 ms
+with 0 % busy in a sliced file, 95-100 % in complete ones (catalogue 1.5)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +111,8 @@ class Waits:
     def bubbles(self, start_ns: Ints, end_ns: Ints) -> Spans:
         """Return int64[k, 2], the bubbles if the host were spared ``start_ns`` to ``end_ns``.
 
-        Parameters
-        ----------
-        start_ns, end_ns : int64[k]
-            One stretch of host time around each wait, such as the whole op that holds it.
+        ``start_ns``, ``end_ns`` : int64[k], one stretch of host time around each wait, such as the whole op that holds
+        it.
         """
         spans = bubbles(self.trace, start_ns, end_ns, ignore=self.copy[self.to_host])
         spans[self.blind | self.profiler, 0] = spans[self.blind | self.profiler, 1]
@@ -123,17 +121,13 @@ class Waits:
     def lead(self, pick: Mask | Ints) -> Spans:
         """Return where the device idles later because the picked waits took the host's lead.
 
-        A host that waited while the device worked off its queue has lost that much lead. Without
-        the waits it would launch that much earlier, so that much of the idle time in front of its
-        launches is lost to them, beyond the bubble right behind each; what it does not use up
-        before the next wait it still has after it, if that goes, too. Long stretches in which the
-        host ran neither operators nor calls are its own work, and not counted.
+        A host that waited while the device worked off its queue has lost that much lead. Without the waits it would
+        launch that much earlier, so that much of the idle time in front of its launches is lost to them, beyond the
+        bubble right behind each; what it does not use up before the next wait it still has after it, if that goes, too.
+        Long stretches in which the host ran neither operators nor calls are its own work, and not counted.
 
-        Returns
-        -------
-        int64[m, 2]
-            One span for each pick, empty where it caused none. What is idle and host-late inside
-            is lost to it.
+        Returns int64[m, 2]: one span for each pick, empty where it caused none. What is idle and host-late inside is
+        lost to it.
         """
         picked = np.zeros(len(self), dtype=bool)
         picked[pick] = True
@@ -152,10 +146,7 @@ class Waits:
     def lost(self, start_ns: Ints, end_ns: Ints) -> Spans:
         """Return the device idle time that stretches of host time cause together.
 
-        Parameters
-        ----------
-        start_ns, end_ns : int64[m]
-            Any stretches, such as operators; see :func:`bubbles`.
+        ``start_ns``, ``end_ns`` : int64[m], any stretches, such as operators; see :func:`bubbles`.
         """
         return self._idle(bubbles(self.trace, start_ns, end_ns))
 
@@ -164,20 +155,12 @@ class Waits:
     ) -> tuple[Spans, NDArray[np.float64], NDArray[np.float64]]:
         """Return the idle time at stake if the picked waits go, and with them the host code around.
 
-        Parameters
-        ----------
-        pick : bool[k] or int64[m]
-            Waits.
-        start_ns, end_ns : int64[k]
-            The host code that goes with each wait, as in :meth:`bubbles`; must contain it.
+        ``pick`` : bool[k] or int64[m], the waits. ``start_ns``, ``end_ns`` : int64[k], the host code that goes with each
+        wait, as in :meth:`bubbles`; must contain it.
 
-        Returns
-        -------
-        spans : int64[s, 2]
-            Disjoint idle time of the device.
-        gain_low, gain_high : float64[s]
-            Shares of it to win: surely what the call itself lost, and half of what the host
-            lacked later, as if no profiler had slowed the host; at most all of it.
+        Returns ``spans`` : int64[s, 2], disjoint idle time of the device; ``gain_low``, ``gain_high`` : float64[s],
+        shares of it to win: surely what the call itself lost, and half of what the host lacked later, as if no profiler
+        had slowed the host; at most all of it.
         """
         sure = self.idle(pick)
         more = intervals.subtract(self._idle(self.bubbles(start_ns, end_ns)[pick]), sure)
@@ -257,24 +240,16 @@ def find_waits(trace: Trace) -> Waits:
 def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None = None) -> Spans:
     """Return the spans in which host time starves the main device.
 
-    Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have
-    been launched that much earlier. So at most that much is won, out of the time the device stood
-    idle for the host between the last work launched before and the first launched after: a queue
-    that was deep gives the whole gap, an empty one no more than the time spent.
+    Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have been launched that
+    much earlier. So at most that much is won, out of the time the device stood idle for the host between the last work
+    launched before and the first launched after: a queue that was deep gives the whole gap, an empty one no more than
+    the time spent.
 
-    Parameters
-    ----------
-    start_ns, end_ns : int64[k]
-        Stretches of host time.
-    ignore : int64[m], optional
-        Device rows that are no work to run ahead to, such as readbacks that go as well.
+    ``start_ns``, ``end_ns`` : int64[k], stretches of host time. ``ignore`` : int64[m], device rows that are
+    no work to run ahead to, such as readbacks that go as well.
 
-    Returns
-    -------
-    int64[k, 2]
-        Spans that begin inside or after the stretch and end once the time won is used up, at the
-        latest with the start of that first work. The host-late idle time inside is the bubble;
-        spans without any are empty.
+    Returns int64[k, 2]: spans that begin inside or after the stretch and end once the time won is used up, at the
+    latest with the start of that first work. The host-late idle time inside is the bubble; spans without any are empty.
     """
     spans = np.stack([end_ns, end_ns], axis=1)
     late = _late(trace)
@@ -312,18 +287,10 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
 def lost_lead(trace: Trace, start_ns: Ints, end_ns: Ints, picked: Mask) -> Spans:
     """Return the spans in which the device idles for a lead that waits took; see ``Waits.lead``.
 
-    Parameters
-    ----------
-    start_ns, end_ns : int64[k]
-        All waits, in the order they began.
-    picked : bool[k]
-        Those that would go.
+    ``start_ns``, ``end_ns`` : int64[k], all waits, in the order they began. ``picked`` : bool[k], those that would go.
 
-    Returns
-    -------
-    int64[k, 2]
-        From the first work launched after each wait, until the lead lost is used up, at the latest
-        with the last work launched before the next wait.
+    Returns int64[k, 2]: from the first work launched after each wait, until the lead lost is used up, at the latest
+    with the last work launched before the next wait.
     """
     spans = np.stack([end_ns, end_ns], axis=1)
     late = _dispatch(trace)
@@ -375,7 +342,6 @@ def _late(trace: Trace) -> Spans:
 
 
 def _copy_of(trace: Trace) -> Ints:
-    """Return for each call the copy it enqueued, -1 without one."""
     out = np.full(len(trace), -1, np.int64)
     copies = np.flatnonzero((trace.kind == Kind.MEMCPY) & (trace.links.call >= 0))
     out[trace.links.call[copies]] = copies

@@ -36,9 +36,9 @@ class InferencePhase(NamedTuple):
 def inference_phase(trace: Trace) -> InferencePhase | None:
     """Return the forward-only part of a recording, None when there is none to be sure of.
 
-    The whole recording, if it has neither backward nodes nor an optimizer nor a training wrapper;
-    else the steps without any, as long as training goes on after them. A recording that lost events
-    or shows one forward pass up to a loss may be cut before its backward pass: nothing is said.
+    The whole recording, if it has neither backward nodes nor an optimizer nor a training wrapper; else the steps
+    without any, as long as training goes on after them. A recording that lost events or shows one forward pass up to a
+    loss may be cut before its backward pass: nothing is said.
     """
     host = trace.is_kind(Kind.OP, Kind.ANNOTATION)
     trains = host & trace.matching(f"{_BACKWARD}|{_TRAINING}")

@@ -79,8 +79,8 @@ class Source:
 
     ``packed``: the text has to be inflated.
 
-    Counts what it hands out and refuses to go past ``max_bytes``. A compressed stream that ends
-    early or is damaged sets ``truncated`` and ends, so that every event before it survives.
+    Counts what it hands out and refuses to go past ``max_bytes``. A compressed stream that ends early or is damaged
+    sets ``truncated`` and ends, so that every event before it survives.
     """
 
     def __init__(self, stream: _Readable, name: str, size_bytes: int, max_bytes: int, *, packed: bool) -> None:
@@ -253,8 +253,8 @@ Input = Union[str, "os.PathLike[str]", BinaryIO]
 def reopenable(path: Input) -> tuple[Input, str]:
     """Return what can be opened again and again, and its name for messages.
 
-    A path is made absolute. Standard input (``-``) and streams that cannot seek are copied:
-    beyond 16 MiB to a temporary file that is gone when closed.
+    A path is made absolute. Standard input (``-``) and streams that cannot seek are copied: beyond 16 MiB to a
+    temporary file that is gone when closed.
     """
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
@@ -276,19 +276,10 @@ def _spooled(stream: BinaryIO) -> BinaryIO:
 def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "") -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
-    Parameters
-    ----------
-    path : path, ``-`` or binary stream
-        Plain, gzip or zip. A stream stays open.
-    max_bytes : int
-        Refuse inputs that expand beyond this many bytes.
-    name : str, optional
-        What to call the input in messages.
+    ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
+    bytes. ``name`` : what to call the input in messages.
 
-    Raises
-    ------
-    TraceFormatError
-        The path cannot be read, or the content is recognisably something else.
+    Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
     opened, shown = reopenable(path)
     name = elide(visible(name or shown), 400)
@@ -368,7 +359,6 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
 
 
 def _refuse_foreign(head: bytes, name: str) -> None:
-    """Name the kinds of file that people pass by mistake."""
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",

@@ -124,8 +124,8 @@ def products(trace: Trace, ops: NDArray[np.integer]) -> Products:
 def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
     """Return the product an operator computes, None when its inputs do not say.
 
-    ``dims`` and ``concrete`` are ``Input Dims`` and ``Concrete Inputs`` as the profiler writes
-    them: one entry per input, concrete values as text.
+    ``dims`` and ``concrete`` are ``Input Dims`` and ``Concrete Inputs`` as the profiler writes them: one entry per
+    input, concrete values as text.
     """
     if not isinstance(dims, list):
         return None

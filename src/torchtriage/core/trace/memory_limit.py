@@ -1,8 +1,8 @@
 """A bound on this process's memory: what is large lies in files without a name.
 
-While :func:`within` is open, large arrays of numpy and of the native library are mappings of
-temporary files, and pages that are not at work leave this process (``native/src/spill.rs``).
-Columns and everything computed from them are bounded the same way; no result depends on it.
+While :func:`within` is open, large arrays of numpy and of the native library are mappings of temporary files, and pages
+that are not at work leave this process (``native/src/spill.rs``). Columns and everything computed from them are bounded
+the same way; no result depends on it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,11 @@ _KNOWN_ABI = {1: 0x01000009, 2: 0x02000000}
 def within(max_bytes: int | None) -> Iterator[None]:
     """Keep this process within so many bytes of resident memory; None for no bound.
 
-    Arrays made inside stay in files for as long as they live. Only arrays of this thread count. Of
-    several bounds at a time, nested or in threads, the smallest holds.
+    Arrays made inside stay in files for as long as they live. Only arrays of this thread count. Of several bounds at a
+    time, nested or in threads, the smallest holds.
 
-    Raises
-    ------
-    UsageError
-        The bound is too small, or cannot be kept here: no native library, another numpy than 1 or
-        2, not Linux, or no room on the disk.
+    Raises UsageError: the bound is too small, or cannot be kept here: no native library, another numpy than 1 or 2, not
+    Linux, or no room on the disk.
     """
     if max_bytes is None:
         yield
@@ -124,7 +121,6 @@ def _numpy_functions() -> _Functions:
 
 @cache
 def _handler() -> object:
-    """Return our handler as numpy wants it, made of the one that is in use."""
     small = _address(_numpy_functions().get_handler(), _HANDLER)
     library: Any = find_engine().library
     new = pythonapi.PyCapsule_New

@@ -1,9 +1,9 @@
 """The native scanner: blocks of text to columns, several times faster than the Python engine.
 
-A small shared library (``native/``, Rust without dependencies) does the work; ``docs/native.md``
-says how. It takes only chunks that are written the way profilers write them. Whatever else a file
-holds (damage, unusual types, the end of the list) is read by the Python engine, chunk by chunk, so
-that what a text means is defined there alone. Without the library that engine reads everything.
+A small shared library (``native/``, Rust without dependencies) does the work; ``docs/native.md`` says how. It takes
+only chunks that are written the way profilers write them. Whatever else a file holds (damage, unusual types, the end of
+the list) is read by the Python engine, chunk by chunk, so that what a text means is defined there alone. Without the
+library that engine reads everything.
 """
 
 from __future__ import annotations
@@ -132,7 +132,6 @@ class Scanner:
         self._now = self.taken
 
     def _texts(self, which: int, start: int, stop: int) -> list[bytes]:
-        """Return entries of a table."""
         if start == stop:
             return []
         data, ends = c_void_p(), _Ends()
@@ -143,7 +142,6 @@ class Scanner:
         return [blob[low - first : high - first] for low, high in pairwise(limits)]
 
     def _records(self, which: int, width: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Return int64[stop - start, width]: allocator records, marks or chunks."""
         if start == stop:
             return np.empty((0, width), np.int64)
         first = self._library.tt_records(self._handle, which) + 8 * width * start
@@ -187,7 +185,6 @@ class ScannedRows(NamedTuple):
 
 
 def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
-    """Append what a scanner found in its next block."""
     was, now = found.was, found.now
     names, cats, lane_texts, details, labels = found.tables
     memory, marks, chunks, label_order = found.records
@@ -351,10 +348,7 @@ def read_native(
 
     Yields after each block. Leaves the reader where the Python engine has to go on, if at all.
 
-    Raises
-    ------
-    MemoryError
-        The library's memory is bounded, and its files find no more room.
+    Raises MemoryError: the library's memory is bounded, and its files find no more room.
     """
     feed = _Feed(reader, source)
     n_python = 1
@@ -398,8 +392,8 @@ def read_native(
 class _Pool:
     """Scanners that take blocks in turn, each in a thread of its own or a single one in this.
 
-    A scanner must see its blocks in the order in which they are taken: the codes of a block count
-    on from those of the one before.
+    A scanner must see its blocks in the order in which they are taken: the codes of a block count on from those of the
+    one before.
     """
 
     def __init__(self, library: Any, n_scanners: int, step: int, *, threads: bool) -> None:
@@ -430,7 +424,6 @@ class _Pool:
             scanner.roll_back()
 
     def finish(self, builder: ColumnBuilder) -> None:
-        """Hand over the counts of everything taken."""
         for scanner in self._scanners:
             found = scanner.taken
             builder.take_counts(

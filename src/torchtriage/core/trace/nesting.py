@@ -1,7 +1,7 @@
 """Containment trees of host threads: ops with runtime calls, and Python frames.
 
-The two trees are kept apart because they cross: a ``record_function`` block opens in one Python
-frame and closes in another (pytorch#174555).
+The two trees are kept apart because they cross: a ``record_function`` block opens in one Python frame and closes in
+another (pytorch#174555).
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class Tree:
 
     @cached_property
     def _inner(self) -> Mask:
-        """bool[n]: members with children."""
         out = np.zeros(len(self.parent) + 1, dtype=bool)
         out[self.parent[self.members]] = True  # a root's -1 writes the last entry
         return out[:-1]
@@ -187,12 +186,7 @@ class Tree:
     def at(self, lanes: NDArray[np.integer], times_ns: Ints) -> Ints:
         """Return the innermost member open on each lane at each time, -1 where none is.
 
-        Parameters
-        ----------
-        lanes : int[k]
-            Lane codes.
-        times_ns : int64[k]
-            Times; a member is open on ``[start, end)``.
+        ``lanes`` : int[k], lane codes. ``times_ns`` : int64[k], times; a member is open on ``[start, end)``.
         """
         out = np.full(len(times_ns), -1, np.int64)
         trace, members = self.trace, self.members
@@ -340,22 +334,13 @@ def _parents(trace: Trace, members: Ints) -> Rows:
 def contain(lane: NDArray[np.integer], start_ns: Ints, end_ns: Ints, *, tolerance_ns: int) -> Ints:
     """Return the innermost container of each interval, as an index, -1 without one.
 
-    Parameters
-    ----------
-    lane : int[m]
-        Sorted.
-    start_ns : int64[m]
-        Sorted within each lane, outer before inner on ties.
-    end_ns : int64[m]
-    tolerance_ns : int
-        How far a child may end after its parent (clock resolution).
+    ``lane`` : int[m], sorted. ``start_ns`` : int64[m], sorted within each lane, outer before inner on ties.
+    ``end_ns`` : int64[m]. ``tolerance_ns`` : how far a child may end after its parent (clock resolution).
 
-    Notes
-    -----
-    Interval j contains i when it starts no later, ends no earlier (up to the tolerance) and i
-    starts before j ends. Candidates move up by pointer jumping: whatever lies between a rejected
-    candidate and that candidate's own container was rejected by the candidate, and thus also fails
-    for i. Exact for crossing intervals: a partial overlap is no container.
+    Interval j contains i when it starts no later, ends no earlier (up to the tolerance) and i starts before j ends.
+    Candidates move up by pointer jumping: whatever lies between a rejected candidate and that candidate's own container
+    was rejected by the candidate, and thus also fails for i. Exact for crossing intervals: a partial overlap is no
+    container.
     """
     count = len(start_ns)
     candidate = np.arange(-1, count - 1, dtype=np.int64)

@@ -16,11 +16,7 @@ Mask = NDArray[np.bool_]
 def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
     """Return the main thread's operators that are in no other operator, in time order.
 
-    Parameters
-    ----------
-    trace : Trace
-    inside : bool[n], optional
-        Host rows whose contents are left out as well.
+    ``inside`` : bool[n], host rows whose contents are left out as well.
     """
     is_op: Mask = trace.kind == Kind.OP
     rows = trace.tree.members
@@ -34,12 +30,7 @@ def runs(trace: Trace, ops: Ints, fits: Mask) -> Ints:
 
     A run ends with its step.
 
-    Parameters
-    ----------
-    trace : Trace
-    ops : int64[k]
-        As :func:`outer_ops` returns them.
-    fits : bool[k]
+    ``ops`` : int64[k], as :func:`outer_ops` returns them. ``fits`` : bool[k].
     """
     step = trace.steps.of_host(ops)
     goes_on = np.append(False, fits[1:] & fits[:-1] & (step[1:] == step[:-1]))[: len(ops)]

@@ -27,17 +27,11 @@ def write_overlay(
 ) -> None:
     """Copy a trace to ``out`` and append events to it; compressed when ``out`` ends in ``.gz``.
 
-    Undamaged events are copied byte for byte, chunk by chunk, in bounded memory; damaged ones are
-    written as they were mended, and what was lost stays lost. A bare list of events becomes an
-    object with the key ``traceEvents``. The input is never written to; when anything fails, no
-    half-written file is left behind.
+    Undamaged events are copied byte for byte, chunk by chunk, in bounded memory; damaged ones are written as they were
+    mended, and what was lost stays lost. A bare list of events becomes an object with the key ``traceEvents``. The
+    input is never written to; when anything fails, no half-written file is left behind.
 
-    Raises
-    ------
-    TraceFormatError
-        The input cannot be read.
-    UsageError
-        ``out`` is the input, or cannot be written.
+    Raises TraceFormatError: the input cannot be read; UsageError: ``out`` is the input, or cannot be written.
     """
     target = Path(out)
     if target.exists() and Path(path).exists() and target.samefile(path):
@@ -89,7 +83,6 @@ def _unwritable(target: Path, error: Exception) -> UsageError:
 
 
 def _texts(reader: EventReader, extra: list[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield the parts of the new document."""
     encode = msgspec.json.encode
     yield b'{"traceEvents": [\n'
     comma = b""

@@ -1,7 +1,7 @@
 """Reading a large trace with worker processes; the result is the sequential reader's.
 
-The text is cut at likely event boundaries into blocks. A block that decodes completely from a
-proven start proves the start of the next one; whatever a worker cannot settle is read again here.
+The text is cut at likely event boundaries into blocks. A block that decodes completely from a proven start proves the
+start of the next one; whatever a worker cannot settle is read again here.
 """
 
 from __future__ import annotations

@@ -47,10 +47,6 @@ def read_trace(
     chunk_bytes : int
         How much text to decode at a time; the columns do not depend on it.
 
-    Returns
-    -------
-    Trace
-
     Raises
     ------
     TraceFormatError

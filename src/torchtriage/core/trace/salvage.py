@@ -47,8 +47,8 @@ def closes_list(text: bytes | bytearray, position: int) -> bool:
 def walk(text: bytes, *, is_tail: bool) -> Iterator[Piece]:
     """Yield the events of a damaged text one by one, each loss counted where it happened.
 
-    The text starts between two events; ``is_tail`` says that the file ends with it. Stops behind
-    the ``]`` that ends the list of events.
+    The text starts between two events; ``is_tail`` says that the file ends with it. Stops behind the ``]`` that ends
+    the list of events.
     """
     position = 0
     n_bad = 0  # pieces since the last event
@@ -158,8 +158,8 @@ _ESCAPE = re.compile(
 def mend(text: bytes) -> bytes:
     """Return JSON text with the damage real profilers write mended.
 
-    Sources: ``inf`` bandwidth (kineto#105), ``N/A`` (kineto#133), raw control bytes
-    (pytorch#136180), Windows backslashes (pytorch#98432), bytes that are not UTF-8.
+    Sources: ``inf`` bandwidth (kineto#105), ``N/A`` (kineto#133), raw control bytes (pytorch#136180), Windows
+    backslashes (pytorch#98432), bytes that are not UTF-8.
     """
     return _TOKEN.sub(_mend_token, text.decode("utf-8", "replace").encode())
 

@@ -1,8 +1,7 @@
 """The columns of a :class:`~torchtriage.core.trace.columns.Trace`, one row each.
 
-A row is one complete event (``ph: X``, or a ``B``/``E`` pair) or one instant that is not an
-allocator record. Flow arrows, counters and metadata are not rows; they are counted. The table
-here is what the documentation page is generated from.
+A row is one complete event (``ph: X``, or a ``B``/``E`` pair) or one instant that is not an allocator record. Flow
+arrows, counters and metadata are not rows; they are counted. The documentation page is generated from the table here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of the loop and the window that is judged.
 
-A step's wall boundaries: the host begins it, and the device has finished what was enqueued before.
-While the queue fills, host steps are shorter than device steps; this boundary is right for both.
+A step's wall boundaries: the host begins it, and the device has finished what was enqueued before. While the queue
+fills, host steps are shorter than device steps; this boundary is right for both.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
 FIRST_USE_NS = 10_000_000
-"""A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads
-modules it takes 10 ms - 30 s (measured)."""
+"""A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads modules it takes 10 ms
+- 30 s (measured)."""
 FIRST_USE_RATIO = 20.0
 """... and this many medians of the ordinary calls of its name."""
 FIRST_USES = 8
@@ -65,9 +65,9 @@ class Window(NamedTuple):
 class Steps:
     """The steps, possibly none; arrays have one element per step.
 
-    ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` :
-    where the host was. ``steady`` : not first, not compiling, not an outlier. ``lane`` : the main
-    thread, which holds the steps (without steps: the one with the most op time; -1 without ops).
+    ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` : where the host was.
+    ``steady`` : not first, not compiling, not an outlier. ``lane`` : the main thread, which holds the steps (without
+    steps: the one with the most op time; -1 without ops).
     """
 
     trace: Trace
@@ -98,8 +98,8 @@ class Steps:
     def wall_ns(self) -> int:
         """Mean wall time of the steady steps; the window's without steps. The denominator.
 
-        The mean, because what is lost per step is a mean too: with a median, a skewed loop could
-        lose more than its step.
+        The mean, because what is lost per step is a mean too: with a median, a skewed loop could lose more than its
+        step.
         """
         if not len(self):
             return self.window.wall_ns
@@ -358,7 +358,6 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
 
 
 def _whole(trace: Trace, basis: str) -> Window:
-    """Return the span of everything that is work, without the profiler's own."""
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
     ends = (trace.hosts | trace.works) & ~profiler_stop(trace)
     if not ends.any():

@@ -37,8 +37,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the verdict about a compiled model, and the errors behind it.
 
-    What draws random numbers is compiled again so that it draws those of eager. ``finer`` : the same in a more
-    precise dtype, whose weights and inputs are taken over: what is right is what would be right there.
+    What draws random numbers is compiled again so that it draws those of eager. ``finer`` : the same in a more precise
+    dtype, whose weights and inputs are taken over: what is right is what would be right there.
     """
     import torch
 
@@ -285,8 +285,8 @@ def _square(tensor: Any) -> float:
 def _expected(truth: Any, eager: Any, answer: Any) -> Any:
     """Return what an answer is held against, value by value.
 
-    The reference where it is finite; eager's own value where that overflows and the answer too, or where eager is
-    not what the reference is. So infinities of eager are no error, and no excuse.
+    The reference where it is finite; eager's own value where that overflows and the answer too, or where eager is not
+    what the reference is. So infinities of eager are no error, and no excuse.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """How far two ways to run a model are apart, judged by how far eager itself is from the truth.
 
 The truth is eager in float64, of the same weights and inputs. Eager in the model's own dtype, and in bfloat16 where
-that is lower, say what rounding does to this model: a mode is held against both, tensor by tensor, by the norm of
-its error and by its worst element.
+that is lower, say what rounding does to this model: a mode is held against both, tensor by tensor, by the norm of its
+error and by its worst element.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Distance:
     """How far one tensor is from the reference.
 
     ``error`` : norm of the difference over the norm of the reference; ``worst`` : the largest difference over the
-    largest reference value; infinite where one is not finite and the other is. ``square``, ``norm_square``,
-    ``dot``, ``own_square`` : for all tensors together. ``at`` : index of the worst element.
+    largest reference value; infinite where one is not finite and the other is. ``square``, ``norm_square``, ``dot``,
+    ``own_square`` : for all tensors together. ``at`` : index of the worst element.
     """
 
     error: float
@@ -81,12 +81,10 @@ def classify(mode: Distance, eager: Distance, low: Distance | None, roundoff: fl
     bfloat16; None where bfloat16 is not lower or cannot be run. ``roundoff`` : half the distance from 1 to the next
     number of the dtype.
 
-    Notes
-    -----
     The dynamo benchmarks of PyTorch accept an error of two to three times that of eager against float64
     (``torch._dynamo.utils.same``) as a root mean square; here each tensor is judged, and its worst element, which
-    scatters more: hence the wider factors. A fault smaller than what bfloat16 does to this model cannot be told
-    from lower precision by its size.
+    scatters more: hence the wider factors. A fault smaller than what bfloat16 does to this model cannot be told from
+    lower precision by its size.
     """
     if mode.error <= max(ROUNDING * eager.error, ULPS * roundoff) and mode.worst <= max(
         ROUNDING * eager.worst, 4 * ULPS * roundoff

@@ -1,4 +1,4 @@
-"""The distinct values of an array."""
+"""Types of arrays, and the distinct values of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct"]
+__all__ = ["Floats", "Ints", "Mask", "distinct"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 T = TypeVar("T", bound=np.generic)
 

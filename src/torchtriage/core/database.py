@@ -11,12 +11,11 @@ import re
 import sqlite3
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Union
 
 from torchtriage.core.errors import MissingExtraError, SampleError, StoreError
 
@@ -35,33 +34,11 @@ _WAIT = "another process has been writing for too long: wait for it, or end it"
 _LOCK = 0x7472_6961_6765  # of PostgreSQL's advisory locks: one process at a time migrates
 
 
-class Execute(Protocol):
-    """Run a statement once, or for each row; how many rows it changed."""
-
-    def __call__(self, statement: str, rows: Iterable[tuple[Any, ...]] | None = None) -> int:
-        """Run it."""
-
-
-class Database(Protocol):
-    """What both databases do alike; parameters are ``?``."""
-
-    name: str
-    bytes_type: str
-
-    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-
-    def has_table(self, name: str) -> bool:
-        """Return whether there is a table of this name."""
-
-    def check_ours(self) -> None:
-        """Refuse to make tables in what is somebody else's."""
-
-    def transaction(self, *, write: bool = True) -> AbstractContextManager[Execute]:
-        """Run statements whole or not at all."""
-
-    def close(self) -> None:
-        """Close the connection."""
+Execute = Callable[..., int]
+"""Run a statement once, or for each of the rows behind it; how many rows it changed."""
+Database = Union["_Sqlite", "_Postgres"]
+"""Both have ``name``, ``bytes_type``, ``rows``, ``has_table``, ``check_ours``, ``transaction`` and ``close``, and ``?``
+for parameters: rows of a query, refusing to make tables in what is somebody else's, statements whole or not at all."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ __all__ = [
     "rank_order",
 ]
 
-
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)

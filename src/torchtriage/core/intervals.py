@@ -9,7 +9,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Spans", "clip", "covered", "intersect", "length", "owner", "spans", "subtract", "union"]
+__all__ = [
+    "EMPTY",
+    "Spans",
+    "clip",
+    "covered",
+    "intersect",
+    "length",
+    "owner",
+    "spans",
+    "subtract",
+    "totals",
+    "union",
+    "until",
+]
 
 Spans = NDArray[np.int64]
 Ints = NDArray[np.int64]
@@ -81,16 +94,21 @@ def covered(values: Spans, cover: Spans) -> Ints:
     """
     if not len(cover):
         return np.zeros(len(values), dtype=np.int64)
-    total = np.concatenate([[0], np.cumsum(cover[:, 1] - cover[:, 0])])
-
-    def until(times: Ints) -> Ints:
-        index = np.searchsorted(cover[:, 0], times, side="right")
-        inside = np.minimum(times, cover[index - 1, 1]) - cover[index - 1, 0]
-        out: Ints = np.where(index > 0, total[index - 1] + inside, 0)
-        return out
-
-    out: Ints = np.maximum(until(values[:, 1]) - until(values[:, 0]), 0)
+    total = totals(cover)
+    out: Ints = np.maximum(until(cover, total, values[:, 1]) - until(cover, total, values[:, 0]), 0)
     return out
+
+
+def totals(cover: Spans) -> Ints:
+    """Return int64[m + 1]: the summed length of disjoint intervals in front of each, and of all."""
+    return np.concatenate([[0], np.cumsum(cover[:, 1] - cover[:, 0])])
+
+
+def until(cover: Spans, total: Ints, times: Ints) -> Ints:
+    """Return how many ns ``cover``, which is not empty, covers before each time; ``total`` as of :func:`totals`."""
+    index = np.searchsorted(cover[:, 0], times, side="right")
+    inside = np.minimum(times, cover[index - 1, 1]) - cover[index - 1, 0]
+    return np.where(index > 0, total[index - 1] + inside, 0)
 
 
 def owner(values: Spans, times: Ints) -> Ints:

@@ -147,8 +147,8 @@ def gather_machine(root: Path = ROOT) -> Machine:
         **_gpus(root),
     }
     # in a file that others read: one line each
-    told = ((name, " ".join(value.split())) for name, value in fields.items())
-    return Machine(tuple(sorted((name, value) for name, value in told if value)))
+    lines = ((name, " ".join(value.split())) for name, value in fields.items())
+    return Machine(tuple(sorted((name, value) for name, value in lines if value)))
 
 
 def _cores(root: Path) -> str:
@@ -326,9 +326,8 @@ def judge_noise(uses: Sequence[HostUse]) -> Noise:
         crowded = (own_s + others_s) / all_s >= CROWDED and others_s / wall_s >= LEAST_OTHERS
         if crowded or others_s / all_s >= MANY_OTHERS:
             reasons.append(f"other processes used {others_s / wall_s:.2g} of {n_cores} cores meanwhile")
-    told = _wall_against_cpu(uses)
-    if told:
-        reasons.append(told)
+    if unsteady := _wall_against_cpu(uses):
+        reasons.append(unsteady)
     if reasons:
         return Noise("noisy", tuple(reasons))
     if enough:

@@ -26,26 +26,10 @@ _SECRET_QUERY = re.compile(rf"{_SECRET.pattern}|(?<![a-z])(?:sig|signature|key)$
 _MAX_SIGNATURE = 4096
 
 _SCALARS = {
-    "BFloat16": "bfloat16",
-    "Half": "half",
-    "__bf16": "bfloat16",
-    "__half": "half",
-    "__hip_bfloat16": "bfloat16",
-    "__nv_bfloat16": "bfloat16",
-    "bfloat16_t": "bfloat16",
-    "bool": "bool",
-    "char": "char",
-    "double": "double",
-    "float": "float",
-    "half": "half",
-    "half_t": "half",
-    "int": "int",
-    "int8_t": "int8",
-    "long": "long",
-    "short": "short",
-    "signed": "int",
-    "unsigned": "uint",
-    "uint8_t": "uint8",
+    **dict.fromkeys(("BFloat16", "__bf16", "__hip_bfloat16", "__nv_bfloat16", "bfloat16_t"), "bfloat16"),
+    **dict.fromkeys(("Half", "__half", "half", "half_t"), "half"),
+    **{name: name for name in ("bool", "char", "double", "float", "int", "long", "short")},
+    **{"signed": "int", "unsigned": "uint", "int8_t": "int8", "uint8_t": "uint8"},
 }
 _KEYWORDS = {"const", "decltype", "false", "lambda", "nullptr", "operator", "true", "type", "void", "volatile"}
 

@@ -92,11 +92,8 @@ class Machine:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits over the ``COMPARABLE`` fields; ``unknown`` where there is none."""
-        told = sorted((name, value) for name, value in self.fields if name in COMPARABLE)
-        if not told:
-            return "unknown"
-        text = "\n".join(f"{name}={value}" for name, value in told)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = "\n".join(f"{name}={value}" for name, value in sorted(self.fields) if name in COMPARABLE)
+        return hashlib.sha256(text.encode()).hexdigest()[:12] if text else "unknown"
 
 
 @dataclass(frozen=True)
@@ -147,11 +144,11 @@ class Run:
                 hint="see docs/gate-store.md for what a file of samples holds",
             )
         seen: set[str] = set()
-        for one in self.series:
-            if one.metric in seen:
-                raise SampleError("expected each metric once, found it twice", where=f"{where}: {one.metric}")
-            seen.add(one.metric)
-            _check_series(one, f"{where}: {one.metric or '(no name)'}")
+        for series in self.series:
+            if series.metric in seen:
+                raise SampleError("expected each metric once, found it twice", where=f"{where}: {series.metric}")
+            seen.add(series.metric)
+            _check_series(series, f"{where}: {series.metric or '(no name)'}")
 
 
 def _check_text(*texts: str) -> None:
@@ -175,27 +172,23 @@ def _check_series(series: Series, where: str) -> None:
             raise SampleError(f"expected a {name}, found an empty one", where=where)
     for name, value, known in (("kind", series.kind, get_args(Kind)), ("better", series.better, get_args(Better))):
         if value not in known:
-            raise SampleError(f"expected {name} {_one_of(known)}, found {value!r}", where=where)
+            wanted = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise SampleError(f"expected {name} {wanted}, found {value!r}", where=where)
     if not series.sessions:
         raise SampleError("expected at least one session, found none", where=where)
     for number, session in enumerate(series.sessions, 1):
-        if not session.values:
-            raise SampleError("expected samples, found none", where=f"{where}, session {number}")
+        place = f"{where}, session {number}"
+        n_values, cpu = len(session.values), session.cpu_values
+        if not n_values:
+            raise SampleError("expected samples, found none", where=place)
         if session.round is not None and not 0 <= session.round < 2**31:
-            place = f"{where}, session {number}"
             raise SampleError(f"expected a round from 0, found {session.round}", where=place)
         if session.started_s is not None and not math.isfinite(session.started_s):
-            place = f"{where}, session {number}"
             raise SampleError(f"expected a time, found {session.started_s}", where=place)
-        cpu = session.cpu_values
-        if cpu is not None and len(cpu) != len(session.values):
-            raise SampleError(
-                f"expected a CPU time for each of {len(session.values)} values, found {len(cpu)}",
-                where=f"{where}, session {number}",
-            )
+        if cpu is not None and len(cpu) != n_values:
+            raise SampleError(f"expected a CPU time for each of {n_values} values, found {len(cpu)}", where=place)
     _check_values([session.values for session in series.sessions], series.kind, where, "")
-    cpu_values = [session.cpu_values or () for session in series.sessions]
-    _check_values(cpu_values, "count", where, ", CPU times")
+    _check_values([session.cpu_values or () for session in series.sessions], "count", where, ", CPU times")
 
 
 def _check_values(sessions: Sequence[tuple[float, ...]], kind: str, where: str, of: str) -> None:
@@ -230,7 +223,3 @@ def _are_fine(values: Sequence[float], kind: str) -> bool:
         return False
     smallest = min(values)
     return not ((smallest < 0 and kind in POSITIVE | NON_NEGATIVE) or (smallest == 0 and kind in POSITIVE))
-
-
-def _one_of(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

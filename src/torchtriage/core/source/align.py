@@ -16,7 +16,6 @@ from torchtriage.core.source.operators import CONSTRUCTORS
 
 __all__ = ["Alignment", "Called", "align"]
 
-
 _BEHIND = frozenset({"warnings.py", "weakref.py", "_weakrefset.py", "abc.py"})
 """Files whose functions Python calls on its own: warnings, callbacks of garbage, checks of type."""
 

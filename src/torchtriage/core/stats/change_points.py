@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import student_tail
 
 __all__ = ["ChangePoint", "find"]
-
-Floats = NDArray[np.float64]
 
 PROPOSE = 1.5
 """A proposed change must explain this many times ``log(n)`` variances: 2 is Yao's (1988)."""

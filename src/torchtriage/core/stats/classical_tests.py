@@ -10,13 +10,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import student_tail
 
 __all__ = ["MannWhitney", "Welch", "cohen_d", "mann_whitney", "welch"]
-
-Floats = NDArray[np.float64]
 
 
 class Welch(NamedTuple):

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
+
 __all__ = [
     "Interval",
     "block_length",
@@ -22,8 +24,6 @@ __all__ = [
     "student_quantile",
     "student_tail",
 ]
-
-Floats = NDArray[np.float64]
 
 N_RESAMPLES = 2000
 """Ends of a 95 % interval move by about 2 % of its width from seed to seed."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from torchtriage.core.arrays import Floats
 
 __all__ = ["Method", "adjust"]
 
-Floats = NDArray[np.float64]
 Method = Literal["holm", "benjamini-hochberg"]
 
 

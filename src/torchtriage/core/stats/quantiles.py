@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import block_length, student_quantile
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "quantile_interval",
     "session_quantile",
 ]
-
-Floats = NDArray[np.float64]
 
 
 class QuantileInterval(NamedTuple):

@@ -6,11 +6,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from torchtriage.core.arrays import Floats
 
 __all__ = ["MIN_PAIRS", "RankCorrelation", "rank_correlation"]
-
-Floats = NDArray[np.float64]
 
 MIN_PAIRS = 10
 """The interval of Bonett and Wright holds what it promises from about here on."""

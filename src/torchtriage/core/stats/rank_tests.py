@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+
+from torchtriage.core.arrays import Floats
 
 __all__ = ["Floats", "centre_and_interval", "rank_sum_below", "signed_rank_below", "two_sided_p"]
-
-Floats = NDArray[np.float64]
 
 EXACT_PAIRS = 300
 EXACT_PRODUCT = 3000

@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.session_comparison import (
     Change,
     Statistic,
@@ -26,8 +26,6 @@ from torchtriage.core.stats.session_comparison import (
 )
 
 __all__ = ["Decision", "StoppingPlan", "decide"]
-
-Floats = NDArray[np.float64]
 
 SHAPE = 0.25
 """Wang and Tsiatis (1987): 0.5 asks the same level at every look (Pocock), 0 almost all at the end (O'Brien and
@@ -110,17 +108,17 @@ def decide(
         return Decision(False, "inconclusive", None, plan.first_pairs - n)
     compare = partial(compare_sessions, before, after, paired=True, floor=floor, statistic=statistic)
     change = compare(level=plan.level_at(n))
-    said = verdict(change, min_effect=plan.min_effect, better=better)
+    outcome = verdict(change, min_effect=plan.min_effect, better=better)
     if (
-        said == "inconclusive"
+        outcome == "inconclusive"
         and verdict(compare(level=plan.same_level_at(n)), min_effect=plan.min_effect, better=better) == "same"
     ):
-        said = "same"
-    if said != "inconclusive":
-        return Decision(True, said, change, 0)
+        outcome = "same"
+    if outcome != "inconclusive":
+        return Decision(True, outcome, change, 0)
     effect = max(plan.min_effect, change.floor * 2, 1e-3)
     n_more = max(pairs_needed(change, effect) - n, 1)
-    return Decision(n >= plan.max_pairs, said, change, n_more)
+    return Decision(n >= plan.max_pairs, outcome, change, n_more)
 
 
 @lru_cache(maxsize=64)

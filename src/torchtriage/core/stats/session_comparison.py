@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import student_quantile
 from torchtriage.core.stats.quantiles import check_enough, session_quantile
 from torchtriage.core.stats.rank_tests import centre_and_interval, rank_sum_below, signed_rank_below, two_sided_p
@@ -37,7 +37,6 @@ __all__ = [
     "verdict",
 ]
 
-Floats = NDArray[np.float64]
 Statistic = Literal["low", "median", "mean", "p95", "p99", "peak"]
 Verdict = Literal["regression", "improvement", "same", "inconclusive"]
 

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.trend import sen_slope
 
 __all__ = ["LEAST_VALUES", "TOLERANCE", "Steady", "find_steady"]
-
-Floats = NDArray[np.float64]
 
 LEAST_VALUES = 10
 """Fewer say nothing about what is steady."""

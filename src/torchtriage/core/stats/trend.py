@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from torchtriage.core.arrays import Floats
 
 __all__ = ["Floats", "Hinge", "Slope", "block_minima", "hinge", "sen_slope"]
-
-Floats = NDArray[np.float64]
 
 MAX_POINTS = 400
 """All pairs are looked at; longer series are thinned first."""

@@ -1,19 +1,13 @@
 """Calls of the device's own allocator, and the device idle time they cause."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.trace.schema import Kind
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
 
 __all__ = ["allocator_calls", "idle_behind", "outside_capture"]
 

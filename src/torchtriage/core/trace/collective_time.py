@@ -6,18 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.collectives import host_collectives
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.schema import Kind
-
-Ints = NDArray[np.int64]
-
 
 __all__ = ["ENGINE", "Collectives", "find_collectives"]
 
@@ -165,10 +161,10 @@ def _pieces(trace: Trace, rows: Ints, exposed: Spans) -> tuple[Spans, Ints]:
     # collectives on several streams overlap: each stretch goes to the one that began first
     reach = np.maximum.accumulate(np.append(start[:1], end[:-1]))
     whole = intervals.spans(np.maximum(start, reach), np.maximum(end, reach))
-    kept = np.flatnonzero(whole[:, 1] > whole[:, 0])
-    parts = intervals.intersect(whole[kept], exposed)
-    owner = intervals.owner(whole[kept], parts[:, 0])
-    return parts, order[kept[owner]]
+    nonempty = np.flatnonzero(whole[:, 1] > whole[:, 0])
+    parts = intervals.intersect(whole[nonempty], exposed)
+    owner = intervals.owner(whole[nonempty], parts[:, 0])
+    return parts, order[nonempty[owner]]
 
 
 def _waiting(trace: Trace, rows: Ints, computing: Spans) -> tuple[Spans, Ints]:
@@ -189,8 +185,8 @@ def _waiting(trace: Trace, rows: Ints, computing: Spans) -> tuple[Spans, Ints]:
     again = np.zeros(len(end), dtype=bool)
     again[1:] = piece[1:] == piece[:-1]
     begin[again] = end[:-1][again[1:]]
-    kept = end > begin
-    return intervals.spans(begin[kept], end[kept]), order[kept]
+    nonempty = end > begin
+    return intervals.spans(begin[nonempty], end[nonempty]), order[nonempty]
 
 
 def _computing(trace: Trace) -> Spans:

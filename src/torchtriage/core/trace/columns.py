@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.engine import find_engine
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.steps import Steps, Window
 
 __all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _FEW, _FEW_NAMES = 4, 1000
 """From a quarter of all rows, or so many names, on a look-up per row is faster."""

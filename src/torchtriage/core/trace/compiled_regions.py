@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 
 __all__ = ["Regions", "find_regions", "next_on_lane"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _REGION = re.compile(r"^Torch-Compiled Region(?:: (\d+)/(\d+))?")
 _LOOKUP = "TorchDynamo Cache Lookup"
@@ -42,9 +37,7 @@ class Regions:
     @cached_property
     def mask(self) -> Mask:
         """Regions."""
-        out = np.zeros(len(self.trace), dtype=bool)
-        out[self.rows] = True
-        return out
+        return self.trace.mask_of(self.rows)
 
     @cached_property
     def lookups(self) -> Mask:
@@ -83,8 +76,7 @@ class Regions:
 
     def time_of(self, mask: Mask) -> Spans:
         """Return the union of the time of some rows."""
-        trace = self.trace
-        return intervals.union(intervals.spans(trace.start_ns[mask], trace.end_ns[mask]))
+        return self.trace.time_of(np.flatnonzero(mask))
 
 
 def find_regions(trace: Trace) -> Regions:

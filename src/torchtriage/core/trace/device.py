@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.collectives import communicates
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
 __all__ = ["BACK_TO_BACK_NS", "HOST_LATE", "QUEUED", "UNKNOWN", "Device", "Gaps", "find_devices"]
-
-Ints = NDArray[np.int64]
 
 BACK_TO_BACK_NS = 2_000
 """Gaps up to this are the device's own turn-around: 0.8-2 us on CUDA, ~0 on ROCm (measured)."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from torchtriage.core.trace.schema import CATEGORY_KINDS, Kind
+from torchtriage.core.trace.schema import CATEGORY_KINDS, WORK_KINDS, Kind
 
 __all__ = [
     "ARROWS",
@@ -28,7 +28,6 @@ __all__ = [
     "Arrow",
     "Begin",
     "Complete",
-    "DeviceArgs",
     "End",
     "Event",
     "EventRow",
@@ -40,6 +39,7 @@ __all__ = [
     "OldInstant",
     "OpArgs",
     "RawEvent",
+    "WorkArgs",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
@@ -67,11 +67,9 @@ class CallArgs(msgspec.Struct, gc=False):
     size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
 
 
-class DeviceArgs(CallArgs, gc=False):
-    """Those of work on a device."""
+class WorkArgs(msgspec.Struct, gc=False):
+    """What kernels and operators may have: a launch's size, and a collective."""
 
-    stream: int | str | None = None
-    device: int | str | None = None
     grid: msgspec.Raw = _NO_TEXT
     block: msgspec.Raw = _NO_TEXT
     collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
@@ -80,6 +78,15 @@ class DeviceArgs(CallArgs, gc=False):
     group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
+
+
+class DeviceArgs(WorkArgs, gc=False):
+    """Those of work on a device."""
+
+    correlation: int = -1
+    size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
+    stream: int | str | None = None
+    device: int | str | None = None
 
 
 class FrameArgs(msgspec.Struct, gc=False):
@@ -89,7 +96,7 @@ class FrameArgs(msgspec.Struct, gc=False):
     python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
 
 
-class OpArgs(msgspec.Struct, gc=False):
+class OpArgs(WorkArgs, gc=False):
     """Those of an op or annotation."""
 
     sequence: int = msgspec.field(default=-1, name="Sequence number")
@@ -98,14 +105,6 @@ class OpArgs(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
     strides: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Strides")
     dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
-    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
-    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
-    dtype: msgspec.Raw = _NO_TEXT
-    group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
-    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
-    seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
 class Args(OpArgs, gc=False):
@@ -149,17 +148,12 @@ class Group(IntEnum):
     DEVICES = 3
 
 
+_DEVICE_KINDS = (*WORK_KINDS, Kind.GPU_ANNOTATION, Kind.DEVICE_SYNC, Kind.DEVICE_OTHER)
 GROUP_OF: dict[Kind, Group] = {
     **dict.fromkeys(Kind, Group.CALLS),
     Kind.PYTHON: Group.FRAMES,
-    Kind.OP: Group.OPS,
-    Kind.ANNOTATION: Group.OPS,
-    Kind.KERNEL: Group.DEVICES,
-    Kind.MEMCPY: Group.DEVICES,
-    Kind.MEMSET: Group.DEVICES,
-    Kind.GPU_ANNOTATION: Group.DEVICES,
-    Kind.DEVICE_SYNC: Group.DEVICES,
-    Kind.DEVICE_OTHER: Group.DEVICES,
+    **dict.fromkeys((Kind.OP, Kind.ANNOTATION), Group.OPS),
+    **dict.fromkeys(_DEVICE_KINDS, Group.DEVICES),
 }
 _ARGS_OF: dict[Group, Any] = {
     Group.CALLS: CallArgs,

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Frame
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.schema import Kind
@@ -38,8 +38,6 @@ __all__ = [
     "user_rows",
     "user_stack",
 ]
-
-Ints = NDArray[np.int64]
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
 _METHOD = re.compile(r"^<(?:built-in )?method '?(?P<method>[^' ]+)'? of (?P<owner>.+?)>$")

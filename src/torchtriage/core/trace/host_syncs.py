@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.trace.steps import profiler_stop
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
 __all__ = ["BLIND_NS", "LEAD_LOW", "LEAD_NS", "MISSED", "SYNC_CALL", "Waits", "bubbles", "find_waits", "lost_lead"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 SYNC_CALL = r"^(cuda|hip|cu|mtia|xpu)?(Device|Stream|Event|Ctx)Synchronize(_\w+)?$"
 _STREAM_SYNC = r"^(cuda|hip|cu)?StreamSynchronize(_\w+)?$"
@@ -155,8 +153,8 @@ class Waits:
     ) -> tuple[Spans, NDArray[np.float64], NDArray[np.float64]]:
         """Return the idle time at stake if the picked waits go, and with them the host code around.
 
-        ``pick`` : bool[k] or int64[m], the waits. ``start_ns``, ``end_ns`` : int64[k], the host code that goes with each
-        wait, as in :meth:`bubbles`; must contain it.
+        ``pick`` : bool[k] or int64[m], the waits. ``start_ns``, ``end_ns`` : int64[k], the host code that goes with
+        each wait, as in :meth:`bubbles`; must contain it.
 
         Returns ``spans`` : int64[s, 2], disjoint idle time of the device; ``gain_low``, ``gain_high`` : float64[s],
         shares of it to win: surely what the call itself lost, and half of what the host lacked later, as if no profiler
@@ -209,12 +207,12 @@ def find_waits(trace: Trace) -> Waits:
         & (parent[1:] == parent[:-1])
         & (start[1:] - until[:-1] < FOLLOW_NS)
     )
-    taken = np.flatnonzero(follows)
+    at = np.flatnonzero(follows)
     sync_row = rows.copy()
-    sync_row[taken] = rows[taken + 1]
-    until[taken] = trace.end_ns[rows[taken + 1]]
+    sync_row[at] = rows[at + 1]
+    until[at] = trace.end_ns[rows[at + 1]]
     swallowed = np.zeros(len(rows), dtype=bool)
-    swallowed[taken + 1] = True
+    swallowed[at + 1] = True
 
     # an asynchronous copy without a sync waited only if it returned after its transfer ended
     returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
@@ -255,32 +253,20 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     late = _late(trace)
     if not len(late) or not len(spans):
         return spans
-    rows = trace.devices[0].rows
-    launched = trace.links.call[rows] >= 0
-    if ignore is not None:
-        launched &= ~np.isin(rows, ignore)
-    rows = rows[launched]
-    order = np.argsort(trace.links.launch_ns[rows], kind="stable")
-    launch_ns = trace.links.launch_ns[rows][order]
-    started = trace.start_ns[rows][order]
-    first_start = np.minimum.accumulate(started[::-1])[::-1]
-    last_start = np.maximum.accumulate(started)
+    launch_ns, first_start, last_start = _launches(trace, ignore)
     index = np.searchsorted(launch_ns, end_ns, side="left")
-    found = index < len(rows)
-    stop = np.append(first_start, 0)[index]
+    stop = first_start[index]
 
-    total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
+    total = intervals.totals(late)
     # idle time before work that was enqueued already is not lost to what came after
     earlier = np.searchsorted(launch_ns, start_ns, side="left") - 1
-    begin = np.where(earlier >= 0, np.append(last_start, 0)[earlier], start_ns)
+    begin = np.where(earlier >= 0, last_start[earlier], start_ns)
     begin = np.maximum(begin, start_ns)
-    before = _idle_until(late, total, begin)
-    lost = np.minimum(_idle_until(late, total, stop) - before, end_ns - start_ns)
+    before = intervals.until(late, total, begin)
+    lost = np.minimum(intervals.until(late, total, stop) - before, end_ns - start_ns)
     # of that time, the first `lost` ns: where the host stood itself, if the device rested there
-    gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
-    until = late[gap, 0] + before + lost - total[gap]
-    hit = found & (lost > 0)
-    spans[hit] = np.stack([begin, until], axis=1)[hit]
+    hit = (index < len(launch_ns)) & (lost > 0)
+    spans[hit] = np.stack([begin, _used_up(late, total, before + lost)], axis=1)[hit]
     return spans
 
 
@@ -296,19 +282,14 @@ def lost_lead(trace: Trace, start_ns: Ints, end_ns: Ints, picked: Mask) -> Spans
     late = _dispatch(trace)
     if not len(late) or not picked.any():
         return spans
-    rows = trace.devices[0].rows
-    rows = rows[trace.links.call[rows] >= 0]
-    rows = rows[np.argsort(trace.links.launch_ns[rows], kind="stable")]
-    launch_ns, started = trace.links.launch_ns[rows], trace.start_ns[rows]
-    first_start = np.append(np.minimum.accumulate(started[::-1])[::-1], 0)
-    last_start = np.maximum.accumulate(started)
+    launch_ns, first_start, last_start = _launches(trace)
     first = np.searchsorted(launch_ns, end_ns, side="left")
     until = np.append(start_ns[1:], np.iinfo(np.int64).max)
     last = np.searchsorted(launch_ns, until, side="left") - 1
     begin, end = first_start[first], last_start[np.maximum(last, 0)]
-    total = np.concatenate([[0], np.cumsum(late[:, 1] - late[:, 0])])
-    before = _idle_until(late, total, begin)
-    idle = np.where(last > first, _idle_until(late, total, end) - before, 0)
+    total = intervals.totals(late)
+    before = intervals.until(late, total, begin)
+    idle = np.where(last > first, intervals.until(late, total, end) - before, 0)
     took = intervals.covered(np.stack([start_ns, end_ns], axis=1), trace.devices[0].busy)
     lost, lead = np.zeros(len(spans), np.int64), 0
     for at, (goes, more, most) in enumerate(zip(picked.tolist(), took.tolist(), idle.tolist(), strict=True)):
@@ -316,17 +297,29 @@ def lost_lead(trace: Trace, start_ns: Ints, end_ns: Ints, picked: Mask) -> Spans
         used = min(lead, most)
         lost[at] = used = used if used >= LEAD_NS else 0
         lead -= used
-    gap = np.maximum(np.searchsorted(total, before + lost, side="left") - 1, 0)
-    stop = late[gap, 0] + before + lost - total[gap]
     hit = lost > 0
-    spans[hit] = np.stack([begin, stop], axis=1)[hit]
+    spans[hit] = np.stack([begin, _used_up(late, total, before + lost)], axis=1)[hit]
     return spans
 
 
-def _idle_until(late: Spans, total: Ints, times_ns: Ints) -> Ints:
-    index = np.searchsorted(late[:, 0], times_ns, side="right")
-    inside = np.minimum(times_ns, late[index - 1, 1]) - late[index - 1, 0]
-    return np.where(index > 0, total[index - 1] + inside, 0)
+def _launches(trace: Trace, ignore: Ints | None = None) -> tuple[Ints, Ints, Ints]:
+    """Return launches in time order, the earliest start of what is launched from each on, the latest up to it."""
+    rows = trace.devices[0].rows
+    launched = trace.links.call[rows] >= 0
+    if ignore is not None:
+        launched &= ~np.isin(rows, ignore)
+    rows = rows[launched]
+    rows = rows[np.argsort(trace.links.launch_ns[rows], kind="stable")]
+    started = trace.start_ns[rows]
+    first_start = np.append(np.minimum.accumulate(started[::-1])[::-1], 0)
+    return trace.links.launch_ns[rows], first_start, np.append(np.maximum.accumulate(started), 0)
+
+
+def _used_up(late: Spans, total: Ints, amount: Ints) -> Ints:
+    """Return when so much of all late time has passed."""
+    gap = np.maximum(np.searchsorted(total, amount, side="left") - 1, 0)
+    at_ns: Ints = late[gap, 0] + amount - total[gap]
+    return at_ns
 
 
 def _dispatch(trace: Trace) -> Spans:

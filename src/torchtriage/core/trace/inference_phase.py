@@ -3,13 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Mask
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.schema import Kind
-
-Mask = NDArray[np.bool_]
-
 
 __all__ = ["InferencePhase", "inference_phase"]
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
 __all__ = ["Links", "link"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_OTHER)
 
@@ -46,9 +44,7 @@ class Links:
     @cached_property
     def launches(self) -> Mask:
         """bool[n]: calls that enqueued work seen on a device."""
-        out = np.zeros(len(self.trace), dtype=bool)
-        out[self.call[self.call >= 0]] = True
-        return out
+        return self.trace.mask_of(self.call[self.call >= 0])
 
     @cached_property
     def launch_ns(self) -> Ints:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
 __all__ = ["BATCHED", "GEMMS", "Product", "Products", "is_shape", "product_of", "products"]
-
-Ints = NDArray[np.int64]
 
 BATCHED = ("aten::bmm", "aten::baddbmm")
 GEMMS = ("aten::mm", "aten::addmm", *BATCHED, "aten::linear")

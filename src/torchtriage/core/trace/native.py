@@ -27,7 +27,7 @@ from torchtriage.core.trace.events import MAX_EVENT_BYTES, SEPARATOR, EventReade
 from torchtriage.core.trace.input import Source
 from torchtriage.core.trace.schema import CATEGORY_KINDS
 
-__all__ = ["THREADS_WORTH_IT_BYTES", "read_native"]
+__all__ = ["THREADS_WORTH_IT_BYTES", "ScannedRows", "read_native"]
 
 PADDING = 64
 """Zeros behind a text, for whoever looks ahead."""
@@ -97,7 +97,7 @@ class Scanner:
         self._handle = library.tt_new(schema, len(schema))
         if not self._handle:
             raise MemoryError
-        self.taken = self._now = self._totals()
+        self.accepted = self._now = self._totals()
         self.codes = dict.fromkeys(("name", "cat", "lane", "detail"), np.empty(0, np.int32))
         """What the codes of this scanner are in the trace."""
         self.labels: list[Any] = []
@@ -128,8 +128,8 @@ class Scanner:
 
     def roll_back(self) -> None:
         """Forget what was found and not taken."""
-        self._library.tt_roll_back(self._handle, byref(self.taken))
-        self._now = self.taken
+        self._library.tt_roll_back(self._handle, byref(self.accepted))
+        self._now = self.accepted
 
     def _texts(self, which: int, start: int, stop: int) -> list[bytes]:
         if start == stop:
@@ -188,7 +188,7 @@ def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
     was, now = found.was, found.now
     names, cats, lane_texts, details, labels = found.tables
     memory, marks, chunks, label_order = found.records
-    scanner.taken = now
+    scanner.accepted = now
     codes = scanner.codes
     new = builder.codes_of(
         names=[text.decode() for text in names],
@@ -425,7 +425,7 @@ class _Pool:
 
     def finish(self, builder: ColumnBuilder) -> None:
         for scanner in self._scanners:
-            found = scanner.taken
+            found = scanner.accepted
             builder.take_counts(
                 {chr(phase): n for phase, n in enumerate(found.phases) if n},
                 n_no_dur=found.n_no_dur,

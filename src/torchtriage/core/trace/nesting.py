@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.trace.schema import COLUMN_TYPES, HOST_KINDS, Kind
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tree", "contain", "frame_tree", "host_tree"]
 
-Ints = NDArray[np.int64]
 Rows = NDArray[np.int32]
-Mask = NDArray[np.bool_]
 
 # on equal intervals the outer one comes first
 _OUTER_FIRST = np.full(256, 3, np.uint8)

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.matrix_products import is_shape
 
 __all__ = ["Inputs", "inputs_of", "where_inputs"]
-
-Ints = NDArray[np.int64]
 
 _FIELDS = ("dims", "types", "concrete", "strides")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.trace import Kind, Trace
 
 __all__ = ["outer_ops", "runs"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:

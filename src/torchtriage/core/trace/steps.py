@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
 __all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "profiler_stop"]
-
-Ints = NDArray[np.int64]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"

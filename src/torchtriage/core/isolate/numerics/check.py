@@ -63,13 +63,13 @@ def compare(
             return _counted(_beside_eager(mode, standard, why, train), mode, eager)
     except torch.cuda.OutOfMemoryError as error:
         return _unchecked(describe_error(error), train)
-    told = _judged(mode, eager, standard, reference, low, train)
+    result = _judged(mode, eager, standard, reference, low, train)
     if finer is not None:
         own = _judged(eager, eager, standard, reference, low, train)
         if random and own["verdict"] == "wrong":
             return _unchecked(f"draws other random numbers than in {finer.dtype}", train)
-        told["reason"] = "; ".join(filter(None, [told["reason"], f"held against {finer.dtype}"]))
-    return _counted(told, mode, eager)
+        result["reason"] = "; ".join(filter(None, [result["reason"], f"held against {finer.dtype}"]))
+    return _counted(result, mode, eager)
 
 
 def hold(case: Case, answers: Answers, *, train: bool) -> dict[str, Any]:
@@ -125,11 +125,11 @@ def _beside_eager(mode: Answers, eager: Answers, why: str, train: bool) -> dict[
             "error": 0.0,
             "reason": f"held against eager itself: {why}",
         }
-    told = _unchecked(f"{why}, so only eager itself is there to hold it against", train)
+    result = _unchecked(f"{why}, so only eager itself is there to hold it against", train)
     if [tensor.shape for _, tensor in mode] == [tensor.shape for _, tensor in eager]:
         apart = [distance(tensor, other) for (_, tensor), (_, other) in zip(mode, eager, strict=True)]
-        told |= {"reference": "eager", "error": _together(apart)}
-    return told
+        result |= {"reference": "eager", "error": _together(apart)}
+    return result
 
 
 def _of(train: bool) -> str:
@@ -179,18 +179,18 @@ def _not_finite(answers: Answers) -> tuple[int, int]:
     return total - sum(int(tensor.isfinite().sum()) for _, tensor in answers), total
 
 
-def _counted(told: dict[str, Any], mode: Answers, eager: Answers) -> dict[str, Any]:
+def _counted(result: dict[str, Any], mode: Answers, eager: Answers) -> dict[str, Any]:
     """Return a verdict with what is said of values that are not finite.
 
     Where eager has no finite value, nothing it agrees with has been checked.
     """
     bad, total = _not_finite(eager)
-    if not bad or told["verdict"] == "wrong":
-        return told
+    if not bad or result["verdict"] == "wrong":
+        return result
     if _not_finite(mode) == (total, total):
-        return {"verdict": "not checked", "of": told["of"], "reason": "no value is finite, in eager as well"}
+        return {"verdict": "not checked", "of": result["of"], "reason": "no value is finite, in eager as well"}
     count = f"{bad:,} of {total:,} values of eager are not finite"
-    return told | {"reason": "; ".join(filter(None, [told["reason"], count]))}
+    return result | {"reason": "; ".join(filter(None, [result["reason"], count]))}
 
 
 def _drawing_as_eager(case: Case, compile_again: Callable[[], Any], train: bool) -> Answers:

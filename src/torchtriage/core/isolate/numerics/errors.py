@@ -61,9 +61,9 @@ def distance(answer: Any, reference: Any, scale: float = 0.0) -> Distance:
     same = fine | (values == truth) | (values.isnan() & truth.isnan())
     zero = torch.zeros((), dtype=torch.float64)
     difference = torch.where(fine, values - truth, zero).abs()
-    kept = torch.where(fine, truth, zero)
+    expected = torch.where(fine, truth, zero)
     own = torch.where(fine, values, zero)
-    square, norm, peak = (float((difference**2).sum()), float((kept**2).sum()), float(kept.abs().max()))
+    square, norm, peak = (float((difference**2).sum()), float((expected**2).sum()), float(expected.abs().max()))
     at = int(difference.argmax())
     error = square**0.5 / max(norm**0.5, scale, 1e-300) if square else 0.0
     worst = float(difference[at]) / max(peak, scale / len(truth) ** 0.5, 1e-300) if square else 0.0
@@ -71,7 +71,7 @@ def distance(answer: Any, reference: Any, scale: float = 0.0) -> Distance:
         error = worst = float("inf")
         at = int((~same).nonzero()[0])
     index = tuple(int(i) for i in np.unravel_index(at, tuple(reference.shape)))
-    return Distance(error, worst, index, square, norm, float((own**2).sum()), float((own * kept).sum()))
+    return Distance(error, worst, index, square, norm, float((own**2).sum()), float((own * expected).sum()))
 
 
 def classify(mode: Distance, eager: Distance, low: Distance | None, roundoff: float) -> NumericsVerdict:

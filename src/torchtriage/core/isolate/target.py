@@ -51,18 +51,18 @@ class Case:
     @property
     def dtype(self) -> str:
         """Return the dtype of the first floating parameter or input; empty where there is none."""
-        found = list(self.model.parameters()) if self.is_module else []
-        found += leaves((self.args, self.kwargs))
-        return next((str(tensor.dtype)[6:] for tensor in found if tensor.is_floating_point()), "")
+        return next((str(tensor.dtype)[6:] for tensor in self._tensors() if tensor.is_floating_point()), "")
 
     @property
     def device(self) -> Any:
         """Return where the model is, or its inputs, else the processor."""
         import torch
 
-        found = list(self.model.parameters()) if self.is_module else []
-        found += leaves((self.args, self.kwargs))
-        return found[0].device if found else torch.device("cpu")
+        return next((tensor.device for tensor in self._tensors()), torch.device("cpu"))
+
+    def _tensors(self) -> list[Any]:
+        parameters = self.model.parameters() if self.is_module else ()
+        return [*parameters, *leaves((self.args, self.kwargs))]
 
 
 def load(target: str) -> Callable[..., Any]:

@@ -200,12 +200,11 @@ class _Machine:
             return known
         seen, stack, mask = {state}, [state], 0
         while stack:
-            one = stack.pop()
-            mask |= 1 << one
-            for after in (*self.flow.skips[one], *self._optional.get(one, ())):
-                if after not in seen:
-                    seen.add(after)
-                    stack.append(after)
+            current = stack.pop()
+            mask |= 1 << current
+            more = {*self.flow.skips[current], *self._optional.get(current, ())} - seen
+            seen |= more
+            stack += more
         self._closed[state] = mask
         return mask
 
@@ -289,34 +288,34 @@ def _never_resumed(word: Sequence[Called]) -> Set[Called]:
     return {some[0] for some in seen.values() if len(some) > 1 and len(set(some)) == 1}
 
 
-def _strong(site: Site, one: Called) -> bool:
-    if one.kind == "op":
-        return one.name in site.ops
-    if one.kind == "module":
-        return one.name in site.classes
+def _strong(site: Site, call: Called) -> bool:
+    if call.kind == "op":
+        return call.name in site.ops
+    if call.kind == "module":
+        return call.name in site.classes
     # an attribute that is a property runs a function, and nothing else
-    return one.name in site.names and (site.kind != "silent" or one.kind == "python")
+    return call.name in site.names and (site.kind != "silent" or call.kind == "python")
 
 
-def _weak(site: Site, one: Called, has_named: bool, seen: bool) -> bool:
+def _weak(site: Site, call: Called, has_named: bool, seen: bool) -> bool:
     if seen and site.kind == "call":
         # what it calls is known by name
         return False
     if site.kind == "silent":
         # wrappers around operators: of tensors, of fractions
-        return one.kind == "python" and (one.name, one.file.rpartition("/")[2]) in _OPERATORS
-    if one.kind == "op":
+        return call.kind == "python" and (call.name, call.file.rpartition("/")[2]) in _OPERATORS
+    if call.kind == "op":
         return not has_named and site.kind in ("call", "consume")
     if site.kind in ("consume", "loop"):
         # a generator, or whatever a C type reads
-        return one.kind == "python" and not has_named and not one.implicit
-    if site.kind != "call" or (site.builtin and one.kind != "builtin"):
+        return call.kind == "python" and not has_named and not call.implicit
+    if site.kind != "call" or (site.builtin and call.kind != "builtin"):
         return False
-    if one.name in CONSTRUCTORS:
+    if call.name in CONSTRUCTORS:
         return True
-    if one.implicit:
+    if call.implicit:
         return False
-    if one.kind == "module":
+    if call.kind == "module":
         return not site.classes and not site.known
     if site.name.startswith("<") or site.name == "__build_class__":
         return False

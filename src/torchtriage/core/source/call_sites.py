@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from torchtriage.core.source.flow import Edge, Flow, FlowBuilder, LoopFlow, Site
+from torchtriage.core.source.flow import Flow, FlowBuilder, LoopFlow, Site
 from torchtriage.core.source.functions import COMPREHENSIONS, Function
 from torchtriage.core.source.operators import (
     BINARY,
@@ -156,15 +156,13 @@ class _Builder(FlowBuilder):
             line_of = ast.Name(node.attr, lineno=node.end_lineno or node.lineno)
             return self.silent(at, line_of, node.attr, names, VIEWED if node.attr in VIEWS else ())
         if isinstance(node, ast.BinOp):
-            at = self.expr(node.right, self.expr(node.left, at))
-            return self.binary(node, node.op, at)
+            return self.binary(node, node.op, self.exprs((node.left, node.right), at))
         if isinstance(node, ast.UnaryOp):
             if isinstance(node.op, ast.Not):
                 return self.test(node.operand, at)
             at = self.expr(node.operand, at)
             name = UNARY.get(type(node.op), "")
-            ops = (name, "bitwise_not", "positive")
-            return self.silent(at, node, name, (f"__{name}__",), ops)
+            return self.silent(at, node, name, (f"__{name}__",), (name, "bitwise_not", "positive"))
         if isinstance(node, ast.Compare):
             at = self.expr(node.left, at)
             ends: list[int] = []
@@ -195,21 +193,17 @@ class _Builder(FlowBuilder):
             return self.comprehension(node, at)
         if isinstance(node, ast.Lambda):
             return self.exprs((*node.args.defaults, *node.args.kw_defaults), at)
-        if isinstance(node, ast.Await):
-            return self.wait(node.value, node, at)
-        if isinstance(node, ast.YieldFrom):
+        if isinstance(node, ast.Await | ast.YieldFrom):
             return self.wait(node.value, node, at)
         if isinstance(node, ast.Yield):
-            at = self.exprs((node.value,), at)
-            return self.pause(node, at)
+            return self.pause(node, self.exprs((node.value,), at))
         if isinstance(node, ast.JoinedStr):
             return self.exprs(node.values, at)
         if isinstance(node, ast.FormattedValue):
             at = self.exprs((node.value, node.format_spec), at)
             return self.silent(at, node, "format", ("__format__", "__str__", "__repr__"))
         if isinstance(node, ast.Starred):
-            at = self.expr(node.value, at)
-            return self.unpack(node, at)
+            return self.unpack(node, self.expr(node.value, at))
         if isinstance(node, ast.NamedExpr):
             return self.expr(node.value, at)
         if isinstance(node, ast.Dict):
@@ -270,12 +264,9 @@ class _Builder(FlowBuilder):
             at = self._call(value, at, pending=True)
         else:
             at = self.expr(value, at)
-        here = self.join(at)
         names = frozenset({"__await__", "__iter__", "__next__", "send", "throw"} | self.names.pending(value))
-        site = Site(node.lineno, "loop", name, names, open=not name, callee=name)
-        self.flow.edges.append(Edge(here, here, site))
-        self.flow.leaves.append(here)
-        self.flow.entries.append((here, node.lineno))
+        here = self.loop(at, Site(node.lineno, "loop", name, names, open=not name, callee=name))
+        self.paused(here, node.lineno)
         return self.join(here)
 
     def iterate(self, iterable: ast.expr, at: int) -> tuple[int, int]:
@@ -291,10 +282,9 @@ class _Builder(FlowBuilder):
             for node in ast.walk(iterable):
                 if isinstance(node, ast.expr):
                     inner |= self.names.pending(node)
-        head = self.join(at)
         names = frozenset({"__iter__", "__next__", "__getitem__", "__aiter__", "__anext__", *inner} - CONSUMERS)
         site = Site(iterable.lineno, "loop", name or "iter", names, frozenset({"unbind"}), callee=_text(iterable))
-        self.flow.edges.append(Edge(head, head, site))
+        head = self.loop(at, site)
         return head, self.join(head)
 
     def comprehension(self, node: ast.expr, at: int, *, own: bool = False) -> int:
@@ -322,10 +312,8 @@ class _Builder(FlowBuilder):
         for index, generator in enumerate(generators):
             if own and index == 0:
                 # the outermost iterable was evaluated outside
-                head = self.join(at)
                 names = frozenset({"__iter__", "__next__", "__getitem__"} | self.names.pending(generator.iter))
-                site = Site(generator.iter.lineno, "loop", "iter", names, frozenset({"unbind"}))
-                self.flow.edges.append(Edge(head, head, site))
+                head = self.loop(at, Site(generator.iter.lineno, "loop", "iter", names, frozenset({"unbind"})))
                 begun = self.join(head)
             else:
                 head, begun = self.iterate(generator.iter, at)
@@ -414,16 +402,14 @@ class _Builder(FlowBuilder):
             return self.state()
         if isinstance(node, ast.Assert):
             tested = self.test(node.test, at)
-            failed = self.exprs((node.msg,), tested)
-            self.raises(failed)
+            self.raises(self.exprs((node.msg,), tested))
             return self.join(at, tested)
         if isinstance(node, ast.If):
             return self.branch(node, at)
         if isinstance(node, ast.For | ast.AsyncFor):
             head, begun = self.iterate(node.iter, at)
             if isinstance(node, ast.AsyncFor):
-                self.flow.leaves.append(head)
-                self.flow.entries.append((head, node.iter.lineno))
+                self.paused(head, node.iter.lineno)
             after = self.state()
             self.loops.append(LoopFlow(head, after))
             self.skip(self.body(node.body, self.unpacked(node.target, begun)), head)
@@ -437,8 +423,7 @@ class _Builder(FlowBuilder):
             self.loops.append(LoopFlow(head, after))
             self.skip(self.body(node.body, tested), head)
             self.loops.pop()
-            endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
-            if not endless:
+            if not (isinstance(node.test, ast.Constant) and node.test.value):  # may end
                 self.skip(self.body(node.orelse, tested), after)
             return self.join(after)
         if isinstance(node, ast.Break | ast.Continue):
@@ -453,14 +438,12 @@ class _Builder(FlowBuilder):
         if isinstance(node, ast.Match):
             return self.match(node, at)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            at = self.exprs(node.decorator_list, at)
-            at = self.exprs((*node.args.defaults, *node.args.kw_defaults), at)
+            at = self.exprs((*node.decorator_list, *node.args.defaults, *node.args.kw_defaults), at)
             given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
             annotated = self.exprs((*(item.annotation for item in given), node.returns), at)
             return self.decorated(node, self.join(at, annotated))
         if isinstance(node, ast.ClassDef):
-            at = self.exprs(node.decorator_list, at)
-            at = self.exprs((*node.bases, *(keyword.value for keyword in node.keywords)), at)
+            at = self.exprs((*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)), at)
             line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             at = self.step(at, Site(line, "call", "__build_class__", frozenset({"__build_class__"})))
             return self.decorated(node, at)
@@ -510,8 +493,7 @@ class _Builder(FlowBuilder):
             names = (f"__{name}__", f"__a{name}__")
             at = self.silent(at, item.context_expr, name, names)
             if waits:
-                self.flow.leaves.append(at)
-                self.flow.entries.append((at, item.context_expr.lineno))
+                self.paused(at, item.context_expr.lineno)
                 at = self.silent(at, item.context_expr, name, names)
             return at
 

@@ -124,6 +124,17 @@ class FlowBuilder:
         self.skip(at, end)
         return end
 
+    def loop(self, at: int, site: Site) -> int:
+        """Add a site that may be passed any number of times; return the state before each."""
+        head = self.join(at)
+        self.flow.edges.append(Edge(head, head, site))
+        return head
+
+    def paused(self, at: int, line: int) -> None:
+        """Let the frame be left at a state, and entered there again on a line."""
+        self.flow.leaves.append(at)
+        self.flow.entries.append((at, line))
+
     def raises(self, at: int) -> None:
         """Go on where an exception goes: to the handlers around, or out."""
         for handler in self.handlers[-1] if self.handlers else [self.flow.exit]:

@@ -55,12 +55,7 @@ def find_functions(tree: ast.Module) -> tuple[Function, ...]:
     """Return every code object of a module in the order of its text, the module itself first."""
     last = max((node.end_lineno or 0 for node in tree.body), default=1)
     found = [Function("<module>", 1, max(last, 1), tree)]
-    _collect(tree, None, found)
-    return tuple(found)
-
-
-def _collect(node: ast.AST, owner: ast.ClassDef | None, found: list[Function]) -> None:
-    stack: list[tuple[ast.AST, ast.ClassDef | None]] = [(node, owner)]
+    stack: list[tuple[ast.AST, ast.ClassDef | None]] = [(tree, None)]
     while stack:
         node, owner = stack.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -71,6 +66,7 @@ def _collect(node: ast.AST, owner: ast.ClassDef | None, found: list[Function]) -
             name = COMPREHENSIONS.get(type(node), "<lambda>")
             found.append(Function(name, node.lineno, node.end_lineno or node.lineno, node, owner))
         stack += [(child, owner) for child in reversed(list(ast.iter_child_nodes(node)))]
+    return tuple(found)
 
 
 def own_nodes(node: ast.AST) -> list[ast.AST]:
@@ -79,8 +75,8 @@ def own_nodes(node: ast.AST) -> list[ast.AST]:
     out: list[ast.AST] = []
     stack = list(ast.iter_child_nodes(node))
     while stack:
-        one = stack.pop()
-        out.append(one)
-        if not isinstance(one, inner):
-            stack += ast.iter_child_nodes(one)
+        child = stack.pop()
+        out.append(child)
+        if not isinstance(child, inner):
+            stack += ast.iter_child_nodes(child)
     return out

@@ -38,21 +38,21 @@ class _ModuleNames:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self.functions[node.name] = node
             _bind(node, self.globals)
-        for one in ast.walk(module):
-            if isinstance(one, ast.Import | ast.ImportFrom):
-                self.imported |= {(i.asname or i.name).split(".")[0] for i in one.names}
+        for node in ast.walk(module):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                self.imported |= {(i.asname or i.name).split(".")[0] for i in node.names}
             elif (
-                isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
                 # a decorator may call it in its own way, as contextmanager does
-                and not one.decorator_list
+                and not node.decorator_list
                 and (
-                    isinstance(one, ast.AsyncFunctionDef)
-                    or any(isinstance(i, ast.Yield | ast.YieldFrom) for i in own_nodes(one))
+                    isinstance(node, ast.AsyncFunctionDef)
+                    or any(isinstance(i, ast.Yield | ast.YieldFrom) for i in own_nodes(node))
                 )
             ):
-                self.generators.add(one.name)
-            elif isinstance(one, ast.ClassDef):
-                for line in one.body:
+                self.generators.add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                for line in node.body:
                     if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
                         # value = property(get_value, set_value)
                         makers = {called_name(arg) for arg in line.value.args}
@@ -84,11 +84,8 @@ class Names:
         node = function.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             given = node.args
-            for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs):
-                self.params.add(arg.arg)
-            for extra in (given.vararg, given.kwarg):
-                if extra is not None:
-                    self.params.add(extra.arg)
+            named = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+            self.params = {arg.arg for arg in named if arg is not None}
         self.local: dict[str, list[ast.expr]] = {}
         self.held: dict[str, list[ast.expr]] = {}
         for item in own_nodes(node):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchtriage.core.arrays import Floats
+from torchtriage.core.stats.rank_tests import mean_ranks
 
 __all__ = ["MIN_PAIRS", "RankCorrelation", "rank_correlation"]
 
@@ -39,7 +40,7 @@ def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
         raise ValueError(f"expected {MIN_PAIRS} or more pairs, found {min(len(one), len(other))}")
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         raise ValueError("expected finite values")
-    ranks = [_ranks(one), _ranks(other)]
+    ranks = [mean_ranks(one), mean_ranks(other)]
     if any(np.ptp(each) == 0 for each in ranks):
         raise ValueError("all values of one side are equal")
     rho = float(np.clip(np.corrcoef(ranks[0], ranks[1])[0, 1], -1.0, 1.0))
@@ -48,9 +49,3 @@ def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
     error = Z * math.sqrt((1 + rho**2 / 2) / (len(one) - 3))
     middle = math.atanh(rho)
     return RankCorrelation(rho, math.tanh(middle - error), math.tanh(middle + error))
-
-
-def _ranks(values: Floats) -> Floats:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse.ravel()]
-    return ranks

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Floats
 
-__all__ = ["Floats", "centre_and_interval", "rank_sum_below", "signed_rank_below", "two_sided_p"]
+__all__ = ["Floats", "centre_and_interval", "mean_ranks", "rank_sum_below", "signed_rank_below", "two_sided_p"]
 
 EXACT_PAIRS = 300
 EXACT_PRODUCT = 3000
@@ -86,3 +86,10 @@ def two_sided_p(shifts: Floats, below: Floats) -> float:
 def _normal_below(size: int, variance: float) -> Floats:
     z = (np.arange(size) + 0.5 - (size - 1) / 2) / math.sqrt(variance)
     return np.array([math.erfc(-item / math.sqrt(2)) / 2 for item in z.tolist()])
+
+
+def mean_ranks(values: Floats) -> Floats:
+    """Return ranks from 1, equal values at the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse.ravel()]
+    return ranks

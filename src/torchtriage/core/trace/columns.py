@@ -233,10 +233,10 @@ class Trace:
 
     def lane_label(self, lane: int) -> str:
         """Return what people call a lane: ``GPU 0 stream 7``, or the thread's own name."""
-        one = self.lanes[lane]
-        if one.kind == "stream":
-            return f"GPU {one.pid} stream {one.tid}"
-        return self.labels.get(("thread_name", one.pid, one.tid)) or f"thread {one.tid}"
+        kind, pid, tid, *_ = self.lanes[lane]
+        if kind == "stream":
+            return f"GPU {pid} stream {tid}"
+        return self.labels.get(("thread_name", pid, tid)) or f"thread {tid}"
 
     # -- arguments -------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def _memory(root: Path) -> str:
 def _gpus(root: Path) -> dict[str, str]:
     rows = _nvidia()
     if rows:
-        memory = {f"{round(float(row[1]) / 1024)} GiB" for row in rows if _is_number(row[1])}
+        memory = {f"{round(float(row[1]) / 1024)} GiB" for row in rows if row[1].replace(".", "", 1).isdigit()}
         return {
             "gpu": ", ".join(sorted({row[0] for row in rows})),
             "gpus": str(len(rows)),
@@ -364,7 +364,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invariants import check_trace
 from tests.core.trace.test_parallel import assert_same, mixed
+from tests.invariants import check_trace
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import cache, read_trace

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
 from tests.core.trace.test_parallel import assert_same, mixed
+from tests.invariants import check_trace
 
 from torchtriage.cli.main import cli
 from torchtriage.core.errors import TriageError, UsageError

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
+from tests.invariants import check_trace
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace, parallel, read_trace

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from invariants import check_trace
 from tests.core.trace.layouts import LAYOUTS, document
 from tests.core.trace.plain import events_of, parse, plain_meta, plain_phases, plain_rows, read_file
+from tests.invariants import check_trace
 
 from torchtriage.core.trace import Kind, Trace, read_trace
 

@@ -139,7 +139,8 @@ def compare_values(
         raise ValueError("expected sessions that vary, found the same value in all of them")
     if paired:
         differences = to - from_
-        shifts = _walsh_averages(differences)
+        first, second = np.triu_indices(len(differences))
+        shifts = (differences[first] + differences[second]) / 2  # Walsh averages
         below = signed_rank_below(len(differences))
         n_pairs = float(len(differences))
     else:
@@ -349,9 +350,3 @@ def session_value(values: Floats, statistic: Statistic) -> float:
     if statistic == "median":
         return float(np.median(values))
     return most if statistic == "peak" else float(values.mean())
-
-
-def _walsh_averages(values: Floats) -> Floats:
-    one, other = np.triu_indices(len(values))
-    averages: Floats = (values[one] + values[other]) / 2
-    return averages

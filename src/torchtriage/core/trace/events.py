@@ -33,7 +33,7 @@ from torchtriage.core.trace.event_types import (
     is_cut_short,
 )
 from torchtriage.core.trace.input import EXPORT, Source
-from torchtriage.core.trace.salvage import MAX_MENDED_BYTES, closes_list, find_start, mend, walk
+from torchtriage.core.trace.salvage import MAX_MENDED_BYTES, closes_list, find_start, mend, skip_gap, walk
 from torchtriage.core.units import format_bytes
 
 __all__ = [
@@ -229,8 +229,7 @@ class EventReader:
     def _at_end(self) -> bool:
         """Skip white space and commas; True when no event follows (and perhaps the ``]``)."""
         while True:
-            match = _GAP.match(self._buffer, self._pos)
-            self._pos = match.end() if match else self._pos
+            self._pos = skip_gap(self._buffer, self._pos)
             rest = len(self._buffer) - self._pos
             if rest and (self._buffer[self._pos] != _CLOSE or rest > 64 or self._eof):
                 break
@@ -312,13 +311,10 @@ class EventReader:
         raise self._refusal(found)
 
     def _refuse_other_json(self) -> None:
-        keys = set(_top_keys(self._buffer))
-        if "nodes" in keys:
-            raise self._refusal("a PyTorch execution trace (ExecutionTraceObserver)")
-        if "cells" in keys:
-            raise self._refusal("a Jupyter notebook")
-        if "segments" in keys:
-            raise self._refusal("a memory snapshot")
+        keys = _top_keys(self._buffer)
+        for key, what in _OTHER_JSON.items():
+            if key in keys:
+                raise self._refusal(what)
         if b'"torchtriage/' in self._buffer[:256]:
             raise self._refusal("a report of torchtriage", "render it again with: torchtriage show FILE")
 
@@ -456,9 +452,13 @@ class EventReader:
 
 _CLOSE = ord("]")
 _SPACE = b", \t\r\n"
-_GAP = re.compile(rb"[\s,]*")
 SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_OTHER_JSON = {
+    "nodes": "a PyTorch execution trace (ExecutionTraceObserver)",
+    "cells": "a Jupyter notebook",
+    "segments": "a memory snapshot",
+}
 _LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)

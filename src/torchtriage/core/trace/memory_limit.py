@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_uint, c_void_p, py_object, pythonapi
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def within(max_bytes: int | None) -> Iterator[None]:
             f"a bound on memory needs the native library: {engine.reason}",
             hint="build it with make native, or leave the bound out",
         )
-    numpy = _numpy_functions()
+    set_handler, _ = _numpy_functions()
     folder = os.fsencode(_folder())
     bound = engine.library.tt_bound
     with _LOCK:
@@ -72,7 +72,7 @@ def within(max_bytes: int | None) -> Iterator[None]:
                 hint="name another folder in $TMPDIR, or leave the bound out",
             )
         _OPEN.append(max_bytes)
-    before = numpy.set_handler(_handler())
+    before = set_handler(_handler())
     try:
         yield
     except MemoryError as error:
@@ -80,7 +80,7 @@ def within(max_bytes: int | None) -> Iterator[None]:
             f"expected room for columns in {_folder()}, found none", hint="name a folder with more room in $TMPDIR"
         ) from error
     finally:
-        numpy.set_handler(before)
+        set_handler(before)
         with _LOCK:
             _OPEN.remove(max_bytes)
             # where the folder is gone, the smaller bound stays in force
@@ -96,24 +96,17 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-class _Functions(NamedTuple):
-    """The two functions of numpy that have no name in Python."""
-
-    set_handler: Any
-    get_handler: Any
-
-
 @cache
-def _numpy_functions() -> _Functions:
+def _numpy_functions() -> tuple[Any, Any]:
+    """Return the two functions of numpy that set and get the handler, which have no name in Python."""
     known = _KNOWN_ABI.get(int(np.__version__.partition(".")[0]))
     if known is not None:
         core = np._core if hasattr(np, "_core") else np.core
         table: Any = ctypes.cast(_address(core.multiarray._ARRAY_API, None), POINTER(c_void_p))
         prototype = ctypes.PYFUNCTYPE
         if prototype(c_uint)(table[_ABI])() == known:
-            return _Functions(
-                prototype(py_object, py_object)(table[_SET_HANDLER]), prototype(py_object)(table[_GET_HANDLER])
-            )
+            set_handler = prototype(py_object, py_object)(table[_SET_HANDLER])
+            return set_handler, prototype(py_object)(table[_GET_HANDLER])
     raise UsageError(
         f"a bound on memory needs numpy 1 or 2, found {np.__version__}", hint="leave the bound out, or install numpy<3"
     )
@@ -121,7 +114,7 @@ def _numpy_functions() -> _Functions:
 
 @cache
 def _handler() -> object:
-    small = _address(_numpy_functions().get_handler(), _HANDLER)
+    small = _address(_numpy_functions()[1](), _HANDLER)
     library: Any = find_engine().library
     new = pythonapi.PyCapsule_New
     new.restype, new.argtypes = py_object, [c_void_p, c_char_p, c_void_p]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torchtriage.core.trace.event_types import event_size, is_event
 
-__all__ = ["MAX_MENDED_BYTES", "Piece", "closes_list", "find_start", "mend", "walk"]
+__all__ = ["MAX_MENDED_BYTES", "Piece", "closes_list", "find_start", "mend", "skip_gap", "walk"]
 
 MAX_BAD_IN_A_ROW = 1000
 """After so many unreadable pieces in a row the rest of the text is given up as well."""
@@ -53,7 +53,7 @@ def walk(text: bytes, *, is_tail: bool) -> Iterator[Piece]:
     position = 0
     n_bad = 0  # pieces since the last event
     while True:
-        position = _skip_gap(text, position)
+        position = skip_gap(text, position)
         if position >= len(text):
             return
         if n_bad >= MAX_BAD_IN_A_ROW:
@@ -61,7 +61,7 @@ def walk(text: bytes, *, is_tail: bool) -> Iterator[Piece]:
             return
         if text[position] == _OPEN:
             piece = _next_piece(text, position, after_loss=n_bad > 0, is_tail=is_tail)
-        elif _really_ends(text, position):
+        elif closes_list(text, position) and not _PHASE.search(text, position):
             piece = Piece(position, position + 1, closes=True)
         else:
             start = find_start(text, position)
@@ -111,12 +111,8 @@ def _count_phases(text: bytes, start: int = 0, end: int | None = None) -> int:
     return len(_PHASE.findall(text, start, len(text) if end is None else end))
 
 
-def _really_ends(text: bytes, position: int) -> bool:
-    """Return whether a ``]`` in a damaged text ends the list of events, and not one inside it."""
-    return closes_list(text, position) and not _PHASE.search(text, position)
-
-
-def _skip_gap(text: bytes, position: int) -> int:
+def skip_gap(text: bytes | bytearray, position: int) -> int:
+    """Return where white space and commas end."""
     match = _GAP.match(text, position)
     return match.end() if match else position
 

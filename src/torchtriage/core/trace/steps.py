@@ -210,10 +210,7 @@ class _Found(NamedTuple):
     lane: int
 
 
-Found = _Found | None
-
-
-def _by_profiler(trace: Trace) -> Found:
+def _by_profiler(trace: Trace) -> _Found | None:
     mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
         lambda name: _PROFILER_STEP.match(name) is not None
     )
@@ -232,7 +229,7 @@ def _by_profiler(trace: Trace) -> Found:
     )
 
 
-def _by_annotation(trace: Trace) -> Found:
+def _by_annotation(trace: Trace) -> _Found | None:
     """Take a top-level annotation that repeats and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     if len(rows) < 3:
@@ -254,7 +251,7 @@ def _by_annotation(trace: Trace) -> Found:
     return None
 
 
-def _by_optimizer(trace: Trace) -> Found:
+def _by_optimizer(trace: Trace) -> _Found | None:
     rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#"))
     if len(rows) < 3:
         return None
@@ -319,7 +316,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         if marked
         else _whole(trace, f"the whole recording; steps by {basis}")
     )
-    steps = Steps(
+    return Steps(
         trace,
         window,
         tuple(names),
@@ -330,7 +327,6 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         _steady(trace, start, end, wall_end - wall_start),
         lane,
     )
-    return steps
 
 
 def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:

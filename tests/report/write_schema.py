@@ -1,4 +1,7 @@
-"""Write the published JSON Schemas again: ``python -m tests.report.write_schema``."""
+"""Write the published JSON Schemas again: ``python -m tests.report.write_schema``.
+
+That of samples, which describes what is read rather than a result, is written by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchtriage.measure.gate.importers import schema as samples_schema
 from torchtriage.operate.monitor.alert import ALERT_SCHEMA, AlertDocument
 from torchtriage.report import json_report
 from torchtriage.report.formats import FORMATS
@@ -23,7 +25,6 @@ PUBLISHED = {
     "torchtriage-alert-1.json": lambda: json_report.schema_of(
         AlertDocument, ALERT_SCHEMA, f"An alert of torchtriage, {ALERT_SCHEMA}"
     ),
-    "torchtriage-samples-1.json": samples_schema.schema,
     **{f"{name.replace('/', '-')}.json": make().schema for name, make in FORMATS.items()},
 }
 

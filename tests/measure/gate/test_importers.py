@@ -6,16 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchtriage.core.errors import SampleError
-from torchtriage.core.samples import Machine, Run, Series, Session
+from torchtriage.core.samples import Better, Kind, Machine, Run, Series, Session
 from torchtriage.measure.gate.importers import NOWHERE, encode_runs, read_runs, read_sessions
-from torchtriage.measure.gate.importers.schema import schema
 
 HERE = Run("", "a" * 40, "topic", "b" * 40, 1e9, Machine((("cpu", "here"),)), (("python", "3"),), ())
 
@@ -404,8 +403,11 @@ def published() -> Callable[[Any], list[str]]:
     import jsonschema
 
     path = Path(__file__).parents[3] / "docs" / "schema" / "torchtriage-samples-1.json"
-    assert json.loads(path.read_text()) == schema(), "python -m tests.report.write_schema"
-    validator = jsonschema.Draft202012Validator(json.loads(path.read_text()))
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    for form in (schema["anyOf"][0]["properties"]["series"]["items"], schema["anyOf"][1]):
+        assert form["properties"]["kind"]["enum"] == [*get_args(Kind), None]
+        assert form["properties"]["better"]["enum"] == [*get_args(Better), None]
+    validator = jsonschema.Draft202012Validator(schema)
     return lambda document: [error.message for error in validator.iter_errors(document)]
 
 

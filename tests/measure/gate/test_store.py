@@ -59,7 +59,6 @@ def test_what_goes_in_comes_out(place: str) -> None:
     with open_store(place, create=False) as store:
         entries = store.find(benchmark="bench")
         assert [one.run.recorded_at_s for one in entries] == [1e9 + 2, 1e9 + 1, 1e9]
-        assert [one.n_values for one in entries] == [5, 5, 5]
         assert store.load(entries) == tuple(reversed(runs))
         (only,) = store.load(entries[:1], metrics=["graph breaks"])
         assert [one.metric for one in only.series] == ["graph breaks"]
@@ -103,27 +102,12 @@ def test_each_filter_holds(place: str) -> None:
         assert found() == [3, 2, 1, 0]
         assert found(benchmark="a") == [1, 0]
         assert found(branch="main", benchmark="a") == [0]
-        assert found(commits=["00000002", run_of(0).commit]) == [2, 0]
-        assert found(commits=[]) == []
-        assert found(commits=["____"]) == []
-        assert found(fingerprint=LAPTOP.fingerprint, limit=1) == [3]
-        assert found(fingerprint="000000000000") == []
-        assert found(before_s=1e9 + 1) == [0]
-        assert store.benchmarks() == ("a", "b", "b_")
+        assert found(commit="00000002") == [2]
+        assert found(commit=run_of(0).commit) == [0]
+        assert found(commit="____") == []
+        assert found(branch="main", limit=2) == [3, 2]
         with pytest.raises(UsageError, match="four characters"):
-            store.find(commits=["0"])
-
-
-def test_any_number_of_commits_is_found_at_once(place: str) -> None:
-    runs = [run_of(number) for number in range(3)]
-    absent = [f"{number:08x}" for number in range(100, 2_100)]
-    with open_store(place) as store:
-        for run in runs:
-            store.add(run)
-        commits = [runs[2].commit, *absent, runs[0].commit, runs[2].commit[:8], runs[1].commit[:6]]
-        newest_first = [runs[2].commit, runs[1].commit, runs[0].commit]
-        assert [entry.run.commit for entry in store.find(commits=commits)] == newest_first
-        assert [entry.run.commit for entry in store.find(commits=commits, limit=2)] == newest_first[:2]
+            store.find(commit="0")
 
 
 def test_unusable_samples_are_not_stored(place: str) -> None:
@@ -487,7 +471,6 @@ def test_a_check_reads_its_runs_out_of_a_million_samples(tmp_path: Path) -> None
     began_s = time.process_time()
     with open_store(str(tmp_path / "gate.db"), create=False) as store:
         entries = store.find(benchmark="bench")
-        assert sum(one.n_values for one in entries) == 1_000_000
         (candidate, *_) = store.load(entries[:1])
         runs = store.load(entries, metrics=["m0", "m1", "m2", "m3"])
     assert candidate == runs[0]

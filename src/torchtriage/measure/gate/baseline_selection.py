@@ -101,7 +101,7 @@ def _missing(store: Store, after: Sequence[StoredRun], before: Sequence[StoredRu
     known = {entry.run.benchmark for entry in after}
     machines = {entry.run.machine.fingerprint for entry in after}
     found: dict[str, StoredRun] = {}
-    for entry in store.find(commits=[newest.run.commit]):
+    for entry in store.find(commit=newest.run.commit):
         if entry.run.benchmark not in known and entry.run.machine.fingerprint in machines:
             found.setdefault(entry.run.benchmark, entry)
     return list(found.values())
@@ -117,11 +117,11 @@ def _candidate(
     commit = commit_of(folder, name)
     found: Sequence[StoredRun] = ()
     if commit is not None:
-        found = store.find(benchmark=benchmark, commits=[commit])
+        found = store.find(benchmark=benchmark, commit=commit)
     tip = bool(found)
     found = found or store.find(benchmark=benchmark, branch=name)
     if not found and len(name) >= 4:
-        found = store.find(benchmark=benchmark, commits=[name])
+        found = store.find(benchmark=benchmark, commit=name)
     if not found and commit is None and name == "HEAD":
         # no repository: the newest of all
         found = store.find(benchmark=benchmark)
@@ -172,7 +172,7 @@ def _baseline(
     on_branch = bool(found)
     if not found:
         commit = commit_of(folder, name) or (name if len(name) >= 4 else "")
-        found = store.find(benchmark=candidate.benchmark, commits=[commit]) if commit else ()
+        found = store.find(benchmark=candidate.benchmark, commit=commit) if commit else ()
     others = [
         entry
         for entry in found

@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -83,12 +82,11 @@ class StoredRun:
     """A stored run without its samples; ``Store.load`` adds them.
 
     ``id`` : 32 hex digits over everything that was measured; equal runs have equal ids. ``run`` : its ``series`` is
-    empty, its traces are absolute paths. ``n_values`` : of all its metrics.
+    empty, its traces are absolute paths.
     """
 
     id: str
     run: Run
-    n_values: int
 
 
 class Store:
@@ -106,9 +104,7 @@ class Store:
         """Return the store itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trail: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Let go of the database."""
         self.close()
 
@@ -126,7 +122,7 @@ class Store:
         id = _id(run)
         if self._has(id):
             return False
-        traces = self._keep(run.traces, id)
+        traces = self._copy_traces(run.traces, id)
         with self._database.transaction(write=True) as execute:
             added = execute(
                 "INSERT INTO torchtriage_run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -173,38 +169,33 @@ class Store:
         *,
         benchmark: str | None = None,
         branch: str | None = None,
-        commits: Iterable[str] | None = None,
-        fingerprint: str | None = None,
-        before_s: float | None = None,
+        commit: str | None = None,
         limit: int | None = None,
     ) -> tuple[StoredRun, ...]:
         """Return what is stored, newest first; each filter that is given has to hold.
 
-        ``benchmark``, ``branch``, ``fingerprint`` : equal to the run's. ``commits`` : full commit ids, or their
-        first digits (four or more). ``before_s`` : recorded before this, seconds since the epoch. ``limit`` : no
-        more than so many.
+        ``commit`` : a full commit id, or its first digits (four or more).
 
         Raises UsageError: a commit is given with fewer than four characters; StoreError: it cannot be read, or a
         run in it is damaged.
         """
-        conditions: list[str] = []
-        parameters: list[Any] = []
-        for condition, value in (
-            ("benchmark = ?", benchmark),
-            ("branch = ?", branch),
-            ("fingerprint = ?", fingerprint),
-            ("recorded_at_s < ?", before_s),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                parameters.append(value)
-        rows = self._run_rows(conditions, parameters, None if commits is None else list(commits), limit)
-        ids = [row[0] for row in rows]
-        sizes = dict(
-            self._by_id(
-                "SELECT run_id, SUM(n_values) FROM torchtriage_series WHERE run_id IN ({}) GROUP BY run_id", ids
-            )
+        if commit is not None and len(commit) < 4:
+            raise UsageError(f"expected four characters or more of a commit, found {commit!r}")
+        # a prefix of equal length is exact and uses no pattern characters of the text
+        filters = {
+            "benchmark = ?": () if benchmark is None else (benchmark,),
+            "branch = ?": () if branch is None else (branch,),
+            "substr(commit_id, 1, ?) = ?": () if commit is None else (len(commit), commit),
+        }
+        where = " AND ".join(condition for condition, values in filters.items() if values)
+        rows = self._database.rows(
+            "SELECT id, benchmark, commit_id, branch, parent, recorded_at_s, machine, environment FROM torchtriage_run"
+            + (f" WHERE {where}" if where else "")
+            + " ORDER BY recorded_at_s DESC, id"
+            + ("" if limit is None else " LIMIT ?"),
+            [*itertools.chain(*filters.values()), *(() if limit is None else (limit,))],
         )
+        ids = [row[0] for row in rows]
         traces: dict[str, list[str]] = {}
         for id, path in self._by_id(
             "SELECT run_id, path FROM torchtriage_trace WHERE run_id IN ({}) ORDER BY run_id, position", ids
@@ -225,7 +216,6 @@ class Store:
                         series=(),
                         traces=tuple(traces.get(id, ())),
                     ),
-                    n_values=int(sizes.get(id, 0)),
                 )
                 for id, name, commit, on, parent, at_s, machine, environment in rows
             )
@@ -238,11 +228,11 @@ class Store:
         Raises StoreError: it cannot be read, or a run in it is damaged.
         """
         ids = [entry.id for entry in entries]
-        kept = None if metrics is None else frozenset(metrics)
-        chosen = sorted(kept or ()) if len(kept or ()) < _AT_ONCE else []
+        wanted = None if metrics is None else frozenset(metrics)
+        chosen = sorted(wanted or ()) if len(wanted or ()) < _AT_ONCE else []
         where = f" AND metric IN ({', '.join('?' * len(chosen))})" if chosen else ""
         series: dict[str, list[Series]] = {}
-        if kept is None or kept:
+        if wanted is None or wanted:
             for id, metric, unit, better, kind, *packed in self._by_id(
                 "SELECT run_id, metric, unit, better, kind, lengths, rounds, started_s,"
                 " sample_values, cpu_values FROM torchtriage_series"
@@ -250,7 +240,7 @@ class Store:
                 ids,
                 chosen,
             ):
-                if kept is not None and metric not in kept:
+                if wanted is not None and metric not in wanted:
                     continue
                 with undamaged(self.name, "a run in it"):
                     sessions = _unpacked(*packed)
@@ -262,43 +252,6 @@ class Store:
                     run.check()
         return runs
 
-    def benchmarks(self) -> tuple[str, ...]:
-        """Return the names of all benchmarks that have runs, sorted."""
-        rows = self._database.rows("SELECT DISTINCT benchmark FROM torchtriage_run", [])
-        return tuple(sorted(row[0] for row in rows))
-
-    def _run_rows(
-        self, conditions: list[str], parameters: list[Any], commits: list[str] | None, limit: int | None
-    ) -> list[tuple[Any, ...]]:
-        if commits is None:
-            commit_groups: list[list[str]] = [[]]
-        else:
-            short = next((commit for commit in commits if len(commit) < 4), None)
-            if short is not None:
-                raise UsageError(f"expected four characters or more of a commit, found {short!r}")
-            # each commit is one more level of the expression, of which SQLite takes 1,000
-            commit_groups = [commits[i : i + _AT_ONCE] for i in range(0, len(commits), _AT_ONCE)]
-        rows: dict[str, tuple[Any, ...]] = {}
-        for group in commit_groups:
-            every = list(conditions)
-            if group:
-                # a range is exact and uses no pattern characters of the text
-                every.append(f"({' OR '.join(['substr(commit_id, 1, ?) = ?'] * len(group))})")
-            query = (
-                "SELECT id, benchmark, commit_id, branch, parent, recorded_at_s, machine, environment"
-                " FROM torchtriage_run"
-                + (f" WHERE {' AND '.join(every)}" if every else "")
-                + " ORDER BY recorded_at_s DESC, id"
-                + ("" if limit is None else " LIMIT ?")
-            )
-            lengths_and_commits = itertools.chain.from_iterable((len(commit), commit) for commit in group)
-            last = () if limit is None else (limit,)
-            for row in self._database.rows(query, [*parameters, *lengths_and_commits, *last]):
-                rows[row[0]] = row
-        if len(commit_groups) < 2:
-            return list(rows.values())
-        return sorted(rows.values(), key=lambda row: (-row[5], row[0]))[:limit]
-
     def _has(self, id: str) -> bool:
         return bool(self._database.rows("SELECT 1 FROM torchtriage_run WHERE id = ?", [id]))
 
@@ -307,13 +260,13 @@ class Store:
             some = ids[begin : begin + _AT_ONCE]
             yield from self._database.rows(query.format(", ".join("?" * len(some))), [*some, *also])
 
-    def _keep(self, traces: Sequence[str], id: str) -> list[str]:
-        """Copy trace files beside the store and return their paths in ``traces_dir``.
+    def _copy_traces(self, traces: Sequence[str], id: str) -> list[str]:
+        """Return where in ``traces_dir`` the copies are.
 
-        The copy has its name only when it is whole; one without a run is left by a process that was killed between
+        A copy has its name only when it is whole; one without a run is left by a process that was killed between
         the two, and does no harm.
         """
-        kept = []
+        copies = []
         for number, path in enumerate(traces):
             source = Path(path)
             inside = f"{id[:12]}/{number}-{source.name}"
@@ -325,8 +278,8 @@ class Store:
                 part.replace(target)
             except (OSError, ValueError) as error:
                 raise StoreError(f"trace cannot be kept: {error}", where=path) from error
-            kept.append(inside)
-        return kept
+            copies.append(inside)
+        return copies
 
 
 def open_store(where: str | None = None, *, create: bool = True, traces_dir: Path | None = None) -> Store:

@@ -8,19 +8,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_bytes, format_count, format_ns
 from torchtriage.measure.gate.result import MetricChangePoint, MetricRow, Track
 
-__all__ = [
-    "STATISTICS",
-    "amount",
-    "change",
-    "change_point",
-    "commit",
-    "interval",
-    "level",
-    "row_name",
-    "short",
-    "statistic",
-    "track_name",
-]
+__all__ = ["STATISTICS", "amount", "change", "change_point", "commit", "interval", "level", "row_name", "short"]
 
 STATISTICS = {"low": "typical", "peak": "", "median": "median", "mean": "mean", "p95": "P95", "p99": "P99", "count": ""}
 """``low``, the mean of a session's best tenth: what the program takes when nobody disturbs it."""
@@ -77,24 +65,11 @@ def short(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def statistic(name: str) -> str:
-    """Return how people call a statistic."""
-    return STATISTICS.get(name, name)
-
-
-def row_name(row: MetricRow, *, with_benchmark: bool = True) -> str:
+def row_name(row: MetricRow | Track, *, with_benchmark: bool = True) -> str:
     """Return ``resnet latency, typical``."""
-    parts = [row.benchmark, row.metric] if with_benchmark else [row.metric]
-    name = visible(" ".join(part for part in parts if part))
-    said = statistic(row.statistic)
-    return f"{name}, {said}" if said else name
-
-
-def track_name(track: Track) -> str:
-    """Return ``resnet latency, typical`` of a track."""
-    name = visible(f"{track.benchmark} {track.metric}")
-    said = statistic(track.statistic)
-    return f"{name}, {said}" if said else name
+    name = visible(" ".join(filter(None, [row.benchmark, row.metric])) if with_benchmark else row.metric)
+    statistic = STATISTICS.get(row.statistic, row.statistic)
+    return f"{name}, {statistic}" if statistic else name
 
 
 def change_point(track: Track, point: MetricChangePoint) -> str:

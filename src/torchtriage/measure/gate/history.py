@@ -174,7 +174,7 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[s
     track, last = max(worse, key=lambda pair: pair[0].points[pair[1].index].recorded_at_s)
     return (
         f"{format_count(len(changes), 'change')} of level: {said} ({along}).",
-        f"Newest: {formatting.track_name(track)} {formatting.change_point(track, last)}.",
+        f"Newest: {formatting.row_name(track)} {formatting.change_point(track, last)}.",
         how,
     )
 

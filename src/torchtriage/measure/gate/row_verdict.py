@@ -171,7 +171,7 @@ def _judge_family(family: Sequence[_RowDraft], alpha: float, miss: float) -> lis
         levels[side] = 1 - 2 * alpha * n_found / len(family)
     changes = [_compare(draft, float(level)) for draft, level in zip(family, levels, strict=True)]
     return [
-        (_judge_count if draft.row.kind == "count" else _judge)(draft, change, float(p), miss)
+        _judge_count(draft, change, float(p)) if draft.row.kind == "count" else _judge(draft, change, float(p), miss)
         for draft, change, p in zip(family, changes, adjusted, strict=True)
     ]
 
@@ -193,49 +193,58 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
     names = [*STATISTICS[known.kind]]
     if known.kind == "latency":
         names += [name for name in limits.statistics if name not in names]
+    row = MetricRow(
+        benchmark=match.benchmark,
+        metric=known.metric,
+        statistic=names[0],
+        unit=known.unit,
+        better=known.better,
+        kind=known.kind,
+        verdict="inconclusive",
+        decides=True,
+        sentence="",
+        max_regress=limits.of(known),
+    )
     if reason := _unusable(match):
-        yield _refused(match, known, names[0], limits, reason)
+        # what is new has nothing to be slower than
+        yield replace(row, verdict="refused", decides=match.before is not None, sentence=reason)
         return
     assert match.before is not None
     assert match.after is not None
     before, after = SessionTable(match.before), SessionTable(match.after)
     if reason := _no_measurement(before, after):
-        yield _refused(match, known, names[0], limits, reason)
+        yield replace(row, verdict="refused", sentence=reason)
         return
+    n_least = min(len(table.series.sessions) for table in (before, after))
+    n_values = min(matrix.shape[1] for table in (before, after) for _, matrix in table.parts)
+    exact = all(table.least == table.most for table in (before, after))
     for name in names:
-        row = MetricRow(
-            benchmark=match.benchmark,
-            metric=known.metric,
-            statistic=name,
-            unit=known.unit,
-            better=known.better,
-            kind=known.kind,
-            verdict="inconclusive",
-            decides=name == names[0] or name in limits.statistics,
-            sentence="",
-            max_regress=limits.of(known),
-            paired=match.paired,
-        )
-        if name in LEAST_VALUES and (short := _too_short(before, after, name)):
+        row = replace(row, statistic=name, decides=name == names[0] or name in limits.statistics, paired=match.paired)
+        if n_values < (least := LEAST_VALUES.get(name, 0)):
             # more sessions do not help; what nobody asked for holds up nothing
-            yield replace(row, verdict="refused", sentence=short)
+            sentence = f"needs {least} values in each session, found {n_values} in one"
+            yield replace(row, verdict="refused", sentence=sentence)
             continue
-        row = replace(row, before=amount(before, name), after=amount(after, name))
-        n_least = min(len(table.series.sessions) for table in (before, after))
-        exact = _constant(before) and _constant(after)
+        both = replace(row, before=amount(before, name), after=amount(after, name))
         if n_least < LEAST_SESSIONS:
-            yield _too_few(row, LEAST_SESSIONS if exact else least_pairs(limits, paired=match.paired))
+            yield _too_few(both, LEAST_SESSIONS if exact else least_pairs(limits, paired=match.paired))
         elif exact:
-            yield _exact(row)
+            yield _exact(both)
         elif name != names[0] and not match.paired and not match.knows_floor:
-            yield _unsteady(row, len(match.repeats) + len(match.earlier))
+            # a busy moment of the machine moves it at will, and by how much was never measured
+            yield replace(
+                both,
+                verdict="inconclusive" if both.decides else "refused",
+                sentence=f"{_sides(both)}: what two recordings of one program differ by in this is not known from"
+                f" {len(match.repeats) + len(match.earlier)} of the baseline; {LEAST_REPEATS} are needed, or"
+                " interleaved pairs",
+            )
         elif known.kind == "count":
             # ranks are the same of counts and more, and zero has no logarithm
-            yield _RowDraft(row, _count_costs(before), _count_costs(after), 0.0, noisy=False)
+            yield _RowDraft(both, _count_costs(before), _count_costs(after), 0.0, noisy=False)
         else:
-            floor = _floor(match, before, name)
             noisy = match.noisy and not match.paired and known.kind in TIMED
-            yield _RowDraft(row, before.costs(name), after.costs(name), floor, noisy)
+            yield _RowDraft(both, before.costs(name), after.costs(name), _floor(match, before, name), noisy)
 
 
 def least_pairs(limits: GateLimits, *, paired: bool = True) -> int:
@@ -266,7 +275,7 @@ def _no_measurement(before: SessionTable, after: SessionTable) -> str:
     """Return why values are none that anything could be concluded from; empty when they may be."""
     for side, table in (("baseline", before), ("candidate", after)):
         series = table.series
-        if series.kind in TIMED and series.n_values > 1 and _constant(table):
+        if series.kind in TIMED and series.n_values > 1 and table.least == table.most:
             value = formatting.amount(table.least, series.unit)
             return (
                 f"all {series.n_values:,} values of the {side} are {value}: no clock gives that,"
@@ -277,30 +286,6 @@ def _no_measurement(before: SessionTable, after: SessionTable) -> str:
         if series.kind != "count" and table.least <= 0 and (table.least or table.most):
             return f"the {side} has values of zero or less, of which no ratio can be told"
     return ""
-
-
-def _refused(match: MetricMatch, known: Series, statistic: str, limits: GateLimits, reason: str) -> MetricRow:
-    return MetricRow(
-        benchmark=match.benchmark,
-        metric=known.metric,
-        statistic=statistic,
-        unit=known.unit,
-        better=known.better,
-        kind=known.kind,
-        verdict="refused",
-        # what is new has nothing to be slower than
-        decides=match.before is not None,
-        sentence=reason,
-        max_regress=limits.of(known),
-    )
-
-
-def _too_short(before: SessionTable, after: SessionTable, name: str) -> str:
-    least = LEAST_VALUES[name]
-    found = min(matrix.shape[1] for side in (before, after) for _, matrix in side.parts)
-    if found >= least:
-        return ""
-    return f"needs {least} values in each session, found {found} in one"
 
 
 def _too_few(row: MetricRow, least: int) -> MetricRow:
@@ -317,35 +302,16 @@ def _too_few(row: MetricRow, least: int) -> MetricRow:
     )
 
 
-def _unsteady(row: MetricRow, n_repeats: int) -> MetricRow:
-    """Refuse what a busy moment of the machine moves at will, where that was never measured."""
-    return replace(
-        row,
-        verdict="inconclusive" if row.decides else "refused",
-        sentence=(
-            f"{_sides(row)}: what two recordings of one program differ by in this is not known from"
-            f" {n_repeats} of the baseline; {LEAST_REPEATS} are needed, or interleaved pairs"
-        ),
-    )
-
-
-def _constant(table: SessionTable) -> bool:
-    return table.least == table.most
-
-
 def _exact(row: MetricRow) -> MetricRow:
-    """Judge what never varies on either side."""
-    sides = _both(row)
-    before, after = (side.value for side in sides)
-    n = f"the same in all {sides[0].n_sessions} and {sides[1].n_sessions} sessions"
-    ratio = _ratio(before, after)
-    less, more = sorted((before, after))
-    worse = (after > before) == (row.better == "lower")
+    before, after = _both(row)
+    ratio = _ratio(before.value, after.value)
+    less, more = sorted((before.value, after.value))
+    worse = (after.value > before.value) == (row.better == "lower")
+    verdict: RowVerdict = "regression" if worse else "improvement"
     if less == more or more <= less * (1 + row.max_regress):
-        verdict: RowVerdict = "same"
-    else:
-        verdict = "regression" if worse else "improvement"
+        verdict = "same"
     change = "" if ratio is None or ratio == 1 else f", {formatting.change(ratio)}"
+    n = f"the same in all {before.n_sessions} and {after.n_sessions} sessions"
     return replace(row, verdict=verdict, ratio=ratio, sentence=f"{_sides(row)}{change}, {n}")
 
 
@@ -383,7 +349,7 @@ def _floor(match: MetricMatch, before: SessionTable, statistic: str) -> float:
     return session_comparison.noise_floor(runs, statistic=SUMMED_UP, change=len(match.earlier))
 
 
-def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float, _miss: float) -> MetricRow:
+def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float) -> MetricRow:
     """Judge counts that vary: any rise counts, once ranks show one."""
     row = draft.row
     before, after = _both(row)
@@ -448,12 +414,8 @@ def _judge(draft: _RowDraft, change: session_comparison.Change, adjusted_p: floa
         classic=_classic(draft),
     )
     if blamed:
-        told = _told(judged)
-        return replace(
-            judged,
-            pairs_needed=None,
-            sentence=f"{told}: worse, but the host was noisy then; pairs run in turns would tell",
-        )
+        sentence = f"{_change(judged)}: worse, but the host was noisy then; pairs run in turns would tell"
+        return replace(judged, pairs_needed=None, sentence=sentence)
     return replace(judged, sentence=_sentence(judged, change))
 
 
@@ -483,42 +445,39 @@ def _finite(value: float) -> float | None:
 
 def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
     limit = formatting.short(row.max_regress)
-    told = _told(row)
+    said = _change(row)
     if row.low is None or row.high is None:
         least = session_comparison.least_sessions(change.level, paired=change.paired)
         what = "pairs" if row.paired else "sessions a side"
-        return f"{told}: too few sessions for an interval; at least {least} {what} are needed"
+        return f"{said}: too few sessions for an interval; at least {least} {what} are needed"
     if row.verdict == "regression":
         surely = change.low >= 1 + row.max_regress
-        return f"{told}: worse" + (f", by {limit} or more" if surely else f"; the estimate is beyond {limit}")
+        return f"{said}: worse" + (f", by {limit} or more" if surely else f"; the estimate is beyond {limit}")
     if row.verdict == "improvement":
-        return f"{told}: better"
+        return f"{said}: better"
     if row.verdict == "same":
-        return f"{told}: not worse by {limit}"
-    return f"{told}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
+        return f"{said}: not worse by {limit}"
+    return f"{said}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
 
 
-def _told(row: MetricRow) -> str:
+def _change(row: MetricRow) -> str:
     """Return both sides, the change and its interval."""
     before, after = _both(row)
     assert row.ratio is not None
-    told = f"{_sides(row)}, {formatting.change(row.ratio)}"
-    ratio = after.value / before.value
-    known = row.low is not None and row.high is not None
-    low, high = (row.low, row.high) if known else sorted((1.0, row.ratio))
-    assert low is not None
-    assert high is not None
-    if not low * (1 - 1e-9) <= ratio <= high * (1 + 1e-9):
+    text = f"{_sides(row)}, {formatting.change(row.ratio)}"
+    low, high = sorted((1.0, row.ratio))
+    if row.low is not None and row.high is not None:
+        low, high = row.low, row.high
+    if not low * (1 - 1e-9) <= after.value / before.value <= high * (1 + 1e-9):
         # neighbours came and went: the medians say nothing, the pairs or the ranks still do
         how = "pair by pair" if row.paired else "session by session"
-        told = f"{formatting.amount(before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
-    if not known or row.level is None:
-        return told
-    return f"{told} ({formatting.level(row.level)} interval {formatting.interval(low, high)})"
+        text = f"{formatting.amount(before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
+    if row.low is None or row.high is None or row.level is None:
+        return text
+    return f"{text} ({formatting.level(row.level)} interval {formatting.interval(low, high)})"
 
 
 def _more(row: MetricRow, change: session_comparison.Change) -> str:
-    """Return what would tell."""
     if row.pairs_needed:
         what = "pairs" if row.paired else "sessions a side"
         return f"about {row.pairs_needed} {what} in all would tell, if it is as estimated"

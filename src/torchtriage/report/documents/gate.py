@@ -277,12 +277,12 @@ def _history(result: HistoryResult) -> Iterator[b.Block]:
             )
             for change in track.changes
         ]
-        title = (b.bold(formatting.track_name(track)), b.dim(f"  {_range(track)}"))
+        title = (b.bold(formatting.row_name(track)), b.dim(f"  {_range(track)}"))
         yield b.Entry(title, [b.Code(_sparks(track), indent=0), b.Rows(changes, indent=0)], indent=2, on=b.TERMINAL)
     rows = [
         b.Row(
             "refused" if track.refused else "level",
-            (f"{formatting.track_name(track)}: ", b.dim(track.refused or _range(track))),
+            (f"{formatting.row_name(track)}: ", b.dim(track.refused or _range(track))),
         )
         for track in level[:N_WELL]
     ]
@@ -290,7 +290,7 @@ def _history(result: HistoryResult) -> Iterator[b.Block]:
         rows.append(b.Row("", b.dim(f"{format_count(len(level) - N_WELL, 'more')} without a change")))
     yield b.Rows(rows, on=b.TERMINAL)
     cells = [
-        ("🔴" if change.worse else "🟢", formatting.track_name(track), formatting.change_point(track, change))
+        ("🔴" if change.worse else "🟢", formatting.row_name(track), formatting.change_point(track, change))
         for track in result.tracks
         for change in track.changes
     ]
@@ -445,14 +445,14 @@ def _track(track: Track) -> str:
         parts.append(svg_line(x(i), y(point.value), x(i), y(point.value), "point", title))
     why = f"Not analysed: {text(track.refused)}" if track.refused else "" if track.changes else "No change."
     plot = _plot(
-        _svg(parts, "trail", f"{formatting.track_name(track)}, by commit"),
+        _svg(parts, "trail", f"{formatting.row_name(track)}, by commit"),
         formatting.amount(high, track.unit),
         formatting.amount(low, track.unit),
         formatting.commit(track.points[0].commit),
         formatting.commit(track.points[-1].commit),
     )
     return (
-        f'<div class="card"><h3>{text(formatting.track_name(track))}</h3>'
+        f'<div class="card"><h3>{text(formatting.row_name(track))}</h3>'
         + (f'<p class="classic">{why}</p>' if why else "")
         + f'<ul class="changes">{"".join(items)}</ul>{plot}</div>'
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,25 +11,18 @@ from torchtriage.core.stats import session_comparison
 from torchtriage.measure.gate.row_verdict import STATISTICS
 from torchtriage.measure.gate.session_stats import SessionTable
 
-__all__ = ["Level", "newest_level"]
+__all__ = ["newest_level"]
 
 
-class Level(NamedTuple):
-    """The recordings of the newest level, and those of the one before it."""
+def newest_level(runs: Sequence[tuple[str, Series]]) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
+    """Return the recordings of the newest level and those of the one before it.
 
-    now: tuple[Series, ...]
-    earlier: tuple[Series, ...] = ()
-
-
-def newest_level(runs: Sequence[tuple[str, Series]]) -> Level:
-    """Return the newest level of one metric's recordings, by commit, oldest first.
-
-    What has a spread is cut at its last change of level. Counts are those of the newest commit, and of the
-    recordings before it that never had another value.
+    ``runs`` : one metric's recordings by commit, oldest first. What has a spread is cut at its last change of level.
+    Counts are those of the newest commit, and of the recordings before it that never had another value.
     """
     series = [series for _, series in runs]
     if len(series) < 2:
-        return Level(tuple(series))
+        return tuple(series), ()
     tables = [SessionTable(part) for part in series]
     if series[-1].kind == "count" or min(table.least for table in tables) <= 0:
         commit = runs[-1][0]
@@ -41,8 +33,8 @@ def newest_level(runs: Sequence[tuple[str, Series]]) -> Level:
         if len(values) == 1:
             while begin and {tables[begin - 1].least, tables[begin - 1].most} == values:
                 begin -= 1
-        return Level(tuple(series[begin:]))
+        return tuple(series[begin:]), ()
     statistic = STATISTICS[series[-1].kind][0]
     centres = np.array([np.median(table.values(statistic)) for table in tables])
     begin, first = session_comparison.newest_level(centres)
-    return Level(tuple(series[begin:]), tuple(series[first:begin]))
+    return tuple(series[begin:]), tuple(series[first:begin])

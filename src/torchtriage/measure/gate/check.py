@@ -75,8 +75,8 @@ def check(
     for run in chain(before, after):
         run.check()
     sides = tuple(_side(runs, label) for runs, label in zip((before, after), labels, strict=True))
-    told = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
-    notes = [*told, *notes]
+    unusable = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
+    notes = [*unusable, *notes]
     matches: list[MetricMatch] = []
     rows: tuple[MetricRow, ...] = ()
     culprits: list[Culprit] = []
@@ -84,11 +84,14 @@ def check(
         noisy = any(dict(run.environment).get(HOST, "").startswith("noisy") for run in after)
         matches = list(_matches(before, after, noisy=noisy))
         spent = limits if look is None else replace(limits, alpha=look[0], miss=look[1])
-        rows = tuple(sorted(judge_rows(matches, spent), key=_order))
+        rows = tuple(
+            sorted(
+                judge_rows(matches, spent),
+                key=lambda row: (row.verdict != "regression", not row.decides, ORDER.index(row.verdict)),
+            )
+        )
         notes += _trust(matches, sides)
-        notes += _lacking(before, after, labels)
-        notes += _code(before, after)
-        notes += _environments(before, after)
+        notes += _differences(before, after, labels)
         for culprit in _culprits(rows, before, after, read):
             (culprits if isinstance(culprit, Culprit) else notes).append(culprit)  # type: ignore[arg-type]
     outcome = _outcome(rows)
@@ -112,22 +115,17 @@ def check(
     return replace(result, verdict=_verdict(result, labels))
 
 
-def _order(row: MetricRow) -> tuple[bool, bool, int]:
-    return row.verdict != "regression", not row.decides, ORDER.index(row.verdict)
-
-
 def _outcome(rows: Sequence[MetricRow]) -> Outcome:
     if any(row.verdict == "regression" for row in rows):
         return "regression"
-    said = {row.verdict for row in rows if row.decides}
-    if not said or "refused" in said:
+    verdicts = {row.verdict for row in rows if row.decides}
+    if not verdicts or "refused" in verdicts:
         return "infrastructure"
-    return "inconclusive" if "inconclusive" in said else "fine"
+    return "inconclusive" if "inconclusive" in verdicts else "fine"
 
 
 def _side(runs: Sequence[Run], label: str) -> Side:
-    newest = max(runs, key=lambda run: run.recorded_at_s, default=None)
-    machine = newest.machine if newest is not None else None
+    newest = _newest(runs) if runs else None
     fingerprints = dict.fromkeys(run.machine.fingerprint for run in runs)
     return Side(
         label=label,
@@ -136,7 +134,7 @@ def _side(runs: Sequence[Run], label: str) -> Side:
         n_runs=len(runs),
         recorded_from_s=min((run.recorded_at_s for run in runs), default=0.0),
         recorded_to_s=max((run.recorded_at_s for run in runs), default=0.0),
-        machine=machine.fields if machine is not None else (),
+        machine=newest.machine.fields if newest is not None else (),
         fingerprint=" ".join(fingerprints) or UNKNOWN,
         host=_host(runs),
     )
@@ -158,8 +156,8 @@ def _host(runs: Sequence[Run]) -> HostNoise:
     slow_share = sum(n for n, _ in shares) / n_values if n_values else 0.0
     declared = [dict(run.environment).get(HOST, "") for run in runs]
     if any(text.startswith(("quiet", "noisy")) for text in declared):
-        said = dict.fromkeys(text.partition(": ")[2] for text in declared if text.startswith("noisy"))
-        return HostNoise(off_cpu, slow_share, bool(said), tuple(filter(None, said)))
+        why = dict.fromkeys(text.partition(": ")[2] for text in declared if text.startswith("noisy"))
+        return HostNoise(off_cpu, slow_share, bool(why), tuple(filter(None, why)))
     reasons = []
     if off_cpu is not None and off_cpu >= NOISY:
         reasons.append(f"the processes were off the CPU for {format_share(off_cpu)} of the time")
@@ -183,7 +181,7 @@ def _absent(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str]
 
 def _unlike(before: Sequence[Run], after: Sequence[Run], *, allowed: bool) -> Iterator[Note]:
     """Say where machines are not known to be alike; refuse unless that is allowed."""
-    found: dict[str, list[str]] = {}
+    differing: dict[str, list[str]] = {}
     untold = False
     for benchmark in dict.fromkeys(run.benchmark for run in after):
         by_machine, other = (
@@ -191,7 +189,7 @@ def _unlike(before: Sequence[Run], after: Sequence[Run], *, allowed: bool) -> It
         )
         if by_machine and by_machine.keys() != other.keys():
             message = _differing(_newest(by_machine.values()), _newest(other.values()))
-            found.setdefault(message, []).append(benchmark)
+            differing.setdefault(message, []).append(benchmark)
         untold |= UNKNOWN in by_machine and by_machine.keys() == other.keys()
     if untold:
         yield Note(
@@ -200,7 +198,7 @@ def _unlike(before: Sequence[Run], after: Sequence[Run], *, allowed: bool) -> It
             "the samples do not tell their machine: that both sides ran on the same one is taken on trust",
         )
     n_benchmarks = len({run.benchmark for run in after})
-    for what, names in found.items():
+    for what, names in differing.items():
         of = "" if len(names) == n_benchmarks else f" of {', '.join(names[:4])}"
         message = f"the two sides{of} ran on unlike machines ({what})"
         if allowed:
@@ -248,20 +246,14 @@ def _matches(before: Sequence[Run], after: Sequence[Run], *, noisy: bool) -> Ite
                 )
                 yield MetricMatch(benchmark, first, other, paired=True)
             else:
-                level = newest_level(list(zip(commits[0], known[0], strict=True)))
-                yield MetricMatch(
-                    benchmark,
-                    _joined(level.now),
-                    _joined(known[1]),
-                    repeats=level.now,
-                    earlier=level.earlier,
-                    noisy=noisy,
-                )
+                repeats, earlier = newest_level(list(zip(commits[0], known[0], strict=True)))
+                first, other = _joined(repeats), _joined(known[1])
+                yield MetricMatch(benchmark, first, other, repeats, earlier, noisy=noisy)
 
 
 def _of(metric: str, runs: Sequence[Run]) -> tuple[list[str], list[Series]]:
-    found = [(run.commit, series) for run in runs for series in run.series if series.metric == metric]
-    alike = [(commit, series) for commit, series in found if series.measures == found[-1][1].measures]
+    known = [(run.commit, series) for run in runs for series in run.series if series.metric == metric]
+    alike = [(commit, series) for commit, series in known if series.measures == known[-1][1].measures]
     return [commit for commit, _ in alike], [series for _, series in alike]
 
 
@@ -279,13 +271,11 @@ def _in_turns(before: Sequence[Run], after: Sequence[Run]) -> bool:
 def _rounds(series: Sequence[Series]) -> dict[int, Session]:
     if len(series) != 1:
         return {}
-    found = {session.round: session for session in series[0].sessions if session.round is not None}
-    whole = len(found) == len(series[0].sessions)
-    return found if whole else {}
+    by_round = {session.round: session for session in series[0].sessions if session.round is not None}
+    return by_round if len(by_round) == len(series[0].sessions) else {}
 
 
 def _trust(matches: Sequence[MetricMatch], sides: Sequence[Side]) -> Iterator[Note]:
-    """Say what limits the answer."""
     for side in sides:
         if side.host.noisy:
             yield Note(
@@ -319,19 +309,8 @@ def _trust(matches: Sequence[MetricMatch], sides: Sequence[Side]) -> Iterator[No
         )
 
 
-def _code(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Note]:
-    """Say what the commits do not."""
-    commits, other = ({run.commit for run in runs if run.commit} for runs in (before, after))
-    commands, others = ({dict(run.environment).get("command", "") for run in runs} for runs in (before, after))
-    if any(UNCOMMITTED in dict(run.environment) for run in after):
-        yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")
-    elif commits & other and commands == others:
-        both = formatting.commit(min(commits & other))
-        yield Note("same-commit", "info", f"both sides are of one commit, {both}")
-
-
-def _lacking(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str]) -> Iterator[Note]:
-    """Say what is recorded for one side alone, or in another order than it was written."""
+def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str]) -> Iterator[Note]:
+    """Say what else than the code of the two commits differs, and where it does not."""
     lacks = sorted({run.benchmark for run in before} - {run.benchmark for run in after})
     if lacks:
         more = f" and {len(lacks) - 4} more" if len(lacks) > 4 else ""
@@ -343,12 +322,14 @@ def _lacking(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str
         )
     if min(run.recorded_at_s for run in before) > max(run.recorded_at_s for run in after) > 0:
         yield Note("later", "info", f"all runs of {labels[0]} were recorded later than {labels[1]}")
-
-
-def _environments(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Note]:
-    """Say what else than the code differs."""
-    differ = environment_changes(before, after)
-    if differ:
+    commits, other = ({run.commit for run in runs if run.commit} for runs in (before, after))
+    commands, others = ({dict(run.environment).get("command", "") for run in runs} for runs in (before, after))
+    if any(UNCOMMITTED in dict(run.environment) for run in after):
+        yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")
+    elif commits & other and commands == others:
+        both = formatting.commit(min(commits & other))
+        yield Note("same-commit", "info", f"both sides are of one commit, {both}")
+    if differ := environment_changes(before, after):
         yield Note("environment", "warn", f"more than the code differs: {differ[:400]}")
 
 
@@ -368,7 +349,7 @@ def _culprits(
     """Name what changed in the benchmarks that regressed, where traces of both sides were kept."""
     for benchmark in dict.fromkeys(row.benchmark for row in rows if row.verdict == "regression"):
         # the newest run's first
-        kept = [
+        traces = [
             [
                 path
                 for run in sorted(runs, key=lambda run: -run.recorded_at_s)
@@ -377,11 +358,11 @@ def _culprits(
             ]
             for runs in (before, after)
         ]
-        if any(kept):
+        if any(traces):
             # reads traces: half a second to import
             from torchtriage.measure.gate.root_cause import name_culprit
 
-            yield name_culprit(benchmark, kept[0], kept[1], read=read)
+            yield name_culprit(benchmark, *traces, read=read)
 
 
 def _verdict(result: GateResult, labels: tuple[str, str]) -> tuple[str, str, str]:
@@ -395,17 +376,17 @@ def _regressed(result: GateResult, base: str) -> tuple[str, str]:
     worse = [row for row in result.rows if row.verdict == "regression"]
     more = f" and {len(worse) - 1} more" if len(worse) > 1 else ""
     first = f"Regression against {base}: {formatting.row_name(worse[0])}{more}."
-    told = f"{worse[0].sentence[:1].upper()}{worse[0].sentence[1:]}."
+    why = f"{worse[0].sentence[:1].upper()}{worse[0].sentence[1:]}."
     if result.culprits:
-        told += f" {result.culprits[0].sentence}"
-    return first, told
+        why += f" {result.culprits[0].sentence}"
+    return first, why
 
 
 def _fine(result: GateResult, base: str) -> tuple[str, str]:
     decided = [row for row in result.rows if row.decides]
     better = [row for row in decided if row.verdict == "improvement"]
-    said = f", {len(better)} better" if better else ""
-    first = f"No regression against {base}: {format_count(len(decided), 'metric')} analysed{said}."
+    more = f", {len(better)} better" if better else ""
+    first = f"No regression against {base}: {format_count(len(decided), 'metric')} analysed{more}."
     worst = max(decided, key=_worst)
     return first, f"Closest to a regression: {formatting.row_name(worst)}, {worst.sentence}."
 
@@ -447,7 +428,6 @@ def _refused(result: GateResult, base: str) -> tuple[str, str]:
 
 
 def _how(result: GateResult) -> str:
-    """Return how it was measured and how sure that is."""
     rows = [row for row in result.rows if row.before is not None and row.after is not None]
     if not rows:
         return "Nothing was compared."

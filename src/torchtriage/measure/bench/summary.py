@@ -33,6 +33,7 @@ from torchtriage.measure.bench.result import (
     PeakMemory,
     Quantile,
     Setting,
+    SettingComparison,
     SettingFailure,
     SettingRow,
     Start,
@@ -85,6 +86,15 @@ def _row(measured: Measurements, setting: Setting) -> SettingRow:
     started = _start([cold]) if "warm_up" in cold else None
     restarted = _start(raws) if raws else None
     step_ns = float(np.exp(np.mean([np.log(np.median(array)) for array in arrays]))) if arrays else 0.0
+    eager = _eager_beside(measured.plan.settings, setting)
+    against = compare(measured, setting, eager) if eager not in (None, setting) else None
+    pays = _pays(setting, against, cold)
+    break_even: list[int | None] = [None, None]
+    if eager is not None and pays == "after":
+        eagers = ([measured.cold.get(eager.key, {})], measured.raw(eager))
+        break_even = [
+            _break_even(start, against, raws, step_ns) for start, raws in zip((started, restarted), eagers, strict=True)
+        ]
     return SettingRow(
         setting=setting,
         label=setting.name,
@@ -104,9 +114,9 @@ def _row(measured: Measurements, setting: Setting) -> SettingRow:
         misses=_misses(measured.plan.deadline_ms, arrays),
         memory=_memory(raws) if raws else None,
         numerics=_numerics(cold),
-        pays=_pays(measured, setting),
-        break_even_cold=_break_even(measured, setting, started, step_ns, "cold"),
-        break_even_warm=_break_even(measured, setting, restarted, step_ns, "warm"),
+        pays=pays,
+        break_even_cold=break_even[0],
+        break_even_warm=break_even[1],
         sessions_ms=tuple(ms(float(np.median(array))) for array in arrays),
     )
 
@@ -260,36 +270,32 @@ def _numerics(cold: dict[str, Any]) -> Numerics | None:
     )
 
 
-def _pays(measured: Measurements, setting: Setting) -> Literal["after", "never", "not told"]:
+def _pays(
+    setting: Setting, against: SettingComparison | None, cold: dict[str, Any]
+) -> Literal["after", "never", "not told"]:
     """Return whether a setting wins back its start.
 
     A gap that does not count saves nothing; of wrong answers there is nothing to tell.
     """
     if setting.mode == "eager":
         return "after"
-    eager = _eager_beside(measured.plan.settings, setting)
-    found = compare(measured, setting, eager) if eager is not None else None
-    numerics = measured.cold.get(setting.key, {}).get("numerics", {})
-    if found is None or not found.resolved or numerics.get("verdict") == "wrong":
+    if against is None or not against.resolved or cold.get("numerics", {}).get("verdict") == "wrong":
         return "not told"
-    return "never" if found.tie or found.faster != setting.name else "after"
+    return "never" if against.tie or against.faster != setting.name else "after"
 
 
-def _break_even(measured: Measurements, setting: Setting, start: Start | None, step_ns: float, kind: str) -> int | None:
-    """Return how many calls pay for the start against eager; None where they do not."""
-    if start is None or not step_ns or _pays(measured, setting) != "after":
+def _break_even(
+    start: Start | None, against: SettingComparison | None, eager: Sequence[dict[str, Any]], step_ns: float
+) -> int | None:
+    """Return after how many calls a faster setting has paid for its start; 0 for eager itself."""
+    if start is None or not step_ns:
         return None
-    if setting.mode == "eager":
+    if against is None:
         return 0
-    eager = _eager_beside(measured.plan.settings, setting)
-    found = compare(measured, setting, eager) if eager is not None else None
-    if eager is None or found is None:
+    if not eager or not all("warm_up" in raw for raw in eager):
         return None
-    raws = [measured.cold[eager.key]] if kind == "cold" else measured.raw(eager)
-    if not all("warm_up" in raw for raw in raws) or not raws:
-        return None
-    saved_s = step_ns * (found.ratio - 1) / 1e9
-    return max(math.ceil((start.cost_s - _start(raws).cost_s) / saved_s), 1)
+    saved_s = step_ns * (against.ratio - 1) / 1e9
+    return max(math.ceil((start.cost_s - _start(eager).cost_s) / saved_s), 1)
 
 
 def _eager_beside(settings: Sequence[Setting], setting: Setting) -> Setting | None:
@@ -305,7 +311,9 @@ def _verdict(
     chosen = next((row for row in rows if latency and row.label == latency.setting), None)
     if latency is None or chosen is None:
         return ("Nothing could be measured.", _failures(rows), _answers(rows))
-    return (_first(measured, rows, chosen), _costs(chosen), _rest(rows, noise))
+    busy = "The machine was noisy." if noise.status == "noisy" else ""
+    rest = " ".join(filter(None, [_answers(rows), _failures(rows), busy]))
+    return (_first(measured, rows, chosen), _costs(chosen), rest)
 
 
 def _first(measured: Measurements, rows: Sequence[SettingRow], chosen: SettingRow) -> str:
@@ -351,32 +359,15 @@ def _costs(chosen: SettingRow) -> str:
     return f"{said}."
 
 
-def _rest(rows: Sequence[SettingRow], noise: Noise) -> str:
-    said = [_answers(rows), _failures(rows)]
-    if noise.status == "noisy":
-        said.append("The machine was noisy.")
-    return " ".join(filter(None, said))
-
-
 def _answers(rows: Sequence[SettingRow]) -> str:
-    checked = [row for row in rows if row.numerics is not None and (row.setting.mode != "eager" or not is_right(row))]
-    if not checked:
-        return ""
     by: dict[str, list[str]] = {}
-    for row in checked:
-        if row.numerics is not None:
+    for row in rows:
+        if row.numerics is not None and (row.setting.mode != "eager" or not is_right(row)):
             by.setdefault(row.numerics.verdict, []).append(row.label)
-    said = []
-    for verdict, words in (
-        ("wrong", "WRONG answers"),
-        ("lower precision", "Lower precision"),
-        ("not checked", "Answers not checked"),
-    ):
-        if verdict in by:
-            said.append(f"{words}: {listed(by[verdict])}.")
-    if set(by) <= {"exact", "rounding"}:
-        said.append("All answers agree with eager's up to rounding.")
-    return " ".join(said)
+    if by and set(by) <= {"exact", "rounding"}:
+        return "All answers agree with eager's up to rounding."
+    names = {"wrong": "WRONG answers", "lower precision": "Lower precision", "not checked": "Answers not checked"}
+    return " ".join(f"{name}: {listed(by[verdict])}." for verdict, name in names.items() if verdict in by)
 
 
 def _failures(rows: Sequence[SettingRow]) -> str:
@@ -414,20 +405,14 @@ def _notes(measured: Measurements, rows: Sequence[SettingRow], noise: Noise) -> 
                 "--rounds 5",
             )
         )
-    open_ = [
-        comparison
-        for comparison in compared
-        if comparison.tie and not comparison.resolved and comparison.low is not None
-    ]
-    if open_:
-        pairs = ", ".join(
-            f"{listed([comparison.faster])} and {listed([comparison.slower])}" for comparison in open_[:3]
-        )
+    unresolved = [pair for pair in compared if pair.tie and not pair.resolved and pair.low is not None]
+    if unresolved:
+        pairs = ", ".join(f"{listed([pair.faster])} and {listed([pair.slower])}" for pair in unresolved[:3])
         notes.append(
             Note(
                 "not-resolved",
                 "info",
-                f"{format_count(len(open_), 'pair')} called a tie because the gap is not resolved: {pairs}.",
+                f"{format_count(len(unresolved), 'pair')} called a tie because the gap is not resolved: {pairs}.",
                 "more rounds: --max-rounds, on a quiet machine",
             )
         )

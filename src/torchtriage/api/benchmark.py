@@ -11,7 +11,8 @@ from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import UsageError
 from torchtriage.measure.bench.plan import MODES, BenchPlan, check_target, folder_of, settings, target_of
 from torchtriage.measure.bench.result import BenchResult
-from torchtriage.measure.bench.run import run
+from torchtriage.measure.bench.run import measure
+from torchtriage.measure.bench.summary import summarise
 
 __all__ = ["BenchReport", "benchmark"]
 
@@ -64,5 +65,5 @@ def benchmark(
         )
     ways = settings(modes, backends, batch_sizes, dynamic, dtypes)
     folder = Path(out) if out is not None else folder_of(name)
-    result = run(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress)
+    result = summarise(measure(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress))
     return BenchReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})

@@ -22,7 +22,7 @@ from torchtriage.measure.bench.checkpoint import Checkpoint
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.plan import BenchPlan
 from torchtriage.measure.bench.result import BenchResult, Setting
-from torchtriage.measure.bench.run import run
+from torchtriage.measure.bench.run import measure
 from torchtriage.measure.bench.summary import summarise
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / "schema" / "torchtriage-bench-1.json"
@@ -158,7 +158,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
     found.cold[hung] |= {"failure": FAILED | {"kind": "timeout", "after_s": 900.01}}
     filled(tmp_path / "b", found)
     said: list[tuple[str, float]] = []
-    result = run(found.plan, tmp_path / "b", progress=lambda what, share: said.append((what, share)))
+    result = summarise(measure(found.plan, tmp_path / "b", progress=lambda what, share: said.append((what, share))))
     assert result == replace(summarise(found), noise=result.noise)
     assert said[-1] == ("", 1.0)
     assert [share for _, share in said] == sorted(share for _, share in said)
@@ -210,7 +210,7 @@ def test_what_failed_is_tried_again_unless_it_had_the_time(
 
     monkeypatch.setattr("torchtriage.measure.bench.run._cold", cold_again)
     monkeypatch.setattr("torchtriage.measure.bench.run._round", round_again)
-    result = run(replace(of, timeout_s=timeout_s), tmp_path / "b")
+    result = summarise(measure(replace(of, timeout_s=timeout_s), tmp_path / "b"))
     both = [eager, default]
     if not again:
         assert done == []

@@ -49,9 +49,8 @@ class Checkpoint:
             raise UsageError(f"cannot be written: {why}", where=str(path)) from error
 
     def _known(self) -> dict[str, Any] | None:
-        found = self.read(PLAN)
-        ours = isinstance(found, dict) and found.get("schema") == SCHEMA
-        return found if ours else None
+        plan = self.read(PLAN)
+        return plan if isinstance(plan, dict) and plan.get("schema") == SCHEMA else None
 
     def _check(self, known: dict[str, Any], digest: str, now: dict[str, str]) -> None:
         """Refuse measurements that would not belong together with those to come."""
@@ -61,13 +60,11 @@ class Checkpoint:
             for name in sorted({*then, *now})
             if then.get(name) != now.get(name)
         ]
-        found = ""
+        why = f"holds measurements made under other conditions: {'; '.join(changed)}" if changed else ""
         if known.get("digest") != digest:
-            found = "holds measurements of another target or other settings"
-        elif changed:
-            found = f"holds measurements made under other conditions: {'; '.join(changed)}"
-        if found:
-            raise UsageError(found, where=str(self.path), hint="--fresh measures anew, --out names another folder")
+            why = "holds measurements of another target or other settings"
+        if why:
+            raise UsageError(why, where=str(self.path), hint="--fresh measures anew, --out names another folder")
 
     def _clear(self) -> None:
         for name in OURS:

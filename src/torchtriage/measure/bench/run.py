@@ -22,10 +22,9 @@ from torchtriage.measure.bench.advice import all_settled
 from torchtriage.measure.bench.checkpoint import Checkpoint
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.plan import DYNAMIC, BenchPlan
-from torchtriage.measure.bench.result import BenchResult, Setting, SettingFailure
-from torchtriage.measure.bench.summary import summarise
+from torchtriage.measure.bench.result import Setting, SettingFailure
 
-__all__ = ["Progress", "measure", "run"]
+__all__ = ["Progress", "measure"]
 
 Progress = Callable[[str, float], None]
 """Called with what begins now and the share that is done."""
@@ -38,22 +37,15 @@ ROOM = 0.7
 """Of free memory that waiting sessions may take together."""
 
 
-def run(
-    plan: BenchPlan, folder: Path, *, fresh: bool = False, progress: Progress = lambda _what, _share: None
-) -> BenchResult:
-    """Measure what the plan says and return what it comes to.
-
-    Sessions that are in the folder already are not measured again.
-
-    Raises UsageError: the target cannot be used at all, or the folder holds something else.
-    """
-    return summarise(measure(plan, folder, fresh=fresh, progress=progress))
-
-
 def measure(
     plan: BenchPlan, folder: Path, *, fresh: bool = False, progress: Progress = lambda _what, _share: None
 ) -> Measurements:
-    """Measure what the plan says, as :func:`run`, and return the sessions themselves."""
+    """Measure what the plan says, and return the sessions.
+
+    Those that are in the folder already are not measured again.
+
+    Raises UsageError: the target cannot be used at all, or the folder holds something else.
+    """
     store = Checkpoint(folder, plan, fresh=fresh)
     opened = _checked(plan, store, progress)
     measured = Measurements(plan, opened)
@@ -66,7 +58,7 @@ def measure(
     for setting in _shuffled(plan.settings, 0):
         say(f"cold start: {setting.name}")
         measure = partial(_cold, plan, store, setting)
-        measured.cold[setting.key] = _kept(store, f"cold/{setting.key}.json", measure, partial(_is_final, plan))
+        measured.cold[setting.key] = _stored(store, f"cold/{setting.key}.json", measure, partial(_is_final, plan))
         done += 1
     for number in range(1, plan.max_rounds + 1):
         if number > plan.rounds and all_settled(measured):
@@ -76,9 +68,9 @@ def measure(
             together = len(alive) > 1 and _fits(measured, alive)
             say(f"round {number}: {group[0].name}" + (f" and {len(alive) - 1} more" if alive[1:] else ""))
             turn = partial(_round, plan, store, alive, number, together)
-            found = _kept(store, f"rounds/{number}.{at}.json", turn, partial(_is_whole, plan, alive))
-            measured.rounds.setdefault(number, {}).update(found["sessions"])
-            measured.interleaved &= found["together"] or len(alive) < 2
+            session = _stored(store, f"rounds/{number}.{at}.json", turn, partial(_is_whole, plan, alive))
+            measured.rounds.setdefault(number, {}).update(session["sessions"])
+            measured.interleaved &= session["together"] or len(alive) < 2
             done += len(group)
         if not any(measured.is_alive(setting) for setting in plan.settings):
             break
@@ -86,14 +78,14 @@ def measure(
     return measured
 
 
-def _kept(
-    store: Checkpoint, name: str, measure: Callable[[], Any], is_final: Callable[[Any], bool] = lambda _found: True
+def _stored(
+    store: Checkpoint, name: str, measure: Callable[[], Any], is_final: Callable[[Any], bool] = lambda _answers: True
 ) -> Any:
-    found = store.read(name)
-    if found is None or not is_final(found):
-        found = measure()
-        store.write(name, found)
-    return found
+    answers = store.read(name)
+    if answers is None or not is_final(answers):
+        answers = measure()
+        store.write(name, answers)
+    return answers
 
 
 def _is_final(plan: BenchPlan, session: dict[str, Any]) -> bool:
@@ -108,8 +100,8 @@ def _is_final(plan: BenchPlan, session: dict[str, Any]) -> bool:
     return bool(failure["kind"] == "timeout" and plan.timeout_s <= failure["after_s"])
 
 
-def _is_whole(plan: BenchPlan, alive: Sequence[Setting], found: dict[str, Any]) -> bool:
-    sessions = found["sessions"]
+def _is_whole(plan: BenchPlan, alive: Sequence[Setting], answers: dict[str, Any]) -> bool:
+    sessions = answers["sessions"]
     return all(setting.key in sessions and _is_final(plan, sessions[setting.key]) for setting in alive)
 
 
@@ -119,7 +111,7 @@ def _shuffled(values: Sequence[Any], seed: int) -> list[Any]:
 
 def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str, Any]:
     way = {"mode": setting.mode, "backend": setting.backend, "dynamic": DYNAMIC[setting.dynamic]}
-    opened = worker.ask(
+    opened: dict[str, Any] = worker.ask(
         "open",
         plan.timeout_s,
         target=plan.target,
@@ -130,7 +122,6 @@ def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str,
         batch_size=setting.batch_size,
         dtype=setting.dtype,
     )
-    assert isinstance(opened, dict)
     return opened
 
 
@@ -148,15 +139,14 @@ def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str
         return opened
 
     try:
-        found = _kept(store, "check.json", check)
+        opened: dict[str, Any] = _stored(store, "check.json", check)
     except SessionError as error:
         raise UsageError(
             error.message if error.kind != "timeout" else f"eager gave {error.message}",
             where=plan.target,
             hint=error.hint,
         ) from error
-    assert isinstance(found, dict)
-    return found
+    return opened
 
 
 def _cold(plan: BenchPlan, store: Checkpoint, setting: Setting) -> dict[str, Any]:
@@ -196,9 +186,7 @@ def _warmed(plan: BenchPlan, worker: SessionClient, first_ns: int) -> list[int]:
     until = time.monotonic() + plan.warm_up_s
     while True:
         times += worker.ask("warm_up", plan.timeout_s, seconds=CHUNK_S)
-        if find_steady(np.array([first_ns, *times])).begin is not None:
-            return times
-        if time.monotonic() >= until:
+        if find_steady(np.array([first_ns, *times])).begin is not None or time.monotonic() >= until:
             return times
 
 
@@ -217,7 +205,8 @@ class _Turn:
     def alive(self) -> bool:
         return "failure" not in self.out
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do a part of the session, unless it has failed before."""
         if self.alive:
             try:
                 work()
@@ -225,9 +214,6 @@ class _Turn:
                 self.out["failure"] = _failure(error, self.stage, self.session)
 
     def begin(self) -> None:
-        self._try(self._begin)
-
-    def _begin(self) -> None:
         timeout_s = self.plan.timeout_s
         self.out["open"] = _open(self.plan, self.worker, self.setting)
         self.stage = "compile"
@@ -249,28 +235,20 @@ class _Turn:
 
     def block(self) -> None:
         """Run one block, and see what the machine did meanwhile."""
-
-        def work() -> None:
-            timeout_s = self.plan.timeout_s
-            before = read_host()
-            found = self.worker.ask("block", timeout_s, n=self.n, untimed=self.untimed)
-            after = read_host()
-            if before is not None and after is not None:
-                found["host"] = {
-                    "wall_s": after.at_s - before.at_s,
-                    "busy_s": after.busy_s - before.busy_s,
-                    "stolen_s": after.stolen_s - before.stolen_s,
-                    "n_cores": after.n_cores,
-                }
-            self.out["blocks"].append(found)
-
-        self._try(work)
+        before = read_host()
+        block = self.worker.ask("block", self.plan.timeout_s, n=self.n, untimed=self.untimed)
+        after = read_host()
+        if before is not None and after is not None:
+            block["host"] = {
+                "wall_s": after.at_s - before.at_s,
+                "busy_s": after.busy_s - before.busy_s,
+                "stolen_s": after.stolen_s - before.stolen_s,
+                "n_cores": after.n_cores,
+            }
+        self.out["blocks"].append(block)
 
     def end(self) -> None:
-        def work() -> None:
-            self.out["finish"] = self.worker.ask("finish", self.plan.timeout_s)
-
-        self._try(work)
+        self.out["finish"] = self.worker.ask("finish", self.plan.timeout_s)
 
 
 def _round(plan: BenchPlan, store: Checkpoint, group: Sequence[Setting], number: int, together: bool) -> dict[str, Any]:
@@ -284,13 +262,13 @@ def _round(plan: BenchPlan, store: Checkpoint, group: Sequence[Setting], number:
                 log = store.log(f"round-{number}.{setting.key}")
                 worker = running.enter_context(SessionClient(store.cache(setting.key), log, plan.threads))
                 turns.append(_Turn(plan, worker, setting, number))
-                turns[-1].begin()
+                turns[-1].attempt(turns[-1].begin)
             n_blocks = max((turn.n_blocks for turn in turns if turn.alive), default=0)
             for at in range(n_blocks):
                 for turn in _shuffled(turns, number * 100_003 + at):
-                    turn.block()
+                    turn.attempt(turn.block)
             for turn in turns:
-                turn.end()
+                turn.attempt(turn.end)
                 sessions[turn.setting.key] = turn.out
     return {"together": together, "sessions": sessions}
 
@@ -311,5 +289,4 @@ def _free_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

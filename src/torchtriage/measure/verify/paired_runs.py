@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,10 +53,10 @@ class ProgramRun:
 class Trial:
     """All rounds of both programs, and the ratio of their times, after over before."""
 
-    per: str
+    per: Literal["step", "run"]
     before: tuple[ProgramRun, ...]
     after: tuple[ProgramRun, ...]
-    firsts: tuple[str, ...]
+    firsts: tuple[Literal["before", "after"], ...]
     before_ms: tuple[float, ...]
     after_ms: tuple[float, ...]
     ratio: Ratio
@@ -78,32 +78,27 @@ def run_trial(
     ``LEAST_PAIRS`` or more. ``progress`` : called with the number of rounds done and what is known after each.
     """
     samples: tuple[list[ProgramRun], list[ProgramRun]] = ([], [])
-    firsts: list[str] = []
+    firsts: list[Literal["before", "after"]] = []
     trial: Trial | None = None
     for number in range(max(most_rounds, LEAST_PAIRS)):
         progress(number, trial)
         turns = [(before, samples[0]), (after, samples[1])]
         firsts.append("after" if number % 2 else "before")
-        for run_side, taken in turns[:: -1 if number % 2 else 1]:
-            taken.append(run_side(number))
-        trial = _summarise(samples[0], samples[1], firsts)
-        ratio = trial.ratio
+        for run_side, runs in turns[:: -1 if number % 2 else 1]:
+            runs.append(run_side(number))
+        everywhere = all(sample.step_ms is not None for side in samples for sample in side)
+        before_ms, after_ms = (
+            tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side)
+            for side in samples
+        )
+        ratio = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
+        per: Literal["step", "run"] = "step" if everywhere else "run"
+        trial = Trial(per, tuple(samples[0]), tuple(samples[1]), tuple(firsts), before_ms, after_ms, ratio)
         reach = max(ratio.high / ratio.value - 1, 1 - ratio.low / ratio.value)
         if number + 1 >= FEWEST_ROUNDS and reach <= NARROW:
             break
     assert trial is not None
     return trial
-
-
-def _summarise(before: Sequence[ProgramRun], after: Sequence[ProgramRun], firsts: Sequence[str]) -> Trial:
-    everywhere = all(sample.step_ms is not None for sample in (*before, *after))
-    per = "step" if everywhere else "run"
-    times = [
-        tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side)
-        for side in (before, after)
-    ]
-    ratio = ratio_of_pairs(np.array(times[0]), np.array(times[1]), level=LEVEL)
-    return Trial(per, tuple(before), tuple(after), tuple(firsts), times[0], times[1], ratio)
 
 
 def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
@@ -161,9 +156,9 @@ def _run(command: Command, folder: Path, plan: dict[str, Any], *, exit_after: bo
     log = folder / "output.txt"
     code = launch(command, folder, plan=plan, exit_after=exit_after, answers=True, log=log)
     if code:
-        words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
-        said = "".join(f"\n    {line}" for line in words)
-        raise UsageError(f"the program ended with exit code {code}{said}", where=str(command))
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
+        output = "".join(f"\n    {line}" for line in last)
+        raise UsageError(f"the program ended with exit code {code}{output}", where=str(command))
 
 
 def _read(path: Path) -> Any:

@@ -1,6 +1,6 @@
 """What a fix on trial came to: the time saved, whether the results agree, the promise kept or not.
 
-The sentences are here; how the runs are taken and what is told from them, in ``trial.py``.
+The sentences are here; how the runs are made and what follows from them, in ``paired_runs.py``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import fmean, geometric_mean
-from typing import Literal
 
 from torchtriage.core.finding import Finding, Note
 from torchtriage.core.units import NS_PER_MS, format_ms, format_share
@@ -39,7 +38,7 @@ def conclude(
     recording of each: the findings that are gone are the promise. ``scripts`` : file names of two scripts that are
     two versions of one, so that places can be compared.
     """
-    per: Literal["step", "run"] = "step" if trial.per == "step" else "run"
+    per = trial.per
     answers = agreement(trial.before, trial.after)
     before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
     ratio = trial.ratio
@@ -53,11 +52,11 @@ def conclude(
         high_ns=-round(saved[1] * NS_PER_MS),
         told=told,
     )
-    found: tuple[FindingChange, ...] = ()
+    findings: tuple[FindingChange, ...] = ()
     promise: Promise | None = None
     if results is not None and per == "step":
-        found = match(results[0], _renamed(results[1], scripts))
-        promise = keep_promise(tuple(map(_mostly_gone, found)), change)
+        findings = match(results[0], _renamed(results[1], scripts))
+        promise = keep_promise(tuple(map(_mostly_gone, findings)), change)
     notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
     out = Verification(
         schema=VERIFICATION_SCHEMA,
@@ -76,13 +75,13 @@ def conclude(
         saved_high_ms=round(saved[2], 6),
         told=told,
         rounds=tuple(
-            Round(round(before_one, 6), round(other, 6), "after" if first == "after" else "before")
-            for before_one, other, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
+            Round(round(old_ms, 6), round(new_ms, 6), first)
+            for old_ms, new_ms, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
         ),
         n_steps=round(fmean(sample.n_steps for sample in (*trial.before, *trial.after))) * len(trial.before),
         answers=answers,
         promise=promise,
-        findings=found,
+        findings=findings,
         notes=tuple(notes),
     )
     verdict = (_speed(out), _answers(answers), _promise(promise, results is not None))

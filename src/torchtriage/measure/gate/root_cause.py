@@ -8,7 +8,6 @@ from pathlib import PurePath
 from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace.read import read_trace
-from torchtriage.diagnose.compare.result import Comparison
 from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
 from torchtriage.measure.gate.result import Culprit
 
@@ -29,54 +28,42 @@ def name_culprit(
     """
     sides = []
     for paths in (before, after):
-        found, why = _first(paths, read or _read)
-        if found is None:
+        side = _first(paths, read or (lambda path: gather(read_trace(path))))
+        if isinstance(side, str):
             return Note(
                 "culprit",
                 "warn",
-                f"{benchmark}: what changed is not known, because no trace could be read: {why}",
+                f"{benchmark}: what changed is not known, because no trace could be read: {side}",
                 "keep the traces of both sides: torchtriage gate record --trace FILE",
             )
-        sides.append(found)
+        sides.append(side)
     (path_before, first), (path_after, other) = sides
-    told = compare(first, other)
-    if not told.comparable:
-        return Note("culprit", "warn", f"{benchmark}: the kept traces are unlike: {told.verdict[0]}")
+    comparison = compare(first, other)
+    if not comparison.comparable:
+        return Note("culprit", "warn", f"{benchmark}: the kept traces are unlike: {comparison.verdict[0]}")
+    new = [finding for finding in comparison.findings if finding.status == "came"]
     return Culprit(
         benchmark=benchmark,
         before=_name(path_before),
         after=_name(path_after),
-        sentence=told.verdict[1],
-        causes=tuple(cause.sentence for cause in told.causes if cause.change.told)[:N_CAUSES],
+        sentence=comparison.verdict[1],
+        causes=tuple(cause.sentence for cause in comparison.causes if cause.change.told)[:N_CAUSES],
         came=tuple(
-            f"{finding.code} {finding.title}" + (f" at {finding.place}" if finding.place else "")
-            for finding in told.findings
-            if finding.status == "came"
+            f"{finding.code} {finding.title}" + (f" at {finding.place}" if finding.place else "") for finding in new
         ),
-        place=_place(told),
+        place=next((finding.place for finding in new if ":" in finding.place), ""),
     )
 
 
-def _first(paths: Sequence[str], read: Read) -> tuple[tuple[str, ChangeEvidence] | None, str]:
+def _first(paths: Sequence[str], read: Read) -> tuple[str, ChangeEvidence] | str:
     why = "none was kept"
     for path in paths:
         try:
-            return (path, read(path)), ""
+            return path, read(path)
         except (TriageError, OSError) as error:  # noqa: PERF203 - the next one may be whole
             why = str(error).split("\n", 1)[0]
-    return None, why
-
-
-def _read(path: str) -> ChangeEvidence:
-    return gather(read_trace(path))
+    return why
 
 
 def _name(path: str) -> str:
     return PurePath(path.replace("\\", "/")).name or path
-
-
-def _place(told: Comparison) -> str:
-    for finding in told.findings:
-        if finding.status == "came" and ":" in finding.place:
-            return finding.place
-    return ""

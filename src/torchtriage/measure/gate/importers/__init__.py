@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchtriage.core.errors import SampleError
-from torchtriage.core.samples import Machine, Run, Series
+from torchtriage.core.samples import Machine, Run
 from torchtriage.measure.gate.importers.asv import read_asv
 from torchtriage.measure.gate.importers.document import DocumentNode, read_documents
 from torchtriage.measure.gate.importers.native import kind_of, read_metrics, read_run
@@ -50,11 +50,15 @@ def read_runs(path: str | Path, *, here: Run = NOWHERE) -> Imported:
             notes.append(f"{path} tells no machine: taken as measured on this one")
     else:
         for document in documents:
-            run, told = _read(document, here, Path(path))
+            run, own = _read(document, here, Path(path))
             runs.append(run)
-            notes += [note for note in told if note not in notes]
+            notes += [note for note in own if note not in notes]
     for run in runs:
-        _check(run, str(path))
+        try:
+            run.check()
+        except SampleError as error:  # noqa: PERF203 - ends the loop
+            where = f"{path}: {error.where}" if error.where else str(path)
+            raise SampleError(error.message, where=where, hint=error.hint) from error
     if not runs:
         raise SampleError("expected samples, found an empty list", where=str(path))
     return Imported(tuple(runs), tuple(notes))
@@ -69,10 +73,10 @@ def read_sessions(paths: Sequence[str | Path], *, here: Run = NOWHERE) -> Import
     notes: list[str] = []
     merged: dict[object, Run] = {}
     for number, path in enumerate(paths):
-        told = read_runs(path, here=here)
-        notes += [note for note in told.notes if note not in notes]
-        for place, run in enumerate(told.runs):
-            alone = len(told.runs) > 1 or dict(run.environment).get("interleaving")
+        imported = read_runs(path, here=here)
+        notes += [note for note in imported.notes if note not in notes]
+        for place, run in enumerate(imported.runs):
+            alone = len(imported.runs) > 1 or dict(run.environment).get("interleaving")
             key: object = (number, place) if alone else (run.benchmark, run.commit, run.branch, run.machine.fingerprint)
             before = merged.get(key)
             merged[key] = run if before is None else _merged(before, run, str(path))
@@ -87,8 +91,12 @@ def encode_runs(runs: Sequence[Run]) -> bytes:
 
 def _read(document: DocumentNode, here: Run, path: Path) -> tuple[Run, list[str]]:
     if document.has("series"):
-        run = read_run(document, here)
-        return run, _taken(document, run, here, path)
+        run, notes = read_run(document, here), []
+        if here.machine.fields and not document.has("machine"):
+            notes.append(f"{path} tells no machine: taken as measured on this one")
+        if run.commit and not document.has("commit"):
+            notes.append(f"{path} tells no commit: taken as measured at {run.commit[:10]}")
+        return run, notes
     if document.has("benchmarks") and document.has("machine_info"):
         return read_pytest_benchmark(document, here), []
     if document.has("result_columns") and document.has("commit_hash"):
@@ -103,35 +111,17 @@ def _read(document: DocumentNode, here: Run, path: Path) -> tuple[Run, list[str]
     )
 
 
-def _taken(document: DocumentNode, run: Run, here: Run, path: Path) -> list[str]:
-    notes = []
-    if here.machine.fields and not document.has("machine"):
-        notes.append(f"{path} tells no machine: taken as measured on this one")
-    if run.commit and not document.has("commit"):
-        notes.append(f"{path} tells no commit: taken as measured at {run.commit[:10]}")
-    return notes
-
-
-def _check(run: Run, path: str) -> None:
-    try:
-        run.check()
-    except SampleError as error:
-        where = f"{path}: {error.where}" if error.where else path
-        raise SampleError(error.message, where=where, hint=error.hint) from error
-
-
 def _merged(first: Run, other: Run, path: str) -> Run:
-    series = {each.metric: each for each in first.series}
+    by_metric = {series.metric: series for series in first.series}
     for new in other.series:
-        old = series.get(new.metric)
+        old = by_metric.get(new.metric)
         if old is None:
-            series[new.metric] = new
+            by_metric[new.metric] = new
             continue
         if (old.unit, old.kind, old.better) != (new.unit, new.kind, new.better):
             raise SampleError(
                 f"expected {new.metric} in {old.unit} as in the files before, found {new.unit}", where=path
             )
-        series[new.metric] = replace(old, sessions=old.sessions + new.sessions)
-    values: tuple[Series, ...] = tuple(series.values())
+        by_metric[new.metric] = replace(old, sessions=old.sessions + new.sessions)
     newest = max(first.recorded_at_s, other.recorded_at_s)
-    return replace(first, series=values, recorded_at_s=newest)
+    return replace(first, series=tuple(by_metric.values()), recorded_at_s=newest)

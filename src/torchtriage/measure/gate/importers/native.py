@@ -7,7 +7,7 @@ file or of a process are one session.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -50,21 +50,21 @@ def read_run(document: DocumentNode, here: Run) -> Run:
     if document.has("commit") and document.get("commit").text() != here.commit:
         # of another commit: neither branch nor parent are known from here
         run = replace(run, commit=document.get("commit").text(), branch="", parent=None)
-    if document.has("branch"):
-        run = replace(run, branch=document.get("branch").text())
-    if document.has("parent"):
-        run = replace(run, parent=document.get("parent").text())
-    if document.has("recorded_at_s"):
-        run = replace(run, recorded_at_s=document.get("recorded_at_s").number())
-    if document.has("machine"):
-        run = replace(run, machine=_machine(document.get("machine")), environment=())
-    if document.has("environment"):
-        run = replace(run, environment=_pairs(document.get("environment")))
-    if document.has("traces"):
-        traces = tuple(node.text() for node in document.get("traces").list())
-        run = replace(run, traces=traces)
+    readers: dict[str, Callable[[DocumentNode], Any]] = {
+        "branch": DocumentNode.text,
+        "parent": DocumentNode.text,
+        "recorded_at_s": DocumentNode.number,
+        "machine": lambda node: Machine(_pairs(node.get("fields") if node.has("fields") else node)),
+        "environment": _pairs,
+        "traces": lambda node: tuple(member.text() for member in node.list()),
+    }
+    fields = {name: read(document.get(name)) for name, read in readers.items() if document.has(name)}
+    if "machine" in fields:
+        # what is known of here is known of this machine only
+        fields.setdefault("environment", ())
     return replace(
         run,
+        **fields,
         benchmark=document.get("benchmark").text(here.benchmark),
         series=tuple(read_series(node) for node in document.get("series").list()),
     )
@@ -84,18 +84,15 @@ def read_metrics(
 
     Objects of the same metric add their values, in order.
     """
-    found: dict[str, Series] = {}
+    by_metric: dict[str, Series] = {}
     for node in nodes:
         metric, unit, kind, better = _head(node)
-        if node.has("value"):
-            values: tuple[float, ...] = (node.get("value").number(),)
-        else:
-            values = node.get("values").numbers()
+        values = (node.get("value").number(),) if node.has("value") else node.get("values").numbers()
         cpu = node.get("cpu_values").numbers() if node.has("cpu_values") else None
-        before = found.get(metric)
+        before = by_metric.get(metric)
         if before is None:
             session = Session(values, cpu, round, started_s)
-            found[metric] = Series(metric, unit, better, kind, (session,))
+            by_metric[metric] = Series(metric, unit, better, kind, (session,))
             continue
         if (before.unit, before.kind, before.better) != (unit, kind, better):
             raise SampleError(
@@ -104,12 +101,10 @@ def read_metrics(
                 where=node.where,
             )
         session = before.sessions[0]
-        both = None
-        if session.cpu_values is not None and cpu is not None:
-            both = session.cpu_values + cpu
+        both = session.cpu_values + cpu if session.cpu_values is not None and cpu is not None else None
         session = replace(session, values=session.values + values, cpu_values=both)
-        found[metric] = replace(before, sessions=(session,))
-    return tuple(found.values())
+        by_metric[metric] = replace(before, sessions=(session,))
+    return tuple(by_metric.values())
 
 
 def _head(node: DocumentNode) -> tuple[str, str, Kind, Better]:
@@ -142,11 +137,6 @@ def _session(node: DocumentNode) -> Session:
         round=node.get("round").whole() if node.has("round") else None,
         started_s=node.get("started_s").number() if node.has("started_s") else None,
     )
-
-
-def _machine(node: DocumentNode) -> Machine:
-    fields = node.get("fields") if node.has("fields") else node
-    return Machine(_pairs(fields))
 
 
 def _pairs(node: DocumentNode) -> tuple[tuple[str, str], ...]:

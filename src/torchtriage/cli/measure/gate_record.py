@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import shlex
 import statistics
 import time
@@ -245,7 +246,6 @@ def measure(
         BenchmarkProgram,
         assemble,
         find_program,
-        new_interleaving,
         paths_of,
         run_in_turns,
         run_sessions,
@@ -256,7 +256,7 @@ def measure(
     revision = _revision(given)
     program = BenchmarkProgram(find_program(words), Path.cwd(), samples=given["samples"], timeout_s=given["timeout"])
     benchmark = given["name"] or str(replace(program, arguments=tuple(words)))
-    mark = new_interleaving()
+    mark = secrets.token_hex(8)
     n, warm_up = given["sessions"], given["warm_up"]
 
     def run_of(

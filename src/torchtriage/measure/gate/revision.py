@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtriage.core.errors import BenchmarkError, UsageError
@@ -61,14 +61,14 @@ def find_revision(folder: Path) -> GitRevision:
     A shallow clone knows no parent: it is None.
     """
     try:
-        told = _run(folder, "show", "-s", "--format=%H%n%ct", "HEAD")
+        shown = _run(folder, "show", "-s", "--format=%H%n%ct", "HEAD")
     except UsageError:
         return GitRevision()
-    if told.returncode:
+    if shown.returncode:
         # a container's checkout often belongs to another user, which git refuses to read
-        said = _last(told.stderr)
-        return GitRevision(problem="" if "not a git repository" in said else said)
-    commit, at_s = told.stdout.split()
+        problem = _last(shown.stderr)
+        return GitRevision(problem="" if "not a git repository" in problem else problem)
+    commit, at_s = shown.stdout.split()
     branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     if not branch:
         branch = next((os.environ[name] for name in BRANCHES if os.environ.get(name)), "")
@@ -106,24 +106,15 @@ def checked_out(name: str, folder: Path) -> Iterator[tuple[Path, GitRevision]]:
     place = Path(tempfile.mkdtemp(prefix="torchtriage-"))
     tree = place / Path(top).name
     try:
-        said = _run(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        if said.returncode:
-            raise BenchmarkError(f"cannot be checked out: {_last(said.stderr)}", where=name)
+        added = _run(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        if added.returncode:
+            raise BenchmarkError(f"cannot be checked out: {_last(added.stderr)}", where=name)
         revision = find_revision(tree)
         branch = name if _git(folder, "show-ref", "--", name) else ""
         inside = tree / folder.resolve().relative_to(Path(top).resolve())
         if not inside.is_dir():
             raise UsageError(f"expected the folder {inside.relative_to(tree)} there too, found none", where=name)
-        yield (
-            inside,
-            GitRevision(
-                commit=revision.commit,
-                branch=branch,
-                parent=revision.parent,
-                committed_at_s=revision.committed_at_s,
-                root=tree,
-            ),
-        )
+        yield inside, replace(revision, branch=branch, uncommitted=False, root=tree)
     finally:
         _run(folder, "worktree", "remove", "--force", str(tree))
         shutil.rmtree(place, ignore_errors=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -44,7 +43,6 @@ __all__ = [
     "MeasuredProcess",
     "assemble",
     "find_program",
-    "new_interleaving",
     "paths_of",
     "run_in_turns",
     "run_once",
@@ -218,15 +216,15 @@ def assemble(
     ``environment`` : what is known beside command, variables and commit, see :func:`versions`. A metric that some
     sessions lack (peak memory below our own) is left out.
     """
-    noise = judge_noise([session.use for session in measured])
-    sessions: dict[str, list[Series]] = {}
-    for session in measured:
-        for series in session.series:
-            sessions.setdefault(series.metric, []).append(series)
+    noise = judge_noise([process.use for process in measured])
+    by_metric: dict[str, list[Series]] = {}
+    for process in measured:
+        for series in process.series:
+            by_metric.setdefault(series.metric, []).append(series)
     whole = tuple(
-        replace(all_of[0], sessions=tuple(each for part in all_of for each in part.sessions))
-        for all_of in sessions.values()
-        if len(all_of) == len(measured)
+        replace(parts[0], sessions=tuple(session for part in parts for session in part.sessions))
+        for parts in by_metric.values()
+        if len(parts) == len(measured)
     )
     known = {
         "command": str(program),
@@ -249,11 +247,6 @@ def assemble(
     )
     run.check()
     return run, noise
-
-
-def new_interleaving() -> str:
-    """Return a value that marks two runs as measured in turns."""
-    return secrets.token_hex(8)
 
 
 def paths_of(root: Path) -> tuple[str, ...]:
@@ -382,21 +375,17 @@ def _handed_over(file: Path, out: Path, where: str) -> list[DocumentNode]:
 
     Raises BenchmarkError: there are none; SampleError: a line is not JSON.
     """
-    if file.exists():
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        nodes = [
-            DocumentNode(parse(line, f"{where}: ${SAMPLES_VARIABLE}, line {number}"), f"{where}: line {number}")
-            for number, line in enumerate(lines, 1)
-            if line.strip()
-        ]
-    else:
-        printed = out.read_text(encoding="utf-8", errors="replace").splitlines()
-        nodes = [
-            DocumentNode(parse(line, f"{where}: output, line {number}"), f"{where}: output, line {number}")
-            for number, line in enumerate(printed, 1)
-            # anything else is ordinary output
-            if line.startswith("{") and '"metric"' in line
-        ]
+    written = file.exists()
+    lines = (file if written else out).read_text(encoding="utf-8", errors="replace").splitlines()
+    nodes = []
+    for number, line in enumerate(lines, 1):
+        if written and line.strip():
+            value = parse(line, f"{where}: ${SAMPLES_VARIABLE}, line {number}")
+            nodes.append(DocumentNode(value, f"{where}: line {number}"))
+        # anything else that is printed is ordinary output
+        elif not written and line.startswith("{") and '"metric"' in line:
+            place = f"{where}: output, line {number}"
+            nodes.append(DocumentNode(parse(line, place), place))
     if not nodes:
         raise BenchmarkError(
             "handed over no samples",

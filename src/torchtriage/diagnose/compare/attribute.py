@@ -167,7 +167,6 @@ def _by_name(pace: Pace) -> Pace:
 
 
 def _aligned(before: Account, after: Account) -> tuple[dict[Key, _Side], dict[Key, _Side]]:
-    """Return both sides by keys that say no more than both recordings can say."""
     marks = {key.mark for key in before.keys} & {key.mark for key in after.keys}
     frames = before.has_frames and after.has_frames
     out: list[dict[Key, _Side]] = []

@@ -82,7 +82,6 @@ def _pairs(old: list[Finding], new: list[Finding]) -> list[tuple[Finding | None,
 
 
 def _likeness(one: Finding, other: Finding) -> int:
-    """Return how much two findings of one code are about the same place, 0 when they are not."""
     left, right = one.place, other.place
     if left.frame is not None and right.frame is not None:
         same = (left.frame.file, left.frame.function) == (right.frame.file, right.frame.function)

@@ -270,7 +270,6 @@ def _waiting(owners: _Owners, spans: Spans, which: Ints, time_class: TimeClass) 
 
 
 def _running(trace: Trace, lanes: list[int], spans: Spans, mark: Ints, time_class: TimeClass) -> _Pieces:
-    """Return time without operators by the user's function and the innermost frame."""
     cut, row, source = _innermost_of(trace, trace.frames, lanes, spans)
     user = trace.where_name(is_user_frame)
     above = trace.frames.nearest(np.maximum(row, 0), user)
@@ -281,7 +280,6 @@ def _running(trace: Trace, lanes: list[int], spans: Spans, mark: Ints, time_clas
 
 
 def _bubbles(trace: Trace) -> tuple[Spans, Ints]:
-    """Return the idle time blocking calls cause, disjoint and sorted, and which wait's each is."""
     spans = trace.waits.bubble
     order = np.argsort(spans[:, 0], kind="stable")
     spans = spans[order].copy()
@@ -392,8 +390,7 @@ class _Owners:
         search = re.compile(pattern).search
         table = np.zeros(len(trace.names) + 1, dtype=bool)
         table[[code for code in used.tolist() if search(trace.names[code])]] = True
-        out: NDArray[np.bool_] = mask & table[trace.name]
-        return out
+        return mask & table[trace.name]
 
     def _steps(self, notes: NDArray[np.bool_]) -> NDArray[np.bool_]:
         trace = self.trace
@@ -422,7 +419,6 @@ def _outermost(trace: Trace, rows: Ints, mask: NDArray[np.bool_]) -> Ints:
 
 
 def _keys(trace: Trace, pieces: _Pieces) -> tuple[Ints, list[Key]]:
-    """Return each piece's key as an index, and the keys."""
     code = np.zeros(len(pieces.spans), np.int64)
     width = len(trace.names) + 8
     for column in (pieces.time_class, pieces.region, pieces.mark, pieces.what):
@@ -458,7 +454,6 @@ def plain_name(name: str) -> str:
 def _parts(
     trace: Trace, code: Ints, part: Ints, inner: Ints, dur: Ints, n_keys: int
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return what the time of each key consists of."""
     out: list[dict[str, tuple[int, int]]] = [{} for _ in range(n_keys)]
     width = len(trace.names) + 1
     pairs, where = np.unique(code * width + part + 1, return_inverse=True)

@@ -106,7 +106,6 @@ MUCH_DRIFT = 1.10
 
 
 def _drift(attribution: ChangeAttribution) -> Iterator[Note]:
-    """Say that the machine was in another state when work that did not change ran otherwise."""
     for domain, factor in attribution.drift.items():
         if max(factor, 1 / factor) < MUCH_DRIFT:
             continue

@@ -166,8 +166,6 @@ class _Pieces(NamedTuple):
 
 
 class _Windows:
-    """Windows in order, and how rows fall into them."""
-
     def __init__(self, spans: Ints) -> None:
         self.spans = spans
         self.start_ns = np.ascontiguousarray(spans[:, 0])
@@ -304,7 +302,6 @@ def _own_time(windows: _Windows, tree: Tree, rows: Ints, codes: Ints, pieces: _P
 
 
 def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, at: Ints, window: Ints) -> Columns:
-    """Return what the tree of the host looks like in the windows."""
     tree = trace.tree
     depth = np.zeros(len(trace), np.int64)
     for level, members in enumerate(tree.levels):
@@ -333,7 +330,6 @@ def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, 
 
 
 def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
-    """Return how much the outermost operators of each thread repeat."""
     above = trace.tree.parent[ops]
     outer = (above < 0) | (trace.kind[above] != Kind.OP)
     rows = ops[outer]
@@ -376,7 +372,6 @@ def _shifted(values: Ints, by: int) -> Mask:
 
 
 def _inputs(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, window: Ints) -> Columns:
-    """Return what the operators of the windows are given."""
     table = _details(trace, rows)
     known = (trace.detail[rows] >= 0) & table["known"][trace.detail[rows]].astype(bool)
     seen, detail, where = rows[known], trace.detail[rows[known]], window[known]
@@ -444,8 +439,6 @@ class _Shapes(dict[bytes, tuple[float, list[int], list[int]]]):
 
 
 class _Types(dict[bytes, tuple[bool, bool, bool]]):
-    """Whether an input is of double, or of half precision, and the first one integer."""
-
     def __missing__(self, text: bytes) -> tuple[bool, bool, bool]:
         half = b"Half" in text or b"BFloat16" in text
         self[text] = out = b'"double"' in text, half, text.startswith(b'["long')

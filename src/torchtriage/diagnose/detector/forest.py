@@ -57,8 +57,7 @@ class Forest:
         for _ in range(int(self.depth)):
             low = rows[at, self.feature[node]] <= self.threshold[node]
             node = np.where(low, self.left[node], self.right[node])
-        leaves: NDArray[np.float64] = self.value[node].astype(np.float64)
-        return leaves
+        return self.value[node].astype(np.float64)
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the arrays by name, to be kept."""

@@ -134,7 +134,6 @@ def _worth(finding: Finding, min_share: float) -> bool:
 
 
 def _scaled(cost: Cost | None, scale: float) -> Cost | None:
-    """Return a cost of a profiled step as one of the step without the profiler."""
     if cost is None:
         return None
     low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
@@ -348,7 +347,6 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
 
 
 def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
-    """Return the longest wait in a first collective that lies in a judged step."""
     longest = 0
     for group in matches.groups:
         first = group.begins & np.isin(group.step, waits.step[waits.steady])
@@ -361,7 +359,6 @@ def _first_wait_ns(matches: Matches, waits: Waiting) -> int:
 def _answers(
     ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, questions: Sequence[str]
 ) -> tuple[Answer, ...]:
-    """Return what each question would change in the job's step, all ranks replayed together."""
     wall = ms(waits.step_ns)
     replays = [rank.replay for rank in ranks if rank.replay is not None]
     if not questions or not wall:

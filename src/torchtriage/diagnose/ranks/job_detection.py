@@ -178,7 +178,6 @@ def _job(
 
 
 def _skewed(records: Sequence[RankRecord], positions: list[int]) -> list[int]:
-    """Return the files that have no step, or no moment, in common with most others."""
     marked = [at for at in positions if len(records[at].steps.number) > 1]
     if len(marked) == len(positions):
         seen = Counter(n for at in positions for n in records[at].steps.number.tolist())

@@ -112,7 +112,6 @@ class JobReplay:
         return self._mean_step(done[:, 0])
 
     def _mean_step(self, finish_ns: Ints) -> float:
-        """Return the mean over ranks and steps, from finish times of the bounds' nodes."""
         walls, at = [], 0
         for rank, steps in zip(self._ranks, self._steps, strict=True):
             done = finish_ns[at : at + len(rank.graph.bound_node)]
@@ -123,7 +122,6 @@ class JobReplay:
 
 
 def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple[Graph, list[Ints]]:
-    """Return the graph of all ranks, and where each rank's edges are in it."""
     graphs = [rank.graph for rank in ranks]
     origins = np.array([rank.origin_ns for rank in ranks]) + matches.offset_ns
     origin = int(origins.min())
@@ -131,8 +129,7 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     n_ranks = int(first[-1])
 
     def nodes(name: str) -> Ints:
-        out: Ints = np.concatenate([getattr(graph, name) for graph in graphs])
-        return out
+        return np.concatenate([getattr(graph, name) for graph in graphs])
 
     shift = np.repeat(late, [graph.n_nodes for graph in graphs])
     begin, finish, dur = nodes("begin_ns") + shift, nodes("finish_ns") + shift, nodes("dur_ns")
@@ -167,8 +164,7 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     places = np.split(where[: counts[-1]], counts[1:-1])
 
     def more(values: Ints, fill: Ints | int) -> Ints:
-        out: Ints = np.append(values, np.broadcast_to(np.asarray(fill), (n_meetings,)))
-        return out
+        return np.append(values, np.broadcast_to(np.asarray(fill), (n_meetings,)))
 
     lanes = [graph.lane_first[:-1] + at for graph, at in zip(graphs, first[:-1], strict=True)]
     lanes.append(n_ranks + np.cumsum([0, *lane_sizes]))

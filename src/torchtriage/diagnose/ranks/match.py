@@ -140,7 +140,6 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
 
 
 def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[ProcessGroup, list[int]]:
-    """Return the positions of the recorded ranks that take part in each group."""
     found: dict[ProcessGroup, list[int]] = {}
     for position, rank in enumerate(ranks):
         used = distinct(rank.collectives.group).tolist()

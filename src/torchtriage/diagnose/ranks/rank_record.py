@@ -196,7 +196,6 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
 
 
 def _rows(trace: Trace) -> tuple[Ints, bool]:
-    """Return the rows of collectives by start, and whether they are a device's."""
     rows = np.flatnonzero(communicates(trace))
     device = bool(len(rows))
     if device:
@@ -247,7 +246,6 @@ def _groups(trace: Trace, rows: Ints) -> tuple[tuple[ProcessGroup, ...], Ints]:
 
 
 def _configured(trace: Trace) -> dict[str, ProcessGroup]:
-    """Return the process groups that the file's head lists, by name."""
     info = trace.meta.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
     out = {}
@@ -382,7 +380,6 @@ def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: in
 
 
 def _moments(pieces: Pieces, late: Spans, table: RankCollectives, base: int) -> dict[tuple[int, int], Moment]:
-    """Return the longest stretch of each cell between the last collectives of successive steps."""
     inside = table.step >= 0
     if not inside.any():
         return {}

@@ -147,8 +147,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
 
 def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
     """Return bool[matches]: in these steps, and not the first after a profiler started."""
-    out: NDArray[np.bool_] = np.isin(one.step, steps) & ~one.begins
-    return out
+    return np.isin(one.step, steps) & ~one.begins
 
 
 def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints, Floats]:
@@ -219,7 +218,6 @@ def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: 
 def _cause(
     ranks: Sequence[RankRecord], group: GroupMatch, waits: Waiting, late: int, gain_ns: float
 ) -> StragglerCause | None:
-    """Return what the late rank did longer than the others between the steps' last collectives."""
     last = np.flatnonzero(np.append(group.step[1:] != group.step[:-1], True) & (group.step >= 0))
     if len(last) == 1:
         # one step: from the first collective, whose own start is the profiler's, to the last

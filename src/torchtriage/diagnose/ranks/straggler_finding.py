@@ -134,7 +134,6 @@ def straggler_finding(
 
 
 def _moment(record: RankRecord, cause: Any, waits: Waiting) -> Moment | None:
-    """Return the longest stretch of what made the rank late, in a steady step of middle length."""
     if cause is None or cause.activity == "device":
         return None
     cell = CELLS.index((cause.phase, cause.activity))
@@ -209,7 +208,6 @@ def _fix(cause: Any) -> Fix:
 
 
 def _explains(one: Finding, rank: int, cause: Any) -> bool:
-    """Return whether a finding of the late rank alone may be what makes it late."""
     spread = one.ranks
     if spread is None or spread.ranks != (rank,) or cause is None:
         return False

@@ -131,7 +131,6 @@ def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
 
 
 def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    """Find synchronise calls and what each waited for."""
     row = np.flatnonzero(runtime & trace.matching(SYNC_CALL) & ~profiler_stop(trace))
     names = [trace.names[code] for code in trace.name[row].tolist()]
     what = np.full(len(row), STREAM, np.int8)
@@ -201,7 +200,6 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
 
 def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    """Find copies that return with, or after, the end of their transfer."""
     copies = np.flatnonzero((trace.kind[streams.row] == Kind.MEMCPY) & (streams.call >= 0))
     call = streams.call[copies]
     usable = runtime[call] & trace.matching(_COPY)[call]
@@ -233,7 +231,6 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
 
 def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    """Find allocating, freeing and loading calls that outlast all work of a busy device."""
     row = np.flatnonzero(runtime & trace.matching(_MEMORY))
     start, end = trace.start_ns[row], trace.end_ns[row]
     pending = np.zeros(len(row), dtype=bool)

@@ -123,7 +123,6 @@ class CriticalPath:
         return {}
 
     def _ops(self, lane: int, start_ns: int, end_ns: int) -> Ints:
-        """Return the operators of a thread that begin in an interval."""
         trace = self.trace
         if lane not in self._threads:
             members = trace.tree.members

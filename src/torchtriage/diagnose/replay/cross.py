@@ -192,8 +192,6 @@ def timed(trace: Trace, streams: Streams, ready_ns: Ints) -> CrossEdges:
 
 
 class _Timeline:
-    """Calls by thread and time."""
-
     def __init__(self, trace: Trace, rows: Ints) -> None:
         self.order = np.lexsort((trace.start_ns[rows], trace.lane[rows]))
         rows = rows[self.order]

@@ -80,5 +80,4 @@ class Edit:
     def remains(self, *, hopeful: bool) -> NDArray[np.float64]:
         """Return float64[k]: what remains of each row's time."""
         factor = self.hopeful if hopeful else self.factor
-        out: NDArray[np.float64] = np.broadcast_to(np.asarray(factor, float), len(self.rows))
-        return out
+        return np.broadcast_to(np.asarray(factor, float), len(self.rows))

@@ -206,7 +206,6 @@ class Schedule:
 
     @cached_property
     def _chunks(self) -> list[_Chunk]:
-        """The runs, cut into chunks."""
         return list(_chunks(self))
 
     @cached_property
@@ -249,7 +248,6 @@ class Schedule:
 
 
 def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
-    """Turn the steps of a chunk into finish times."""
     source = chunk.source
     shape = (-1, lag.shape[1], table.shape[1] // lag.shape[1])
     for first, stop, before, edge, edge_stop, kind, heads, target, counts in chunk.runs:

@@ -177,8 +177,6 @@ class Graph:
 
 
 class _Edges:
-    """Edges as they are found."""
-
     def __init__(self) -> None:
         self.parts: list[tuple[Ints, Ints, Ints, Ints, NDArray[np.uint8]]] = []
 
@@ -340,8 +338,6 @@ def build(trace: Trace) -> Graph:
 
 
 class _Anchors:
-    """Moments on host lanes at which something outside looks at them."""
-
     def __init__(self, trace: Trace, threads: Threads, blocking: Blocking) -> None:
         self._threads = threads
         self._index = np.full(len(trace.lanes) + 1, -1, np.int64)
@@ -434,7 +430,6 @@ def _bound_times(trace: Trace, threads: Threads) -> Ints:
 def _bounds(
     trace: Trace, streams: Streams, threads: Threads, anchors: _Anchors, bound_ns: Ints, body: Ints, lanes: list[int]
 ) -> tuple[Ints, Ints]:
-    """Return the nodes whose latest finish bounds each step."""
     parts: list[Ints] = []
     index: list[Ints] = []
     count = np.arange(len(bound_ns))
@@ -484,7 +479,6 @@ def _launch_edges(streams: Streams) -> tuple[Ints, Ints]:
 def _launch_lags(
     trace: Trace, streams: Streams, calls: Ints, position: Ints, recorded: CrossEdges
 ) -> tuple[Ints, Ints]:
-    """Return for each launch the lag it needs at least, and the usual one of its kind."""
     if not len(calls):
         return calls, calls
     observed = streams.start_ns[position] - trace.start_ns[calls]

@@ -94,8 +94,6 @@ class _Change:
 
 
 class _Steps:
-    """What each node takes in each variant and scenario, in running order."""
-
     def __init__(self, order: Schedule, variants: Sequence[_Variant], scenarios: Sequence[Scenario]) -> None:
         node = np.argsort(order.place)
         self._dur = [variant.dur_ns[node] for variant in variants]
@@ -274,7 +272,6 @@ class ReplayModel:
         return cost
 
     def _scale(self, cost: Floats) -> float:
-        """Return how much of the profiler's estimated cost explains the unprofiled step time."""
         assert self._step_ms is not None
         graph, order = self.graph, self.schedule
         lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
@@ -395,7 +392,6 @@ class ReplayModel:
         )
 
     def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
-        """Scale what host threads do, everywhere or in spans."""
         graph = self.graph
         hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
         if edit.spans is None:
@@ -409,7 +405,6 @@ class ReplayModel:
             change.keep[a:b][at] *= 1 - share * (1 - factor)
 
     def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
-        """Move device work beside the rest."""
         graph = self.graph
         lane = graph.lane_of()
         moved_ns = np.bincount(lane[node], weights=graph.dur_ns[node], minlength=graph.n_lanes)
@@ -492,7 +487,6 @@ class ReplayModel:
 
     @cached_property
     def _host_lanes(self) -> dict[int, tuple[int, int]]:
-        """Lane of the trace -> range of its nodes, for host threads."""
         graph = self.graph
         out = {}
         for index, lane in enumerate(graph.trace_lane.tolist()):
@@ -562,7 +556,6 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
 
 
 def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, Ints]:
-    """Return the consecutive nodes that disjoint spans touch, and how many ns of each."""
     if not len(spans):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = np.searchsorted(finish, spans[:, 0], side="right")

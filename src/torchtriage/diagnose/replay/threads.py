@@ -100,7 +100,6 @@ def _none() -> Threads:
 
 
 def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
-    """Return for each lane when it is in operators or calls."""
     rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.RUNTIME) & wanted)
     rows = rows[np.isin(trace.lane[rows], lanes)]
     rows = rows[np.argsort(trace.lane[rows], kind="stable")]
@@ -116,7 +115,6 @@ def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
 
 
 def _bridged(spans: Spans, main_work: Spans) -> Spans:
-    """Join stretches of work between which the main thread did nothing either."""
     if len(spans) < 2:
         return spans
     gaps = np.stack([spans[:-1, 1], spans[1:, 0]], axis=1)
@@ -127,7 +125,6 @@ def _bridged(spans: Spans, main_work: Spans) -> Spans:
 
 
 def _batches(trace: Trace, main: int, calls: Ints, blocking_row: Ints) -> Spans:
-    """Return when the main thread starves for a batch from worker processes."""
     rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(_NEXT) & (trace.lane == main))
     least = max(STARVED_NS, int(STARVED_SHARE * trace.steps.wall_ns))
     rows = rows[trace.dur_ns[rows] > least]
@@ -203,7 +200,6 @@ def _gap_of(spans: Spans, work: Spans, first: int, last: int) -> Spans:
 
 
 def _latest_before(spans: Spans, chosen: Mask) -> tuple[Ints, Ints]:
-    """Return for each span the latest end among chosen spans that began before it, and which."""
     none = np.iinfo(np.int64).min
     ends = np.where(chosen, spans[:, 1], none)
     reach = np.maximum.accumulate(ends)

@@ -73,8 +73,7 @@ def _explained(windows_ns: Ints, findings: Sequence[Finding]) -> Mask:
     spans = [finding.place.intervals_ns for finding in findings if finding.place.intervals_ns]
     cover = intervals.union(np.array([row for rows in spans for row in rows], np.int64).reshape(-1, 2))
     covered = intervals.covered(windows_ns, cover)
-    explained: Mask = covered >= COVERED * (windows_ns[:, 1] - windows_ns[:, 0])
-    return explained
+    return covered >= COVERED * (windows_ns[:, 1] - windows_ns[:, 0])
 
 
 def _suspicion(windows_ns: Ints, judged: Judged, by_step: Mask, first: int, last: int) -> Suspicion:

@@ -49,7 +49,6 @@ def examine(trace: Trace) -> tuple[Note, ...]:
 
 
 def _content(trace: Trace) -> Iterator[Note]:
-    """No PyTorch events at all, or none that can be judged."""
     judged = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.ANNOTATION)
     n = int(judged.sum())
     if not len(trace):
@@ -253,7 +252,6 @@ def _orphans(trace: Trace) -> Iterator[Note]:
 
 
 def _cut(trace: Trace) -> Iterator[Note]:
-    """Work that was launched or running outside the recording, or a slice with nothing in it."""
     window = trace.window
     inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
     covered = intervals.length(_in_window(trace, intervals.spans(trace.start_ns, trace.end_ns)[inside]))
@@ -354,7 +352,6 @@ def _clock(trace: Trace) -> Iterator[Note]:
 
 
 def _start_up(trace: Trace) -> Iterator[Note]:
-    """First use and compilation inside the window."""
     rows = first_use(trace)
     compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
     cold = distinct(np.concatenate([rows[~compiles], _stalled_launches(trace)]))
@@ -383,7 +380,6 @@ def _start_up(trace: Trace) -> Iterator[Note]:
 
 
 def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
-    """Return launch calls that took very long although the device had nothing to do."""
     launches = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(r"Launch\w*Kernel"))
     if not len(launches) or not trace.devices:
         return launches[:0]
@@ -391,8 +387,7 @@ def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
     slow = launches[trace.dur_ns[launches] > bar]
     spans = intervals.spans(trace.start_ns[slow], trace.end_ns[slow])
     busy = intervals.covered(spans, trace.devices[0].busy)
-    stalled: NDArray[np.int64] = slow[2 * busy < trace.dur_ns[slow]]
-    return stalled
+    return slow[2 * busy < trace.dur_ns[slow]]
 
 
 def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:

@@ -103,7 +103,6 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
 
 
 def _class_time(trace: Trace, claim: Claim) -> Spans:
-    """Return the time a claim of this class may be about at all."""
     if claim.time_class == "none":
         return intervals.EMPTY
     if not trace.devices or claim.time_class == "host":

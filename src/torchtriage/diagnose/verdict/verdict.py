@@ -213,7 +213,6 @@ def _sound(trace: Trace, claim: Claim) -> Claim:
 def _judge(
     pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Places
 ) -> tuple[list[Finding], Cost | None]:
-    """Return the ranked findings, and what they give back together."""
     trace = pricing.trace
     predictions = pricing.predict([claim for _, claim in claims])
     of_claim = {id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)}
@@ -236,7 +235,6 @@ def _judge(
 
 
 def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
-    """Yield why savings are not replayed, or what a replay would need."""
     timed = any(finding.cost is not None and finding.cost.high_ms > 0 for finding in findings)
     facts = pricing.facts
     if not facts.accepted and (timed or facts.unprofiled_step_ms is not None):

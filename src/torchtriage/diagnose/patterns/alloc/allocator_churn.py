@@ -103,7 +103,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _n_retries(trace: Trace, rows: Ints, mallocs: Mask, frees: Mask) -> int:
-    """Return how many ops hold two mallocs with at least two frees between."""
     op = trace.tree.nearest(rows, trace.kind == Kind.OP)
     rows, op = rows[op >= 0], op[op >= 0]
     n_mallocs, n_frees = (np.bincount(op, weights=calls[rows]) for calls in (mallocs, frees))

@@ -105,7 +105,6 @@ def _frames(trace: Trace) -> Ints:
 
 
 def _bursts(trace: Trace, mallocs: Mask, frees: Mask) -> Ints:
-    """Return the frees that come in one burst per step, outside ops, before new mallocs."""
     steps = trace.steps
     none = np.empty(0, np.int64)
     freed = outside_capture(trace, np.flatnonzero(frees))

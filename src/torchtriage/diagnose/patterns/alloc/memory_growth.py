@@ -102,8 +102,7 @@ def _allocated_at(trace: Trace, mine: Mask, times_ns: Ints) -> Ints:
     at_ns, allocated = trace.memory.at_ns[mine], trace.memory.allocated_bytes[mine]
     order = np.argsort(at_ns, kind="stable")
     index = np.searchsorted(at_ns[order], times_ns, side="right") - 1
-    found: Ints = np.where(index >= 0, allocated[order][index], 0)
-    return found
+    return np.where(index >= 0, allocated[order][index], 0)
 
 
 def _kept(trace: Trace) -> Mask:

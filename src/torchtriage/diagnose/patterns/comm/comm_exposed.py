@@ -135,7 +135,6 @@ def _computes(device: Device) -> Mask:
 
 
 def _blocking_share(trace: Trace, device: Device, spans: Spans) -> Floats:
-    """Return the part of each span in which the next computation was already enqueued."""
     rows = device.rows[_computes(device)]
     index = np.searchsorted(trace.start_ns[rows], spans[:, 1], side="left")
     has_next = index < len(rows)

@@ -115,7 +115,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rounds]:
-    """Yield the stretches between optimizer steps that hold two or more forwards."""
     mine = trace.is_kind(Kind.ANNOTATION, Kind.OP) & (trace.lane == trace.steps.lane)
     forward = mine & trace.matching(_FORWARD)
     forwards = np.flatnonzero(forward & ~trace.tree.under(forward))

@@ -104,7 +104,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _entered_inside(regions: Regions) -> Ints:
-    """Return the regions that lie in a region of another frame."""
     around = regions.around
     index = np.searchsorted(regions.trace.start_ns[regions.rows], regions.trace.start_ns[around])
     frame = np.append(regions.frame, -1)

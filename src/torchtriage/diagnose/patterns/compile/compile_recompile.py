@@ -114,7 +114,6 @@ def _again(trace: Trace, regions: Regions, rows: Ints, after: Ints, frame: int, 
 
 
 def _first_shapes(trace: Trace, regions: Ints) -> list[str]:
-    """Return the shapes that the first operator with shapes in each region got, at most five."""
     found = []
     for region in regions[regions >= 0][:5].tolist():
         start, end = trace.start_ns[region], trace.end_ns[region]
@@ -129,7 +128,6 @@ def _first_shapes(trace: Trace, regions: Ints) -> list[str]:
 
 
 def _missed(trace: Trace, regions: Regions) -> Ints:
-    """Return look-ups after which an operator follows, neither a region nor a compilation."""
     # builds before the regions had a name of their own write look-ups alone
     if not len(regions.rows) and trace.origin.base_time_ns is None:
         return regions.rows

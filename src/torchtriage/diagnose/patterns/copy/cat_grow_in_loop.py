@@ -64,7 +64,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
-    """Return the calls that make each tensor grow, in order, and what each of them joins."""
     rows = trace.tree.members
     rows = rows[trace.named("aten::cat")[rows]]
     rows = rows[~trace.tree.under(trace.named("aten::cat"))[rows]]

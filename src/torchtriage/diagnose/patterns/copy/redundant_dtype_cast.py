@@ -76,7 +76,6 @@ def _casts(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _undone(trace: Trace, casts: Ints, source: Ints, target: Ints) -> Claim | None:
-    """Return the claim on pairs of casts with nothing but views between them."""
     if len(casts) < 2:
         return None
     ops = _working_ops(trace)
@@ -121,7 +120,6 @@ def _undone(trace: Trace, casts: Ints, source: Ints, target: Ints) -> Claim | No
 
 
 def _working_ops(trace: Trace) -> Ints:
-    """Return the ops that are in no other op and do work, lane by lane in time order."""
     is_op = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows]]

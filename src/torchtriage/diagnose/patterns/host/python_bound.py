@@ -100,7 +100,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _device_stretches(trace: Trace) -> dict[int, Spans]:
-    """Return per launching thread the host-late time without ops, other patterns' left out."""
     device = trace.devices[0]
     gaps, work = device.gaps, device.host_work
     length = gaps.spans[:, 1] - gaps.spans[:, 0]

@@ -108,7 +108,6 @@ def _on_device(trace: Trace, chains: AttentionChains) -> Claims:
 
 
 def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
-    """Yield a claim over the host time of the chains, where a CPU has a fused kernel for them."""
     start, end = trace.start_ns[chains.first], trace.end_ns[chains.last]
     whole = intervals.union(intervals.spans(start, end))
     tree, steps = trace.tree, trace.steps
@@ -166,7 +165,6 @@ def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
 def _largest(
     trace: Trace, chains: AttentionChains, cost: NDArray[np.number], per_step_ns: float
 ) -> tuple[int, str, dict[str, float | int]]:
-    """Return the softmax of the largest chain, a message about its size and time, and the evidence."""
     forward = trace.named(FORWARD)[chains.softmax]
     largest = int(np.argmax(np.where(forward | ~forward.any(), cost, -1.0)))
     batch, queries, keys, head = chains.shape[largest].tolist()
@@ -185,7 +183,6 @@ def _largest(
 
 
 def _kernels(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
-    """Return the chains' kernels, as positions in the device's rows, and the chain of each."""
     device = trace.devices[0]
     op, call = trace.links.op[device.rows], trace.links.call[device.rows]
     foreign = foreign_work(trace, chains)
@@ -203,7 +200,6 @@ def _kernels(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
 
 
 def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tuple[Floats, Floats]:
-    """Return the low and high fraction of each chain that fusing it gives back."""
     count = len(chains.softmax)
     dur = trace.dur_ns[rows].astype(np.float64)
     gemms = with_inner(trace, chains.gemms)

@@ -77,7 +77,6 @@ def _multiprocessors(trace: Trace, device: Device) -> int:
 
 
 def _small(trace: Trace, device: Device, units: int) -> tuple[Ints, Floats]:
-    """Return positions of small kernels in the device's rows, and the share each one fills."""
     rows = device.rows
     fits = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_NS)
     fits &= device.followed_in_time & _alone(trace, device)

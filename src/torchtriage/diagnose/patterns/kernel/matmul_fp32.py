@@ -124,7 +124,6 @@ def _has_tensor_cores(trace: Trace, device_name: str) -> bool:
 
 
 def _gains(dur_ns: Ints, inputs: Products, peak: Peak | None) -> tuple[Floats, Floats]:
-    """Return the low and high fraction of each kernel that goes away."""
     best = UNKNOWN_SPEEDUP
     if peak is not None:
         best = min(BEST_SPEEDUP, peak.half_tflops / peak.fp32_tflops)

@@ -111,7 +111,6 @@ def unbind_loops(trace: Trace, ops: Ints) -> list[SampleLoop]:
 
 
 def _period(names: NDArray[np.int32], first: int, rounds: int) -> int:
-    """Return how many operators one of so many like rounds has, 0 if there are no such rounds."""
     ahead = names[first : first + MAX_ROUND_OPS + 2]
     again = ahead[1:-1] == ahead[:1]
     # a loop inside the round may begin like the round: two operators tell more of them apart

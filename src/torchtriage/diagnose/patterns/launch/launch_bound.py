@@ -119,7 +119,6 @@ def _explained(trace: Trace) -> Spans:
 
 
 def _graphable(trace: Trace, work: Ints) -> bool:
-    """Return whether every step launches the same kernels and never waits or allocates."""
     steps = trace.steps
     if steps.n_steady < MIN_REPEATS:
         return False
@@ -139,7 +138,6 @@ def _graphable(trace: Trace, work: Ints) -> bool:
 
 
 def _top_ops(trace: Trace, rest: Spans) -> dict[str, float]:
-    """Return the ops whose launches came late, with the idle time before them in ms per step."""
     gaps = trace.devices[0].gaps
     idle = intervals.covered(gaps.spans, rest)
     op = trace.links.op[gaps.next_row]

@@ -62,7 +62,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _fills(trace: Trace, loop: SampleLoop) -> Ints:
-    """Return the backward operators on a CPU that fill a table's gradient once per round."""
     if trace.devices or not any(name == _LOOK_UP for name in loop.body):
         return np.empty(0, np.int64)
     fill = trace.named(_FILL) & (trace.kind == Kind.OP)
@@ -71,8 +70,7 @@ def _fills(trace: Trace, loop: SampleLoop) -> Ints:
     _, which = inputs_of(trace, rows)
     # lookups elsewhere have indices of another shape, or are few
     usual = np.flatnonzero(np.bincount(which, minlength=1) >= MIN_ROUNDS * trace.steps.n_steady)
-    many: Ints = rows[np.isin(which, usual)]
-    return many
+    return rows[np.isin(which, usual)]
 
 
 def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:

@@ -103,7 +103,6 @@ def _on_device(trace: Trace) -> Claims:
 
 
 def _on_cpu(trace: Trace) -> Claims:
-    """Yield a claim over chains of operators of the forward pass."""
     steps = trace.steps
     ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
     named = trace.matching(_POINTWISE_OPS)[ops]

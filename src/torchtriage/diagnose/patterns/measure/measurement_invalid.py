@@ -112,7 +112,6 @@ def _claim(trace: Trace, message: str, rows: Ints, evidence: dict[str, object]) 
 
 
 def _early_clock(trace: Trace) -> Claim | None:
-    """Find pairs of clock readings in one call of a user's function that miss device work."""
     reads = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_CLOCK))
     if len(reads) < 2 or not trace.links.launches.any():
         return None

@@ -104,7 +104,6 @@ def _table(inputs: Inputs) -> tuple[tuple[int, int], int] | None:
 
 
 def _updates(trace: Trace, shapes: set[tuple[int, int]]) -> tuple[Ints, Floats]:
-    """Return the optimizer's operators on tensors of these shapes, and their part of each."""
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#")
     rows = np.flatnonzero((trace.kind == Kind.OP) & trace.tree.under(marks))
     inputs, which = inputs_of(trace, rows)

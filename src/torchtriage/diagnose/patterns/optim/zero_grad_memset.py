@@ -81,7 +81,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _fills(trace: Trace) -> tuple[Ints, Spans]:
-    """Return the outermost operators that fill gradients, and the host time around them."""
     tree = trace.tree
     zero = trace.named(*_ZERO) & (trace.kind == Kind.OP)
     zero &= ~tree.under(zero)
@@ -126,7 +125,6 @@ def _additions(trace: Trace, fills: Ints) -> Ints:
 
 
 def _on_cpu(trace: Trace, fills: Ints, stretches: Spans, adds: Ints, message: str, counts: dict[str, float]) -> Claims:
-    """Yield the claim on the host time of the loop over the gradients, and on the additions."""
     steps = trace.steps
     added = work_of(trace, adds)
     free = np.full(len(stretches), 1 / trace.origin.inflation)

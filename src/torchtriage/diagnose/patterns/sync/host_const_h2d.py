@@ -60,7 +60,6 @@ def find(trace: Trace) -> Claims:
 
 
 def _after_factory(trace: Trace, holder: Ints) -> Mask:
-    """Return which operators have a CPU factory among the few siblings right before them."""
     factories = trace.matching(_FACTORIES) & (trace.kind == Kind.OP)
     hit = np.zeros(len(holder), dtype=bool)
     if not len(holder) or not factories.any():
@@ -88,7 +87,6 @@ def _after_factory(trace: Trace, holder: Ints) -> Mask:
 
 
 def _same_in_module(trace: Trace, index: Ints) -> Mask:
-    """Return which pageable uploads a module makes with the same size in most steps."""
     hit = np.zeros(len(index), dtype=bool)
     if not trace.has_stacks or trace.steps.n_steady < 2 or not len(index):
         return hit

@@ -502,16 +502,9 @@ def _innermost_of(trace: Trace, tree: Tree, lanes: list[int], spans: Spans) -> t
 
 
 def _cut(values: Spans, cover: Spans, names: Ints | None = None) -> tuple[Spans, Ints, Ints]:
-    """Return the parts of ``values`` inside ``cover``, the cover each is in, and its value.
+    """Return the parts of ``values`` inside ``cover`` (sorted, disjoint), the cover each is in, and its value.
 
-    Parameters
-    ----------
-    values : int64[k, 2]
-        Any order, may overlap.
-    cover : int64[m, 2]
-        Sorted and disjoint.
-    names : int64[m], optional
-        What to call each cover; its index by default.
+    ``names`` : int64[m], what to call each cover; its index by default.
     """
     lo = np.searchsorted(cover[:, 1], values[:, 0], side="right")
     hi = np.searchsorted(cover[:, 0], values[:, 1], side="left")

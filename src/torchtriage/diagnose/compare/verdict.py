@@ -53,12 +53,7 @@ def gather(trace: Trace) -> ChangeEvidence:
 def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None) -> Comparison:
     """Compare two runs.
 
-    Parameters
-    ----------
-    before, after : Evidence
-        From :func:`gather`.
-    promised : Result, optional
-        An earlier report on the run before, whose promises are checked instead of today's.
+    ``promised`` : an earlier report on the run before, whose promises are checked instead of today's.
 
     Raises
     ------

@@ -134,10 +134,7 @@ def windows(trace: Trace) -> Ints:
 def window_features(trace: Trace, windows_ns: Ints) -> NDArray[np.float32]:
     """Return float32[n, len(NAMES)]: what each window looks like.
 
-    Parameters
-    ----------
-    windows_ns : int64[n, 2]
-        Beginning and end of each, in any order, none inside another.
+    ``windows_ns`` : int64[n, 2], beginning and end of each, in any order, none inside another.
     """
     count = len(windows_ns)
     if not count:

@@ -131,15 +131,9 @@ def work_of(trace: Trace, ops: Ints) -> Work | None:
 
 
 def work_at(trace: Trace, at: Ints, op: Ints | None = None) -> Work | None:
-    """Return what some work of the main device costs.
+    """Return what some work of the main device, by its positions in ``devices[0].rows``, costs.
 
-    Parameters
-    ----------
-    trace : Trace
-    at : int64[k]
-        Positions in ``devices[0].rows``.
-    op : int64[k], optional
-        The operator each belongs to, else the innermost one around its launch.
+    ``op`` : the operator each belongs to, else the innermost one around its launch.
     """
     device = trace.devices[0]
     rows = device.rows[at]
@@ -164,21 +158,10 @@ def _work(
 
 
 def queued_share(trace: Trace, device: Device, at: NDArray[np.integer]) -> Floats:
-    """Return the part of each kernel, from its end, in which the next work was already enqueued.
+    """Return the part (0-1) of each kernel, from its end, in which the next work was already enqueued.
 
-    Shortening the kernel by more than that frees nothing: the device would wait for the launch.
-
-    Parameters
-    ----------
-    trace : Trace
-    device : Device
-    at : int[k]
-        Positions in ``device.rows``.
-
-    Returns
-    -------
-    float64[k]
-        0-1; 0 where the next launch came after the end, 1 for the last work.
+    Shortening the kernel by more than that frees nothing: the device would wait for the launch. 0 where the next
+    launch came after the end, 1 for the last work. ``at`` : positions in ``device.rows``.
     """
     rows = device.rows
     following = rows[np.minimum(at + 1, len(rows) - 1)]

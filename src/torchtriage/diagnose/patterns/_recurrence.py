@@ -21,17 +21,7 @@ def recurs(trace: Trace, rows: NDArray[np.integer]) -> bool:
 
 
 def frame_around(trace: Trace, rows: NDArray[np.integer], mask: Mask, *, outermost: bool = False) -> Ints:
-    """Return for each host row a Python frame of ``mask`` around it, -1 without one.
-
-    Parameters
-    ----------
-    rows : int[k]
-        Host rows.
-    mask : bool[n]
-        The frames in question.
-    outermost : bool
-        The outermost of them instead of the innermost.
-    """
+    """Return for each host row the innermost (or outermost) Python frame of ``mask`` around it, -1 without one."""
     if not trace.has_stacks or not len(rows):
         return np.full(len(rows), -1, np.int64)
     inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])

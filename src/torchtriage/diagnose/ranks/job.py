@@ -40,26 +40,11 @@ def judge(
     what_if: Sequence[str] = (),
     unprofiled_ms: float | None = None,
 ) -> JobResult:
-    """Judge the ranks of one job together.
+    """Judge the ranks of one job together; ``job.positions`` says which of the records they are.
 
-    Parameters
-    ----------
-    records : sequence of RankRecord
-        All files; ``job.positions`` says which are its ranks.
-    job : Job
-    min_share : float
-        Leave out findings whose high end is below this share of the job's step (0-1).
-    late : bool
-        Look for the rank that makes others wait.
-    what_if : sequence of str
-        Questions that the records bring the replay for.
-    unprofiled_ms : float, optional
-        Time of a step without the profiler, which the ranks' savings are scaled to: waiting then is
-        as well.
-
-    Returns
-    -------
-    JobResult
+    ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``late`` : look for
+    the rank that makes others wait. ``what_if`` : questions that the records bring the replay for. ``unprofiled_ms`` :
+    time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as well.
     """
     from torchtriage.core.version import __version__
 

@@ -46,13 +46,7 @@ def rank_replay(trace: Trace, questions: Sequence[str], step_ms: float | None) -
 class JobReplay:
     """The ranks of a job as one graph.
 
-    Parameters
-    ----------
-    ranks : sequence of RankReplay
-    matches : Matches
-        Their collectives.
-    bounds : sequence of int64[k]
-        For each rank, the steps (indices into its own) that are averaged over; equal lengths.
+    ``bounds`` : for each rank, the steps (indices into its own) that are averaged over; equal lengths.
     """
 
     def __init__(self, ranks: Sequence[RankReplay], matches: Matches, bounds: Sequence[Ints]) -> None:

@@ -99,19 +99,7 @@ class Matches:
 
 
 def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
-    """Match the collectives of a job.
-
-    Parameters
-    ----------
-    ranks : sequence of RankRecord
-        One for each rank.
-    numbers : sequence of int
-        Their rank numbers, ascending.
-
-    Returns
-    -------
-    Matches
-    """
+    """Match the collectives of a job's ranks; their rank numbers ascend."""
     raw, alone = [], []
     by_group = _by_group(ranks, numbers)
     for group, members in by_group.items():

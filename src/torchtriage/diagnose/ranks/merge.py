@@ -24,20 +24,10 @@ STRAGGLER = "COM036"
 def merge_findings(
     results: Sequence[Result], numbers: Sequence[int], wait_ms: Sequence[float], step_ms: float, *, judged: bool
 ) -> list[Finding]:
-    """Return equal findings as one, with what the job would save.
+    """Return equal findings of the ranks as one, with what the job would save.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        One for each rank.
-    numbers : sequence of int
-        Their rank numbers.
-    wait_ms : sequence of float
-        How long each waits for others with nothing beside it, per step.
-    step_ms : float
-        The job's step.
-    judged : bool
-        Whether waiting was measured between ranks: what one rank alone guesses is then left out.
+    ``wait_ms`` : how long each rank waits for others with nothing beside it, per step. ``step_ms`` : the job's step.
+    ``judged`` : waiting was measured between ranks, so what one rank alone guesses is left out.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
     several = {

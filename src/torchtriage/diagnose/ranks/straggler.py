@@ -153,22 +153,8 @@ def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
 def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints, Floats]:
     """Return when a rank is held up in collectives, as disjoint spans in order of their start.
 
-    Parameters
-    ----------
-    step : int64[steps]
-        Numbers, ascending.
-    position : int
-        The rank that waits.
-    late_only : int
-        Only what goes when this rank comes with the second to last.
-
-    Returns
-    -------
-    spans : int64[k, 2]
-    step_at, late : int64[k]
-        Index into ``step``, and the position of the rank waited for.
-    weight : float64[k]
-        One over the number of ranks that wait with it.
+    And for each its index into ``step`` (numbers, ascending), the position of the rank waited for, and one over the
+    number of ranks that wait with it. ``late_only`` : only what goes when this rank comes with the second to last.
     """
     spans, at, who, weight = [intervals.EMPTY], [], [], []
     for group in matches.groups:

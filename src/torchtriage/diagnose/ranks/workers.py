@@ -138,16 +138,9 @@ def examine_all(
 ) -> Iterator[Outcome]:
     """Yield the record of each file, in their order; what cannot be read as its error.
 
-    Parameters
-    ----------
-    paths : sequence of str
-        Files, ``-`` for standard input, or URLs.
-    options : Options
-    engine : ``local`` or ``ray``
-    processes : int, optional
-        Of the local engine; by default as many as there are cores, where the files are worth it.
-    starting : callable, optional
-        Called with a path and how many are done, before that path is waited for.
+    ``paths`` : files, ``-`` for standard input, or URLs. ``processes`` : of the local engine; by default as many as
+    there are cores, where the files are worth it. ``starting`` : called with a path and how many are done, before
+    that path is waited for.
 
     Raises
     ------

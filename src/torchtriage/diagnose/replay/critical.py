@@ -138,13 +138,7 @@ _LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
 
 
 def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
-    """Return the critical path of a step: by default the steady step of median length.
-
-    Parameters
-    ----------
-    trace : Trace
-    step : int, optional
-        Index of a step; left out for recordings without steps.
+    """Return the critical path of a step (an index): by default the steady step of median length.
 
     Raises
     ------

@@ -133,12 +133,7 @@ def _several(
 def timed(trace: Trace, streams: Streams, ready_ns: Ints) -> CrossEdges:
     """Return edges for work that starts later than everything known explains.
 
-    Parameters
-    ----------
-    trace : Trace
-    streams : Streams
-    ready_ns : int64[k]
-        For each position, the earliest start that the known edges allow.
+    ``ready_ns`` : for each position, the earliest start that the known edges allow.
     """
     late = np.flatnonzero(streams.start_ns - ready_ns > LATE_NS)
     sources: list[Ints] = []

@@ -23,30 +23,22 @@ EditKind = Literal["shrink", "drop", "unblock", "overlap", "parallel", "threads"
 class Edit:
     """One change to the recorded events.
 
-    Parameters
-    ----------
-    kind : str
-        ``shrink`` : the time of ``rows`` times ``factor``. Host rows (ops, calls, annotations,
-        frames) lose it on their thread, device rows on their stream; what a host row enqueued
-        stays as long as it was. Fetches from a loader's workers: the workers take that much less.
-        ``drop`` : ``rows`` are gone. Host rows take the waits inside them along; the device work
-        they enqueued stays unless it is among ``rows`` too.
-        ``unblock`` : the host runs on past the waits in ``rows`` (calls; a copy stands for the sync
-        that follows it), which keep the cost of the call itself.
-        ``overlap`` : device rows run beside everything else, but for ``factor`` of their time;
-        nothing waits for the rest, but a step lasts at least as long as they do together.
-        ``parallel`` : the time of ``rows`` (host) leaves their thread and is done elsewhere at
-        ``factor`` of its length; a step lasts at least that long.
-        ``threads`` : everything that host threads do in ``spans`` (always, when left out), gaps
-        between events included, times ``factor``; ``rows`` is not used.
-    rows : int64[k]
-        Rows of the trace.
-    factor : float or float64[k]
-        What remains of the time, the cautious estimate, 0 or more.
-    best : float or float64[k], optional
-        The hopeful estimate, at most ``factor``; the same as ``factor`` when left out.
-    spans : int64[m, 2], optional
-        Time on the clock of the trace, for ``threads``.
+    ``shrink`` : the time of ``rows`` times ``factor``. Host rows (ops, calls, annotations, frames) lose it on their
+    thread, device rows on their stream; what a host row enqueued stays as long as it was. Fetches from a loader's
+    workers: the workers take that much less.
+    ``drop`` : ``rows`` are gone. Host rows take the waits inside them along; the device work they enqueued stays unless
+    it is among ``rows`` too.
+    ``unblock`` : the host runs on past the waits in ``rows`` (calls; a copy stands for the sync that follows it), which
+    keep the cost of the call itself.
+    ``overlap`` : device rows run beside everything else, but for ``factor`` of their time; nothing waits for the rest,
+    but a step lasts at least as long as they do together.
+    ``parallel`` : the time of ``rows`` (host) leaves their thread and is done elsewhere at ``factor`` of its length; a
+    step lasts at least that long.
+    ``threads`` : everything that host threads do in ``spans`` (always, when left out), gaps between events included,
+    times ``factor``; ``rows`` is not used.
+
+    ``factor`` : what remains of the time (of each row), the cautious estimate, 0 or more; ``best`` : the hopeful one,
+    at most ``factor``, the same when left out. ``spans`` : int64[m, 2], ns on the clock of the trace.
 
     Raises
     ------

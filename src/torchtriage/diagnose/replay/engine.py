@@ -118,24 +118,11 @@ class Schedule:
         return len(self.before)
 
     def run(self, steps_ns: Callable[[int, int], Ints], lag_ns: Ints, wanted: Ints, patch: Patch | None = None) -> Ints:
-        """Replay.
+        """Return int64[k, variants * scenarios]: when the wanted nodes finish, ns after the origin.
 
-        Parameters
-        ----------
-        steps_ns : callable
-            Given two places, returns int64[places between, variants * scenarios]: gap + extra +
-            duration of each node in running order; the array is overwritten.
-        lag_ns : int64[edges, variants]
-            For each edge of the graph: its lag minus the gap of its target.
-        wanted : int64[k]
-            Nodes of the graph whose finish is asked for.
-        patch : Patch, optional
-            Edges of the graph with other lags in some columns.
-
-        Returns
-        -------
-        int64[k, variants * scenarios]
-            Finish times, ns after the origin.
+        ``steps_ns`` : given two places, returns int64[places between, variants * scenarios]: gap + extra + duration of
+        each node in running order; the array is overwritten. ``lag_ns`` : int64[edges, variants], the lag of each edge
+        of the graph minus the gap of its target. ``patch`` : edges of the graph with other lags in some columns.
         """
         where = self.place[wanted]
         head = steps_ns(0, min(1, len(self.place)))

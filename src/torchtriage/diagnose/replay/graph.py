@@ -146,13 +146,7 @@ class Graph:
         return np.repeat(np.arange(self.n_lanes), np.diff(self.lane_first))
 
     def residuals(self, keep: Mask | None = None) -> Ints:
-        """Return int64[nodes]: what the causes leave of each start, with these edges only.
-
-        Parameters
-        ----------
-        keep : bool[edges], optional
-            Edges to count; all without.
-        """
+        """Return int64[nodes]: what the causes leave of each start, with these edges (bool[edges]) only."""
         pick = slice(None) if keep is None else keep
         source, target, lag = self.source[pick], self.target[pick], self.lag_ns[pick]
         ready = np.full(self.n_nodes, np.iinfo(np.int64).min, np.int64)
@@ -511,12 +505,7 @@ def _launch_lags(
 def _stream_gaps(trace: Trace, streams: Streams, ready: Ints) -> tuple[Ints, Ints]:
     """Return the least and the usual gap to the work before, if that was launched in time.
 
-    Parameters
-    ----------
-    trace : Trace
-    streams : Streams
-    ready : int64[k]
-        Earliest start by the launch of each position.
+    ``ready`` : earliest start by the launch of each position.
     """
     previous = streams.previous
     least, usual = np.zeros(len(streams), np.int64), np.zeros(len(streams), np.int64)

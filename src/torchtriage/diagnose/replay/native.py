@@ -24,20 +24,10 @@ class _Stretch(ctypes.Structure):
 def run_nodes(library: Any, table: Ints, before: Ints, edge_first: Ints, source: Ints, lag: Ints) -> None:
     """Turn the steps of a table's last rows into finish times.
 
-    Parameters
-    ----------
-    library : ctypes library
-        From ``trace.engine.find_engine``.
-    table : int64[rows, columns], ns
-        Finish times of earlier nodes, then the steps of ``before``'s nodes; changed in place.
-    before : int64[nodes]
-        Row of the node before on the lane, -1 for a lane's first.
-    edge_first : int64[nodes + 1]
-        Where the edges of each node begin.
-    source : int64[edges]
-        Rows.
-    lag : int64[edges, groups], ns
-        For equal groups of consecutive columns.
+    ``table`` : int64[rows, columns], ns: finish times of earlier nodes, then the steps of ``before``'s nodes; changed
+    in place. ``before`` : row of the node before on the lane, -1 for a lane's first. ``edge_first`` : int64[nodes + 1],
+    where the edges of each node begin. ``source`` : a row per edge. ``lag`` : int64[edges, groups], ns, for equal
+    groups of consecutive columns.
     """
     arrays = [np.ascontiguousarray(item) for item in (before, edge_first, source, lag)]
     stretch = _Stretch(

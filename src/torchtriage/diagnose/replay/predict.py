@@ -422,13 +422,7 @@ class ReplayModel:
         change.floor_ns += self._per_step(work[moved])
 
     def _apply_host(self, keep: Floats, host: list[tuple[Ints, Floats]]) -> Floats:
-        """Shrink host nodes by what rows cover of them.
-
-        Returns
-        -------
-        float64[nodes]
-            What remains of nodes that are covered wholly, nan for others.
-        """
+        """Shrink host nodes by what rows cover of them; return what remains of those covered wholly, else nan."""
         graph, trace = self.graph, self.trace
         whole = np.full(graph.n_nodes, np.nan)
         length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
@@ -530,13 +524,9 @@ class ReplayModel:
 
 
 def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
-    """Return the model of a trace, built when first asked for and kept with the trace.
+    """Return the model of a trace, built when first asked for and stored with the trace.
 
-    Parameters
-    ----------
-    trace : Trace
-    step_ms : float, optional
-        Wall time of a step measured without the profiler: host work is scaled to it.
+    ``step_ms`` : wall time of a step measured without the profiler: host work is scaled to it.
 
     Raises
     ------

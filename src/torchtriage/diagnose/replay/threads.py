@@ -64,14 +64,7 @@ class Threads:
 
 
 def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
-    """Return the threads that launch, wait, or are the main one.
-
-    Parameters
-    ----------
-    trace : Trace
-    blocking_row : int64[w]
-        Rows of waiting calls.
-    """
+    """Return the threads that launch, wait (in the calls ``blocking_row``), or are the main one."""
     stop = profiler_stop(trace)
     launches = trace.links.launches & (trace.kind == Kind.RUNTIME)
     calls = np.flatnonzero(launches)

@@ -45,21 +45,10 @@ class Share:
 
 
 def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collection[int] = ()) -> list[Share]:
-    """Give the judged time to the claims, in order of precedence.
+    """Give the judged time to the claims: by ``pattern.order``, then the larger claim first.
 
-    Parameters
-    ----------
-    trace : Trace
-    claims : list of (Pattern, Claim)
-        In any order; served by ``pattern.order``, then the larger claim first.
-    last : collection of int
-        ``id`` of claims that are served after all others.
-
-    Returns
-    -------
-    list of Share
-        One per claim, in the order served. ``low_ns <= high_ns <= sum(owned_ns)``, and all
-        ``owned_ns`` of all shares add up to at most the judged time.
+    ``last`` : ``id`` of claims that are served after all others. One share per claim, in the order served:
+    ``low_ns <= high_ns <= sum(owned_ns)``, and all ``owned_ns`` add up to at most the judged time.
     """
     judged = trace.steps.judged
     free = judged

@@ -7,17 +7,9 @@ from torchtriage.diagnose.patterns.base import Edit, Floats, Mask, Spans, Trace
 
 
 def shorter(found: Collectives, pick: Mask, spans: Spans, low: Floats | float, high: Floats | float) -> Edit:
-    """Return the edit that takes the picked collectives' time away, low to high of it.
+    """Return the edit that takes the picked collectives' time away, ``low`` to ``high`` of each.
 
-    Parameters
-    ----------
-    found : Collectives
-    pick : bool[k]
-        Which of them.
-    spans : int64[m, 2]
-        Their exposed time: on the host, what the waiting thread gives back.
-    low, high : float or float64[k]
-        The part of each that goes.
+    ``spans`` : their exposed time; on the host, what the waiting thread gives back.
     """
     left, best = (1 - np.broadcast_to(np.asarray(item, float), len(pick)) for item in (low, high))
     if found.on_host:

@@ -116,16 +116,7 @@ def _misaligned(trace: Trace, rows: Ints, work: Products, tf32: Mask) -> Mask:
 def _gains(work: Products, dur_ns: Floats, odd: Mask, even: Mask, tf32: Mask, peak: Peak | None) -> Floats:
     """Return the fraction of each kernel above the aligned rate, 0 where it is not slow.
 
-    Parameters
-    ----------
-    work : Products
-        k products.
-    dur_ns : float64[k]
-        Kernel durations.
-    odd, even, tf32 : bool[k]
-        Misaligned products, aligned ones to compare with, products in TF32.
-    peak : Peak or None
-        Rates of the device, when known.
+    ``odd``, ``even``, ``tf32`` : misaligned products, aligned ones to compare with, products in TF32.
     """
     gain = np.zeros(len(dur_ns))
     rate = work.flop / dur_ns

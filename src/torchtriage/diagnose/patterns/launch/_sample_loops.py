@@ -176,15 +176,7 @@ def _index_and_shape(trace: Trace, selects: Ints) -> tuple[Ints, Ints]:
 
 
 def _signatures(names: NDArray[np.int32], start: Ints, length: Ints) -> Ints:
-    """Return a number per round that is equal for equal sequences of names.
-
-    Parameters
-    ----------
-    names : int32[m]
-        Name codes of the ops in time order.
-    start, length : int64[k]
-        First op and number of ops of each round.
-    """
+    """Return a number per round (first op, number of ops) that is equal for equal sequences of names."""
     which = np.repeat(np.arange(len(start)), length)
     place = np.arange(len(which)) - np.repeat(np.cumsum(length) - length, length)
     # every (name, place) gets a scattered 64-bit number; sums of them do not collide in practice

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,9 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.steps import profiler_stop
-from torchtriage.diagnose.replay.streams import Streams
+from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
-__all__ = ["COPY", "DEVICE", "EVENT", "LAUNCH", "MEMORY", "QUEUE", "STREAM", "Blocking", "WaitEdges", "find_blocking"]
+__all__ = ["Blocking", "EdgeKind", "WaitEdges", "find_blocking"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -53,6 +54,26 @@ _LAUNCH = r"(?i)launch(?!HostFunc)(?!.*graph)"
 _RECORD = r"^(cuda|hip|cu)EventRecord"
 
 
+class EdgeKind(IntEnum):
+    """Why a node had to wait for another; program order and stream order are the lanes."""
+
+    CLOCK = 0
+    LAUNCH = 1
+    STREAM_SYNC = 2
+    DEVICE_SYNC = 3
+    EVENT_SYNC = 4
+    COPY = 5
+    MEMORY = 6
+    BLOCKING_LAUNCH = 7
+    QUEUE = 8
+    RECORDED = 9
+    TIMED = 10
+    TAIL = 11
+    HAND_OFF = 12
+    BATCH = 13
+    COLLECTIVE = 14
+
+
 class WaitEdges(NamedTuple):
     """Edges from device work to the end of waiting calls, arrays of equal length.
 
@@ -70,18 +91,15 @@ class WaitEdges(NamedTuple):
 class Blocking:
     """Waiting calls sorted by lane, then start; disjoint on their lane.
 
-    ``row`` : the call. ``own_ns`` : what it costs without any waiting. ``what`` : codes of
-    this module. ``typical_return_ns`` : from the end of work to the return of a sync on it.
+    ``row`` : the call. ``own_ns`` : what it costs without any waiting. ``what`` : kinds of
+    edge. ``typical_return_ns`` : from the end of work to the return of a sync on it.
     """
 
     row: Ints
     own_ns: Ints
-    what: NDArray[np.int8]
+    what: NDArray[np.uint8]
     edges: WaitEdges
     typical_return_ns: int
-
-
-DEVICE, STREAM, EVENT, COPY, MEMORY, LAUNCH, QUEUE = range(7)
 
 
 def find_blocking(trace: Trace, streams: Streams) -> Blocking:
@@ -133,15 +151,15 @@ def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
 def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     row = np.flatnonzero(runtime & trace.matching(SYNC_CALL) & ~profiler_stop(trace))
     names = [trace.names[code] for code in trace.name[row].tolist()]
-    what = np.full(len(row), STREAM, np.int8)
-    what[[_DEVICE_SYNC.search(name) is not None for name in names]] = DEVICE
-    what[[_EVENT_SYNC.search(name) is not None for name in names]] = EVENT
+    what = np.full(len(row), EdgeKind.STREAM_SYNC, np.uint8)
+    what[[_DEVICE_SYNC.search(name) is not None for name in names]] = EdgeKind.DEVICE_SYNC
+    what[[_EVENT_SYNC.search(name) is not None for name in names]] = EdgeKind.EVENT_SYNC
     start, end = trace.start_ns[row], trace.end_ns[row]
     tolerance = 2 * trace.resolution_ns
 
     # an event sync waits for what had been launched when the event was recorded
     as_of = start.copy()
-    events = np.flatnonzero(what == EVENT)
+    events = np.flatnonzero(what == EdgeKind.EVENT_SYNC)
     as_of[events] = _last_record(trace, row[events])
     current = _current_stream(trace, streams, row, as_of)
     named = _named_streams(trace, streams, row)
@@ -163,16 +181,16 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         a, b = streams.first[stream], streams.first[stream + 1]
         done = np.searchsorted(np.maximum.accumulate(streams.end_ns[a:b]), end + tolerance, "right")
         earlier = np.minimum(done - 1 + a, last)
-        over = (what == EVENT) & (last >= 0) & (earlier >= a) & ~possible
+        over = (what == EdgeKind.EVENT_SYNC) & (last >= 0) & (earlier >= a) & ~possible
         earlier_end = np.where(over, streams.end_ns[np.maximum(earlier, 0)], -(1 << 62))
         over &= (end - earlier_end <= EXPLAINS_NS) & (earlier_end > best_end)
         best[over], best_end[over] = earlier[over], earlier_end[over]
         told = (named == stream) & (last >= 0)
         given[told] = last[told]
-        whole = np.flatnonzero(possible & (what == DEVICE))
+        whole = np.flatnonzero(possible & (what == EdgeKind.DEVICE_SYNC))
         wait.append(whole)
         position.append(last[whole])
-    single = what != DEVICE
+    single = what != EdgeKind.DEVICE_SYNC
     own_end = np.where(own_stream >= 0, streams.end_ns[own_stream] if len(streams) else 0, 0)
     explains = (own_stream >= 0) & (end - own_end <= EXPLAINS_NS)
     long = end - start > LONG_NS
@@ -227,7 +245,7 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     own = np.minimum(typical, trace.dur_ns[call])
     lag = np.minimum(after, typical_return) - own
     edges = WaitEdges(np.arange(len(call)), copies, lag, np.zeros(len(call), dtype=bool))
-    return Blocking(call, own, np.full(len(call), COPY, np.int8), edges, typical_return)
+    return Blocking(call, own, np.full(len(call), EdgeKind.COPY, np.uint8), edges, typical_return)
 
 
 def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
@@ -256,7 +274,7 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         position.append(last[mine])
     waits_, positions = _joined(wait), _joined(position)
     edges = WaitEdges(waits_, positions, np.zeros(len(waits_), np.int64), np.zeros(len(waits_), dtype=bool))
-    what = np.full(int(waits.sum()), MEMORY, np.int8)
+    what = np.full(int(waits.sum()), EdgeKind.MEMORY, np.uint8)
     return Blocking(row[waits], (end - late)[waits], what, edges, 0)
 
 
@@ -264,7 +282,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     """Find launches that wait: for their kernel (blocking launches), or for room in the queue."""
     empty = np.empty(0, np.int64)
     no_edges = WaitEdges(empty, empty, empty, np.empty(0, dtype=bool))
-    none = Blocking(empty, empty, np.empty(0, np.int8), no_edges, 0)
+    none = Blocking(empty, empty, np.empty(0, np.uint8), no_edges, 0)
     calls, position = streams.first_of_call
     single = runtime[calls] & trace.matching(_LAUNCH)[calls]
     single &= trace.links.n_enqueued[calls] == 1
@@ -278,7 +296,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         own = np.minimum(typical, trace.dur_ns[calls])
         lag = np.maximum(trace.end_ns[calls] - streams.end_ns[position], 0) - own
         edges = WaitEdges(np.arange(len(calls)), position, lag, np.zeros(len(calls), dtype=bool))
-        return Blocking(calls, own, np.full(len(calls), LAUNCH, np.int8), edges, 0)
+        return Blocking(calls, own, np.full(len(calls), EdgeKind.BLOCKING_LAUNCH, np.uint8), edges, 0)
 
     # pending work of the stream when the call begins
     started = np.zeros(len(calls), np.int64)
@@ -301,34 +319,28 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     own = np.where(full, np.minimum(typical, trace.dur_ns[calls]), trace.dur_ns[calls])
     lag = np.minimum(trace.end_ns[calls] - streams.start_ns[freed], 2_000) - own
     edges = WaitEdges(np.arange(len(calls)), freed, lag, np.ones(len(calls), dtype=bool))
-    return Blocking(calls, own, np.full(len(calls), QUEUE, np.int8), edges, 0)
+    return Blocking(calls, own, np.full(len(calls), EdgeKind.QUEUE, np.uint8), edges, 0)
 
 
 def _current_stream(trace: Trace, streams: Streams, row: Ints, as_of: Ints) -> Ints:
     """Return the stream that each call's thread launched on last, -1 when it never had."""
     calls, position = streams.first_of_call
-    if not len(calls) or not len(row):
+    if not len(calls):
         return np.full(len(row), -1, np.int64)
-    order = np.lexsort((trace.start_ns[calls], trace.lane[calls]))
-    key = _key(trace, trace.lane[calls[order]], trace.start_ns[calls[order]])
-    index = np.searchsorted(key, _key(trace, trace.lane[row], as_of), side="left") - 1
-    before = calls[order[np.maximum(index, 0)]]
-    known = (index >= 0) & (trace.lane[before] == trace.lane[row])
-    return np.where(known, streams.stream[position[order[np.maximum(index, 0)]]], -1)
+    launches = CallTimeline(trace, calls)
+    before = launches.before(trace.lane[row], as_of)
+    return np.where(before >= 0, streams.stream[position[launches.order[before]]], -1)
 
 
 def _last_record(trace: Trace, row: Ints) -> Ints:
     """Return when each call's thread last recorded an event; the call's own start without one."""
     records = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(_RECORD))
     start = trace.start_ns[row]
-    if not len(records) or not len(row):
+    if not len(records):
         return start
-    records = records[np.lexsort((trace.start_ns[records], trace.lane[records]))]
-    key = _key(trace, trace.lane[records], trace.start_ns[records])
-    index = np.searchsorted(key, _key(trace, trace.lane[row], start), side="left") - 1
-    before = records[np.maximum(index, 0)]
-    known = (index >= 0) & (trace.lane[before] == trace.lane[row])
-    return np.where(known, trace.start_ns[before], start)
+    recorded = CallTimeline(trace, records)
+    before = recorded.before(trace.lane[row], start)
+    return np.where(before >= 0, recorded.start_ns[before], start)
 
 
 def _named_streams(trace: Trace, streams: Streams, row: Ints) -> Ints:
@@ -343,12 +355,6 @@ def _named_streams(trace: Trace, streams: Streams, row: Ints) -> Ints:
     of_lane = np.full(len(trace.lanes), -1, np.int64)
     of_lane[streams.lane] = np.arange(streams.n_streams)
     return np.where(hit, of_lane[trace.lane[events[index]]], -1)
-
-
-def _key(trace: Trace, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
-    base = int(trace.start_ns.min()) if len(trace) else 0
-    span = (int(trace.end_ns.max()) - base + 2) if len(trace) else 1
-    return lane.astype(np.int64) * span + (times_ns - base)
 
 
 def _typical(values: Ints, default: int) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.diagnose.replay.streams import Streams
+from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
 __all__ = ["CrossEdges", "paired", "timed"]
 
@@ -52,12 +52,12 @@ def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
     records = np.flatnonzero(runtime & trace.matching(_RECORD))
     if not len(records):
         records = waits  # not every recorder writes them; torch records right before it waits
-    launch = _Timeline(trace, calls)
+    launch = CallTimeline(trace, calls)
     position = position[launch.order]
     stream = streams.stream[position]
     found = launch.after(trace.lane[waits], trace.start_ns[waits])
     waits, found = waits[found >= 0], found[found >= 0]
-    record = _Timeline(trace, records)
+    record = CallTimeline(trace, records)
     which = record.before(trace.lane[waits], trace.start_ns[waits] + 1)
     as_of = np.where(which >= 0, record.start_ns[np.maximum(which, 0)], trace.start_ns[waits])
     # what the thread launched last, before the event was recorded, on another stream
@@ -88,7 +88,7 @@ def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
 
 
 def _several(
-    launch: _Timeline, stream: Ints, wait_ns: Ints, before: Ints, found: Ints, known: Mask
+    launch: CallTimeline, stream: Ints, wait_ns: Ints, before: Ints, found: Ints, known: Mask
 ) -> tuple[Ints, Ints]:
     """Return more (source, target) launches where several waits come before one launch.
 
@@ -184,31 +184,6 @@ def timed(trace: Trace, streams: Streams, ready_ns: Ints) -> CrossEdges:
     tail = np.concatenate(tails)
     lag = np.minimum(WAIT_LAG_NS, streams.start_ns[target] - streams.end_ns[source])
     return CrossEdges(source, target, lag, tail)
-
-
-class _Timeline:
-    def __init__(self, trace: Trace, rows: Ints) -> None:
-        self.order = np.lexsort((trace.start_ns[rows], trace.lane[rows]))
-        rows = rows[self.order]
-        self.lane, self.start_ns = trace.lane[rows], trace.start_ns[rows]
-        self._base = int(trace.start_ns.min())
-        self._span = int(trace.end_ns.max()) - self._base + 3
-        self._keys = self._key(self.lane, self.start_ns)
-
-    def _key(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
-        return lane.astype(np.int64) * self._span + (times_ns - self._base)
-
-    def before(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
-        """Return the index of the last call of a thread before each time, -1 without one."""
-        index = np.searchsorted(self._keys, self._key(lane, times_ns), side="left") - 1
-        hit = (index >= 0) & (self.lane[np.maximum(index, 0)] == lane)
-        return np.where(hit, index, -1)
-
-    def after(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
-        """Return the index of the first call of a thread after each time, -1 without one."""
-        index = np.searchsorted(self._keys, self._key(lane, times_ns), side="right")
-        at = np.minimum(index, len(self._keys) - 1)
-        return np.where((index < len(self._keys)) & (self.lane[at] == lane), at, -1)
 
 
 def _last_of_call(streams: Streams, calls: Ints, stream: Ints) -> Ints:

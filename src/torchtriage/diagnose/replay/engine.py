@@ -383,7 +383,7 @@ def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:
     """Return runs (lane, first node, one past the last) in order, and edges that close circles."""
     first = graph.lane_first
     lane_of = graph.lane_of()
-    needs = _needs(graph, lane_of)
+    needs = [_needs_of(graph, lane_of, lane, np.empty(0, np.int64)) for lane in range(graph.n_lanes)]
     done = first[:-1].tolist()
     ends = first[1:].tolist()
     runs: list[tuple[int, int, int]] = []
@@ -434,12 +434,8 @@ def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:
             queued[item] = True
 
 
-def _needs(graph: Graph, lane_of: Ints) -> list[list[tuple[int, Ints, Ints]]]:
-    """Return per lane: other lane, targets, and the running maximum of what they need of it."""
-    return [_needs_of(graph, lane_of, lane, np.empty(0, np.int64)) for lane in range(graph.n_lanes)]
-
-
 def _needs_of(graph: Graph, lane_of: Ints, lane: int, cut: Ints) -> list[tuple[int, Ints, Ints]]:
+    """Return for each other lane: targets, and the running maximum of what they need of it."""
     edges = np.arange(*np.searchsorted(graph.target, [graph.lane_first[lane], graph.lane_first[lane + 1]]))
     edges = edges[~np.isin(edges, cut)] if len(cut) else edges
     source_lane = lane_of[graph.source[edges]]

@@ -18,17 +18,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
-from torchtriage.diagnose.replay.blocking import (
-    COPY,
-    DEVICE,
-    EVENT,
-    LAUNCH,
-    MEMORY,
-    QUEUE,
-    STREAM,
-    Blocking,
-    find_blocking,
-)
+from torchtriage.diagnose.replay.blocking import Blocking, EdgeKind, find_blocking
 from torchtriage.diagnose.replay.cross import CrossEdges, paired, timed
 from torchtriage.diagnose.replay.streams import Streams, device_streams
 from torchtriage.diagnose.replay.threads import Threads, host_threads
@@ -57,39 +47,9 @@ class NodeKind(IntEnum):
     """A loader's workers make the next batch."""
 
 
-class EdgeKind(IntEnum):
-    """Why a node had to wait for another; program order and stream order are the lanes."""
-
-    CLOCK = 0
-    LAUNCH = 1
-    STREAM_SYNC = 2
-    DEVICE_SYNC = 3
-    EVENT_SYNC = 4
-    COPY = 5
-    MEMORY = 6
-    BLOCKING_LAUNCH = 7
-    QUEUE = 8
-    RECORDED = 9
-    TIMED = 10
-    TAIL = 11
-    HAND_OFF = 12
-    BATCH = 13
-    COLLECTIVE = 14
-
-
 CONFIDENCE = np.array([1.0, 1.0, 0.9, 1.0, 0.9, 1.0, 0.8, 1.0, 0.8, 0.9, 0.5, 0.4, 0.8, 0.7, 0.9], np.float64)
 """Per kind of edge: 1 is written in the trace, below 0.6 is a guess from coinciding times."""
 
-_WAIT_EDGE = np.zeros(7, np.uint8)
-_WAIT_EDGE[[DEVICE, STREAM, EVENT, COPY, MEMORY, LAUNCH, QUEUE]] = [
-    EdgeKind.DEVICE_SYNC,
-    EdgeKind.STREAM_SYNC,
-    EdgeKind.EVENT_SYNC,
-    EdgeKind.COPY,
-    EdgeKind.MEMORY,
-    EdgeKind.BLOCKING_LAUNCH,
-    EdgeKind.QUEUE,
-]
 ENOUGH = 10
 """Samples before a kind of launch has lags of its own."""
 LAUNCH_NS, GAP_NS = 8_000, 1_000
@@ -274,7 +234,7 @@ def build(trace: Trace) -> Graph:
     wait_row = blocking.row[waits.wait]
     target, _ = anchors.find(trace.lane[wait_row].astype(np.int64), trace.end_ns[wait_row])
     source = np.where(waits.from_start, entry[waits.position], body[waits.position])
-    edges.add(source, target + 1, waits.lag_ns, _WAIT_EDGE[blocking.what[waits.wait]])
+    edges.add(source, target + 1, waits.lag_ns, blocking.what[waits.wait])
     # thread to thread
     first_nodes = anchors.first_nodes()
     if len(hand.to_lane):

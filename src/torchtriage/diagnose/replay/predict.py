@@ -343,7 +343,7 @@ class ReplayModel:
         for edit in edits:
             rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
             works = self.trace.works[rows]
-            node = self._work_node[rows[works]].astype(np.int64)
+            node = self._node_of[NodeKind.WORK][rows[works]].astype(np.int64)
             left_work, work = left[works][node >= 0], rows[works][node >= 0]
             node = node[node >= 0]
             other, left_other = rows[~works], left[~works]
@@ -437,7 +437,7 @@ class ReplayModel:
                     continue
                 a, b = self._host_lanes[lane]
                 mine = rows[trace.lane[rows] == lane]
-                spans = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]) - graph.origin_ns)
+                spans = intervals.union(trace.spans_of(mine) - graph.origin_ns)
                 new = intervals.subtract(spans, taken.get(lane, intervals.EMPTY))
                 taken[lane] = intervals.union(np.concatenate([taken.get(lane, intervals.EMPTY), spans]))
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
@@ -489,19 +489,13 @@ class ReplayModel:
         return out
 
     @cached_property
-    def _work_node(self) -> NDArray[np.int32]:
-        """int32[rows]: node of each piece of device work, -1 for other rows."""
-        return self._nodes_of(NodeKind.WORK)
-
-    @cached_property
-    def _wait_node(self) -> NDArray[np.int32]:
-        """int32[rows]: node of each waiting call, -1 for other rows."""
-        return self._nodes_of(NodeKind.WAIT)
-
-    def _nodes_of(self, kind: NodeKind) -> NDArray[np.int32]:
-        out = np.full(len(self.trace), -1, np.int32)
-        nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
-        out[self.graph.row[nodes]] = nodes
+    def _node_of(self) -> dict[NodeKind, NDArray[np.int32]]:
+        """int32[rows] each: node of a row's device work, and of a waiting call; -1 for other rows."""
+        out = {}
+        for kind in (NodeKind.WORK, NodeKind.WAIT):
+            nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
+            out[kind] = np.full(len(self.trace), -1, np.int32)
+            out[kind][self.graph.row[nodes]] = nodes
         return out
 
     def _wait_nodes(self, rows: Ints) -> Ints:
@@ -511,7 +505,7 @@ class ReplayModel:
         asked[rows] = True
         pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
-        nodes: Ints = self._wait_node[every].astype(np.int64)
+        nodes: Ints = self._node_of[NodeKind.WAIT][every].astype(np.int64)
         return nodes[nodes >= 0]
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.trace import Trace
 
-__all__ = ["BEFORE_EVERYTHING", "Streams", "device_streams"]
+__all__ = ["BEFORE_EVERYTHING", "CallTimeline", "Streams", "device_streams"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -102,3 +102,31 @@ def device_streams(trace: Trace) -> Streams:
     return Streams(
         trace, row, stream, trace.start_ns[row], trace.end_ns[row], call, launch, first, lane.astype(np.int64), device
     )
+
+
+class CallTimeline:
+    """Calls by thread and time; ``order`` : where each of the given rows is."""
+
+    def __init__(self, trace: Trace, rows: Ints) -> None:
+        """Sort the calls."""
+        self.order = np.lexsort((trace.start_ns[rows], trace.lane[rows]))
+        rows = rows[self.order]
+        self.lane, self.start_ns = trace.lane[rows], trace.start_ns[rows]
+        self._base = int(trace.start_ns.min())
+        self._span = int(trace.end_ns.max()) - self._base + 3
+        self._keys = self._key(self.lane, self.start_ns)
+
+    def _key(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
+        return lane.astype(np.int64) * self._span + (times_ns - self._base)
+
+    def before(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
+        """Return the index of the last call of a thread before each time, -1 without one."""
+        index = np.searchsorted(self._keys, self._key(lane, times_ns), side="left") - 1
+        hit = (index >= 0) & (self.lane[np.maximum(index, 0)] == lane)
+        return np.where(hit, index, -1)
+
+    def after(self, lane: NDArray[np.integer], times_ns: Ints) -> Ints:
+        """Return the index of the first call of a thread after each time, -1 without one."""
+        index = np.searchsorted(self._keys, self._key(lane, times_ns), side="right")
+        at = np.minimum(index, len(self._keys) - 1)
+        return np.where((index < len(self._keys)) & (self.lane[at] == lane), at, -1)

@@ -100,7 +100,7 @@ def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
     out = []
     for number in lanes.tolist():
         mine = rows[slice(*np.searchsorted(lane, [number, number + 1]))]
-        spans = intervals.spans(trace.start_ns[mine], trace.end_ns[mine])
+        spans = trace.spans_of(mine)
         # an event below the resolution still happened
         spans[:, 1] = np.maximum(spans[:, 1], spans[:, 0] + 1)
         out.append(intervals.union(spans))
@@ -121,7 +121,7 @@ def _batches(trace: Trace, main: int, calls: Ints, blocking_row: Ints) -> Spans:
     rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(_NEXT) & (trace.lane == main))
     least = max(STARVED_NS, int(STARVED_SHARE * trace.steps.wall_ns))
     rows = rows[trace.dur_ns[rows] > least]
-    spans = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    spans = trace.time_of(rows)
     if not len(spans):
         return spans
     # what launches or waits for the device in there is more than waiting for workers

@@ -385,13 +385,13 @@ def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
         return launches[:0]
     bar = max(STALL_NS, STALL_RATIO * float(np.median(trace.dur_ns[launches])))
     slow = launches[trace.dur_ns[launches] > bar]
-    spans = intervals.spans(trace.start_ns[slow], trace.end_ns[slow])
+    spans = trace.spans_of(slow)
     busy = intervals.covered(spans, trace.devices[0].busy)
     return slow[2 * busy < trace.dur_ns[slow]]
 
 
 def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:
-    spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
+    spans = trace.spans_of(rows)
     return intervals.length(_in_window(trace, spans))
 
 

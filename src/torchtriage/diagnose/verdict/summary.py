@@ -299,16 +299,12 @@ def _shown(path: CriticalPath) -> list[PathPiece]:
         held = np.minimum(path.finish_ns[inside], b) - np.maximum(path.begin_ns[inside], a)
         one = first + int(np.argmax(held))
         before = out[-1][0] if out else -1
-        if before >= 0 and _alike(path, before, one):
+        if before >= 0 and path.lane[before] == path.lane[one] and path.kind[before] == path.kind[one]:
             lengths = path.finish_ns[[before, one]] - path.begin_ns[[before, one]]
             out[-1] = (before if lengths[0] >= lengths[1] else one, out[-1][1], b)
         else:
             out.append((one, a, b))
     return [_piece(path, *item) for item in out]
-
-
-def _alike(path: CriticalPath, one: int, two: int) -> bool:
-    return bool(path.lane[one] == path.lane[two] and path.kind[one] == path.kind[two])
 
 
 def _piece(path: CriticalPath, index: int, start_ns: int, end_ns: int) -> PathPiece:

@@ -54,7 +54,8 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
     free = judged
     served: list[tuple[Share, Spans]] = []
     ordered = sorted(
-        claims, key=lambda item: (id(item[1]) in last, item[0].order, -_plain_sum(item[1].spans), item[1].message)
+        claims,
+        key=lambda item: (id(item[1]) in last, item[0].order, -int(np.diff(item[1].spans).sum()), item[1].message),
     )
     for pattern, claim in ordered:
         field_of_play = intervals.intersect(judged, _class_time(trace, claim))
@@ -105,10 +106,6 @@ def _class_time(trace: Trace, claim: Claim) -> Spans:
         # a copy's cost includes the idle time it causes
         return intervals.union(np.concatenate([device.copies, device.idle]))
     return device.busy
-
-
-def _plain_sum(spans: Spans) -> int:
-    return int((spans[:, 1] - spans[:, 0]).sum())
 
 
 def _disjoint(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:

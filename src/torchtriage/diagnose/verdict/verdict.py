@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from torchtriage.core.finding import (
     Severity,
     rank_order,
 )
+from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
@@ -34,12 +35,12 @@ from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.doctor import examine
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
-from torchtriage.diagnose.verdict.result import SCHEMA, Result, Suspicion, TraceFacts
+from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
 
-__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "AsRecorded", "Places", "diagnose"]
+__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
 
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
@@ -48,45 +49,10 @@ MAX_EXAMPLES = 3
 Ints = NDArray[np.int64]
 
 
-class Places(Protocol):
-    """Says where in the user's code a host row is."""
+def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None) -> Result:
+    """Analyse a trace; options about reading and source files have been followed already.
 
-    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
-        """Return the user's frames around a row, innermost first."""
-
-    def module(self, trace: Trace, row: int) -> str:
-        """Return the path of the module a row is in, empty outside."""
-
-    def notes(self) -> tuple[Note, ...]:
-        """Return what could not be told, and why."""
-
-
-class AsRecorded:
-    """The names in the recording, and nothing else."""
-
-    def stack(self, trace: Trace, row: int) -> tuple[Frame, ...]:
-        """Return the user's frames around a row, innermost first."""
-        return user_stack(trace, row)
-
-    def module(self, trace: Trace, row: int) -> str:
-        """Return the classes of the modules a row is in."""
-        return module_path(trace, row)
-
-    def notes(self) -> tuple[Note, ...]:
-        """Return nothing: what was recorded is all there is."""
-        return ()
-
-
-def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Places | None = None) -> Result:
-    """Analyse a trace.
-
-    Parameters
-    ----------
-    trace : Trace
-    options : Options
-        Those about reading and source files have been followed already.
-    places : Places, optional
-        Knows more about frames than their recorded names; nothing here opens a source file.
+    ``places`` : knows more about frames than their recorded names; nothing here opens a source file.
     """
     from torchtriage.core.version import __version__
 
@@ -112,7 +78,7 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Places | None
         pricing = Pricing.of(trace, notes, options.step_ms)
         gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
         claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
-        findings, joint = _judge(pricing, claims, options.min_share, places or AsRecorded())
+        findings, joint = _judge(pricing, claims, options.min_share, places)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     summary = None if refused else summarise(trace)
@@ -137,16 +103,13 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Places | None
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
         critical_path=summarise_path(trace) if pricing and pricing.replayed else None,
-        suspicions=_suspicions(trace, findings) if options.detector and not refused else (),
     )
+    if options.detector and not refused:
+        # only who asks for the detector waits for it to load
+        from torchtriage.diagnose.verdict.detector_hints import suspicions
+
+        result = replace(result, suspicions=suspicions(trace, findings))
     return replace(result, verdict=sentences(trace, result, options.min_share))
-
-
-def _suspicions(trace: Trace, findings: Sequence[Finding]) -> tuple[Suspicion, ...]:
-    # only who asks for the detector waits for it to load
-    from torchtriage.diagnose.verdict.detector_hints import suspicions
-
-    return suspicions(trace, findings)
 
 
 # -- patterns ----------------------------------------------------------------------------------
@@ -211,7 +174,7 @@ def _sound(trace: Trace, claim: Claim) -> Claim:
 
 
 def _judge(
-    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Places
+    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Locator | None
 ) -> tuple[list[Finding], Cost | None]:
     trace = pricing.trace
     predictions = pricing.predict([claim for _, claim in claims])
@@ -248,7 +211,7 @@ def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
 
 
 def _finding(
-    pricing: Pricing, share: Share, entry: PatternEntry, cost: Cost | None, min_share: float, places: Places
+    pricing: Pricing, share: Share, entry: PatternEntry, cost: Cost | None, min_share: float, places: Locator | None
 ) -> Finding | None:
     trace, claim, pattern = pricing.trace, share.claim, share.pattern
     at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
@@ -301,7 +264,7 @@ def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Seve
     return "medium" if middle >= MEDIUM_SHARE else "low"
 
 
-def _place(trace: Trace, share: Share, places: Places) -> Place:
+def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
     claim = share.claim
     rows = claim.rows
     anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
@@ -316,8 +279,8 @@ def _place(trace: Trace, share: Share, places: Places) -> Place:
             for item in reversed(chain[:8])
             if not trace.name_of(item).startswith("ProfilerStep#")
         )
-        stack = places.stack(trace, host)
-        module = places.module(trace, host)
+        stack = user_stack(trace, host) if places is None else places.stack(trace, host)
+        module = module_path(trace, host) if places is None else places.module(trace, host)
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]

@@ -84,7 +84,7 @@ def attribute(before: Account, after: Account) -> ChangeAttribution:
         for i, run in enumerate((before, after))
     ]
     matrices = [(pairs[key][0].time_ns, pairs[key][1].time_ns) for key in order]
-    bars = np.array([slack[_domain(key.time_class)] - 1 for key in order]) * np.minimum(*means)
+    bars = np.array([slack["host" if key.time_class in _HOST else "device"] - 1 for key in order]) * np.minimum(*means)
     total = _change(
         before.mean_ns,
         after.mean_ns,
@@ -112,10 +112,6 @@ def attribute(before: Account, after: Account) -> ChangeAttribution:
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
     return ChangeAttribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
-
-
-def _domain(time_class: str) -> str:
-    return "host" if time_class in _HOST else "device"
 
 
 def _yardsticks(before: Account, after: Account) -> tuple[dict[str, float], dict[str, float]]:

@@ -197,7 +197,7 @@ def _work(
     """Return the time of some work rows; where rows overlap, the one that began first has it."""
     trace = owners.trace
     rows = device.rows[mask]
-    spans = intervals.spans(trace.start_ns[rows], trace.end_ns[rows])
+    spans = trace.spans_of(rows)
     reach = np.maximum.accumulate(spans[:, 1])
     spans[1:, 0] = np.maximum(spans[1:, 0], reach[:-1])
     keep = spans[:, 1] > spans[:, 0]

@@ -82,7 +82,9 @@ def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result |
     return Comparison(
         schema=COMPARISON_SCHEMA,
         version=__version__,
-        verdict=_refusal(reasons) if attribution is None else _verdict(attribution, found, promise, notes, runs),
+        verdict=_refusal(reasons)
+        if attribution is None
+        else (_what_changed(attribution.total, runs[0].per), _causes(attribution), _trust(found, promise, notes, runs)),
         comparable=attribution is not None,
         reasons=reasons,
         limits=() if attribution is None else notes,
@@ -142,16 +144,6 @@ def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
         f"Also: {more}." if more else "There is no other reason.",
         f"{first.fix[:1].upper()}{first.fix[1:]}.",
     )
-
-
-def _verdict(
-    attribution: ChangeAttribution,
-    found: tuple[FindingChange, ...],
-    promise: Promise | None,
-    notes: tuple[Note, ...],
-    runs: tuple[ComparedRun, ComparedRun],
-) -> tuple[str, str, str]:
-    return (_what_changed(attribution.total, runs[0].per), _causes(attribution), _trust(found, promise, notes, runs))
 
 
 def _what_changed(total: TimeChange, per: str) -> str:

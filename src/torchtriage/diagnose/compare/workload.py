@@ -425,7 +425,7 @@ def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:
     step_of = trace.steps.of_host(rows)
     inside = rows[trace.steps.in_steady(step_of)]
     wall = max(int((trace.steps.judged[:, 1] - trace.steps.judged[:, 0]).sum()), 1)
-    spans = intervals.union(intervals.spans(trace.start_ns[inside], trace.end_ns[inside]))
+    spans = trace.time_of(inside)
     return intervals.length(spans) > COLD_SHARE * wall
 
 

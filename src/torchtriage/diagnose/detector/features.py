@@ -57,22 +57,6 @@ _SHAPE = (
     "phase loader",
 )
 _REPEAT = ("same op again", "distinct ops", "same inputs again", "in a period", "passes in step")
-_INPUTS = (
-    "double",
-    "half",
-    "integer",
-    "batch of one",
-    "small",
-    "large",
-    "log elements",
-    "rows last",
-    "layouts differ",
-    "known inputs",
-    "tracked",
-    "tracked without backward",
-    "norm by batch without backward",
-    "inputs grow",
-)
 _OF_DETAIL = (
     "double",
     "half",
@@ -83,6 +67,14 @@ _OF_DETAIL = (
     "log elements",
     "rows last",
     "layouts differ",
+)
+_INPUTS = (
+    *_OF_DETAIL,
+    "known inputs",
+    "tracked",
+    "tracked without backward",
+    "norm by batch without backward",
+    "inputs grow",
 )
 _TOLD = ("known", "elements", "double", "half", "integer", "batch of one", "rows last", "layouts differ")
 _FRAMES = ("depth", "frames per ms")
@@ -227,12 +219,6 @@ class _Windows:
         return logarithm
 
 
-def _step_of(trace: Trace, times_ns: Ints) -> Ints:
-    steps = trace.steps
-    spans = intervals.spans(steps.host_start_ns, steps.host_end_ns)
-    return intervals.owner(spans, times_ns)
-
-
 def _about(trace: Trace) -> Floats:
     names = [trace.names[code] for code in distinct(trace.name[trace.hosts]).tolist()]
     backward = any(name.startswith("autograd::engine") or "Backward" in name for name in names)
@@ -311,7 +297,7 @@ def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, 
 
     def phase(*names: str) -> Floats:
         chosen = rows[np.isin(codes, [HOST.index(name) for name in names])]
-        return windows.share(intervals.union(intervals.spans(trace.start_ns[chosen], trace.end_ns[chosen])))
+        return windows.share(trace.time_of(chosen))
 
     return {
         "op depth": _ratio(windows.total(window, depth[rows[at]]), n_ops),
@@ -345,7 +331,8 @@ def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
     pairs = distinct(window[inside] * len(trace.names) + name[inside])
     n_kinds = windows.total(pairs // len(trace.names))
     # the same call with the same inputs, how often in its step?
-    step = _step_of(trace, trace.start_ns[rows])
+    steps = trace.steps
+    step = intervals.owner(intervals.spans(steps.host_start_ns, steps.host_end_ns), trace.start_ns[rows])
     call = np.unique(name * (len(trace.details) + 1) + detail + 1, return_inverse=True)[1]
     in_step = step * (int(call.max(initial=0)) + 1) + call
     _, which, times = np.unique(in_step, return_inverse=True, return_counts=True)
@@ -533,9 +520,7 @@ def _device(trace: Trace, windows: _Windows) -> Columns:
         "device launches per ms": windows.per_ms(launches[launches >= 0]),
         "device log launch delay": _ratio(windows.total(window, np.log1p(delay)), n_works),
         "device log queue": _ratio(windows.total(window, np.log1p(queued)), n_works),
-        "device blocking calls": windows.share(
-            intervals.union(intervals.spans(trace.start_ns[blocking], trace.end_ns[blocking]))
-        ),
+        "device blocking calls": windows.share(trace.time_of(blocking)),
         "device short kernels": _ratio(windows.total(window[trace.dur_ns[rows[at]] < 5_000]), n_works),
         "device pageable copies": _ratio(windows.total(window[pageable]), n_works),
         "device copies per ms": windows.per_ms(window[copies]),

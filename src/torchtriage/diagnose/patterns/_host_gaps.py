@@ -19,7 +19,7 @@ _LOADER = r"^enumerate\(DataLoader\)#"
 def between_ops(trace: Trace) -> Spans:
     """Return the longer stretches of the judged steps in which no thread was inside an operator."""
     rows = np.flatnonzero(trace.kind == Kind.OP)
-    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    work = trace.time_of(rows)
     free = intervals.subtract(trace.steps.judged, work)
     return free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
 
@@ -28,7 +28,7 @@ def loaders_and_first_use(trace: Trace) -> Spans:
     """Return the time of loaders and of what happens once, which other patterns judge."""
     loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
     rows = np.concatenate([np.flatnonzero(loaders), trace.steps.first_use])
-    return intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    return trace.time_of(rows)
 
 
 def has_its_place(trace: Trace, spans: Spans) -> bool:

@@ -134,7 +134,7 @@ def _activity(trace: Trace, owner: Ints, spans: Spans) -> NDArray[np.int8]:
     activity = kind[owner]
     pauses = np.flatnonzero(trace.matching(_GC) & (trace.kind == Kind.PYTHON))
     if len(pauses):
-        cover = intervals.union(intervals.spans(trace.start_ns[pauses], trace.end_ns[pauses]))
+        cover = trace.time_of(pauses)
         inside = 2 * intervals.covered(spans, cover) > spans[:, 1] - spans[:, 0]
         activity[inside & (activity != COMM)] = GC
     return activity

@@ -65,14 +65,21 @@ def judge(
     notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
     if straggler is not None and not refused:
         # exposed communication that is all waiting is the straggler's
-        gone = [finding for finding in findings if finding.family == "comm" and _is_free(finding)]
+        gone = [
+            finding for finding in findings if finding.family == "comm" and finding.cost and finding.cost.high_ms == 0
+        ]
         findings = [finding for finding in findings if finding not in gone]
         found = straggler_finding(ranks, numbers, job, straggler, waits, findings)
         if scale != 1.0:
             found = replace(found, cost=_scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
-    findings = [finding for finding in findings if _worth(finding, min_share)]
+    # what is left out of a trace's own report never gets here, so a finding without time stays
+    findings = [
+        finding
+        for finding in findings
+        if finding.cost is None or finding.cost.high_ms == 0 or finding.cost.share_high >= min_share
+    ]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
     result = JobResult(
@@ -81,7 +88,7 @@ def judge(
         verdict=("", "", ""),
         healthy=not refused
         and measured
-        and all(_calm(result) for result in results)
+        and all((result.healthy or result.findings) and not result.crashes for result in results)
         and all(finding.severity == "note" for finding in findings)
         and all(note.level == "info" for note in notes),
         refused=refused,
@@ -101,21 +108,7 @@ def judge(
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
         checked=checked,
     )
-    return replace(result, verdict=_verdict(result, waits, matches, min_share))
-
-
-def _calm(result: Any) -> bool:
-    return bool(result.healthy or result.findings) and not result.crashes
-
-
-def _is_free(finding: Finding) -> bool:
-    return finding.cost is not None and finding.cost.high_ms == 0
-
-
-def _worth(finding: Finding, min_share: float) -> bool:
-    cost = finding.cost
-    # what is left out of a trace's own report never gets here, so a finding without time stays
-    return cost is None or cost.high_ms == 0 or cost.share_high >= min_share
+    return replace(result, verdict=_verdict(result, matches, min_share))
 
 
 def _scaled(cost: Cost | None, scale: float) -> Cost | None:
@@ -442,7 +435,7 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
     return f"Nothing found that costs {format_share(min_share)} of a step or more."
 
 
-def _verdict(result: JobResult, waits: Waiting, matches: Matches, min_share: float) -> tuple[str, str, str]:
+def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str, str, str]:
     n = len(result.ranks)
     if result.refused:
         first = next(note for note in result.notes if note.level == "refuse")
@@ -476,5 +469,4 @@ def _verdict(result: JobResult, waits: Waiting, matches: Matches, min_share: flo
         f"{result.n_matches} collectives matched in {groups} process"
         f" group{'s' * (groups != 1)}{ends}; {checked_clause(result)}"
     )
-    del waits
     return where, costliest, f"{trust}."

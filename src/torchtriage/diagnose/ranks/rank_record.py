@@ -355,7 +355,7 @@ def _n_ops(trace: Trace, pieces: Pieces, start_ns: Ints) -> Ints:
 def _exposed(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> Spans:
     if device:
         return trace.devices[0].comm_only
-    held = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+    held = trace.time_of(rows)
     return intervals.intersect(held, pieces.idle)
 
 

@@ -24,20 +24,9 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.compiled_regions import Regions, find_regions
 from torchtriage.core.trace.frames import is_user_frame, parse_frame
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import (
-    Claim,
-    Claims,
-    Edit,
-    Fix,
-    Ints,
-    Kind,
-    Mask,
-    Pattern,
-    Spans,
-    Trace,
-    most_frequent,
-)
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Spans, Trace, most_frequent
 
 PATTERN = Pattern.of(__name__, "CMP030", "A compiled function is split into several graphs", order=342, needs="ops")
 FIX = Fix(
@@ -79,15 +68,14 @@ def find(trace: Trace) -> Claims:
     lines = _lines(trace, resumed)
     at = f", at {', '.join(lines[:3])}" if lines else ""
     left = 1 - intervals.length(host) / max(int(trace.dur_ns[outer].sum()), 1)
-    yield Claim(
-        message=f"{format_count(calls, 'call')} of compiled code {steps.per} {'is' if calls == 1 else 'are'} split"
+    yield host_claim(
+        trace,
+        f"{format_count(calls, 'call')} of compiled code {steps.per} {'is' if calls == 1 else 'are'} split"
         f" into {format_count(calls + count)} graphs{at}; the host spends {format_ns(host_ns)} of"
         f" {format_ns(steps.wall_ns)} between graphs",
+        inner,
+        spans,
         certainty="certain" if lines else "likely",
-        rows=inner,
-        spans=spans,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle" if trace.devices else "host",
         method="from the end of one graph to the start of the next, without operators in between",
         evidence={
             "n_graphs_per_step": calls + count,
@@ -96,7 +84,6 @@ def find(trace: Trace) -> Claims:
             "median_seam_ms": ms(float(np.median(seams[:, 1] - seams[:, 0]))),
             **({"breaks_at": lines[:5]} if lines else {}),
             "ops_at_breaks": _ops_at(regions, seams),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=trace.longest(resumed) if lines else int(inner[0]),
         edits=(Edit("shrink", outer, 1 - (1 - left) / trace.origin.inflation, best=left),),

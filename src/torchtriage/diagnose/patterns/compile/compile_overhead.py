@@ -19,7 +19,8 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.trace.compiled_regions import Regions, find_regions
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns._host_time import host_claim
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Kind, Pattern, Spans, Trace
 
 PATTERN = Pattern.of(__name__, "CMP032", "Guards and wrappers dominate small compiled graphs", order=343, needs="ops")
 FIX = Fix(
@@ -77,17 +78,16 @@ def find(trace: Trace) -> Claims:
     pauses = _between(regions, whole) if many else intervals.EMPTY
     perhaps = np.concatenate([pauses, regions.time_of(graphs)]) if small else pauses
     more = intervals.subtract(_at_stake(trace, intervals.union(perhaps)), sure)
-    surely = (1 - 1 / n_calls if many else 0.5) / trace.origin.inflation
+    surely = 1 - 1 / n_calls if many else 0.5
     at_stake = outside_ns if many else guards_ns
-    yield Claim(
-        message=f"{format_count(n_calls, 'call')} of compiled code {steps.per}"
+    yield host_claim(
+        trace,
+        f"{format_count(n_calls, 'call')} of compiled code {steps.per}"
         f" {'spends' if n_calls == 1 else 'spend'} {format_ns(outside_ns)} of {format_ns(whole_ns)}"
         f" ({format_share(outside_ns / whole_ns)}) in guards and wrappers",
-        certainty="likely",
-        rows=calls,
-        spans=np.concatenate([sure, more]),
-        gain_low=np.append(np.full(len(sure), surely), np.zeros(len(more))),
-        time_class="idle" if trace.devices else "host",
+        calls,
+        np.concatenate([sure, more]),
+        gain=np.append(np.full(len(sure), surely), np.zeros(len(more))),
         method=(
             "host time of look-ups and regions outside graphs" if many else "host time of look-ups; low half of it"
         ),
@@ -97,7 +97,6 @@ def find(trace: Trace) -> Claims:
             "compiled_code_ms_per_step": ms(whole_ns),
             "guards_ms_per_step": ms(guards_ns),
             "overhead_ms_per_call": ms(outside_ns / max(n_calls, 1)),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=trace.longest(calls),
         fix=FIX if many else _FIX_GUARDS,

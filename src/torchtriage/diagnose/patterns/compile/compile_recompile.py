@@ -20,6 +20,7 @@ import numpy as np
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.compiled_regions import Regions, find_regions, next_on_lane
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Pattern, Trace, given
 
@@ -90,13 +91,12 @@ def _again(trace: Trace, regions: Regions, rows: Ints, after: Ints, frame: int, 
     numbers = {"frame": frame, "versions": [int(versions.min()), int(versions.max())]} if frame >= 0 else {}
     judged_ns = steps.judged_ns(spans) / steps.n_steady
     shapes = _first_shapes(trace, after)
-    return Claim(
-        message=f"compiled code is compiled again {where}, {format_ns(each_ns)} each time",
+    return host_claim(
+        trace,
+        f"compiled code is compiled again {where}, {format_ns(each_ns)} each time",
+        rows,
+        spans,
         certainty="certain" if frame >= 0 else "likely",
-        rows=rows,
-        spans=spans,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle" if trace.devices else "host",
         method="compilations in the analysed steps",
         evidence={
             "n_recompilations": len(rows),
@@ -105,7 +105,6 @@ def _again(trace: Trace, regions: Regions, rows: Ints, after: Ints, frame: int, 
             "compilation_ms_per_step": ms(judged_ns),
             **numbers,
             **given(input_shapes=shapes),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=trace.longest(rows),
         always=True,

@@ -20,6 +20,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.compiled_regions import find_regions
 from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.units import format_count, format_ns, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Pattern, Trace
 
@@ -60,21 +61,14 @@ def _recorded(trace: Trace) -> Claim | None:
         return None
     spans = trace.time_of(rows)
     each_ns = float(np.median(trace.dur_ns[rows]))
-    return Claim(
-        message=f"CUDA graphs are recorded again in {len(times)} of {format_count(len(steps) - 1, 'later step')},"
+    return host_claim(
+        trace,
+        f"CUDA graphs are recorded again in {len(times)} of {format_count(len(steps) - 1, 'later step')},"
         f" {format_ns(each_ns)} each time",
-        certainty="likely",
-        rows=rows,
-        spans=spans,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle",
+        rows,
+        spans,
         method="device idle time inside the recordings of the analysed steps",
-        evidence={
-            "n_recordings": len(rows),
-            "n_steps_with_recording": len(times),
-            "median_recording_ms": ms(each_ns),
-            "profiler_inflation": trace.origin.inflation,
-        },
+        evidence={"n_recordings": len(rows), "n_steps_with_recording": len(times), "median_recording_ms": ms(each_ns)},
         anchor=trace.longest(rows),
         always=True,
         edits=(Edit("drop", rows),),
@@ -100,20 +94,17 @@ def _skipped(trace: Trace) -> Claim | None:
     mine = np.isin(trace.links.call[gaps.next_row], launches) & (gaps.blame == HOST_LATE)
     spans = gaps.spans[mine]
     idle_ns = steps.judged_ns(spans)
-    return Claim(
-        message=f"{format_count(count, 'launch', 'launches')} {steps.per} from compiled graphs that were to be"
+    return host_claim(
+        trace,
+        f"{format_count(count, 'launch', 'launches')} {steps.per} from compiled graphs that were to be"
         f" replayed; the GPU waits {format_ns(idle_ns / steps.n_steady)} for them",
-        certainty="likely",
-        rows=launches,
-        spans=spans,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle",
+        launches,
+        spans,
         method="host-late gaps before the kernels of compiled graphs",
         evidence={
             "n_launches_per_step": count,
             "gpu_idle_ms_per_step": ms(idle_ns / steps.n_steady),
             "n_graph_calls_per_step": steps.median_count(steps.of_host(np.flatnonzero(regions.graphs))),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(frames[0]),
         edits=(Edit("shrink", launches, 1 - 1 / trace.origin.inflation, best=0.0),),

@@ -16,20 +16,10 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._readbacks import TRANSFER_OPS
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
-from torchtriage.diagnose.patterns.base import (
-    Claim,
-    Claims,
-    Edit,
-    Fix,
-    Ints,
-    Kind,
-    Pattern,
-    Trace,
-    given,
-    most_frequent,
-)
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Pattern, Trace, given, most_frequent
 
 PATTERN = Pattern.of(__name__, "CPY010", "Many small copies", order=360, needs="device runtime ops")
 FIX = Fix(
@@ -70,14 +60,13 @@ def find(trace: Trace) -> Claims:
     steady = steps.in_steady(step_of)
     host_ns = int(trace.dur_ns[distinct(holder[steady])].sum()) / steps.n_steady
     idle_ns = steps.judged_ns(lost)
-    yield Claim(
-        message=f"{format_count(count, 'copy', 'copies')} below 64 KiB {steps.per}, {format_share(share)} of all GPU"
+    yield host_claim(
+        trace,
+        f"{format_count(count, 'copy', 'copies')} below 64 KiB {steps.per}, {format_share(share)} of all GPU"
         f" events, take {format_ns(host_ns)} of the host",
+        copies,
+        lost,
         certainty="likely" if count >= MANY else "hint",
-        rows=copies,
-        spans=lost,
-        gain_low=1 / trace.origin.inflation,
-        time_class="idle",
         method="host-late idle time up to the next launched work, capped by the copying operators",
         evidence={
             "n_copies_per_step": count,
@@ -88,7 +77,6 @@ def find(trace: Trace) -> Claims:
             "max_copy_bytes": int(sizes.max()),
             "ops": most_frequent(trace, holder),
             **given(call_sites=call_sites(trace, calls)),
-            "profiler_inflation": trace.origin.inflation,
         },
         anchor=int(calls[0]),
         edits=(Edit("drop", distinct(np.concatenate([holder, copies]))),),

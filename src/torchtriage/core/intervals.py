@@ -14,6 +14,7 @@ __all__ = [
     "Spans",
     "clip",
     "covered",
+    "disjoint",
     "intersect",
     "length",
     "owner",
@@ -118,3 +119,13 @@ def owner(values: Spans, times: Ints) -> Ints:
     index = np.searchsorted(values[:, 0], times, side="right") - 1
     inside = (index >= 0) & (times < values[np.maximum(index, 0), 1])
     return np.where(inside, index, -1)
+
+
+def disjoint(spans: Spans) -> tuple[Spans, Ints]:
+    """Cut overlapping spans so that each ns belongs to the one that began first; also which each piece is of."""
+    order = np.argsort(spans[:, 0], kind="stable")
+    cut = spans[order]
+    if len(cut):
+        cut[1:, 0] = np.maximum(cut[1:, 0], np.maximum.accumulate(cut[:, 1])[:-1])
+    keep = cut[:, 1] > cut[:, 0]
+    return cut[keep], order[keep]

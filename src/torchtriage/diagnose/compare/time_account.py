@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +31,7 @@ __all__ = ["PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "
 Ints = NDArray[np.int64]
 
 TimeClass = Literal["compute", "comm_only", "copy_only", "idle_host_late", "idle_queued", "idle_unknown", "host"]
-CLASSES: tuple[TimeClass, ...] = (
-    "compute",
-    "comm_only",
-    "copy_only",
-    "idle_host_late",
-    "idle_queued",
-    "idle_unknown",
-    "host",
-)
+CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 
 LOADER, BACKWARD, WAIT, PYTHON = "DataLoader", "backward", "wait", "Python"
 REST = "the rest"
@@ -137,7 +129,7 @@ def account(trace: Trace) -> Account:
         spans = intervals.spans(steps.start_ns, steps.end_ns)[steps.steady]
     device = trace.devices[0] if trace.devices else None
     owners = _Owners(trace)
-    pieces = _on_device(owners, device) if device else _on_host(owners, spans)
+    pieces = _on_device(owners, device) if device else _host_time(owners, owners.crew, intervals.union(spans), "host")
     code, keys = _keys(trace, pieces)
     cut, step, source = _cut(pieces.spans, spans)
     code, dur = code[source], cut[:, 1] - cut[:, 0]
@@ -197,11 +189,8 @@ def _work(
     """Return the time of some work rows; where rows overlap, the one that began first has it."""
     trace = owners.trace
     rows = device.rows[mask]
-    spans = trace.spans_of(rows)
-    reach = np.maximum.accumulate(spans[:, 1])
-    spans[1:, 0] = np.maximum(spans[1:, 0], reach[:-1])
-    keep = spans[:, 1] > spans[:, 0]
-    spans, rows = spans[keep], rows[keep]
+    spans, source = intervals.disjoint(trace.spans_of(rows))
+    rows = rows[source]
     if exposed is not None:
         spans, _, source = _cut(spans, exposed)
         rows = rows[source]
@@ -225,10 +214,6 @@ def _pieces(spans: Spans, time_class: TimeClass, *columns: NDArray[np.integer] |
 # -- time of the host --------------------------------------------------------------------------
 
 
-def _on_host(owners: _Owners, spans: Spans) -> _Pieces:
-    return _host_time(owners, owners.crew, intervals.union(spans), "host")
-
-
 def _host_time(owners: _Owners, lanes: list[int], spans: Spans, time_class: TimeClass) -> _Pieces:
     """Return what a crew of threads did in some time, by the innermost row open.
 
@@ -240,7 +225,7 @@ def _host_time(owners: _Owners, lanes: list[int], spans: Spans, time_class: Time
     region, mark, what = owners.region[row], owners.mark[row], owners.what[row]
     found = []
     if not counted and len(trace.waits):
-        held, which, source = _cut(spans, *_bubbles(trace))
+        held, which, source = _cut(spans, *intervals.disjoint(trace.waits.bubble))
         held_up = region[source] != _LOADS
         found.append(_waiting(owners, held[held_up], which[held_up], time_class))
         spans, source = _outside(spans, held[held_up])
@@ -277,17 +262,6 @@ def _running(trace: Trace, lanes: list[int], spans: Spans, mark: Ints, time_clas
     what = np.where(function >= 0, trace.name[function], -1)
     part = np.where(row >= 0, trace.name[row], -1)
     return _pieces(cut, time_class, _RUNS, mark[source], what, part, -1, -1)
-
-
-def _bubbles(trace: Trace) -> tuple[Spans, Ints]:
-    spans = trace.waits.bubble
-    order = np.argsort(spans[:, 0], kind="stable")
-    spans = spans[order].copy()
-    if len(spans):
-        reach = np.maximum.accumulate(spans[:, 1])
-        spans[1:, 0] = np.maximum(spans[1:, 0], reach[:-1])
-    keep = spans[:, 1] > spans[:, 0]
-    return spans[keep], order[keep]
 
 
 # -- pace --------------------------------------------------------------------------------------

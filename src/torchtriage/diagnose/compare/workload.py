@@ -117,7 +117,7 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
         per="step" if len(steps) else "window",
         basis=_basis(trace),
         n_steady=steps.n_steady,
-        trains=_trains(trace),
+        trains=bool((trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(f"{_BACKWARD}|{_OPTIMIZER}")).any()),
         flags=origin.flags,
         inflation=origin.inflation,
         host_share=late if trace.devices else 1.0,
@@ -410,11 +410,6 @@ def _basis(trace: Trace) -> str:
         return "ProfilerStep# marks"
     found = basis.partition("steps by ")[2]
     return re.sub(r"^\d+ ", "", found) if found else "one window"
-
-
-def _trains(trace: Trace) -> bool:
-    marks = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(f"{_BACKWARD}|{_OPTIMIZER}")
-    return bool(marks.any())
 
 
 def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:

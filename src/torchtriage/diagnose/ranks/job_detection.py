@@ -84,7 +84,7 @@ def _recordings(records: Sequence[RankRecord], positions: list[int], ranks: dict
 def _assumed(records: Sequence[RankRecord], positions: list[int]) -> list[Job]:
     """Return a job of files that name no rank inside: by file name, or by what they exchange."""
     able = [at for at in positions if len(records[at].collectives)]
-    if len(able) < 2 or not _overlap(records, able):
+    if len(able) < 2 or min(records[at].end_ns for at in able) <= max(records[at].start_ns for at in able):
         return []
     found = {at: _NAMED.findall(PurePath(records[at].path).name) for at in able}
     named = {at: int(hits[-1]) for at, hits in found.items() if len(hits) == 1}
@@ -111,11 +111,6 @@ def _assumed(records: Sequence[RankRecord], positions: list[int]) -> list[Job]:
     )
     job = _job(records, able, ranks, basis, None, (note,))
     return [job] if job is not None else []
-
-
-def _overlap(records: Sequence[RankRecord], positions: list[int]) -> bool:
-    latest = max(records[at].start_ns for at in positions)
-    return all(records[at].end_ns > latest for at in positions)
 
 
 def _job(

@@ -176,7 +176,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         groups=groups,
         names=name_table,
     )
-    exposed = _exposed(trace, pieces, rows, device=device)
+    exposed = trace.devices[0].comm_only if device else intervals.intersect(trace.time_of(rows), pieces.idle)
     whole = intervals.spans(trace.start_ns, trace.end_ns)[trace.hosts | trace.works]
     return RankRecord(
         path=path,
@@ -350,13 +350,6 @@ def _n_ops(trace: Trace, pieces: Pieces, start_ns: Ints) -> Ints:
     ops, at = ops[at >= 0], at[at >= 0]
     np.add.at(table, (np.searchsorted(start_ns, ops, side="right"), pieces.phase[at]), 1)
     return np.cumsum(table, axis=0)[: len(start_ns)]
-
-
-def _exposed(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> Spans:
-    if device:
-        return trace.devices[0].comm_only
-    held = trace.time_of(rows)
-    return intervals.intersect(held, pieces.idle)
 
 
 def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: int) -> RankSteps:

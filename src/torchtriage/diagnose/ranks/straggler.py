@@ -214,26 +214,20 @@ def _cause(
     ends, begins = ends[keep], begins[keep]
     if not len(ends):
         return None
-    spent = np.stack(
-        [
-            ranks[position].collectives.spent_ns[group.index[ends, column]]
-            - ranks[position].collectives.spent_ns[group.index[begins, column]]
-            for column, position in enumerate(group.members.tolist())
-        ]
-    )
+
+    members = [ranks[position].collectives for position in group.members.tolist()]
+
+    def between(tables: list[Ints]) -> Ints:
+        return np.stack([table[group.index[ends, i]] - table[group.index[begins, i]] for i, table in enumerate(tables)])
+
+    spent = between([member.spent_ns for member in members])
     mine = group.members == late
     more = np.median(spent[mine][0] - np.median(spent[~mine], axis=0), axis=0)
     best = int(more.argmax())
     if more[best] < MIN_EXPLAINED * gain_ns:
         return None
     phase, activity = CELLS[best]
-    n_ops = np.stack(
-        [
-            ranks[position].collectives.n_ops[group.index[ends, column]]
-            - ranks[position].collectives.n_ops[group.index[begins, column]]
-            for column, position in enumerate(group.members.tolist())
-        ]
-    )
+    n_ops = between([member.n_ops for member in members])
     at = PHASES.index(phase) if phase else slice(None)
     counts = n_ops[:, :, at].reshape(*n_ops.shape[:2], -1).sum(axis=2)
     ops = float(np.median(counts[mine][0] - np.median(counts[~mine], axis=0)))

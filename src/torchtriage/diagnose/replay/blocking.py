@@ -92,14 +92,13 @@ class Blocking:
     """Waiting calls sorted by lane, then start; disjoint on their lane.
 
     ``row`` : the call. ``own_ns`` : what it costs without any waiting. ``what`` : kinds of
-    edge. ``typical_return_ns`` : from the end of work to the return of a sync on it.
+    edge.
     """
 
     row: Ints
     own_ns: Ints
     what: NDArray[np.uint8]
     edges: WaitEdges
-    typical_return_ns: int
 
 
 def find_blocking(trace: Trace, streams: Streams) -> Blocking:
@@ -133,7 +132,6 @@ def find_blocking(trace: Trace, streams: Streams) -> Blocking:
         np.minimum(own[chosen], trace.dur_ns[row[chosen]]),
         what[chosen],
         WaitEdges(index[wait[kept]], position[kept], lag[kept], from_start[kept]),
-        found[0].typical_return_ns,
     )
 
 
@@ -214,7 +212,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     lag = np.minimum(typical_return, np.maximum(end[waits] - streams.end_ns[positions], 0))
     lag = np.where(waited[waits], lag, 0) - own[waits]
     edges = WaitEdges(waits, positions, lag, np.zeros(len(waits), dtype=bool))
-    return Blocking(row, own, what, edges, typical_return)
+    return Blocking(row, own, what, edges)
 
 
 def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
@@ -245,7 +243,7 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     own = np.minimum(typical, trace.dur_ns[call])
     lag = np.minimum(after, typical_return) - own
     edges = WaitEdges(np.arange(len(call)), copies, lag, np.zeros(len(call), dtype=bool))
-    return Blocking(call, own, np.full(len(call), EdgeKind.COPY, np.uint8), edges, typical_return)
+    return Blocking(call, own, np.full(len(call), EdgeKind.COPY, np.uint8), edges)
 
 
 def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
@@ -275,14 +273,14 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     waits_, positions = _joined(wait), _joined(position)
     edges = WaitEdges(waits_, positions, np.zeros(len(waits_), np.int64), np.zeros(len(waits_), dtype=bool))
     what = np.full(int(waits.sum()), EdgeKind.MEMORY, np.uint8)
-    return Blocking(row[waits], (end - late)[waits], what, edges, 0)
+    return Blocking(row[waits], (end - late)[waits], what, edges)
 
 
 def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     """Find launches that wait: for their kernel (blocking launches), or for room in the queue."""
     empty = np.empty(0, np.int64)
     no_edges = WaitEdges(empty, empty, empty, np.empty(0, dtype=bool))
-    none = Blocking(empty, empty, np.empty(0, np.uint8), no_edges, 0)
+    none = Blocking(empty, empty, np.empty(0, np.uint8), no_edges)
     calls, position = streams.first_of_call
     single = runtime[calls] & trace.matching(_LAUNCH)[calls]
     single &= trace.links.n_enqueued[calls] == 1
@@ -296,7 +294,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         own = np.minimum(typical, trace.dur_ns[calls])
         lag = np.maximum(trace.end_ns[calls] - streams.end_ns[position], 0) - own
         edges = WaitEdges(np.arange(len(calls)), position, lag, np.zeros(len(calls), dtype=bool))
-        return Blocking(calls, own, np.full(len(calls), EdgeKind.BLOCKING_LAUNCH, np.uint8), edges, 0)
+        return Blocking(calls, own, np.full(len(calls), EdgeKind.BLOCKING_LAUNCH, np.uint8), edges)
 
     # pending work of the stream when the call begins
     started = np.zeros(len(calls), np.int64)
@@ -319,7 +317,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     own = np.where(full, np.minimum(typical, trace.dur_ns[calls]), trace.dur_ns[calls])
     lag = np.minimum(trace.end_ns[calls] - streams.start_ns[freed], 2_000) - own
     edges = WaitEdges(np.arange(len(calls)), freed, lag, np.ones(len(calls), dtype=bool))
-    return Blocking(calls, own, np.full(len(calls), EdgeKind.QUEUE, np.uint8), edges, 0)
+    return Blocking(calls, own, np.full(len(calls), EdgeKind.QUEUE, np.uint8), edges)
 
 
 def _current_stream(trace: Trace, streams: Streams, row: Ints, as_of: Ints) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,7 @@ class CriticalPath:
         return rows[slice(*np.searchsorted(starts, [start_ns, end_ns]))]
 
 
-WHATS: tuple[What, ...] = ("host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader")
+WHATS: tuple[What, ...] = get_args(What)
 _LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
 
 

@@ -56,13 +56,6 @@ class Streams:
         return out
 
     @cached_property
-    def position(self) -> NDArray[np.int32]:
-        """int32[n]: position of each row of the trace, -1 for what is no device work."""
-        out = np.full(len(self.trace), -1, np.int32)
-        out[self.row] = np.arange(len(self), dtype=np.int32)
-        return out
-
-    @cached_property
     def gap_ns(self) -> Ints:
         """int64[k], ns: from the end of the work before on the stream to the start; 0 for none."""
         return np.where(self.previous >= 0, self.start_ns - self.end_ns[self.previous], 0)

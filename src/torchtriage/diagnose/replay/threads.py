@@ -73,7 +73,8 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
     if main < 0:
         runtime = np.flatnonzero((trace.kind == Kind.RUNTIME) & ~stop)
         if not len(runtime):
-            return _none()
+            empty = np.empty(0, np.int64)
+            return Threads(*(empty,) * 7, np.empty(0, dtype=bool), HandOff(*(empty,) * 5))
         main = int(np.bincount(trace.lane[runtime]).argmax())
     # threads of operators alone count where they take turns with the main one
     engine = (trace.kind == Kind.OP) & trace.matching("^autograd::engine::")
@@ -85,11 +86,6 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
     batches = _batches(trace, main, calls, blocking_row)
     bursts: list[Spans] = [_bridged(spans, main_work) for spans in active[1:]]
     return _assemble(trace, lanes, main_work, bursts, batches)
-
-
-def _none() -> Threads:
-    empty = np.empty(0, np.int64)
-    return Threads(*(empty,) * 7, np.empty(0, dtype=bool), HandOff(empty, empty, empty, empty, empty))
 
 
 def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.diagnose.replay.edits import Edit
 
-__all__ = ["TARGETS", "Target", "WhatIf", "parse_what_if"]
+__all__ = ["TARGETS", "WhatIf", "parse_what_if"]
 
 Ints = NDArray[np.int64]
 
@@ -30,13 +29,6 @@ _SHAPE = re.compile(
     re.IGNORECASE,
 )
 _HOW = "write TARGET*FACTOR, TARGET=0 or no-TARGET, such as gpu*0.5, comm=0, no-sync"
-
-
-class Target(NamedTuple):
-    """What a question can be about: what its name means, and its edits."""
-
-    meaning: str
-    edits: Callable[[Trace, float], list[Edit]]
 
 
 def _shrink(rows: Callable[[Trace], NDArray[np.bool_]]) -> Callable[[Trace, float], list[Edit]]:
@@ -55,23 +47,19 @@ def _loader(trace: Trace, factor: float) -> list[Edit]:
     return [Edit("drop", rows) if factor == 0 else Edit("shrink", rows, factor)]
 
 
-TARGETS: dict[str, Target] = {
-    "gpu": Target(
-        "kernels that compute, on every device",
-        _shrink(lambda trace: trace.is_kind(Kind.KERNEL, Kind.MEMSET) & ~communicates(trace)),
-    ),
-    "cpu": Target(
-        "everything host threads do between waits, Python included",
-        lambda trace, factor: [Edit("threads", factor=factor)],
-    ),
-    "comm": Target("communication kernels, with the waiting for other ranks inside", _shrink(communicates)),
-    "copy": Target("copies between memories", _shrink(lambda trace: trace.kind == Kind.MEMCPY)),
-    "launch": Target(
-        "calls that launch work", _shrink(lambda trace: trace.links.launches & (trace.kind == Kind.RUNTIME))
-    ),
-    "sync": Target("waits of the host for the device (only =0)", _sync),
-    "loader": Target("fetching batches in the main thread, or waiting for them", _loader),
+TARGETS: dict[str, Callable[[Trace, float], list[Edit]]] = {
+    "gpu": _shrink(lambda trace: trace.is_kind(Kind.KERNEL, Kind.MEMSET) & ~communicates(trace)),
+    # everything host threads do between waits, Python included
+    "cpu": lambda trace, factor: [Edit("threads", factor=factor)],
+    # with the waiting for other ranks inside
+    "comm": _shrink(communicates),
+    "copy": _shrink(lambda trace: trace.kind == Kind.MEMCPY),
+    "launch": _shrink(lambda trace: trace.links.launches & (trace.kind == Kind.RUNTIME)),
+    "sync": _sync,
+    # fetching batches in the main thread, or waiting for them
+    "loader": _loader,
 }
+"""What a question can be about besides names, and the edits that answer it with a factor."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ class WhatIf:
         if self.target not in TARGETS:
             rows = self._named(trace)
             return [Edit("shrink", rows, self.factor)] if len(rows) else []
-        edits = TARGETS[self.target].edits(trace, self.factor)
+        edits = TARGETS[self.target](trace, self.factor)
         return [edit for edit in edits if len(edit.rows) or edit.kind == "threads"]
 
     def _named(self, trace: Trace) -> Ints:

@@ -59,7 +59,7 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
     )
     for pattern, claim in ordered:
         field_of_play = intervals.intersect(judged, _class_time(trace, claim))
-        pieces, source = _disjoint(claim.spans)
+        pieces, source = intervals.disjoint(claim.spans)
         owned = intervals.covered(pieces, intervals.intersect(free, field_of_play))
         at_stake = intervals.covered(pieces, field_of_play)
         low = np.broadcast_to(np.asarray(claim.gain_low, float), len(claim.spans))[source]
@@ -106,15 +106,3 @@ def _class_time(trace: Trace, claim: Claim) -> Spans:
         # a copy's cost includes the idle time it causes
         return intervals.union(np.concatenate([device.copies, device.idle]))
     return device.busy
-
-
-def _disjoint(spans: Spans) -> tuple[Spans, NDArray[np.int64]]:
-    """Cut overlapping spans so that each ns belongs to the first; also where each came from."""
-    if not len(spans):
-        return spans, np.empty(0, np.int64)
-    order = np.argsort(spans[:, 0], kind="stable")
-    cut = spans[order].copy()
-    reach = np.maximum.accumulate(cut[:, 1])
-    cut[1:, 0] = np.maximum(cut[1:, 0], reach[:-1])
-    keep = cut[:, 1] > cut[:, 0]
-    return cut[keep], order[keep]

@@ -77,7 +77,7 @@ def test_small_results_tell_nothing() -> None:
 @pytest.mark.parametrize(
     "value",
     [float("nan"), "text", b"bytes", (1, [2, {"three": np.ones(20)}]), np.array([np.nan] * 20), np.array(["a"] * 20)],
-    ids=str,
+    ids=["nan", "text", "bytes", "nested", "array-of-nan", "array-of-text"],
 )
 def test_equal_values_of_many_kinds_have_equal_digests(value: Any) -> None:
     assert call_probe._digest(value, 3, result=True) == call_probe._digest(value, 3, result=True)
@@ -94,7 +94,7 @@ def test_equal_values_of_many_kinds_have_equal_digests(value: Any) -> None:
         ({"a": 1}, {"a": 2}),
         (object(), object()),
     ],
-    ids=str,
+    ids=["type", "dtype", "shape", "last-element", "kind", "entry", "object"],
 )
 def test_other_values_have_other_digests(value: Any, other: Any) -> None:
     assert call_probe._digest(value, 3, result=True)[0] != call_probe._digest(other, 3, result=True)[0]

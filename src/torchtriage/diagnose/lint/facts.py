@@ -17,6 +17,7 @@ from typing import Any
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
 from torchtriage.diagnose.lint.settings import Settings
 from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.torch_names import HOOK
 
 __all__ = [
     "Assign",
@@ -252,6 +253,8 @@ def is_step(function: SourceFunction) -> bool:
         return owner.is_module
     if function.name in ("training_step", "validation_step", "predict_step", "test_step"):
         return owner.is_lightning or function.name == "training_step"
+    if HOOK.match(function.name):
+        return True
     return function.name == "compute_loss" and any(base.endswith("Trainer") for base in owner.bases)
 
 

@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction, 
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 
-__all__ = ["COSTLY", "Repeated", "repeated"]
+__all__ = ["COSTLY", "PURE_METHODS", "Repeated", "repeated"]
 
 FIXED, VARIES = 0, 1
 """Levels of an expression: the same in every turn, or not known to be."""
@@ -46,7 +46,7 @@ _CHEAP = words("""
     empty_like full_like tensor as_tensor from_numpy asarray device shape eye arange keys values items get split join
     strip lower upper format clone index_select Size finfo iinfo is_tensor isinstance len range zip enumerate sqrt
 """)
-_PURE_METHODS = words("""
+PURE_METHODS = words("""
     abs all any amax amin argmax argmin argsort astype bfloat16 ceil chunk clamp clamp_min clamp_max clip clone
     contiguous copy cos count cpu cuda cumprod cumsum detach diag diagonal diff dim div dot double endswith eq exp
     expand expand_as eye flatten flip float floor format ge get gt half index_select int inverse item items join keys
@@ -807,7 +807,7 @@ class _Frame:
             return self._join(readings, nodes, VARIES, 0, effect=True)
         if attr in _ESTIMATES or _TOKENIZER.search(attr) or _TOKENIZER.search(path_of(func.value)):
             return self._join(readings, nodes, FIXED, COSTLY)
-        if attr in _PURE_METHODS or kind in ("tensor", "numpy"):
+        if attr in PURE_METHODS or kind in ("tensor", "numpy"):
             whole = attr in REDUCTIONS and self.run.is_whole(func.value)
             return self._join(readings, nodes, FIXED, COSTLY if whole else _weight("", attr))
         return self._join(readings, nodes, VARIES, 0, effect=True)

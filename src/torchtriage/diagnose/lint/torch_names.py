@@ -114,6 +114,12 @@ ROUTE = re.compile(
 HANDLER = re.compile(r"^do_(GET|POST|PUT)$|^on_message$|^(handle|process)_(request|message|frame)$")
 """Methods that answer one request."""
 
+HOOK = re.compile(
+    r"(on_)?((train|training|val|validation|test|predict|eval|evaluate)_)?(batch|step|iteration|substep)_(begin|start|end)$"
+    r"|(on_)?(before|after)_(batch|step|backward|iter|train_iter)$"
+)
+"""Methods that a trainer calls of its callbacks in each step, often by a name that is put together."""
+
 RESHAPES = words("""
     view reshape flatten squeeze unsqueeze expand expand_as view_as contiguous clone transpose permute repeat
     logical_and logical_or logical_not any all

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
+from torchtriage.diagnose.lint.rules._growth import joined
 
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
@@ -26,12 +27,6 @@ for i, part in enumerate(parts):
     link="https://docs.pytorch.org/docs/stable/generated/torch.cat.html",
 )
 
-_JOINS = frozenset(
-    [
-        *(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack")),
-        *(f"numpy.{name}" for name in ("concatenate", "append", "hstack", "vstack", "dstack", "column_stack")),
-    ]
-)
 _CACHE = re.compile(r"cache|past|(^|[._])(k|v|key|value|state)s?($|_)", re.IGNORECASE)
 MAX_TURNS = 8
 
@@ -40,11 +35,11 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield assignments of a concatenation to one of its own parts."""
     for assign in module.assigns:
         loop = assign.context.loop
-        if assign.how != "=" or assign.context.rare or not _grows(module, assign):
+        if assign.how != "=" or assign.context.rare or joined(module, assign) is None:
             continue
         if loop is None:
-            # a cache of keys and values grows by design
-            if assign.target.startswith("self.") and assign.context.hot and not _CACHE.search(assign.target):
+            # a cache of keys and values grows by design, and a window drops what is old
+            if assign.target.startswith("self.") and _recurs(module, assign) and not _CACHE.search(assign.target):
                 yield Hit(assign.expression, f"everything so far is copied again: {text_of(assign.node)}", "cat")
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
@@ -59,6 +54,20 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
+def _recurs(module: Module, assign: Assign) -> bool:
+    """Return whether a function's body runs again and again: in each step, or in any loop of a program."""
+    function = assign.context.function
+    if any(_shortens(other, assign.target) for other in module.assigns if other.context.function is function):
+        return False
+    return assign.context.hot or (module.is_program and function is not None and function.called_in_loop)
+
+
+def _shortens(assign: Assign, target: str) -> bool:
+    """Return whether a few of the elements are taken, and the others dropped: ``x = x[-n:]``."""
+    node = assign.expression
+    return assign.target == target and isinstance(node, ast.Subscript) and text_of(node.value, 999) == target
+
+
 def _severity(loop: SourceLoop) -> Severity:
     """Return how far it grows: far in a loop of steps or of unknown length."""
     if loop.steps:
@@ -67,39 +76,13 @@ def _severity(loop: SourceLoop) -> Severity:
     return "low" if isinstance(loop.node, ast.While) or counted else "note"
 
 
-def _grows(module: Module, one: Assign) -> bool:
-    node = one.expression
-    if not isinstance(node, ast.Call) or module.name_of(node.func) not in _JOINS or not node.args:
-        return False
-    parts = node.args[0]
-    if module.name_of(node.func) == "numpy.append":
-        return text_of(parts, 999) == one.target
-    if not isinstance(parts, ast.List | ast.Tuple) or len(parts.elts) < 2:
-        return False
-    if all(_comes_from(part, one.target) for part in parts.elts):
-        return False  # padded with pieces of itself
-    return any(text_of(part, 999) == one.target for part in parts.elts)
-
-
-def _comes_from(node: ast.expr, target: str) -> bool:
-    """Return whether an operand is the target, or taken out of it."""
-    while text_of(node, 999) != target:
-        if isinstance(node, ast.Call):
-            node = node.func
-        elif isinstance(node, ast.Attribute | ast.Subscript):
-            node = node.value
-        else:
-            return False
-    return True
-
-
 def _joins(module: Module, one: Assign) -> int:
     """Return how many assignments in the loop make the same target grow."""
     return sum(
         other.target == one.target
         and other.context.loop is one.context.loop
         and other.how == "="
-        and _grows(module, other)
+        and joined(module, other) is not None
         for other in module.assigns
     )
 

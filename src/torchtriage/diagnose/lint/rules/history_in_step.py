@@ -1,20 +1,25 @@
-"""A list of all steps is worked through again in every step.
+"""Each step works through all that came before it.
 
-Looks like: ``losses.append(x)`` and, in the same step, ``np.mean(losses)``, ``torch.stack(losses)``,
-    ``sorted(losses)`` over all of it; ``list.pop(0)`` and ``insert(0, x)``.
+Looks like: ``losses.append(x)`` or ``x = torch.cat([x, y])`` and, in the same step, ``np.mean(losses)``,
+    ``roc_auc(scores, labels)`` over all of it; ``x[:i].max()`` in a loop over ``i``; ``if i not in done``
+    with a list; ``list.pop(0)``; a deep copy of what refers to its own ancestor.
 Slow because: the work grows with the number of steps, so that a long run gets slower and slower.
-Fix: keep a running sum, or ``collections.deque(maxlen=n)``.
+Fix: keep a running value, a set, or ``collections.deque(maxlen=n)``; compute over everything once, at the end.
 Quiet when: the list is cleared in the loop, only its end is taken (``losses[-100:]``), or it is behind
     ``if step % n``.
 Source: Python documentation of ``collections.deque``.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
-from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.recurrence import PURE_METHODS
+from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 
 RULE = Rule("HST106", "history-in-step", "host", "The cost of a step grows with the steps before it", "low")
 
@@ -36,8 +41,13 @@ _OVER = (
     *(f"statistics.{name}" for name in ("mean", "fmean", "median", "stdev", "pstdev", "quantiles")),
     *("sorted", "sum", "max", "min", "set", "collections.Counter", "pandas.DataFrame"),
 )
+_LIBRARY = words("encode decode batch_decode transform fit fit_transform")
+_METRIC = re.compile(
+    r"_(score|error|curve|matrix|report|loss|auc|accuracy|distance)$|^(auc|roc|f1|pearsonr|spearmanr|kendalltau)"
+)
 _CHEAP = words("append extend len print isinstance Thread submit put")
 Grown = dict[str, set[SourceLoop | None]]
+_ORDERS = words("sort argsort topk cumsum cumprod unique percentile quantile nanmin nanmax average")
 _SHORT = 1000
 _COPIES = words("stack cat concat array asarray tensor concatenate vstack hstack DataFrame")
 
@@ -51,8 +61,11 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, said, call.attr, severity="note" if _is_short(module, call) else None)
     grown: dict[str, set[SourceLoop | None]] = defaultdict(set)
     for assign in module.assigns:
-        if assign.how in ("append", "extend") and assign.context.hot and _outlives(module, assign):
+        if grown_by(module, assign) and assign.context.hot and _gathers(assign) and _outlives(module, assign):
             grown[assign.target].add(assign.context.step_loop)
+    yield from _prefixes(module)
+    yield from _searched(module)
+    yield from _chains(module)
     if not grown:
         return
     yield from _whole(module, grown)
@@ -87,7 +100,7 @@ def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
     for call in module.calls:
         if not call.context.hot or call.name in _OVER or call.attr in _CHEAP:
             continue
-        if (call.callees or call.attr in ("encode", "decode", "batch_decode", "transform", "fit")) and any(
+        if (call.callees or call.attr in _LIBRARY or _METRIC.search(call.attr)) and any(
             _beside(item, call.context, grown) for item in call.node.args
         ):
             yield Hit(call.node, f"everything so far is worked through again: {text_of(call.node)}", call.attr)
@@ -110,17 +123,169 @@ def _is_short(module: Module, call: SourceCall) -> bool:
     return False
 
 
+def _gathers(assign: Assign) -> bool:
+    """Return whether results are gathered; a sequence that a model makes longer is what it works on."""
+    loop = assign.context.step_loop
+    return assign.how != "=" or assign.target.startswith("self.") or (loop is not None and loop.over_loader)
+
+
 def _outlives(module: Module, one: Assign) -> bool:
     """Return whether a list is made before the loop and never shortened."""
     loop = one.context.step_loop
-    if loop is not None and (one.target in loop.cleared or one.target in loop.assigned):
+    joins = one.how == "="
+    if loop is not None and (one.target in loop.cleared or loop.assigned.get(one.target, 0) > joins):
         return False
     if loop is None and not one.target.startswith("self."):
         return False
     for call in module.sent("clear", "pop", "popleft"):
         if call.owner is not None and text_of(call.owner, 200) == one.target:
             return False
-    made = [other for other in module.assigns if other.target == one.target and other.how == "="]
+    made = [
+        other
+        for other in module.assigns
+        if other.target == one.target and other.how == "=" and not grown_by(module, other)
+    ]
     if one.target.startswith("self.") and any(other.context.hot for other in made):
         return False
-    return bool(made) and all(isinstance(other.expression, ast.List | ast.ListComp) for other in made)
+    return joins or (bool(made) and all(isinstance(other.expression, ast.List | ast.ListComp) for other in made))
+
+
+def _prefixes(module: Module) -> Iterator[Hit]:
+    """Yield what each turn of a counting loop computes of all elements before its own: ``x[:i].max()``."""
+    for loop in module.loops:
+        node = loop.node
+        if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or loop.short:
+            continue
+        if not isinstance(node.iter, ast.Call) or path_of(node.iter.func) != "range":
+            continue
+        context = module.loop_contexts[loop]
+        setting_up = loop.function is not None and loop.function.name == "__init__"
+        if setting_up or not (module.is_program or context.hot or loop.steps):
+            continue
+        if re.search(rf":\s*{node.target.id}\b", module.text):
+            yield from _Prefixes(module, node, node.target.id).hits()
+
+
+class _Prefixes:
+    """A loop's own statements: which values are made of all elements before the turn's own, and nothing else new."""
+
+    def __init__(self, module: Module, loop: ast.For, index: str) -> None:
+        self.module, self.loop, self.index = module, loop, index
+        self.changing = {
+            part.id for part in ast.walk(loop) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        }
+        self.prefixes: set[str] = set()
+
+    def hits(self) -> Iterator[Hit]:
+        for statement in self.loop.body:
+            if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.Return | ast.AnnAssign):
+                for part in ast.walk(statement):
+                    if isinstance(part, ast.expr) and self._reduces(part):
+                        yield Hit(part, f"every turn works through all before it: {text_of(part)}", _called(part))
+                        return
+            if isinstance(statement, ast.Assign) and self._is_prefix(statement.value):
+                self.prefixes |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+
+    def _reduces(self, node: ast.expr) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        last = path_of(node.func).rpartition(".")[2] if not isinstance(node.func, ast.Attribute) else node.func.attr
+        if last not in REDUCTIONS and last not in _ORDERS:
+            return False
+        if isinstance(node.func, ast.Attribute) and self._is_prefix(node.func.value):
+            return True
+        return bool(node.args) and self._is_prefix(node.args[0])
+
+    def _is_prefix(self, node: ast.expr) -> bool:
+        """Return whether an expression is made of a prefix, and of nothing else that changes."""
+        return bool(self._parts(node)) and not self._changes(node)
+
+    def _parts(self, node: ast.expr) -> list[ast.expr]:
+        return [
+            part
+            for part in ast.walk(node)
+            if (isinstance(part, ast.Name) and part.id in self.prefixes)
+            or (isinstance(part, ast.Subscript) and takes_prefix(part, self.index))
+        ]
+
+    def _changes(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Subscript) and takes_prefix(node, self.index):
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return any(self._changes(part) for part in parts if not isinstance(part, ast.Slice))
+        if isinstance(node, ast.Name):
+            return node.id in self.changing and node.id not in self.prefixes
+        if isinstance(node, ast.Call) and not self._is_array_work(node):
+            return True  # whatever it does, it is no running value
+        return any(self._changes(child) for child in ast.iter_child_nodes(node))
+
+    def _is_array_work(self, node: ast.Call) -> bool:
+        """Return whether a call is a function of PyTorch or NumPy, or a method of their arrays."""
+        if self.module.name_of(node.func).startswith(("torch.", "numpy.")):
+            return True
+        if isinstance(node.func, ast.Name):
+            return node.func.id in ("abs", "sum", "max", "min", "float", "len", "sorted")
+        return isinstance(node.func, ast.Attribute) and node.func.attr in PURE_METHODS
+
+
+def _called(node: ast.expr) -> str:
+    return text_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+def _searched(module: Module) -> Iterator[Hit]:
+    """Yield searches of a long list for each element of a loop: ``i not in done``."""
+    if not module.is_program or " in " not in module.text:
+        return
+    long = _long_lists(module)
+    seen: set[ast.AST] = set()
+    for loop in module.loops if long else ():
+        context = module.loop_contexts[loop]
+        if loop.short or context.rare or context.aside or isinstance(loop.node, ast.While):
+            continue
+        tests: list[ast.AST] = [loop.node]
+        if isinstance(loop.node, ast.comprehension):
+            tests = [*loop.node.ifs, *([module.elements[loop.node]] if loop.node in module.elements else [])]
+        for node in (part for test in tests for part in ast.walk(test)):
+            if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.In | ast.NotIn) or node in seen:
+                continue
+            path = path_of(node.comparators[0])
+            scope = None if path.startswith("self.") else loop.function
+            if (path, scope) in long and names_in(node.left) & loop.targets and path not in loop.assigned:
+                seen.add(node)
+                yield Hit(node, f"a list is searched from its beginning for each element: {text_of(node)}")
+
+
+def _long_lists(module: Module) -> set[tuple[str, object]]:
+    """Return the lists whose length the data decides: made of an array or a range."""
+    made: dict[tuple[str, object], list[ast.expr]] = defaultdict(list)
+    for assign in module.assigns:
+        if assign.how == "=":
+            scope = None if assign.target.startswith("self.") else assign.context.function
+            made[assign.target, scope].append(assign.expression)
+    return {key for key, nodes in made.items() if all(map(_is_long, nodes))}
+
+
+def _is_long(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
+        return True
+    if path_of(node.func) in ("list", "sorted") and node.args and isinstance(node.args[0], ast.Call):
+        inner = node.args[0]
+        return path_of(inner.func) == "range" and not all(isinstance(literal(item), int) for item in inner.args)
+    return False
+
+
+def _chains(module: Module) -> Iterator[Hit]:
+    """Yield deep copies of what the copy then refers to: each holds, and copies, all that came before."""
+    for call in module.called("copy.deepcopy"):
+        given = call.node.args[0] if call.node.args else None
+        if given is None or not call.target or not path_of(given):
+            continue
+        if any(
+            assign.target.startswith(f"{call.target}.")
+            and assign.context.function is call.context.function
+            and text_of(assign.expression, 200) == path_of(given)
+            for assign in module.assigns
+        ):
+            said = f"the copy refers to what it was made of, and the next one copies both: {text_of(call.node)}"
+            yield Hit(call.node, said, "deepcopy", "medium")

@@ -1,7 +1,7 @@
 """Each new token runs the whole text so far through the model again.
 
-Looks like: a loop in which ``ids = torch.cat([ids, token])`` and ``model(ids)``, without a cache of
-    keys and values; ``use_cache=False`` in ``generate`` or a configuration for generation.
+Looks like: a loop in which ``ids = torch.cat([ids, token])`` and ``model(ids)``, or ``model(ids[:, :i])``,
+    without a cache of keys and values; ``use_cache=False`` in ``generate`` or a configuration for generation.
 Slow because: the work of each token grows with the length of the text; with a cache it stays that of
     one token.
 Fix: pass ``past_key_values`` (``use_cache=True``), and only the new token.
@@ -19,6 +19,7 @@ from torchtriage.diagnose.lint.base import (
     Module,
     Rule,
     SourceCall,
+    SourceLoop,
     arguments,
     is_step,
     keyword,
@@ -26,6 +27,8 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.rules._growth import takes_prefix
+from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation computes the whole prefix for each token", "medium")
 
@@ -63,10 +66,18 @@ def find(module: Module) -> Iterator[Hit]:
         function = call.context.function
         if loop.trains or _has_cache(call) or (function is not None and is_step(function)):
             continue
-        for target, where in grown:
-            if where is loop and any(_is_whole(item, target) for item in arguments(call.node)):
-                yield Hit(call.node, f"each turn runs all of it again: {text_of(call.node)}", "forward")
-                break
+        given = arguments(call.node)
+        joined = any(where is loop and _is_whole(item, target) for target, where in grown for item in given)
+        if joined or any(_is_prefix(item, loop) for item in given):
+            yield Hit(call.node, f"each turn runs all of it again: {text_of(call.node)}", "forward")
+
+
+def _is_prefix(node: ast.expr, loop: SourceLoop) -> bool:
+    """Return whether an argument is all elements before the turn's own, in a loop that counts: ``ids[:, :i]``."""
+    if not isinstance(loop.node, ast.For) or not isinstance(loop.node.target, ast.Name):
+        return False
+    counted = isinstance(loop.node.iter, ast.Call) and path_of(loop.node.iter.func) == "range"
+    return counted and isinstance(node, ast.Subscript) and takes_prefix(node, loop.node.target.id)
 
 
 def _begins_with(node: ast.Call, target: str) -> bool:

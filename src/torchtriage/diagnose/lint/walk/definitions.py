@@ -95,7 +95,8 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
             # what the others' names are, and who calls them in each step
             frames = statement.name in ("__init__", "setup", "forward", "training_step")
             needed = bool(speaking) or walker.relevance.folds
-            _define(walker, statement, here, read=id(statement) in speaking or (frames and needed))
+            asked = id(statement) in speaking or torch_names.HOOK.match(statement.name) is not None
+            _define(walker, statement, here, read=asked or (frames and needed))
         elif isinstance(statement, ast.ClassDef):
             _class(walker, statement)
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

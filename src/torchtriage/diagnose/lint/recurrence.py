@@ -60,7 +60,7 @@ _ESTIMATES = words("fit fit_transform transform predict kneighbors kneighbors_gr
 _PARTS = words("parameters named_parameters modules named_modules children buffers state_dict")
 _MUTATORS = words("""
     append extend insert pop popleft appendleft remove clear update setdefault add discard sort reverse put
-    fill fill_diagonal resize load_state_dict
+    fill fill_diagonal resize load_state_dict add_edge add_edges_from add_node add_nodes_from
 """)
 _PURE_BUILTINS = words("""
     abs all any bool complex dict divmod enumerate filter float frozenset getattr hasattr int isinstance len list map
@@ -86,7 +86,7 @@ _LOADS = re.compile(r"(^|\.)(\w*Dataset)$")
 _TOKENIZER = re.compile(r"(^|[._])(tok|tokenizer|tokenize|vectorizer|word_tokenize)$")
 _DEPTH = 8
 _PASSES = 3
-_PIECES, _TOGETHER = 3, 8
+_PIECES, _TOGETHER, _HELPER = 3, 8, 5
 
 
 _Chunk = tuple[ast.expr | ast.stmt, int, SourceFunction | None]
@@ -126,9 +126,11 @@ def repeated(module: Module) -> tuple[Repeated, ...]:
     for run in _runs(facts):
         chunks = run.chunks()
         for node, weight, function in chunks:
-            if weight >= COSTLY:
+            # a helper that computes a table is worth a line where a step calls it
+            light = run.stepwise and isinstance(node, ast.Call) and bool(facts.callees(node))
+            if weight >= (_HELPER if light else COSTLY):
                 found.setdefault(node, Repeated(node, weight, function, run.loop, run.step))
-        if run.step is not None or (run.loop is not None and run.loop.steps):
+        if run.stepwise:
             for node, weight, function in _chains(chunks):
                 found.setdefault(node, Repeated(node, weight, function, run.loop, run.step))
     return tuple(found.values())
@@ -181,6 +183,11 @@ class _Facts:
         """Return names that stand for the same thing everywhere in the file."""
         return {*self.module.aliases, *(function.name for function in self.module.functions)}
 
+    def callees(self, node: ast.Call) -> tuple[SourceFunction, ...]:
+        """Return the functions of the file that a call runs."""
+        call = self.calls.get(node)
+        return call.callees if call is not None else ()
+
     def stores(self, node: ast.AST) -> frozenset[str]:
         """Return the names of the attributes that a piece of syntax gives values to, or changes."""
         if node not in self._stores:
@@ -191,7 +198,7 @@ class _Facts:
         """Return the paths of what is indexed by a name: ``self.x[i]``, ``x[idx]``."""
         if node not in self._indexed:
             self._indexed[node] = frozenset(
-                path_of(part.value)
+                re.sub(r"\.(iloc|loc|values)$", "", path_of(part.value))
                 for part in ast.walk(node)
                 if isinstance(part, ast.Subscript)
                 and isinstance(part.ctx, ast.Load)
@@ -348,8 +355,15 @@ class _Run:
             for reading in calls
         )
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether its turns are steps of training or inference."""
+        return self.loop is None or self.loop.steps
+
     def is_whole(self, node: ast.expr) -> bool:
         """Return whether an expression is all of an array of which each turn takes a few rows."""
+        while isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            node = node.value  # a column
         path = path_of(node)
         return bool(path) and path in self._indexed
 

@@ -18,7 +18,7 @@ __all__ = ["Env", "ReadExpression", "ReadStatement", "Walker"]
 
 Env = dict[str, Value]
 
-_DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "Trainer", "parallel")
+_DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "parallel")
 # x.device names none: it follows another tensor. Each part begins with its letters and looks back
 # from there: nine times faster than to look back at every place
 _DEVICE = re.compile(
@@ -67,6 +67,8 @@ class Walker:
         statements: Mapping[type, ReadStatement],
     ) -> None:
         uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text))
+        # a library's trainer finds the device by itself; the file's own does not
+        uses_device = uses_device or ("Trainer" in text and "class Trainer" not in text)
         self.module = Module(path, text, tree, uses_device)
         self.relevance = Relevance(text)
         self.aliases = self.module.aliases

@@ -18,7 +18,13 @@ __all__ = ["Env", "ReadExpression", "ReadStatement", "Walker"]
 
 Env = dict[str, Value]
 
-_DEVICE_WORDS = ("cuda", ".to(", "self.device", "device_map", "accelerat", "ightning", "fabric", "parallel")
+_DEVICE_WORDS = ("cuda", "self.device", "device_map", "ightning", "fabric")
+# a dtype is no device, a Trainer of the file's own moves nothing by itself, and physics has accelerations
+_DEVICE_USES = re.compile(
+    r"\.to\((?!dtype\b|torch\.\w+\)|[\w.]*dtype\))|accelerat(?:or|e\b)|DataParallel|nn\.parallel|torch\.distributed"
+    r"|Trainer\((?<!class Trainer\()"
+)
+_OWN_TRAINER = re.compile(r"^class Trainer\b", re.MULTILINE)
 # x.device names none: it follows another tensor. Each part begins with its letters and looks back
 # from there: nine times faster than to look back at every place
 _DEVICE = re.compile(
@@ -51,6 +57,12 @@ def _is_program(tree: ast.Module) -> bool:
     return any(map(runs, tree.body))
 
 
+def _uses_device(text: str) -> bool:
+    """Return whether a text moves something, or hands it to a library that does."""
+    own = _OWN_TRAINER.search(text) is not None
+    return any(not (own and use[0] == "Trainer(") for use in _DEVICE_USES.finditer(text))
+
+
 class Walker:
     """The state of the pass. ``expressions`` and ``statements`` : who reads which type of node.
 
@@ -66,9 +78,7 @@ class Walker:
         expressions: Mapping[type, ReadExpression],
         statements: Mapping[type, ReadStatement],
     ) -> None:
-        uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text))
-        # a library's trainer finds the device by itself; the file's own does not
-        uses_device = uses_device or ("Trainer" in text and "class Trainer" not in text)
+        uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text)) or _uses_device(text)
         self.module = Module(path, text, tree, uses_device)
         self.relevance = Relevance(text)
         self.aliases = self.module.aliases

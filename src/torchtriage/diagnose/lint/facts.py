@@ -91,10 +91,11 @@ class SourceFunction:
     tensors. ``serves`` : it answers one request. ``loads`` : it makes one sample or batch of a data
     set. ``given`` : what its first caller passes for each parameter. ``asked`` : the calls of a
     parameter, by its name. ``holds`` : a loop of training is in it, or in a function that it calls.
-    ``yields``, ``turns`` : what a generator gives, and the loops in which it does.
+    ``yields``, ``turns`` : what a generator gives, and the loops in which it does. ``fires`` : the
+    parameter that names the methods it calls by ``getattr``, with the text before and after it.
 
     What its callers say, at any depth: ``called_hot`` : called in each step. ``called_in_loop`` : in
-    any loop. ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in
+    any loop. ``called_again`` : in each turn of a loop that does more than set up. ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in
     compiled code.
     """
 
@@ -117,6 +118,7 @@ class SourceFunction:
     asked: dict[str, list[SourceCall]] = field(default_factory=dict)
     called_hot: bool = False
     called_in_loop: bool = False
+    called_again: bool = False
     called_without_grad: bool = False
     compiled_by_caller: bool = False
     has_backward: bool = False
@@ -126,6 +128,15 @@ class SourceFunction:
     turns: list[SourceLoop] = field(default_factory=list)
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     events: list[SourceEvent] = field(default_factory=list)
+    fires: tuple[str, str, str] | None = None
+
+    @property
+    def sets_up(self) -> bool:
+        """Whether it prepares things, by its name."""
+        return _SETUP.search(self.name) is not None
+
+
+_SETUP = re.compile(r"^_*(init|setup|set_up|make|build|create|load|prepare|generate|synth\w*|read)(_|$)|^__init__$")
 
 
 @dataclass(eq=False, slots=True)
@@ -235,6 +246,17 @@ class Context:
         if self.rare or self.aside or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it runs in every step, or in every turn of another loop: a round, a fold, an episode."""
+        if self.rare or self.aside or (self.function is not None and self.function.loads):
+            return False
+        if self.step_loop is not None or self.in_step_function:
+            return True
+        if self.function is not None and (self.function.called_again or self.function.sets_up):
+            return self.function.called_again
+        return any(not loop.comprehension and not loop.short for loop in self.loops())
 
     @property
     def in_step_function(self) -> bool:
@@ -376,6 +398,10 @@ class Module:
             or any(function.has_backward for function in self.functions)
             or "autograd.grad" in self.text
         )
+
+    def repeats(self, context: Context) -> bool:
+        """Return whether code runs again and again; of what others import only steps are known."""
+        return context.repeated if self.is_program else context.hot
 
     @cached_property
     def settings(self) -> Settings:

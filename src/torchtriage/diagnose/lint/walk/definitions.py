@@ -110,6 +110,21 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
                     here.attributes[target.id] = value
 
 
+def _fired(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str, str] | None:
+    """Return which parameter says the name in ``getattr(callback, f"on_{event}")``, and what stands around it."""
+    parameters = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    for call in ast.walk(node):
+        if not isinstance(call, ast.Call) or path_of(call.func) != "getattr" or len(call.args) < 2:
+            continue
+        said = call.args[1].values if isinstance(call.args[1], ast.JoinedStr) else [call.args[1]]
+        names = [part.value if isinstance(part, ast.FormattedValue) else part for part in said]
+        at = next((i for i, part in enumerate(names) if isinstance(part, ast.Name) and part.id in parameters), None)
+        if at is not None and all(isinstance(part, ast.Constant) for part in (*names[:at], *names[at + 1 :])):
+            before, after = ("".join(str(literal(part)) for part in some) for some in (names[:at], names[at + 1 :]))
+            return path_of(names[at]), before, after
+    return None
+
+
 def _define(
     walker: Walker,
     node: ast.FunctionDef | ast.AsyncFunctionDef,
@@ -144,6 +159,8 @@ def _define(
         compiled,
         serves=serves,
     )
+    if "getattr(" in walker.relevance.text_of(node):
+        function.fires = _fired(node)
     for default in (*node.args.defaults, *node.args.kw_defaults):
         if default is not None:
             walker.eval(default)

@@ -7,16 +7,12 @@ compiled code calls is compiled, what runs only without autograd records no grap
 from __future__ import annotations
 
 import ast
-import re
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction, SourceLoop
 
 __all__ = ["flow"]
 
 Edges = list[tuple[Context, SourceFunction]]
-
-_SETUP = re.compile(r"^_*(init|setup|set_up|make|build|create|load|prepare|generate|synth\w*|read)(_|$)|^__init__$")
-
 
 def flow(module: Module) -> None:
     """Let facts flow along the calls of a file until nothing changes."""
@@ -97,8 +93,11 @@ def _mark_outer(module: Module, edges: Edges) -> None:
 
 
 def _mark_outermost(module: Module, edges: Edges) -> None:
-    """Mark the outermost loops that compute, in a program without training and without models."""
-    repeated = {callee for context, callee in edges if context.statement_loop is not None}
+    """Mark the outermost loops that compute, in a program without training and without models.
+
+    Trials, runs and settings are no such loops: of these each turn holds some.
+    """
+    repeated = {callee for context, callee in edges if any(map(_is_work, _statements(context)))}
     changed = True
     while changed:
         found = {callee for context, callee in edges if context.function in repeated} - repeated
@@ -110,6 +109,10 @@ def _mark_outermost(module: Module, edges: Edges) -> None:
         works = loop.works or any(inner.works and _outward(inner, loop) for inner in module.loops)
         if works and not any(_is_work(outer) and not outer.short for outer in _around(loop)):
             loop.outermost = True
+
+
+def _statements(context: Context) -> list[SourceLoop]:
+    return [loop for loop in context.loops() if not (loop.comprehension or loop.short)]
 
 
 def _around(loop: SourceLoop) -> list[SourceLoop]:
@@ -127,7 +130,7 @@ def _outward(inner: SourceLoop, loop: SourceLoop) -> bool:
 def _is_work(loop: SourceLoop) -> bool:
     """Return whether a loop may be the program's own: no epochs, no setting up, no part of a module."""
     function = loop.function
-    if function is not None and _SETUP.search(function.name):
+    if function is not None and function.sets_up:
         return False
     if function is not None and function.owner is not None and function.owner.is_module:
         return False
@@ -153,6 +156,8 @@ def _tell_callee(context: Context, callee: SourceFunction) -> bool:
     drives = False
     if context.statement_loop is not None or (caller is not None and caller.called_in_loop):
         callee.called_in_loop = True
+    if context.repeated and callee.name != "__init__":
+        callee.called_again = True
     if not context.no_grad and not (caller is not None and caller.called_without_grad):
         callee.called_without_grad = False
     if caller is not None and not context.rare:
@@ -169,4 +174,11 @@ def _tell_callee(context: Context, callee: SourceFunction) -> bool:
 
 
 def _told(one: SourceFunction) -> tuple[bool, ...]:
-    return one.called_hot, one.called_in_loop, one.called_without_grad, one.compiled_by_caller, one.loads
+    return (
+        one.called_hot,
+        one.called_in_loop,
+        one.called_again,
+        one.called_without_grad,
+        one.compiled_by_caller,
+        one.loads,
+    )

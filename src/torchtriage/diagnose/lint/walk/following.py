@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, Context, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import is_self, path_of
+from torchtriage.diagnose.lint.syntax import is_self, keyword, literal, path_of
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Walker
 
@@ -148,6 +148,8 @@ def pass_on(walker: Walker, call: SourceCall) -> None:
     for callee in call.callees:
         _give(walker, callee, call)
         runs_here(walker, callee)
+        if callee.fires is not None:
+            _fire(walker, callee, call)
     _note_asked(walker, call)
     if call.callees:
         return
@@ -156,6 +158,29 @@ def pass_on(walker: Walker, call: SourceCall) -> None:
         given = value.kind == "callable" or (value.kind in ("object", "module") and call.attr in _RUNNERS)
         for function in runs(walker, value) if given else ():
             runs_here(walker, function)
+
+
+def _fire(walker: Walker, callee: SourceFunction, call: SourceCall) -> None:
+    """Note the methods that a call runs by their name: ``self.fire("on_batch_end", logits)``."""
+    assert callee.fires is not None
+    parameter, before, after = callee.fires
+    places = [arg.arg for arg in (*callee.node.args.posonlyargs, *callee.node.args.args)]
+    places = places[1:] if callee.owner is not None and "staticmethod" not in callee.decorators else places
+    at = places.index(parameter) if parameter in places else -1
+    given = keyword(call.node, parameter) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
+    event = literal(given)
+    if not isinstance(event, str):
+        return
+    passed = call.arguments[len(places) : len(call.node.args)]
+    for known in walker.module.classes.values():
+        method = known.methods.get(f"{before}{event}{after}")
+        if method is None:
+            continue
+        names = [arg.arg for arg in method.node.args.args]
+        for name, value in zip(reversed(names), reversed(passed), strict=False):
+            if value.kind != "unknown":
+                method.given.setdefault(name, value)
+        runs_here(walker, method)
 
 
 def runs_here(walker: Walker, function: SourceFunction) -> None:

@@ -3,22 +3,47 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.facts import Class
 
-__all__ = ["in_memory", "moves_batch", "workers"]
+__all__ = ["dataset", "in_memory", "moves_batch", "reads_or_transforms", "workers"]
 
 N_WORKERS = 5  # its place among the positional arguments
 
 
-def workers(call: SourceCall) -> int | None:
+def workers(module: Module, call: SourceCall) -> int | None:
     """Return ``num_workers`` of a loader: 0 when absent, None when it is not known here."""
     given = keyword(call.node, "num_workers")
     if given is None and len(call.node.args) > N_WORKERS:
         given = call.node.args[N_WORKERS]
     if given is None:
         return None if unpacks(call.node) else 0
-    said = literal(given)
+    said = module.constant(given, call.context)
     return said if isinstance(said, int) else None
+
+
+def dataset(module: Module, call: SourceCall) -> Class | None:
+    """Return the class of the file that a loader's dataset is of."""
+    given = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    if given is None:
+        return None
+    value = call.arguments[0] if call.node.args else module.value(given)
+    return module.classes.get(value.of) or module.classes.get(_class_of(module, given))
+
+
+_SLOW = re.compile(
+    r"\b(open|imread|imdecode|read_\w+|load\w*|decode\w*|Image\.\w+|cv2\.\w+|transforms?|augment\w*|tokeniz\w+"
+    r"|apply|librosa\.\w+|torchaudio\.\w+|h5py\.\w+|get_object|fetch\w*|resize|fit\w*|sleep)\("
+)
+
+
+def reads_or_transforms(module: Module, known: Class) -> bool:
+    """Return whether making a sample reads, decodes or transforms, in a dataset of the file."""
+    methods = [item for name, item in known.methods.items() if name != "__init__"]
+    texts = [ast.unparse(item.node) for item in methods]
+    called = {word for text in texts for word in re.findall(r"\b\w+(?=\()", text)}
+    texts += [ast.unparse(item.node) for item in module.functions if item.owner is None and item.name in called]
+    return any(_SLOW.search(text) for text in texts)
 
 
 def in_memory(module: Module, call: SourceCall) -> bool:

@@ -44,7 +44,7 @@ SAFE = (
 def find(module: Module) -> Iterator[Hit]:
     """Yield loaders whose workers are started again and again."""
     for call in module.called(*LOADERS):
-        number = workers(call)
+        number = workers(module, call)
         if number == 0 or call.context.aside:
             continue
         if number is None and keyword(call.node, "num_workers") is None:
@@ -84,7 +84,7 @@ def _again(module: Module, call: SourceCall) -> bool:
     for loop in module.loops:
         if loop.over != name or loop.comprehension:
             continue
-        if loop.outer is not None and not loop.outer.comprehension:
+        if loop.outer is not None and not loop.outer.comprehension and not loop.outer.short:
             return True
         if loop.function is not None and loop.function.called_in_loop:
             return True

@@ -63,7 +63,7 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
         _bind_all(walker, target, value)
     elif isinstance(iterated, ast.Call) and path_of(iterated.func) == "range":
         walker.target(target, HOST)
-        loop.n_constant = turns(iterated)
+        loop.n_constant = _turns(walker, iterated)
     elif value.kind == "list" and value.items and not value.of:
         loop.n_constant = len(value.items) if isinstance(iterated, ast.List) else None
         walker.target(target, common(value.items))
@@ -78,6 +78,15 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
         walker.target(target, _made_by(walker, value))
     else:
         _bind_all(walker, target, UNKNOWN)
+
+
+def _turns(walker: Walker, node: ast.Call) -> int | None:
+    """Return how often ``range(...)`` turns, as the settings of a program stand."""
+    known = turns(node)
+    if known is not None or not walker.is_program or len(node.args) != 1:
+        return known
+    said = walker.module.constant(node.args[0], walker.context)
+    return said if type(said) is int else None
 
 
 def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:

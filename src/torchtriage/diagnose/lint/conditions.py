@@ -91,6 +91,8 @@ def is_rare(test: ast.expr, *, negated: bool = False) -> bool:
             and isinstance(literal(test.comparators[0]), int)
         ):
             return not negated
+        if isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and any("best" in name.lower() for name in names_):
+            return not negated  # a new best value becomes rarer with every step
         if isinstance(op, ast.Is | ast.IsNot):
             missing = isinstance(op, ast.Is) and literal(test.comparators[0]) is None
             if negated or missing:

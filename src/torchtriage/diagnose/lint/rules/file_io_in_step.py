@@ -6,7 +6,7 @@ Slow because: opening and flushing are calls of the operating system, ``fsync`` 
     from tens of microseconds to tens of milliseconds in which nothing is computed.
 Fix: open the file once and let its buffer fill; write every N steps; read settings before the loop.
 Quiet when: each step has a file of its own (its input, its result), in a data set, behind
-    ``if step % n``.
+    ``if step % n``. A remark where a loop writes many lines while it is open.
 Source: Python documentation of ``open`` and ``os.fsync``.
 """
 
@@ -46,7 +46,8 @@ def find(module: Module) -> Iterator[Hit]:
         if not call.context.hot:
             continue
         if _appends(call):
-            yield Hit(call.node, f"every step opens this file again: {text_of(call.node)}", call.attr)
+            said = f"every step opens this file again: {text_of(call.node)}"
+            yield Hit(call.node, said, call.attr, severity="note" if _writes_many(module, call) else None)
         elif _is_fixed(call):
             yield Hit(call.node, f"every step opens the same file again: {text_of(call.node)}", call.attr)
 
@@ -60,6 +61,15 @@ def _mode(call: SourceCall) -> object:
 def _appends(call: SourceCall) -> bool:
     mode = _mode(call)
     return call.attr == "open" and isinstance(mode, str) and mode.startswith("a")
+
+
+def _writes_many(module: Module, call: SourceCall) -> bool:
+    """Return whether a loop writes many lines while the file is open."""
+    return any(
+        any(isinstance(node, ast.For) for part in block.body for node in ast.walk(part))
+        for _, opened, _, block in module.withs
+        if opened is call
+    )
 
 
 def _is_fixed(call: SourceCall) -> bool:

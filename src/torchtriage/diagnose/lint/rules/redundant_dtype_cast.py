@@ -9,7 +9,8 @@ Slow because: one float64 operand turns everything computed from it into float64
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
     conversion.
-Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known.
+Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known; statistics
+    of detached values on the CPU; where a comment, L-BFGS or an integrator tells that digits matter.
 Source: PyTorch documentation, "Type promotion".
 """
 
@@ -67,6 +68,7 @@ def find(module: Module) -> Iterator[Hit]:
                 and not call.receiver.scalar
                 and (call.attr == "double" or _names_double(module, call))
                 and not _goes_to_host(call)
+                and not (module.on_cpu and not call.receiver.grad)
             ):
                 yield Hit(call.node, f"float64 from here on: {text_of(call.node)}", call.attr)
             elif (
@@ -78,7 +80,7 @@ def find(module: Module) -> Iterator[Hit]:
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
     yield from _weights(module)
     for call in module.called("torch.set_default_dtype"):
-        if _names_double(module, call) and not (call.context.rare or call.context.aside):
+        if _names_double(module, call) and not (call.context.rare or call.context.aside or _on_purpose(module, call)):
             yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
@@ -87,6 +89,19 @@ def find(module: Module) -> Iterator[Hit]:
                 wide = _width(module, call.node.args[0], scope) == "float64"
                 if wide and not _cast(call) and _used_hot(module, call):
                     yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
+
+
+_PRECISE = re.compile(
+    r"#[^\n]*\b(precis\w+|float64|double|round-?off|cancel\w+|stab\w+|diverg\w+|converg\w+)", re.IGNORECASE
+)
+
+
+def _on_purpose(module: Module, call: SourceCall) -> bool:
+    """Return whether a program needs the digits: a line search or an integrator, or a comment that says so."""
+    if re.search(r"\bLBFGS\(|\bodeint|gradcheck", module.text):
+        return True
+    rows = module.text.split("\n")[max(call.node.lineno - 3, 0) : call.node.lineno + 1]
+    return any(_PRECISE.search(row) for row in rows)
 
 
 def _weights(module: Module) -> Iterator[Hit]:

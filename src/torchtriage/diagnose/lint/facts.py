@@ -95,8 +95,8 @@ class SourceFunction:
     parameter that names the methods it calls by ``getattr``, with the text before and after it.
 
     What its callers say, at any depth: ``called_hot`` : called in each step. ``called_in_loop`` : in
-    any loop. ``called_again`` : in each turn of a loop that does more than set up. ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in
-    compiled code.
+    any loop. ``called_again`` : in each turn of a loop that does more than set up.
+    ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in compiled code.
     """
 
     name: str
@@ -324,7 +324,10 @@ class Test:
 
 @dataclass(eq=False, slots=True)
 class Assign:
-    """``target = value``, ``target += value``, or ``target.append(value)`` (``how``)."""
+    """``target = value``, ``target += value``, or ``target.append(value)`` (``how``).
+
+    ``how`` is ``unpack`` for each name of ``a, b = value``, whose own value is not known then.
+    """
 
     node: ast.stmt | ast.Call
     how: str
@@ -382,8 +385,13 @@ class Module:
         """Whether it is a program for the CPU: it builds its module and never names a device."""
         if self.uses_device:
             return False
-        if "__name__" in self.text and (
-            _BUILDS_LAYER.search(self.text) or any(_MODEL.search(match[1], 1) for match in _BUILDS.finditer(self.text))
+        if (
+            self.is_program
+            and "__name__" in self.text
+            and (
+                _BUILDS_LAYER.search(self.text)
+                or any(_MODEL.search(match[1], 1) for match in _BUILDS.finditer(self.text))
+            )
         ):
             return True
         return any(

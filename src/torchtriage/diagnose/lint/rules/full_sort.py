@@ -1,49 +1,113 @@
-"""Everything is sorted to take a few.
+"""Everything is sorted, or put in random order, to take a few.
 
-Looks like: ``x.sort().indices[:, :k]``, ``torch.argsort(x)[:k]``, in each step.
+Looks like: ``x.sort().indices[:, :k]``, ``torch.argsort(x)[:k]``, ``torch.randperm(n)[:k]``,
+    ``np.random.permutation(n)[:k]``, at once or under a name of which nothing else is used, in each step.
 Slow because: sorting takes several passes over all elements; the largest few can be picked in one or
-    two.
-Fix: ``x.topk(k)``; ``torch.kthvalue``, ``torch.quantile`` for one of them.
-Quiet when: the order of all is used.
+    two. A permutation draws and moves a number for each element.
+Fix: ``x.topk(k)``; ``torch.kthvalue``, ``torch.quantile`` for one of them; ``torch.randint`` for a few
+    at random.
+Quiet when: the order of all is used; a permutation in a module's ``forward``, over the tokens of a sample.
 Source: PyTorch documentation of ``torch.topk``.
 """
 
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
 
 RULE = Rule("KRN101", "full-sort", "kernel", "Everything is sorted to take a few", "low")
 
 FIX = Fix(
     text="Pick the few.",
-    code="nearest = distances.topk(k, dim=1, largest=False).indices   # not distances.sort(dim=1).indices[:, :k]",
+    code="""nearest = distances.topk(k, dim=1, largest=False).indices   # not distances.sort(dim=1).indices[:, :k]
+picked = torch.randint(len(rays), (k,))                     # not torch.randperm(len(rays))[:k]""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.topk.html",
 )
 
+_SORTS = ("torch.sort", "torch.argsort")
+_SHUFFLES = ("torch.randperm", "numpy.random.permutation")
+
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield sorts of hot code of which only the beginning is taken."""
-    sorts = {
+    """Yield sorts and permutations of hot code of which only the beginning is taken."""
+    calls = {
         call.node: call
-        for call in [*module.sent("sort", "argsort"), *module.called("torch.sort", "torch.argsort")]
-        if call.context.hot and (call.receiver.kind == "tensor" or call.name)
+        for call in [*module.sent("sort", "argsort"), *module.called(*_SORTS, *_SHUFFLES)]
+        if module.repeats(call.context) and (call.receiver.kind == "tensor" or call.name) and not _needs_order(call)
     }
-    if not sorts:
+    calls |= {
+        call.node: call
+        for call in module.sent("permutation")
+        if call.context.hot and len(call.node.args) == 1 and call.receiver.kind in ("unknown", "numpy")
+    }
+    if not calls:
         return
-    bodies = {call.context.function for call in sorts.values()}
-    for body in bodies:
-        for node in ast.walk(module.tree if body is None else body.node):
-            if isinstance(node, ast.Subscript) and _takes_few(node):
-                inner = node.value
-                while isinstance(inner, ast.Attribute | ast.Subscript):
-                    inner = inner.value
-                if inner in sorts:
-                    yield Hit(inner, f"all are sorted, a few are taken: {text_of(node)}", sorts[inner].attr)
+    for body in {call.context.function for call in calls.values()}:
+        tree = module.tree if body is None else body.node
+        named = _named(module, [call for call in calls.values() if call.context.function is body])
+        taken: dict[str, list[bool]] = {name: [] for name in named}
+        inside: set[int] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                inner = _root(node)
+                if inner in calls and _takes_few(node):
+                    yield _hit(calls[inner], text_of(node))
+                elif isinstance(inner, ast.Name) and inner.id in named and _takes_few(node):
+                    taken[inner.id].append(True)
+                    inside.add(id(inner))
+            elif isinstance(node, ast.Name) and node.id in named and isinstance(node.ctx, ast.Load):
+                taken[node.id].append(id(node) in inside)
+        for name, call in named.items():
+            if taken[name] and all(taken[name]):
+                yield _hit(call, f"{name} = {text_of(call.node)}")
+
+
+def _hit(call: SourceCall, said: str) -> Hit:
+    what = "all are put in random order" if call.attr in ("randperm", "permutation") else "all are sorted"
+    return Hit(call.node, f"{what}, a few are taken: {said}", call.attr)
+
+
+def _needs_order(call: SourceCall) -> bool:
+    """Return whether a sort is stable on purpose, or a permutation is over the parts of one sample."""
+    if literal(keyword(call.node, "stable")) is True:
+        return True
+    function = call.context.function
+    module = function is not None and function.owner is not None and function.owner.is_module
+    return module and call.attr in ("randperm", "permutation")
+
+
+def _named(module: Module, calls: list[SourceCall]) -> dict[str, SourceCall]:
+    """Return the calls whose result has a name of its own, by that name."""
+    by_node: dict[ast.expr, SourceCall] = {call.node: call for call in calls}
+    own = [assign for assign in module.assigns if calls and assign.context.function is calls[0].context.function]
+    found: dict[str, SourceCall] = {}
+    for assign in own:
+        root = _root(assign.expression)
+        if root in by_node and assign.how in ("=", "unpack"):
+            found[assign.target] = by_node[root]
+    again = [assign.target for assign in own]
+    return {name: call for name, call in found.items() if again.count(name) == 1 and name.isidentifier()}
+
+
+def _root(node: ast.expr) -> ast.expr:
+    """Return what is indexed, in ``x.sort(dim=1).indices[:, :k]`` the sort."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node
 
 
 def _takes_few(node: ast.Subscript) -> bool:
-    """Return whether a slice ends somewhere: ``[:k]``, ``[:, 1 : k + 1]``."""
+    """Return whether a slice ends somewhere: ``[:k]``, ``[:, 1 : k + 1]``, or is the end: ``[-k:]``."""
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    ends = [part.upper for part in parts if isinstance(part, ast.Slice)]
-    return any(end is not None and not (isinstance(end, ast.UnaryOp) and literal(end.operand) == 1) for end in ends)
+    return any(isinstance(part, ast.Slice) and _is_short(part) for part in parts)
+
+
+def _is_short(part: ast.Slice) -> bool:
+    if part.step is not None or any(
+        isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mult | ast.FloorDiv) for item in ast.walk(part)
+    ):
+        return False  # a chunk of all, or a share of it
+    if part.upper is not None:
+        whole = isinstance(part.upper, ast.UnaryOp) and literal(part.upper.operand) == 1
+        return not whole and literal(part.lower) in (..., 0, 1) and not isinstance(part.lower, ast.Name)
+    return isinstance(part.lower, ast.UnaryOp) and isinstance(part.lower.op, ast.USub)

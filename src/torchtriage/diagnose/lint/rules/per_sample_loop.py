@@ -1,9 +1,11 @@
 """A Python loop goes over the rows of a tensor.
 
 Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with operations on
-    ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before.
+    ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before;
+    ``x[labels == k]`` for each ``k``; overlapping windows ``x[i : i + w]`` that are cut and stacked.
 Slow because: every row launches its own kernels; a batch takes one launch for all.
-Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``.
+Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``; ``index_add_``, ``bincount`` or a product
+    with ``one_hot`` over all classes; ``x.unfold(0, w, 1)`` for windows.
 Quiet when: each row has a length of its own, a value is carried from turn to turn (a recurrence),
     the loop goes over layers, or, in a file that only others import, the tensor is on the CPU.
 Source: PyTorch documentation of ``torch.vmap``.
@@ -15,7 +17,9 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
 
-RULE = Rule("LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium")
+RULE = Rule(
+    "LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium", over=("LCH102",)
+)
 
 FIX = Fix(
     text="Run all rows at once.",
@@ -36,6 +40,13 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
+        if said := _of_classes(module, loop):
+            place = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
+            yield Hit(place, said, severity="low")
+            continue
+        if (window := _of_windows(module, loop)) is not None:
+            yield Hit(window, f"windows are cut out one by one: {text_of(window)}", severity="low")
+            continue
         row = _row(module, loop)
         if row is None or not _computes(module, loop, row):
             continue
@@ -44,6 +55,105 @@ def find(module: Module) -> Iterator[Hit]:
         node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
         assert isinstance(node, ast.expr | ast.stmt)
         yield Hit(node, f"the same operations run once for each row: {text_of(row)}")
+
+
+def _of_classes(module: Module, loop: SourceLoop) -> str:
+    """Return what is done for each class or cluster on its own: ``x[labels == k]`` for each ``k``."""
+    if not module.is_program or not module.repeats(module.loop_contexts[loop]) or isinstance(loop.node, ast.While):
+        return ""
+    targets = _counted(module, loop)
+    if not targets or loop.runs_module or any(callee.runs_module for callee in loop.calls):
+        return ""
+    for part in _turn(module, loop):
+        for node in ast.walk(part):
+            if (
+                isinstance(node, ast.Compare)
+                and isinstance(node.ops[0], ast.Eq)
+                and isinstance(node.comparators[0], ast.Name)
+                and node.comparators[0].id in targets
+                and module.value(node.left).kind in ("tensor", "numpy")
+                and not names_in(node.left) & (loop.targets | set(loop.assigned))
+                and not module.value(node.left).scalar
+            ):
+                return f"each turn looks through all elements: {text_of(node)}"
+    return ""
+
+
+def _counted(module: Module, loop: SourceLoop) -> set[str]:
+    """Return what a loop counts classes with: ``range(k)``, ``labels.unique()``."""
+    assert not isinstance(loop.node, ast.While)
+    node, target = loop.node.iter, loop.node.target
+    while isinstance(node, ast.Call) and module.name_of(node.func) in ("enumerate", "tqdm.tqdm", "tqdm") and node.args:
+        node = node.args[0]
+    made = [node]
+    if isinstance(node, ast.Name):
+        made = [item.expression for item in module.assigns if item.target == node.id and item.how == "="]
+    last = [text_of(item.func).rpartition(".")[2] for item in made if isinstance(item, ast.Call)]
+    if not last or any(name not in ("range", "trange", "unique", "tolist") for name in last):
+        return set()
+    if "tolist" in last and not any(
+        ".unique(" in text_of(item, 200) or "unique(" in text_of(item, 200) for item in made
+    ):
+        return set()
+    if isinstance(target, ast.Tuple):
+        target = target.elts[-1]
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def _of_windows(module: Module, loop: SourceLoop) -> ast.expr | None:
+    """Return what is cut into windows that overlap, one by one, and put together again: ``x[i : i + w]``."""
+    if not module.repeats(module.loop_contexts[loop]) or isinstance(loop.node, ast.While):
+        return None
+    if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
+        return None
+    windows = [
+        node
+        for part in _turn(module, loop)
+        for node in ast.walk(part)
+        if isinstance(node, ast.Subscript) and _is_window(module, node, loop)
+    ]
+    if not windows:
+        return None
+    function = module.loop_contexts[loop].function
+    joined = [call for call in module.called(*_JOINS) if call.context.function is function and call.node.args]
+    gathered = {
+        assign.target
+        for assign in module.assigns
+        if assign.context.loop is loop and assign.how == "append" and assign.expression in windows
+    }
+    for call in joined:
+        given = call.node.args[0]
+        if text_of(given, 200) in gathered or (
+            isinstance(given, ast.ListComp) and given.generators[0] is loop.node and given.elt in windows
+        ):
+            return windows[0]
+    return None
+
+
+_JOINS = ("torch.stack", "torch.tensor", "numpy.stack", "numpy.array", "numpy.asarray", "torch.vstack", "numpy.vstack")
+
+
+def _is_window(module: Module, node: ast.Subscript, loop: SourceLoop) -> bool:
+    """Return whether a slice begins at the loop's counter and has the same length in every turn."""
+    if module.value(node.value).kind not in ("tensor", "numpy"):
+        return False
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return any(
+        isinstance(part, ast.Slice)
+        and isinstance(part.lower, ast.Name)
+        and part.lower.id in loop.targets
+        and isinstance(part.upper, ast.BinOp)
+        and isinstance(part.upper.op, ast.Add)
+        and text_of(part.upper.left) == part.lower.id
+        for part in parts
+    )
+
+
+def _turn(module: Module, loop: SourceLoop) -> list[ast.AST]:
+    """Return what runs in each turn."""
+    if isinstance(loop.node, ast.comprehension):
+        return [item for item in [module.elements.get(loop.node), *loop.node.ifs] if item is not None]
+    return list(loop.node.body)
 
 
 def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
@@ -148,8 +258,8 @@ def _ranged(module: Module, node: ast.expr, loop: SourceLoop) -> str | None:
     if isinstance(bound, ast.Call) and module.name_of(bound.func) == "len" and bound.args:
         known = module.value(bound.args[0])
         # what comes out of a loader may be a list; once it was moved it is a tensor
-        moved = known.device == DEVICE or (known.device > 0 and not known.data)
-        sure = module.loop_contexts[loop].hot and known.kind == "tensor" and moved and not known.of
+        moved = known.device == DEVICE or ((known.device > 0 or module.is_program) and not known.data)
+        sure = module.repeats(module.loop_contexts[loop]) and known.kind == "tensor" and moved and not known.of
         return text_of(bound.args[0], 999) if sure else None
     return None
 
@@ -175,7 +285,8 @@ def _computes(module: Module, loop: SourceLoop, row: ast.expr) -> bool:
     for call in module.calls:
         if call.context.loop is not loop:
             continue
-        if call.value.kind != "tensor" and not _is_gathered(call, stacked):
+        gives = call.value.items[0] if call.value.kind == "list" and call.value.items else call.value
+        if gives.kind != "tensor" and not _is_gathered(call, stacked):
             continue
         if call.attr in ("tensor", "zeros", "ones", "detach", "cpu", "numpy", "clone", "to"):
             continue

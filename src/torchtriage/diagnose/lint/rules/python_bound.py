@@ -2,17 +2,20 @@
 
 Looks like: two loops, one in the other, over ``tensor.tolist()``, an array, a tensor or the pixels of
     an image, with arithmetic or comparisons inside, in a loop of steps, in what it calls, or in a data
-    set; one loop that takes numbers out of an array (``float(x[i])``, ``math.sqrt(x[i])``).
+    set; one loop or comprehension that takes numbers out of a tensor (``float(x[i])``, ``x[i].item()``,
+    ``if x[i] == 3``, ``for v in x: if v > 0``), in steps, rounds or folds.
 Slow because: one pair takes Python as long as a kernel takes for thousands; the device waits.
-Fix: one operator over all pairs: broadcasting, ``torchvision.ops.nms``, ``torch.cdist``.
+Fix: one operator over all: a mask, broadcasting, ``torchvision.ops.nms``, ``torch.cdist``; ``x.tolist()``
+    once where Python must see each number.
 Quiet when: the loops only look up or collect, or it runs behind ``if step % n``.
 Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in
+from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
 
@@ -72,46 +75,112 @@ def _singles(module: Module) -> Iterator[Hit]:
     """Yield single loops that take numbers out of an array one by one and compute with them."""
     for loop in module.loops:
         context = module.loop_contexts[loop]
-        if loop.comprehension or not isinstance(loop.node, ast.For) or not _repeats(context) or loop.steps:
+        if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
             continue
-        if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
+        in_step = _repeats(context)
+        if not (in_step or module.repeats(context)) or (loop.steps and not loop.outer):
             continue
-        if module.is_program and _compares_elements(loop):
-            yield Hit(loop.node, "Python takes the numbers out of a tensor one by one")
+        if module.is_program and _takes_numbers(module, loop):
+            node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
+            yield Hit(node, "Python takes the numbers out of a tensor one by one", severity=None if in_step else "low")
             continue
         counters = _counters(loop)
-        if not counters or any(other.outer is loop and not other.comprehension for other in module.loops):
+        if loop.comprehension or not in_step or loop.steps or not counters:
+            continue
+        if any(other.outer is loop and not other.comprehension for other in module.loops):
             continue
         if (module.is_program and _fills(module, loop, counters)) or any(
             _takes_number(module, node, counters) for node in ast.walk(loop.node)
         ):
+            assert isinstance(loop.node, ast.stmt)
             yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
 
 
-def _compares_elements(loop: SourceLoop) -> bool:
-    """Return whether a loop goes over the numbers of tensors, and compares them in Python."""
-    if not isinstance(loop.node, ast.For):
+def _takes_numbers(module: Module, loop: SourceLoop) -> bool:
+    """Return whether each turn makes a Python number, or a decision, of a single element of a tensor."""
+    elements = _elements(loop)
+    counters = _counters(loop)
+    if not elements and not counters:
         return False
+
+    def picked(node: ast.expr) -> bool:
+        while True:
+            if isinstance(node, ast.Name):
+                return node.id in elements
+            if isinstance(node, ast.Subscript):
+                return _is_element(module, node, counters)
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                return False
+            if node.args or node.func.attr not in ("detach", "cpu", "numpy", "abs", "float", "long", "int"):
+                return False
+            node = node.func.value
+
+    return any(_makes_number(node, picked) for part in _body(module, loop) for node in _own(part))
+
+
+def _is_element(module: Module, node: ast.Subscript, counters: set[str]) -> bool:
+    """Return whether ``x[i]`` is an element of a tensor: it is one, or was made by its own methods."""
+    names = names_in(node.slice)
+    value = module.value(node.value)
+    tensor = value.kind == "tensor" and not (value.data or value.guess)
+    return tensor and bool(names & counters) and not any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
+
+
+def _makes_number(node: ast.AST, picked: Callable[[ast.expr], bool]) -> bool:
+    """Return whether an element becomes a number of Python, a condition or text."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
+            return picked(node.func.value)
+        plain = isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "bool")
+        return (plain or path_of(node.func).startswith("math.")) and any(map(picked, node.args))
+    if isinstance(node, ast.FormattedValue):
+        return node.format_spec is not None and picked(node.value)
+    tests = node.ifs if isinstance(node, ast.comprehension) else [node.test] if isinstance(node, _CONDITIONS) else []
+    return any(_asks(item, picked) for test in tests for item in ast.walk(test))
+
+
+_CONDITIONS = ast.If | ast.IfExp | ast.While
+
+
+def _asks(node: ast.AST, picked: Callable[[ast.expr], bool]) -> bool:
+    """Return whether an element is compared with one number."""
+    if not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
+        return False
+    sides = [node.left, *node.comparators]
+    return any(map(picked, sides)) and not any(isinstance(literal(side), str | None) for side in sides)
+
+
+def _elements(loop: SourceLoop) -> set[str]:
+    """Return the targets of a loop over the elements of tensors."""
+    if isinstance(loop.node, ast.While):
+        return set()
     values, targets = [loop.iterates], [loop.node.target]
     if loop.iterates.of in ("zip", "enumerate"):
         values = list(loop.iterates.items)
         targets = loop.node.target.elts if isinstance(loop.node.target, ast.Tuple) else []
-    elements = {
+    if not any(value.kind == "tensor" and not (value.data or value.guess) for value in values):
+        return set()
+    return {
         target.id
         for value, target in zip(values, targets, strict=False)
         if value.kind == "tensor" and isinstance(target, ast.Name)
     }
-    sure = any(value.kind == "tensor" and not (value.data or value.guess) for value in values)
-    return sure and any(_asks(node, elements) for part in loop.node.body for node in ast.walk(part))
 
 
-def _asks(node: ast.AST, elements: set[str]) -> bool:
-    """Return whether one number is compared with another."""
-    if not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
-        return False
-    sides = [node.left, *node.comparators]
-    plain = all(isinstance(side, ast.Name) or isinstance(literal(side), int | float) for side in sides)
-    return plain and any(isinstance(side, ast.Name) and side.id in elements for side in sides)
+def _body(module: Module, loop: SourceLoop) -> list[ast.AST]:
+    """Return what runs in each turn; of a comprehension its element and its conditions."""
+    if isinstance(loop.node, ast.comprehension):
+        element = module.elements.get(loop.node)
+        return [item for item in (element, loop.node) if item is not None]
+    return list(loop.node.body)
+
+
+def _own(part: ast.AST) -> Iterator[ast.AST]:
+    """Yield a piece of syntax and what is in it, but not what only now and then runs: the way out."""
+    yield part
+    for child in ast.iter_child_nodes(part):
+        if not isinstance(child, ast.Raise | ast.Assert | ast.FunctionDef | ast.Lambda):
+            yield from _own(child)
 
 
 def _fills(module: Module, loop: SourceLoop, counters: set[str]) -> bool:

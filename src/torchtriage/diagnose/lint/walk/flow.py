@@ -14,6 +14,7 @@ __all__ = ["flow"]
 
 Edges = list[tuple[Context, SourceFunction]]
 
+
 def flow(module: Module) -> None:
     """Let facts flow along the calls of a file until nothing changes."""
     edges = module.edges

@@ -37,6 +37,11 @@ def _assign(walker: Walker, node: ast.Assign) -> None:
                 if path_of(one):
                     inner = walker.module.value(given)
                     walker.module.assigns.append(Assign(node, "=", path_of(one), inner, given, walker.context))
+        elif isinstance(target, ast.Tuple):
+            for item in target.elts:
+                if path_of(item):
+                    unpacked = Assign(node, "unpack", path_of(item), UNKNOWN, node.value, walker.context)
+                    walker.module.assigns.append(unpacked)
         walker.target(target, value.but(of=path) if value.kind == "clock" else value)
 
 

@@ -73,6 +73,10 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         device, _ = placed(given)
         walker.event("wait", node)
         return Value("tensor", device, scalar=True)
+    if name == "torch.autograd.grad":
+        note_work(walker)
+        device, _ = placed(given)
+        return Value("list", CPU, items=(Value("tensor", device, grad=keyword(node, "create_graph") is not None),))
     if name in ("torch.cat", "torch.stack", "torch.concat", "torch.vstack", "torch.hstack"):
         device, grad = placed(given[:1])
         return Value("tensor", device, grad=grad and not walker.context.no_grad)

@@ -1,0 +1,120 @@
+"""Distances of all pairs are made from all pairs of differences.
+
+Looks like: ``((x[:, None] - y[None]) ** 2).sum(-1)``, ``(x.unsqueeze(1) - y.unsqueeze(0)).norm(dim=-1)``,
+    ``(x[:, None] * y[None]).sum(-1)``, in one expression or over a name, in steps, rounds or folds.
+Slow because: the difference has an element for each pair and each dimension; it is written to memory
+    and read again before it is summed, where a matrix product needs neither.
+Fix: ``torch.cdist(x, y)``; ``x @ y.T`` for products.
+Quiet when: the differences are used otherwise, too; both sides are expanded in the same place.
+Source: PyTorch documentation of ``torch.cdist``.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
+
+RULE = Rule(
+    "KRN102", "pairwise-broadcast", "kernel", "Distances of all pairs go through a tensor of all differences", "low"
+)
+
+FIX = Fix(
+    text="Let one operator compute the distances.",
+    code="""distances = torch.cdist(x, centers)        # float32[n, k], without float32[n, k, d]
+squared = torch.cdist(x, centers).square()
+similar = x @ centers.T                    # instead of (x[:, None] * centers[None]).sum(-1)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
+)
+
+_SUMS = ("sum", "norm", "mean")
+_NAMED = ("torch.sum", "torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "numpy.sum", "numpy.linalg.norm")
+_KEEPS = frozenset(
+    ["pow", "square", "abs", "sqrt", "torch.abs", "torch.square", "torch.pow", "numpy.square", "numpy.abs"]
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield sums over the last dimension of differences or products of all pairs."""
+    if not any(item in module.text for item in ("None", "unsqueeze(", "newaxis")):
+        return
+    for call in [*module.sent(*_SUMS), *module.called(*_NAMED)]:
+        if not module.repeats(call.context) or not _over_last(call):
+            continue
+        given = call.node.args[0] if call.name and call.node.args else call.owner
+        pairs = _pairs(module, given, call) if given is not None else None
+        if pairs is not None:
+            yield Hit(pairs, f"an element for each pair and dimension, to sum over: {text_of(pairs)}", call.attr)
+
+
+def _over_last(call: SourceCall) -> bool:
+    """Return whether one dimension is summed over, by its number."""
+    at = 1 if call.name else 0
+    given = keyword(call.node, "dim") or keyword(call.node, "axis")
+    if given is None and "norm" not in call.attr and len(call.node.args) > at:
+        given = call.node.args[at]
+    if isinstance(given, ast.UnaryOp) and isinstance(given.op, ast.USub):
+        return literal(given.operand) == 1
+    return isinstance(literal(given), int) and literal(given) in (2, 3)
+
+
+def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None:
+    """Return the difference or the product of all pairs that an expression is, powers taken off."""
+    squared = False
+    seat: ast.expr = call.node
+    body: ast.AST = call.context.function.node if call.context.function is not None else module.tree
+    for _ in range(6):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            node, squared = node.left, True
+        elif isinstance(node, ast.Call) and module.name_of(node.func) in _KEEPS and node.args:
+            node, squared = node.args[0], True
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPS:
+            node, squared = node.func.value, True
+        elif (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and text_of(node.left) == text_of(node.right)
+        ):
+            node, squared = node.left, True
+        elif isinstance(node, ast.Name):
+            made = [
+                item
+                for item in module.assigns
+                if item.target == node.id and item.context.function is call.context.function
+            ]
+            if len(made) != 1 or made[0].how != "=" or _reads(body, node.id) > _reads(seat, node.id):
+                return None
+            node = seat = made[0].expression
+        else:
+            break
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Mult):
+        return None
+    squared = squared or "norm" in call.attr
+    if squared != isinstance(node.op, ast.Sub):
+        return None
+    left, right = _new_axes(node.left), _new_axes(node.right)
+    return node if left and right and left != right else None
+
+
+def _reads(body: ast.AST, name: str) -> int:
+    """Return how often a name is read."""
+    return sum(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(body)
+    )
+
+
+def _new_axes(node: ast.expr) -> tuple[int, ...]:
+    """Return where a dimension is put in: ``x[:, None]``, ``x.unsqueeze(1)``; negative numbers stay so."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
+        given = node.args[0] if node.args else keyword(node, "dim")
+        if isinstance(given, ast.UnaryOp):
+            inner = literal(given.operand)
+            return (-inner,) if isinstance(inner, int) else ()
+        said = literal(given)
+        return (said,) if isinstance(said, int) else ()
+    if isinstance(node, ast.Subscript):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        plain = all(isinstance(part, ast.Slice) or _is_new(part) for part in parts)
+        return tuple(at for at, part in enumerate(parts) if _is_new(part)) if plain else ()
+    return ()
+
+
+def _is_new(node: ast.expr) -> bool:
+    return literal(node) is None or (isinstance(node, ast.Attribute) and node.attr == "newaxis")

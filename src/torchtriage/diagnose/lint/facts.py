@@ -365,6 +365,7 @@ class Module:
     tests: list[Test] = field(default_factory=list)
     formats: list[Test] = field(default_factory=list)
     masks: list[Test] = field(default_factory=list)
+    searches: list[Test] = field(default_factory=list)
     assigns: list[Assign] = field(default_factory=list)
     loops: list[SourceLoop] = field(default_factory=list)
     loop_contexts: dict[SourceLoop, Context] = field(default_factory=dict)

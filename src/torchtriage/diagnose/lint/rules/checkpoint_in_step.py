@@ -1,11 +1,11 @@
 """The whole state is saved or copied in every step.
 
 Looks like: ``torch.save``, ``save_pretrained`` or ``copy.deepcopy(model)`` in a loop of steps, or
-    in a callback that it calls.
+    in a callback that it calls, or behind ``if step % 2 == 0``; ``TrainingArguments(save_steps=5)``.
 Slow because: every parameter and every moment of the optimizer is copied to the host and written:
     for most models longer than the step itself.
 Fix: save every N steps or minutes, or in a thread of its own (``torch.distributed.checkpoint.async_save``).
-Quiet when: it is behind ``if step % n`` (with n above 1), behind a comparison with the best value,
+Quiet when: it is behind ``if step % n`` (with n above 10, or not known), behind a comparison with the best value,
     or once per epoch.
 Source: PyTorch tutorial, "Saving and loading models".
 """
@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of
 
 RULE = Rule("HST102", "checkpoint-in-step", "host", "A checkpoint is written in every step", "medium")
 
@@ -25,6 +25,8 @@ FIX = Fix(
     link="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
 
+OFTEN = 10
+
 _COPIES = re.compile(r"\.(clone|cpu|detach|numpy)\(")
 _STATE = re.compile(r"state_dict|model|net\b|optimizer|checkpoint|ckpt")
 
@@ -34,6 +36,15 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.called("torch.save"), *module.sent("save_pretrained", "save_checkpoint", "save_model")]:
         if call.context.hot:
             yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
+        elif call.context.modulo and call.context.step_loop is not None and _is_often(module, call):
+            yield Hit(call.node, f"every few steps write a checkpoint: {text_of(call.node)}", call.attr)
+    for call in module.calls:
+        if call.attr.endswith("TrainingArguments") or call.attr == "ModelCheckpoint":
+            every = keyword(call.node, "save_steps") or keyword(call.node, "every_n_train_steps")
+            number = module.constant(every, call.context)
+            if type(number) is int and 0 < number <= OFTEN:
+                assert every is not None
+                yield Hit(every, f"a checkpoint is written every {number} steps", call.attr)
     for loop in module.loops:
         if not loop.comprehension or not isinstance(loop.node, ast.comprehension):
             continue
@@ -46,3 +57,16 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if given.kind == "module" or _STATE.search(text_of(call.node.args[0], 200)):
             yield Hit(call.node, f"every step copies the whole state: {text_of(call.node)}", "deepcopy", severity="low")
+
+
+def _is_often(module: Module, call: SourceCall) -> bool:
+    """Return whether a condition around a call holds every few steps: ``if step % 5 == 0``."""
+    loop = call.context.step_loop
+    for node in ast.walk(loop.node) if loop is not None else ():
+        if not isinstance(node, ast.If) or not any(item is call.node for part in node.body for item in ast.walk(part)):
+            continue
+        for item in ast.walk(node.test):
+            if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
+                every = module.constant(item.right, call.context)
+                return type(every) is int and every <= OFTEN
+    return False

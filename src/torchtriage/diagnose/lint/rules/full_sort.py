@@ -33,7 +33,7 @@ def find(module: Module) -> Iterator[Hit]:
     calls = {
         call.node: call
         for call in [*module.sent("sort", "argsort"), *module.called(*_SORTS, *_SHUFFLES)]
-        if module.repeats(call.context) and (call.receiver.kind == "tensor" or call.name) and not _needs_order(call)
+        if _runs_often(module, call) and (call.receiver.kind == "tensor" or call.name) and not _needs_order(call)
     }
     calls |= {
         call.node: call
@@ -60,6 +60,17 @@ def find(module: Module) -> Iterator[Hit]:
         for name, call in named.items():
             if taken[name] and all(taken[name]):
                 yield _hit(call, f"{name} = {text_of(call.node)}")
+
+
+_FEW = 10_000
+
+
+def _runs_often(module: Module, call: SourceCall) -> bool:
+    """Return whether a sort runs again and again, or a permutation of many in each step."""
+    if call.attr not in ("randperm", "permutation"):
+        return module.repeats(call.context)
+    number = module.constant(call.node.args[0], call.context) if call.node.args else 0
+    return call.context.hot and not (isinstance(number, int) and number <= _FEW)
 
 
 def _hit(call: SourceCall, said: str) -> Hit:

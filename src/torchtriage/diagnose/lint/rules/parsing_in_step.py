@@ -1,10 +1,12 @@
 """Python parses, compiles or serialises the same kind of thing in every step.
 
 Looks like: ``pickle``, ``yaml``, ``json.load``, ``re.compile``, ``inspect`` or ``ast`` in a loop of
-    steps; ``DataFrame.iterrows()`` as the loop of steps, ``apply(axis=1)`` in one.
+    steps; ``DataFrame.iterrows()`` as the loop of steps, ``apply(axis=1)`` in one; weights that become
+    lists and JSON, or tensors again, in each round: ``{k: v.tolist() for k, v in state.items()}``.
 Slow because: each call works through Python objects one by one: tens of microseconds to
     milliseconds of the host's time per step. ``iterrows`` builds a Series for every row.
-Fix: do it once, before the loop; take columns as arrays (``df["x"].to_numpy()``).
+Fix: do it once, before the loop; take columns as arrays (``df["x"].to_numpy()``); hand tensors over as they
+    are, or their bytes (``torch.save``, ``safetensors``).
 Quiet when: it happens in a data set, or behind ``if step % n``.
 Source: pandas documentation, "Enhancing performance".
 """
@@ -13,7 +15,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, names_in, text_of
 
 RULE = Rule("HST103", "parsing-in-step", "host", "Python parses or serialises in every step", "low")
 
@@ -32,8 +34,14 @@ _SLOW = re.compile(
 )
 
 
+_WEIGHTS = re.compile(
+    r"(^|[._])(state|state_dict|sd|params|parameters|named_parameters|weights|grads|gradients|delta|deltas)(\(\))?$"
+)
+
+
 def find(module: Module) -> Iterator[Hit]:
     """Yield such calls of hot code, and data frames that are walked row by row."""
+    yield from _weights(module)
     for call in module.calls:
         if call.context.hot and _SLOW.match(call.name):
             yield Hit(call.node, f"every step does this again in Python: {text_of(call.node)}", call.attr)
@@ -45,6 +53,44 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("apply"):
         if call.context.hot and literal(keyword(call.node, "axis")) == 1:
             yield Hit(call.node, f"a Python function runs for every row: {text_of(call.node)}", "apply")
+
+
+def _weights(module: Module) -> Iterator[Hit]:
+    """Yield weights that become Python numbers, or come from them, in each round."""
+    if "json" not in module.text and "tolist" not in module.text:
+        return
+    for call in module.sent("tolist"):
+        loop = call.context.loop
+        if loop is None or isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]):
+            continue
+        over = loop.node.iter
+        if (
+            isinstance(over, ast.Call)
+            and isinstance(over.func, ast.Attribute)
+            and over.func.attr in ("items", "values")
+        ):
+            over = over.func.value
+        if names_in(call.node) & loop.targets and _WEIGHTS.search(text_of(over, 200)):
+            yield Hit(call.node, f"all weights become numbers of Python in each round: {text_of(call.node)}", "tolist")
+    for call in module.called("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "numpy.asarray"):
+        loop = call.context.loop
+        if loop is None or isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]):
+            continue
+        parsed = [node for node in ast.walk(loop.node.iter) if isinstance(node, ast.Call)]
+        for node in ast.walk(loop.node.iter):
+            if isinstance(node, ast.Name):
+                parsed += [
+                    item.expression
+                    for item in module.assigns
+                    if item.target == node.id
+                    and item.context.function is call.context.function
+                    and isinstance(item.expression, ast.Call)
+                ]
+        if names_in(call.node) & loop.targets and any(module.name_of(item.func) in _TEXTS for item in parsed):
+            yield Hit(call.node, f"tensors are read from text in each round: {text_of(call.node)}", call.attr)
+
+
+_TEXTS = ("json.loads", "json.load", "orjson.loads", "ujson.loads", "ast.literal_eval", "yaml.safe_load")
 
 
 def _loop_over(module: Module, node: ast.Call) -> SourceLoop | None:

@@ -1,9 +1,10 @@
 """A tensor is made of Python numbers, one by one, in every step.
 
-Looks like: ``torch.tensor([f(x) for x in rows])`` in a loop of steps, or in what it calls.
+Looks like: ``torch.tensor([f(x) for x in rows])`` in a loop of steps, or in what it calls;
+    ``torch.FloatTensor(states)`` of the columns of ``zip(*samples)`` that are arrays by their name.
 Slow because: the comprehension and the conversion handle one Python object at a time: about a
     millisecond for ten thousand numbers, while the device waits.
-Fix: keep the data in tensors or arrays, and index those (a ring buffer for replay).
+Fix: keep the data in tensors or arrays, and index those (a ring buffer for replay); ``np.stack`` first.
 Quiet when: it is in a data set or its ``collate_fn``, pads rows to one length, goes over a short
     constant range, or is behind ``if step % n``. A remark where nothing is trained: requests come as
     Python objects.
@@ -11,9 +12,11 @@ Source: PyTorch documentation of ``torch.tensor``.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
+from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("CPY102", "tensor-from-python", "copy", "Tensors are made of Python numbers in every step", "low")
 
@@ -27,18 +30,61 @@ batch = states[torch.randint(filled, (64,))]   # instead of a comprehension""",
 
 _FACTORIES = tuple(f"torch.{name}" for name in ("tensor", "as_tensor", "Tensor", "FloatTensor", "LongTensor"))
 _FEW = 16
+# what samples hold one array of; rewards and actions are numbers
+_ARRAYS = re.compile(
+    r"(^|_)(states?|obs|observations?|frames?|images?|imgs?|features?|feats?|vectors?|embeddings?|windows?|signals?|next_s|s2?)"
+    r"(_?\d|_t|_tp1|_next|_batch|_list|_)?$"
+)
 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield tensors that hot code makes of a comprehension."""
     for call in module.called(*_FACTORIES):
-        if call.context.hot and call.node.args and _is_gathered(module, call):
+        if not call.node.args or not module.repeats(call.context):
+            continue
+        if _is_column(module, call):
+            yield Hit(call.node, f"made of many arrays, number by number: {text_of(call.node)}", call.attr)
+        elif call.context.hot and _is_gathered(module, call):
             yield Hit(
                 call.node,
                 f"made of Python numbers one by one: {text_of(call.node)}",
                 call.attr,
                 severity=None if module.trains else "note",
             )
+
+
+_DRAWN = re.compile(r"batch|sampl|transition|experience|memory|replay|episode|trajector|buffer", re.IGNORECASE)
+
+
+def _is_column(module: Module, call: SourceCall) -> bool:
+    """Return whether a tensor is made of what ``zip(*samples)`` gives of arrays: a tuple of them."""
+    node = call.node.args[0]
+    root = node.value if isinstance(node, ast.Attribute) else node
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if not isinstance(root, ast.Name) or not _ARRAYS.search(name):
+        return False
+    made = [
+        item.expression
+        for item in module.assigns
+        if item.target == root.id and item.context.function is call.context.function
+    ]
+    if len(made) != 1 or not isinstance(made[0], ast.Call):
+        return False
+    # of map(np.stack, zip(*samples)) the columns are arrays already
+    record = [item.value for item in made[0].args if isinstance(item, ast.Starred)]
+    listed = made[0].args if path_of(made[0].func) in ("list", "tuple") else []
+    return any(map(_transposes, (made[0], *record, *listed)))
+
+
+def _transposes(node: ast.AST) -> bool:
+    """Return whether drawn samples become columns: ``zip(*batch)``, ``zip(*memory.sample(n))``."""
+    return (
+        isinstance(node, ast.Call)
+        and path_of(node.func) == "zip"
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Starred)
+        and _DRAWN.search(text_of(node.args[0], 200)) is not None
+    )
 
 
 def _is_gathered(module: Module, call: SourceCall) -> bool:

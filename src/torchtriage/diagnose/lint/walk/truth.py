@@ -64,6 +64,8 @@ def _note(walker: Walker, node: ast.expr, value: Value, kind: str) -> None:
 def _compare(walker: Walker, node: ast.Compare) -> Value:
     values = [walker.eval(node.left), *(walker.eval(comparator) for comparator in node.comparators)]
     if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops):
+        if isinstance(node.ops[-1], ast.In | ast.NotIn):
+            walker.module.searches.append(Test(node, values[-1], walker.context, "in"))
         return HOST
     if any(isinstance(literal(comparator), str) for comparator in (node.left, *node.comparators)):
         return HOST

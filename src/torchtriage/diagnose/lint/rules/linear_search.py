@@ -1,0 +1,162 @@
+"""A long list is searched from its beginning, or a deque walked through, for each element.
+
+Looks like: ``i not in self.labeled`` in a comprehension or a step, where ``labeled`` is a list that grows or
+    has as many elements as the data; ``ids.index(x)`` and ``ids.remove(x)`` in a loop;
+    ``random.sample(memory, n)`` and ``memory[i]`` of a large ``collections.deque``.
+Slow because: a list compares element after element, a deque walks from its end: the work is the product
+    of both lengths.
+Fix: a ``set`` beside the list, a dictionary from element to place, a boolean mask; a list used as a ring
+    where places are drawn at random.
+Quiet when: the list is written out in the source, is made and not grown from a constant, or lives in a
+    file that only others import; a deque with ``maxlen`` of at most a thousand.
+Source: Python wiki, "TimeComplexity"; Python documentation of ``collections.deque``.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import path_of
+
+RULE = Rule("HST117", "linear-search", "host", "A long list is searched for each element", "low")
+
+FIX = Fix(
+    text="Look elements up by hash, or by place in an array.",
+    code="""labeled = set(labeled)                    # once; or a mask: free = torch.ones(n, dtype=torch.bool)
+unlabeled = [i for i in range(n) if i not in labeled]
+place = {name: i for i, name in enumerate(names)}   # instead of names.index(name)""",
+    link="https://wiki.python.org/moin/TimeComplexity",
+)
+
+_SHORT = 1000
+MIN_TURNS = 32
+_DRAWS = ("random.sample", "random.choice", "random.choices")
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield searches in lists, and random access to deques, that are done again and again."""
+    if not module.is_program:
+        return
+    for search in module.searches:
+        path = path_of(search.node.comparators[-1]) if isinstance(search.node, ast.Compare) else ""
+        if path and _searched(module, path, search.context):
+            yield Hit(search.node, f"this list is searched from its beginning each time: {text_of(search.node)}")
+    for call in module.sent("index", "remove", "count"):
+        path = path_of(call.owner) if call.owner is not None else ""
+        if path and len(call.node.args) == 1 and _searched(module, path, call.context):
+            yield Hit(call.node, f"this list is searched from its beginning each time: {text_of(call.node)}", call.attr)
+    if "deque" in module.text:
+        yield from _deques(module)
+
+
+def _searched(module: Module, path: str, context: Context) -> bool:
+    """Return whether a long list is searched in a loop that does not make it."""
+    loop = context.loop
+    if loop is None or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
+        again = context.hot
+    else:
+        outside = module.loop_contexts[loop]
+        again = module.repeats(outside) or (not loop.comprehension and module.repeats(context))
+    if not again or any(path in around.assigned for around in [loop] if around is not None):
+        return False
+    return _is_long(module, path, context.function)
+
+
+def _is_long(module: Module, path: str, function: SourceFunction | None, depth: int = 0) -> bool:
+    """Return whether a name is a list that grows, or is as long as some data."""
+    made, grown = [], False
+    for assign in module.assigns:
+        if assign.target != path or not _same_scope(path, assign.context.function, function):
+            continue
+        if assign.how == "=":
+            made.append(assign.expression)
+        else:
+            grown = grown or assign.how in ("extend", "+=") or assign.context.loop is not None or "." in path
+    if made:
+        return all(_makes_list(module, node) for node in made) and (grown or any(map(_has_length, made)))
+    if function is None or "." in path or depth:
+        return False
+    names = [arg.arg for arg in function.node.args.args]
+    names = names[1:] if function.owner is not None and "staticmethod" not in function.decorators else names
+    if path not in names:
+        return False
+    at = names.index(path)
+    passed = [
+        (call.node.args[at], call.context.function)
+        for call in module.calls
+        if function in call.callees and len(call.node.args) > at
+    ]
+    return bool(passed) and all(
+        _is_long(module, path_of(node), scope, depth + 1) if path_of(node) else _has_length(node)
+        for node, scope in passed
+    )
+
+
+def _same_scope(path: str, made: SourceFunction | None, read: SourceFunction | None) -> bool:
+    """Return whether a name that is bound in one function is the one that another reads."""
+    if "." in path or made is read or made is None:
+        owners = {item.owner for item in (made, read) if item is not None}
+        return not path.startswith("self.") or len(owners) == 1
+    outer = read.outer if read is not None else None
+    while outer is not None and outer is not made:
+        outer = outer.outer
+    return outer is made
+
+
+def _makes_list(module: Module, node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _makes_list(module, node.left) or _makes_list(module, node.right)
+    if isinstance(node, ast.Call):
+        return module.name_of(node.func) in ("list", "sorted") or text_of(node.func, 999).endswith(".tolist")
+    return isinstance(node, ast.List | ast.ListComp)
+
+
+def _has_length(node: ast.expr) -> bool:
+    """Return whether a list is as long as what it is made of, and not written out."""
+    if isinstance(node, ast.ListComp):
+        inner = node.generators[0].iter
+    elif isinstance(node, ast.Call):
+        func = node.func
+        inner = func.value if isinstance(func, ast.Attribute) else node.args[0] if node.args else node
+        if isinstance(func, ast.Name) and func.id not in ("list", "sorted"):
+            return False
+    else:
+        return False
+    if isinstance(inner, ast.Call) and path_of(inner.func) == "range":
+        return not any(isinstance(said := literal(item), int) and said <= _SHORT for item in inner.args[:1])
+    return not isinstance(inner, ast.List | ast.Tuple | ast.Constant | ast.Set | ast.Dict)
+
+
+def _deques(module: Module) -> Iterator[Hit]:
+    """Yield access to large deques by place."""
+    paths = {
+        assign.target
+        for assign in module.assigns
+        if isinstance(assign.expression, ast.Call)
+        and module.name_of(assign.expression.func) == "collections.deque"
+        and not _is_bounded(module, assign.expression, assign.context)
+    }
+    if not paths:
+        return
+    for call in module.called(*_DRAWS):
+        path = path_of(call.node.args[0]) if call.node.args else ""
+        if path in paths and module.repeats(call.context):
+            yield Hit(call.node, f"a deque is walked through to each place: {text_of(call.node)}", call.attr)
+    for loop in module.loops:
+        if isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]) or loop.over in paths:
+            continue
+        parts = [module.elements.get(loop.node)] if isinstance(loop.node, ast.comprehension) else loop.node.body
+        for node in (node for part in parts if part is not None for node in ast.walk(part)):
+            if isinstance(node, ast.Subscript) and path_of(node.value) in paths and _is_place(node.slice, loop.targets):
+                yield Hit(node, f"a deque is walked through to each place: {text_of(node)}")
+                break
+
+
+def _is_place(node: ast.expr, targets: frozenset[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in targets
+
+
+def _is_bounded(module: Module, node: ast.Call, context: Context) -> bool:
+    given = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
+    bound = module.constant(given, context) if given is not None else ...
+    return isinstance(bound, int) and bound <= _SHORT

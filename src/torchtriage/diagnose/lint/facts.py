@@ -410,7 +410,12 @@ class Module:
 
     def repeats(self, context: Context) -> bool:
         """Return whether code runs again and again; of what others import only steps are known."""
-        return context.repeated if self.is_program else context.hot
+        return context.repeated if self.takes_steps else context.hot
+
+    @cached_property
+    def takes_steps(self) -> bool:
+        """Whether it is a program with a loop of steps."""
+        return self.is_program and any(loop.steps for loop in self.loops)
 
     @cached_property
     def settings(self) -> Settings:

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, literal, text_of, unpacks
 from torchtriage.diagnose.lint.facts import Class
 
 __all__ = ["dataset", "in_memory", "moves_batch", "reads_or_transforms", "workers"]
@@ -18,7 +18,7 @@ def workers(module: Module, call: SourceCall) -> int | None:
         given = call.node.args[N_WORKERS]
     if given is None:
         return None if unpacks(call.node) else 0
-    said = module.constant(given, call.context)
+    said = module.constant(given, call.context) if module.is_program else literal(given)
     return said if isinstance(said, int) else None
 
 

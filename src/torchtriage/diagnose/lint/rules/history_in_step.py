@@ -58,7 +58,8 @@ def find(module: Module) -> Iterator[Hit]:
         first = call.node.args[0] if call.node.args else None
         if call.context.hot and isinstance(first, ast.Constant) and first.value == 0 and _is_list(module, call):
             said = f"every element moves by one place: {text_of(call.node)}"
-            yield Hit(call.node, said, call.attr, severity="note" if _is_short(module, call) else None)
+            short = _is_short(module, call) or _is_renewed(module, call)
+            yield Hit(call.node, said, call.attr, severity="note" if short else None)
     grown: dict[str, set[SourceLoop | None]] = defaultdict(set)
     for assign in module.assigns:
         if grown_by(module, assign) and assign.context.hot and _gathers(assign) and _outlives(module, assign):
@@ -110,6 +111,16 @@ def _is_list(module: Module, call: SourceCall) -> bool:
     name = text_of(call.owner, 200) if call.owner is not None else ""
     made = [one.expression for one in module.assigns if one.target == name and one.how == "="]
     return bool(made) and all(isinstance(node, ast.List | ast.ListComp) or text_of(node) == "list()" for node in made)
+
+
+def _is_renewed(module: Module, call: SourceCall) -> bool:
+    """Return whether a list is made anew in each call of the function that a step runs."""
+    name = text_of(call.owner, 200) if call.owner is not None else ""
+    return call.context.step_loop is None and any(
+        assign.target == name and assign.how == "=" and assign.context.function is call.context.function is not None
+        for assign in module.assigns
+        if "." not in name
+    )
 
 
 def _is_short(module: Module, call: SourceCall) -> bool:

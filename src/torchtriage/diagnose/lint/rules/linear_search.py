@@ -35,7 +35,7 @@ _DRAWS = ("random.sample", "random.choice", "random.choices")
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield searches in lists, and random access to deques, that are done again and again."""
-    if not module.is_program:
+    if not module.takes_steps:
         return
     for search in module.searches:
         path = path_of(search.node.comparators[-1]) if isinstance(search.node, ast.Compare) else ""

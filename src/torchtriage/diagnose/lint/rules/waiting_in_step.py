@@ -53,7 +53,7 @@ def find(module: Module) -> Iterator[Hit]:
             seconds = module.constant(call.node.args[0], call.context)
             if not isinstance(seconds, int | float) or seconds <= 0:
                 continue
-            if call.context.hot and call.name == "time.sleep":
+            if call.context.hot:
                 yield Hit(call.node, f"every step sleeps: {text_of(call.node)}", "sleep")
             elif _polls(module, call):
                 yield Hit(call.node, f"this polls what an event would tell at once: {text_of(call.node)}", "sleep")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 from torchtriage.diagnose.lint.recurrence import PURE_METHODS
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 
 RULE = Rule("HST106", "history-in-step", "host", "The cost of a step grows with the steps before it", "low")
@@ -65,7 +65,6 @@ def find(module: Module) -> Iterator[Hit]:
         if grown_by(module, assign) and assign.context.hot and _gathers(assign) and _outlives(module, assign):
             grown[assign.target].add(assign.context.step_loop)
     yield from _prefixes(module)
-    yield from _searched(module)
     yield from _chains(module)
     if not grown:
         return
@@ -240,50 +239,6 @@ class _Prefixes:
 
 def _called(node: ast.expr) -> str:
     return text_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-
-
-def _searched(module: Module) -> Iterator[Hit]:
-    """Yield searches of a long list for each element of a loop: ``i not in done``."""
-    if not module.is_program or " in " not in module.text:
-        return
-    long = _long_lists(module)
-    seen: set[ast.AST] = set()
-    for loop in module.loops if long else ():
-        context = module.loop_contexts[loop]
-        if loop.short or context.rare or context.aside or isinstance(loop.node, ast.While):
-            continue
-        tests: list[ast.AST] = [loop.node]
-        if isinstance(loop.node, ast.comprehension):
-            tests = [*loop.node.ifs, *([module.elements[loop.node]] if loop.node in module.elements else [])]
-        for node in (part for test in tests for part in ast.walk(test)):
-            if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.In | ast.NotIn) or node in seen:
-                continue
-            path = path_of(node.comparators[0])
-            scope = None if path.startswith("self.") else loop.function
-            if (path, scope) in long and names_in(node.left) & loop.targets and path not in loop.assigned:
-                seen.add(node)
-                yield Hit(node, f"a list is searched from its beginning for each element: {text_of(node)}")
-
-
-def _long_lists(module: Module) -> set[tuple[str, object]]:
-    """Return the lists whose length the data decides: made of an array or a range."""
-    made: dict[tuple[str, object], list[ast.expr]] = defaultdict(list)
-    for assign in module.assigns:
-        if assign.how == "=":
-            scope = None if assign.target.startswith("self.") else assign.context.function
-            made[assign.target, scope].append(assign.expression)
-    return {key for key, nodes in made.items() if all(map(_is_long, nodes))}
-
-
-def _is_long(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
-        return True
-    if path_of(node.func) in ("list", "sorted") and node.args and isinstance(node.args[0], ast.Call):
-        inner = node.args[0]
-        return path_of(inner.func) == "range" and not all(isinstance(literal(item), int) for item in inner.args)
-    return False
 
 
 def _chains(module: Module) -> Iterator[Hit]:

@@ -26,7 +26,17 @@ loader = DataLoader(data, batch_size=32, collate_fn=collate)""",
     link="https://huggingface.co/docs/transformers/pad_truncation",
 )
 
-_ONE_SHAPE = ("torch.compile(", "XLA", "TPU", "torch_xla", "torch.export", "torch.jit.", "onnx", "diffusers", "CLIPTokenizer")
+_ONE_SHAPE = (
+    "torch.compile(",
+    "XLA",
+    "TPU",
+    "torch_xla",
+    "torch.export",
+    "torch.jit.",
+    "onnx",
+    "diffusers",
+    "CLIPTokenizer",
+)
 
 
 def find(module: Module) -> Iterator[Hit]:

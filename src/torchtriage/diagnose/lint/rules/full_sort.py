@@ -115,7 +115,8 @@ def _takes_few(node: ast.Subscript) -> bool:
 
 def _is_short(part: ast.Slice) -> bool:
     if part.step is not None or any(
-        isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mult | ast.FloorDiv) for item in ast.walk(part)
+        isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mult | ast.FloorDiv | ast.Sub)
+        for item in ast.walk(part)
     ):
         return False  # a chunk of all, or a share of it
     if part.upper is not None:

@@ -13,12 +13,13 @@ Source: Python wiki, "TimeComplexity"; Python documentation of ``collections.deq
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceFunction, keyword, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("HST117", "linear-search", "host", "A long list is searched for each element", "low")
+RULE = Rule("HST118", "linear-search", "host", "A long list is searched for each element", "low")
 
 FIX = Fix(
     text="Look elements up by hash, or by place in an array.",
@@ -71,7 +72,7 @@ def _is_long(module: Module, path: str, function: SourceFunction | None, depth: 
         if assign.how == "=":
             made.append(assign.expression)
         else:
-            grown = grown or assign.how in ("extend", "+=") or assign.context.loop is not None or "." in path
+            grown = grown or (module.repeats(assign.context) if "." in path else assign.context.step_loop is not None)
     if made:
         return all(_makes_list(module, node) for node in made) and (grown or any(map(_has_length, made)))
     if function is None or "." in path or depth:
@@ -111,20 +112,16 @@ def _makes_list(module: Module, node: ast.expr) -> bool:
     return isinstance(node, ast.List | ast.ListComp)
 
 
+_DATA = re.compile(
+    r"\.tolist\(|range\((?!\d{1,3}\))|\bset\(|\.split\(|open\(|\.read|glob\(|listdir\(|\.keys\(|\.unique\(|randperm\(|choice\("
+    r"|sample\(|permutation\(|where\(|nonzero\("
+)
+
+
 def _has_length(node: ast.expr) -> bool:
-    """Return whether a list is as long as what it is made of, and not written out."""
-    if isinstance(node, ast.ListComp):
-        inner = node.generators[0].iter
-    elif isinstance(node, ast.Call):
-        func = node.func
-        inner = func.value if isinstance(func, ast.Attribute) else node.args[0] if node.args else node
-        if isinstance(func, ast.Name) and func.id not in ("list", "sorted"):
-            return False
-    else:
-        return False
-    if isinstance(inner, ast.Call) and path_of(inner.func) == "range":
-        return not any(isinstance(said := literal(item), int) and said <= _SHORT for item in inner.args[:1])
-    return not isinstance(inner, ast.List | ast.Tuple | ast.Constant | ast.Set | ast.Dict)
+    """Return whether a list is as long as some data that it is made of."""
+    inner = node.generators[0].iter if isinstance(node, ast.ListComp) else node
+    return isinstance(inner, ast.Call) and _DATA.search(text_of(inner, 999)) is not None
 
 
 def _deques(module: Module) -> Iterator[Hit]:

@@ -97,18 +97,18 @@ def _read(row: Any) -> Prediction:
 
 def rules(item: Kept) -> Prediction:
     """Return what our patterns say: each finding counts where it lies, by how sure it is."""
-    found = diagnose(item.trace, Options(step_ms=item.step_ms)).findings
+    findings = diagnose(item.trace, Options(step_ms=item.step_ms)).findings
     windows_ns = item.windows_ns
     length_ns = np.maximum(windows_ns[:, 1] - windows_ns[:, 0], 1)
     scores = np.zeros(len(windows_ns))
     types: dict[str, float] = {}
-    for one in found:
-        spans = intervals.union(np.array(one.place.intervals_ns, np.int64).reshape(-1, 2))
+    for finding in findings:
+        spans = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
         share = intervals.covered(windows_ns, spans) / length_ns
-        weight = _SURE[one.certainty] * (0.5 + 0.5 * _share(one))
+        weight = _SURE[finding.certainty] * (0.5 + 0.5 * _share(finding))
         scores = np.maximum(scores, share * weight)
-        types[one.code] = max(types.get(one.code, 0.0), weight)
-    first = found[0] if found else None
+        types[finding.code] = max(types.get(finding.code, 0.0), weight)
+    first = findings[0] if findings else None
     frame = first.place.frame if first else None
     cost = first.cost if first else None
     return Prediction(
@@ -116,7 +116,7 @@ def rules(item: Kept) -> Prediction:
         types,
         (frame.lines or (frame.line,)) if frame and frame.file.endswith("train.py") else (),
         (cost.low_ms, cost.high_ms) if cost else None,
-        any(item.severity == "high" for item in found),
+        any(item.severity == "high" for item in findings),
     )
 
 

@@ -59,7 +59,6 @@ class Kept:
         return trace_codec.read(self.path)
 
     def _check(self) -> None:
-        """Raise unless the file is the one that was recorded."""
         try:
             data = self.path.read_bytes()
         except OSError as error:

@@ -145,7 +145,6 @@ def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept],
 
 
 def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
-    """Return the faulty recordings at the least, the greatest and the other severities."""
     severities: dict[tuple[str, str], set[float]] = {}
     for item in items:
         if item.code:
@@ -161,27 +160,27 @@ def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
     return {f"severity {name}": ids for name, ids in members.items() if ids}
 
 
-def _row(item: Kept, said: Prediction | None, twins: Mapping[str, Kept]) -> _Row:
+def _row(item: Kept, answer: Prediction | None, twins: Mapping[str, Kept]) -> _Row:
     faulty = item.faulty
-    if said is None:
-        said = Prediction((0.0,) * len(faulty))
-    if len(said.windows) != len(faulty):
+    if answer is None:
+        answer = Prediction((0.0,) * len(faulty))
+    if len(answer.windows) != len(faulty):
         raise UsageError(
-            f"expected a number for each of the {len(faulty)} windows of item {item.id}, found {len(said.windows)}",
+            f"expected a number for each of the {len(faulty)} windows of item {item.id}, found {len(answer.windows)}",
             hint="torchtriage dataset windows lists them",
         )
-    named = max(said.types, key=said.types.__getitem__, default="")
+    named = max(answer.types, key=answer.types.__getitem__, default="")
     line_right = saving_right = None
-    if item.code and said.lines and item.about["fault_lines"]:
-        line_right = bool(set(said.lines) & set(item.about["fault_lines"]))
+    if item.code and answer.lines and item.about["fault_lines"]:
+        line_right = bool(set(answer.lines) & set(item.about["fault_lines"]))
     twin = twins.get(item.about["twin"])
-    if item.code and twin is not None and said.saving_ms is not None and named == item.code:
-        least, most = said.saving_ms
+    if item.code and twin is not None and answer.saving_ms is not None and named == item.code:
+        least, most = answer.saving_ms
         gained = item.step_ms - twin.step_ms
         slack = 0.1 * item.step_ms
         saving_right = least - slack <= gained <= most + slack
     return _Row(
-        item.code, faulty, np.array(said.windows), named, bool(said.types), said.severe, line_right, saving_right
+        item.code, faulty, np.array(answer.windows), named, bool(answer.types), answer.severe, line_right, saving_right
     )
 
 
@@ -213,9 +212,9 @@ def _figure(rows: list[_Row], value: Callable[[list[_Row]], float], rng: np.rand
     if not rows:
         return Figure(np.nan, np.nan, np.nan, 0)
     drawn = [value([rows[at] for at in rng.integers(0, len(rows), len(rows))]) for _ in range(RESAMPLED)]
-    told = [item for item in drawn if not np.isnan(item)]
+    known = [item for item in drawn if not np.isnan(item)]
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(told, [tail, 1 - tail]) if told else (np.nan, np.nan)
+    low, high = np.quantile(known, [tail, 1 - tail]) if known else (np.nan, np.nan)
     return Figure(value(rows), float(low), float(high), len(rows))
 
 

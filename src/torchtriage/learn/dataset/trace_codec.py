@@ -158,7 +158,6 @@ def _texts(coder: str, column: Ints, texts: list[str]) -> list[str]:
 
 
 def _opened(data: bytes) -> tuple[dict[str, Any], Iterator[Ints]]:
-    """Return the header and the columns of these bytes."""
     if not data.startswith(MAGIC):
         raise ValueError("the first eight bytes name no format")
     text, _, body = lzma.decompress(data[len(MAGIC) :]).partition(b"\x00")
@@ -207,7 +206,6 @@ def _events(n: int, has_args: bool, columns: list[tuple[bool, str, list[Any]]]) 
 
 
 def _encode(values: list[Any], texts: dict[str, int]) -> tuple[str, Ints]:
-    """Return how a column is kept, and its numbers."""
     if all(type(value) is int and -(2**62) < value < 2**62 for value in values):
         return "differences", _differences(np.array(values, np.int64))
     if all(type(value) is float for value in values):

@@ -18,10 +18,7 @@ Ints = NDArray[np.int64]
 def faulty(windows_ns: Ints, intervals_ns: Ints) -> NDArray[np.bool_]:
     """Return which windows the fault is in: it fills half of them, or half of it is in them.
 
-    Parameters
-    ----------
-    windows_ns : int64[n, 2]
-    intervals_ns : int64[k, 2], apart and in order.
+    ``windows_ns`` : int64[n, 2]; ``intervals_ns`` : int64[k, 2], apart and in order.
     """
     found = np.zeros(len(windows_ns), np.bool_)
     for begin_ns, end_ns in intervals_ns:

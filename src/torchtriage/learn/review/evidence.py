@@ -126,23 +126,12 @@ def gather(
 ) -> Evidence:
     """Return the evidence of one window.
 
-    Parameters
-    ----------
-    trace : Trace
-    findings : sequence of Finding
-        Of the whole recording; those that touch the window are in the evidence.
-    window_ns : pair of int
-        Beginning and end on the trace's clock.
-    probability, types, unusual
-        What the learned detector says of the window: that it is faulty, 0 to 1; of which type;
-        that it is unlike all it was trained on.
-    budget : int
-        Tokens, by :func:`count_tokens`, with room for what the detector says. What matters less is
-        left out first, and counted.
-    redact : bool
-        Show public names alone: see :mod:`torchtriage.learn.review.redaction`.
-    codes : tuple of str, optional
-        What :func:`applicable` says of the trace, where many windows are asked for.
+    ``findings`` : of the whole recording; those that touch the window are in the evidence. ``window_ns`` : beginning
+    and end on the trace's clock. ``probability``, ``types``, ``unusual`` : what the learned detector says of the
+    window: that it is faulty, 0 to 1; of which type; that it is unlike all it was trained on. ``budget`` : tokens, by
+    :func:`count_tokens`, with room for what the detector says; what matters less is left out first, and counted.
+    ``redact`` : show public names alone, see :mod:`torchtriage.learn.review.redaction`. ``codes`` : what
+    :func:`applicable` says of the trace, where many windows are asked for.
     """
     window = _Window(trace, RedactedNames(trace, redact=redact), *(int(item) for item in window_ns))
     drafts = [
@@ -156,15 +145,15 @@ def gather(
     # one that is asked later finds room: see with_opinion
     opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
     last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
-    kept, left_out = _within(drafts, budget - count_tokens(last))
-    lines = [EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(kept, 1)]
+    chosen, left_out = _within(drafts, budget - count_tokens(last))
+    lines = [EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(chosen, 1)]
     if left_out:
         lines.append(EvidenceLine(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
     allowed = applicable(trace) if codes is None else codes
-    told = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
+    evidence = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
     if probability is None:
-        return told
-    return told.with_opinion(probability, types or {}, unusual=unusual)
+        return evidence
+    return evidence.with_opinion(probability, types or {}, unusual=unusual)
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,6 @@ def _left_out(number: int) -> str:
 
 
 def _within(drafts: list[_Draft], budget: int) -> tuple[list[_Draft], int]:
-    """Return the drafts that fit, in their order; the window itself is always one of them."""
     room = budget - count_tokens(f"e{len(drafts)}: {_left_out(len(drafts))}\n")
     chosen: set[int] = set()
     order = sorted(range(len(drafts)), key=lambda at: (drafts[at].rank, at))
@@ -206,7 +194,6 @@ class _Window:
         return format_share(time_ns / self.long_ns)
 
     def inside(self, *kinds: Kind) -> tuple[Ints, Ints]:
-        """Return the rows of some kinds that touch the window, and how long each is in it."""
         trace = self.trace
         begins = np.maximum(trace.start_ns, self.begin_ns)
         ends = np.minimum(trace.end_ns, self.end_ns)
@@ -214,7 +201,6 @@ class _Window:
         return rows, (ends - begins)[rows]
 
     def facts(self) -> Iterator[_Draft]:
-        """Yield where the window lies, and what its time went to."""
         trace, steps = self.trace, self.trace.steps
         where = "a recording without steps"
         facts: dict[str, Any] = {"duration_ns": self.long_ns}
@@ -264,8 +250,8 @@ class _Window:
                 "window",
                 f"of {len(rows):,} operators, annotations and calls the longest {MAX_ROWS:,} are in the tree",
             )
-            kept = np.sort(np.argsort(-time_ns, kind="stable")[:MAX_ROWS])
-            rows, time_ns = rows[kept], time_ns[kept]
+            longest_rows = np.sort(np.argsort(-time_ns, kind="stable")[:MAX_ROWS])
+            rows, time_ns = rows[longest_rows], time_ns[longest_rows]
         total: dict[tuple[str, ...], int] = {}
         counts: dict[tuple[str, ...], int] = {}
         longest: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -321,11 +307,10 @@ class _Window:
         dims = self.trace.details_of("dims", [row])[0]
         if not dims:
             return ""
-        told = [str(dim).replace(" ", "") for dim in dims if _is_shape(dim)][:3]
-        return f", the longest of shapes {' '.join(told)[:60]}" if told else ""
+        shapes = [str(dim).replace(" ", "") for dim in dims if _is_shape(dim)][:3]
+        return f", the longest of shapes {' '.join(shapes)[:60]}" if shapes else ""
 
     def device(self) -> Iterator[_Draft]:
-        """Yield what the accelerator did: its idle share, its kernels and copies."""
         trace = self.trace
         if not trace.devices:
             return
@@ -346,7 +331,6 @@ class _Window:
             )
 
     def frames(self) -> Iterator[_Draft]:
-        """Yield the Python frames with the most time of their own in the window."""
         trace = self.trace
         if not trace.has_stacks:
             return
@@ -364,17 +348,16 @@ class _Window:
             )
 
     def around(self) -> Iterator[_Draft]:
-        """Yield what ran in as long a time before and after."""
         for word, begin_ns in (("before", self.begin_ns - self.long_ns), ("after", self.end_ns)):
             beside = _Window(self.trace, self.names, begin_ns, begin_ns + self.long_ns)
             rows, time_ns = beside.inside(Kind.OP)
             outer = self.trace.tree.parent[rows]
             top = (outer < 0) | (self.trace.kind[outer] != Kind.OP)
-            told = [
+            names = [
                 f"{_quoted(name)} {n:,} x {format_ns(total_ns)}"
                 for name, n, total_ns in self._by_name(rows[top], time_ns[top], N_AROUND)
             ]
-            text = ", ".join(told) or "no operators"
+            text = ", ".join(names) or "no operators"
             yield _Draft(3.9, "around", f"as long {word}: {text}")
 
     def _by_name(self, rows: Ints, time_ns: Ints, limit: int) -> list[tuple[str, int, int]]:
@@ -393,7 +376,6 @@ class _Window:
 
 
 def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> Iterator[_Draft]:
-    """Yield the rules' findings that touch the window, with how much of it they cover."""
     span = np.array([[window.begin_ns, window.end_ns]], np.int64)
     for finding in findings:
         where = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
@@ -404,15 +386,15 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
         saves = (
             f", saves {cost.low_ms:.3g} to {cost.high_ms:.3g} ms of {cost.of_ms:.3g} ms per {cost.per}" if cost else ""
         )
-        said = f": {finding.title}" if redact else f": {_told(finding.message)}"
+        text = f": {finding.title}" if redact else f": {_told(finding.message)}"
         frame = finding.place.frame
         if frame is not None and not redact:
-            said += f", at {_told(frame.file)}:{frame.line} {_told(frame.function)}"
+            text += f", at {_told(frame.file)}:{frame.line} {_told(frame.function)}"
         yield _Draft(
             2 - share,
             "finding",
             f"rule {finding.code} {finding.name} ({finding.certainty}) covers "
-            f"{format_share(share)} of the window{saves}{said}{_numbers(finding.evidence)}",
+            f"{format_share(share)} of the window{saves}{text}{_numbers(finding.evidence)}",
             {
                 "code": finding.code,
                 "share": share,
@@ -427,12 +409,12 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
 
 def _numbers(evidence: Mapping[str, Any], limit: int = 6) -> str:
     """Return a finding's measurements: their names are ours, texts could be the user's."""
-    told = [
+    numbers = [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in evidence.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
-    return f" [{', '.join(told[:limit])}]" if told else ""
+    return f" [{', '.join(numbers[:limit])}]" if numbers else ""
 
 
 _LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
@@ -440,7 +422,6 @@ _LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
 
 
 def _opinion(probability: float, types: Mapping[str, float], unusual: bool) -> tuple[str, dict[str, Any]]:
-    """Return what the detector says, as text and as facts."""
     likely = sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     named = "".join(f", {code} {sure:.2f}" for code, sure in likely if sure >= 0.01)
     odd = ", outside the range of its training data" if unusual else ""
@@ -450,7 +431,6 @@ def _opinion(probability: float, types: Mapping[str, float], unusual: bool) -> t
 
 
 def _is_shape(value: object) -> bool:
-    """Return whether a recorded dimension is a tensor's shape, or several tensors'."""
     if not isinstance(value, list) or not value:
         return False
     sizes = [size for item in value for size in (item if isinstance(item, list) else [item])]

@@ -25,11 +25,10 @@ class Person:
     """
 
     def __init__(self, who: str, ask: Callable[[str], str], show: Callable[[str], None]) -> None:
-        """Ask nothing yet."""
         self.name = f"{PERSON}{who}"
         self._ask, self._show = ask, show
 
-    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+    def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome for each window; those after a stop say so."""
         outcomes: list[Outcome] = []
         stopped = False
@@ -40,25 +39,25 @@ class Person:
                 outcome = Outcome(item, None, INTERRUPTED)
             stopped = stopped or outcome.reason == INTERRUPTED
             outcomes.append(outcome)
-            told(place, outcome)
+            on_done(place, outcome)
         return tuple(outcomes)
 
     def _review(self, place: int, evidence: Sequence[Evidence]) -> Outcome:
-        one = evidence[place]
-        self._show(f"\nwindow {place + 1} of {len(evidence)}\n{one.text}")
+        window = evidence[place]
+        self._show(f"\nwindow {place + 1} of {len(evidence)}\n{window.text}")
         while True:
             answer = self._ask(f"verdict ({HELP})").strip()
             if answer.lower() in ("s", "q"):
-                return Outcome(one, None, "skipped" if answer.lower() == "s" else INTERRUPTED)
+                return Outcome(window, None, "skipped" if answer.lower() == "s" else INTERRUPTED)
             if answer == "?":
-                self._show("\n".join(f"{code} {lookup(code).pattern.title}" for code in one.codes))
+                self._show("\n".join(f"{code} {lookup(code).pattern.title}" for code in window.codes))
                 continue
             code = NONE if answer.lower() == NONE else answer.upper()
-            if code != NONE and code not in one.codes:
+            if code != NONE and code not in window.codes:
                 self._show(f"expected {HELP}, found {answer!r}")
                 continue
             try:
-                return Outcome(one, self._reasoned(one, code))
+                return Outcome(window, self._reasoned(window, code))
             except RejectedError as problem:
                 self._show(str(problem))
 
@@ -70,5 +69,5 @@ class Person:
         except ValueError:
             raise RejectedError("expected a percentage", repr(sure)) from None
         ids = re.findall(r"\be\d+\b", why)
-        said = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
-        return check(said, evidence)
+        reply = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
+        return check(reply, evidence)

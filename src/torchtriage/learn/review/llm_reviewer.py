@@ -100,14 +100,14 @@ class _Used:
     prompt_tokens: int = 0
     reply_tokens: int = 0
 
-    def outcome(self, evidence: Evidence, **told: Any) -> Outcome:
+    def outcome(self, evidence: Evidence, **more: Any) -> Outcome:
         return Outcome(
             evidence,
-            told.pop("review", None),
+            more.pop("review", None),
             attempts=self.attempts,
             prompt_tokens=self.prompt_tokens,
             reply_tokens=self.reply_tokens,
-            **told,
+            **more,
         )
 
 
@@ -141,7 +141,6 @@ class Llm:
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
         seed: int | None = None,
     ) -> None:
-        """Find the SDK; nothing is sent yet."""
         try:
             self._openai = import_module("openai")
         except ImportError as error:
@@ -196,13 +195,13 @@ class Llm:
             parts.append(f"costs at most {min(cost, self.prices.most):.4f} at one answer each")
         return visible("; ".join(parts))
 
-    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+    def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome for each window; what Ctrl-C leaves undone says so."""
         outcomes: dict[int, Outcome] = {}
 
         def done(place: int, outcome: Outcome) -> None:
             outcomes[place] = outcome
-            told(place, outcome)
+            on_done(place, outcome)
 
         interrupted = False
         try:
@@ -285,7 +284,6 @@ class Llm:
         return used.outcome(evidence, reason=self._safe(self._stopped or reason))
 
     def _backoff(self, attempt: int, wanted_s: float | None) -> float | None:
-        """Return how long to wait, None when the endpoint asks for longer than we will."""
         longest_s = self.limits.longest_wait_s
         if wanted_s is not None:
             jittered_s = wanted_s + self._chance.random()
@@ -293,7 +291,6 @@ class Llm:
         return min(2.0 ** (attempt - 1), longest_s) * self._chance.uniform(0.5, 1.0)
 
     async def _paid(self, client: Any, place: int, evidence: Evidence, sent: list[Message], used: _Used) -> _Reply:
-        """Return a reply for which there was money."""
         most = self._prompt_tokens(sent), self.limits.max_reply_tokens
         reserved = self.prices.of(*most) if self.prices else 0.0
         if self.prices and self._spent + self._reserved + reserved > self.prices.most:
@@ -385,20 +382,20 @@ class Llm:
             cause = cause.__cause__  # type: ignore[assignment]
             if isinstance(cause, self._http.HTTPError):
                 break
-        told = f"{type(cause).__name__} {cause}".strip()
+        text = f"{type(cause).__name__} {cause}".strip()
         if isinstance(cause, _RefusedError):
             return cause
         if isinstance(cause, self._http.ConnectError | self._http.ConnectTimeout):
-            return _Unworked(_TransientError(f"no connection: {told}"))
+            return _Unworked(_TransientError(f"no connection: {text}"))
         if isinstance(cause, self._http.TimeoutException):
             return _TransientError(f"silent for {self.limits.silence_s:g} s")
-        return _TransientError(f"the reply broke off: {told}")
+        return _TransientError(f"the reply broke off: {text}")
 
     def _gives_way(self, error: Any, options: dict[str, Any]) -> bool:
         """Return whether the request can be sent again without what was refused."""
         if error.status_code not in (400, 404, 415, 422):
             return False
-        said = str(error).lower()
+        text = str(error).lower()
         words = {
             "max_completion_tokens": ("max_completion_tokens",),
             "stream_options": ("stream_options", "include_usage"),
@@ -406,7 +403,7 @@ class Llm:
             "response_format": ("response_format", "json_schema", "schema", "grammar"),
         }
         refused = next(
-            (name for name, known in words.items() if name in options and any(item in said for item in known)), None
+            (name for name, known in words.items() if name in options and any(item in text for item in known)), None
         )
         if refused is None and error.status_code in (400, 422) and "response_format" in options:
             refused = "response_format"  # what endpoints know least
@@ -417,16 +414,15 @@ class Llm:
         return True
 
     def _judged(self, error: Any) -> Exception:
-        """Return what an error status means for this window and the others."""
         status = error.status_code
-        said = f"HTTP {status}: {_message(error)}"
+        text = f"HTTP {status}: {_message(error)}"
         if status == 429 and "insufficient_quota" in str(error):
-            return _StoppedError(said)
+            return _StoppedError(text)
         if status in (408, 409, 425, 429) or status >= 500:
-            return _TransientError(said, _retry_after_s(error.response.headers))
+            return _TransientError(text, _retry_after_s(error.response.headers))
         if status in (401, 402, 403, 404, 405) or 300 <= status < 400:
-            return _StoppedError(said)
-        return _RefusedError(said)
+            return _StoppedError(text)
+        return _RefusedError(text)
 
     async def _bound(self, response: Any) -> None:
         """Make a response end with an error when more of it comes than is taken."""
@@ -451,7 +447,6 @@ class Llm:
         response.stream = Bounded()
 
     def _safe(self, reason: str) -> str:
-        """Return a reason that can be shown: without the key, on one line, not long."""
         if self.endpoint.key:
             reason = reason.replace(self.endpoint.key, "***")
         return visible(re.sub(r"\s+", " ", reason))[:MAX_REASON]
@@ -469,7 +464,6 @@ class Llm:
         return self.cache / f"{hashlib.sha256(data).hexdigest()}.json"
 
     def _cached(self, evidence: Evidence) -> Any:
-        """Return the answer to the same question, None when there is none that can be taken."""
         path = self._place_of(evidence)
         if path is None:
             return None
@@ -535,7 +529,6 @@ def _parse(reply: _Reply) -> Any:
 
 
 def _whole(answer: Any) -> _Reply:
-    """Return a reply that was not streamed."""
     for choice in getattr(answer, "choices", None) or ():
         message = getattr(choice, "message", None)
         return _Reply(
@@ -564,7 +557,6 @@ def _message(error: Any) -> str:
 
 
 def _retry_after_s(headers: Any) -> float | None:
-    """Return what a Retry-After header asks for: seconds, or a date."""
     value = headers.get("retry-after")
     if value is None:
         return None

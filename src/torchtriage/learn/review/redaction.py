@@ -167,7 +167,6 @@ class RedactedNames:
     """
 
     def __init__(self, trace: Trace, *, redact: bool = True) -> None:
-        """Name the rows of ``trace``."""
         self.trace = trace
         self.redact = redact
         self._known: dict[tuple[int, int], str] = {}
@@ -181,9 +180,9 @@ class RedactedNames:
 
     def lane(self, lane: int) -> str:
         """Return what a thread or stream is called."""
-        one = self.trace.lanes[lane]
-        if one.kind == "stream":
-            return f"device {one.device} stream {one.stream}"
+        place = self.trace.lanes[lane]
+        if place.kind == "stream":
+            return f"device {place.device} stream {place.stream}"
         if not self.redact:
             return elide(visible(self.trace.lane_label(lane)), WIDTH)
         return f"thread {self._threads[lane]}"
@@ -222,8 +221,8 @@ class RedactedNames:
         if not self.redact:
             return frame_label(name)
         if name.startswith(_MODULE):
-            one, _, number = name[len(_MODULE) :].rpartition("_")
-            return name if one in _MODULES and number.isdecimal() else f"module#{code}"
+            module, _, number = name[len(_MODULE) :].rpartition("_")
+            return name if module in _MODULES and number.isdecimal() else f"module#{code}"
         frame = parse_frame(name)
         if frame is None:
             builtin = _BUILTIN.fullmatch(name)
@@ -243,7 +242,6 @@ class RedactedNames:
 
     @cached_property
     def _files(self) -> dict[str, int]:
-        """Each Python file, numbered by the place of the first name that has it."""
         found: dict[str, int] = {}
         for code, name in enumerate(self.trace.names):
             frame = parse_frame(name)
@@ -279,7 +277,6 @@ def _of_vendor(name: str) -> bool:
 
 
 def _function(name: str) -> str:
-    """Return the function of a C++ signature, with its namespaces, without any arguments."""
     text = name[:_MAX_SIGNATURE].replace(_ANONYMOUS, "")
     shorter = _INNERMOST.sub("", text)
     while shorter != text:

@@ -46,7 +46,6 @@ class RejectedError(ValueError):
     """
 
     def __init__(self, expected: str, found: str) -> None:
-        """Say what was expected and what was found."""
         super().__init__(f"{expected}, found {found}")
         self.expected = expected
 
@@ -97,10 +96,10 @@ class Reviewer(Protocol):
     def name(self) -> str:
         """Who it is, for reports and for the history of labels."""
 
-    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+    def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome for each window, in their order, whatever happens.
 
-        ``told`` is called with the place of each that is done.
+        ``on_done`` is called with the place of each that is done.
         """
 
 

@@ -37,12 +37,12 @@ class Offline:
 
     name = NAME
 
-    def review_all(self, evidence: Sequence[Evidence], told: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+    def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome with a review for each window."""
         outcomes = []
         for place, item in enumerate(evidence):
             outcomes.append(Outcome(item, self.review(item)))
-            told(place, outcomes[-1])
+            on_done(place, outcomes[-1])
         return tuple(outcomes)
 
     def review(self, evidence: Evidence) -> Review:
@@ -73,7 +73,6 @@ class Offline:
 
 
 def _vote(detector: EvidenceLine | None) -> tuple[float, dict[str, float]]:
-    """Return the detector's say in log odds, and how sure it is of which type."""
     if detector is None:
         return 0.0, {}
     sure = min(max(detector.facts["probability"], 1e-6), 1 - 1e-6)
@@ -90,35 +89,35 @@ def _sigmoid(value: float) -> float:
 def _healthy(evidence: Evidence, rules: dict[str, EvidenceLine], detector: EvidenceLine | None) -> tuple[Sentence, ...]:
     first = evidence.lines[0].id
     if not rules:
-        told = [Sentence("No rule of the catalogue found anything in this window.", (first,))]
+        sentences = [Sentence("No rule of the catalogue found anything in this window.", (first,))]
     else:
         ids = tuple(line.id for line in rules.values())
-        told = [Sentence("What the rules found covers too little of this window.", ids)]
+        sentences = [Sentence("What the rules found covers too little of this window.", ids)]
     if detector is not None:
         sure = detector.facts["probability"]
-        told.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
-    return tuple(told)
+        sentences.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
+    return tuple(sentences)
 
 
 def _faulty(
     evidence: Evidence, rule: EvidenceLine | None, detector: EvidenceLine | None, code: str
 ) -> tuple[Sentence, ...]:
     entry = lookup(code)
-    told = []
+    sentences = []
     if rule is not None:
         share, certainty = format_share(rule.facts["share"]), rule.facts["certainty"]
         text = f"The rule {entry.pattern.name} ({certainty}) covers {share} of the window."
-        told.append(Sentence(text, (rule.id,)))
+        sentences.append(Sentence(text, (rule.id,)))
     if detector is not None:
         sure = detector.facts["probability"]
-        told.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
-    ids = told[0].evidence
-    told.append(Sentence(_short(section(entry.page, "Slow because")), ids))
+        sentences.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
+    ids = sentences[0].evidence
+    sentences.append(Sentence(_short(section(entry.page, "Slow because")), ids))
     largest = max(evidence.of_kind("op", "device"), key=_share, default=None)
     if largest is not None and _share(largest) >= 0.5:
         name = largest.facts["name"]
-        told.append(Sentence(f"Most of the window is in {name}.", (largest.id,)))
-    return tuple(told)
+        sentences.append(Sentence(f"Most of the window is in {name}.", (largest.id,)))
+    return tuple(sentences)
 
 
 def _share(line: EvidenceLine) -> float:
@@ -126,7 +125,6 @@ def _share(line: EvidenceLine) -> float:
 
 
 def _short(text: str) -> str:
-    """Return the first sentences of a text that a review has room for."""
     text = " ".join(text.replace("``", "`").split())
     text = text[:1].upper() + text[1:]
     if len(text) <= 400:

@@ -43,14 +43,7 @@ def suspects(
 ) -> tuple[Suspect, ...]:
     """Return all windows, most suspicious first.
 
-    Parameters
-    ----------
-    windows_ns : int64[n, 2]
-    places : int
-        How many windows a step has.
-    findings : sequence of Finding
-    judged : Judged, optional
-        What the detector says of them.
+    ``windows_ns`` : int64[n, 2], of which a step has ``places``. ``judged`` : what the detector says of them.
     """
     length_ns = np.maximum(windows_ns[:, 1] - windows_ns[:, 0], 1)
     suspicion = np.zeros(len(windows_ns))
